@@ -1,4 +1,4 @@
-"""Headgate, the app: declare tasks and limits, enqueue, look, run."""
+"""The app, `Headgate`: declare tasks and limits, enqueue jobs, read them, run them."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ ResourceFunction = TypeVar("ResourceFunction", bound=Callable[..., AsyncIterator
 class Headgate:
     """Durable background jobs with a budget per key.
 
-    `url` says where jobs live: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database` or
-    `memory://` (default: `$HEADGATE_URL`; without either, DeclarationError). `storage` is a
-    `headgate.storage.store.Store` of your own instead, which the app opens and closes. All other settings, `retry`
-    among them, are those of `headgate.settings.Settings`, also read from `HEADGATE_*`.
+    `url` is the store of the jobs: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database`
+    or `memory://` (default: `$HEADGATE_URL`; without either, DeclarationError). Instead, `storage` is your own
+    `headgate.storage.store.Store`, which the app opens and closes. All other settings, including `retry`, are those of
+    `headgate.settings.Settings`; they are also read from `HEADGATE_*`.
 
-    `clock` and `random` are for tests: with both given, a run is reproducible. Raises DeclarationError for settings
-    that make no sense, and for a `url` beside a `storage`.
+    `clock` and `random` are for tests: with both, a run is reproducible. Raises DeclarationError for invalid settings,
+    and for a `url` together with a `storage`.
 
-    Declaring needs no connection. To enqueue and look: `async with app.open():`. To also run jobs in this process:
+    Declaring needs no connection. To enqueue and read: `async with app.open():`. To also run jobs in this process:
     `async with app:`. A worker process: `await app.run()`, or `headgate worker module:app`.
     """
 
@@ -102,7 +102,7 @@ class Headgate:
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
 
     def _wire(self, storage: Store, address: StoreAddress, clock: Clock, bus: EventBus, *, history: bool) -> None:
-        """Let all that is declared work on this store, by this clock."""
+        """Connect the declarations to this store, clock and bus."""
         self._storage = storage
         self._clock = clock
         self._bus = bus
@@ -134,7 +134,7 @@ class Headgate:
         """Make a function a task: `@app.task`, or `@app.task(limits=[StrictRate("15/m", key="{tenant_id}")])`.
 
         An `async def` runs on the event loop, a plain `def` in a thread, or with `process=True` in a child process.
-        `headgate.tasks.options.TaskOptions` describes each option. Raises DeclarationError for what can never work,
+        `headgate.tasks.options.TaskOptions` describes each option. Raises DeclarationError for an invalid declaration,
         UnknownQueue for a queue that is not declared.
         """
 
@@ -167,8 +167,8 @@ class Headgate:
             body, options, self._client, self._registry, max_payload=settings.max_payload, audit=settings.audit
         )
         for bound in task.gate.limits:
-            # A URL that cannot be read, or a rule that its store cannot hold, is told here, not by a worker.
-            self._client.elsewhere.check(bound.name, bound.limit)
+            # An invalid URL, or a rule that its store cannot hold, is raised here and not in a worker.
+            self._client.remote_limits.check(bound.name, bound.limit)
         self._registry.add_task(task)
         return task
 
@@ -181,17 +181,17 @@ class Headgate:
     def resource(
         self, function: Callable[..., Any] | None = None, /, *, scope: Literal["node", "attempt"] = "node"
     ) -> Any:
-        """Give handlers what this generator yields, wherever they have a parameter of that type.
+        """Pass the value that this generator yields to handlers with a parameter of its type.
 
-        `async def session() -> AsyncIterator[Session]: … yield session …`. It is opened once for each node, when it is
-        first needed, or with `scope="attempt"` for each attempt, which also throws its errors into it. It is closed
-        however the attempt, or the node, ends. A resource may take resources that were declared before it; so may
+        `async def session() -> AsyncIterator[Session]: … yield session …`. It is opened once per node, when it is first
+        needed, or with `scope="attempt"` for each attempt, whose errors are thrown into it. It is closed at the end of
+        the node or the attempt, however that ends. A resource may use resources that were declared before it; so may
         tasks. A plain generator runs on the event loop, so it should not block.
         """
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-            made = declare_resource(function, scope, self._registry.resources)
-            self._registry.resources[made.kind] = made
+            resource = declare_resource(function, scope, self._registry.resources)
+            self._registry.resources[resource.kind] = resource
             return function
 
         return declare if function is None else declare(function)
@@ -205,20 +205,20 @@ class Headgate:
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> ScheduleDecorator:
-        """Enqueue a task again and again: `@app.schedule(Cron("0 6 * * *", tz="Europe/Rome"))` on a function or a task.
+        """Enqueue a task on a schedule: `@app.schedule(Cron("0 6 * * *", tz="Europe/Rome"))` on a function or a task.
 
-        `name` (default: the task's) is what the schedule is known by from one start to the next; one that has its name
-        from the task takes over the schedule that was named after an alias of it. `args` and `kwargs` are those of its
-        jobs. `headgate.tasks.schedule.ScheduleOptions` describes the other options. It is stored when a node starts:
-        one of the same name is brought up to date and keeps its count, its rhythm and its pause. What `task.using(…)`
-        says holds for its jobs. Raises DeclarationError for what can never work.
+        `name` (default: the task's) identifies the schedule across restarts; a schedule named after its task replaces
+        one that was named after an alias of the task. `args` and `kwargs` are those of its jobs.
+        `headgate.tasks.schedule.ScheduleOptions` describes the other options. It is stored when a node starts: a stored
+        schedule of the same name is updated and keeps its count, its rhythm and its pause. Options of `task.using(…)`
+        apply to its jobs. Raises DeclarationError for an invalid declaration.
         """
 
         def declare(declared: Any) -> Any:
             task = declared if isinstance(declared, Task) else self.task(declared)
             spec = schedule_spec(task.name if name is None else name, trigger, options)
             try:
-                call = self._client.intake.scheduled_call(task, spec, Call(tuple(args), dict(kwargs or {})))
+                call = self._client.enqueuer.scheduled_call(task, spec, Call(tuple(args), dict(kwargs or {})))
             except (TypeError, PayloadError) as error:
                 raise DeclarationError(f"schedule {spec.name!r}: {error}; pass them as args= and kwargs=") from error
             self._registry.add_schedule(DeclaredSchedule(spec, call, task.aliases if name is None else None))
@@ -227,11 +227,11 @@ class Headgate:
         return cast(ScheduleDecorator, declare)
 
     def limit(self, name: str, limit: Limit) -> None:
-        """Declare a limit that several tasks share as one budget, each with `limits=["name"]`."""
+        """Declare a limit that several tasks share, each with `limits=["name"]`."""
         self._registry.add_shared(name, limit)
 
     def limiter(self, name: str) -> Limiter:
-        """A declared limit for plain code: what it takes comes out of the same buckets that jobs draw on.
+        """Return a limiter for plain code that draws on the same buckets as the jobs of this limit.
 
         `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. Raises UnknownLimit.
         """
@@ -239,37 +239,37 @@ class Headgate:
         if limit is None:
             known = ", ".join(sorted(self._registry.limits)) or "none"
             raise UnknownLimit(f"this app declares no limit {name!r}; it declares: {known}")
-        store = self._client.elsewhere.store_of(limit)
+        store = self._client.remote_limits.store_of(limit)
         if not isinstance(store, MemoryBuckets):
-            store = CurrentBuckets(lambda: self._client.elsewhere.store_of(limit) or StoredBuckets(self._storage))
+            store = CurrentBuckets(lambda: self._client.remote_limits.store_of(limit) or StoredBuckets(self._storage))
         return Limiter(changed(limit, name=name), store=store, clock=self._clock)
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> None:
         """Declare a queue: `app.queue("mail", concurrency=10, global_concurrency=20)`.
 
-        `headgate.tasks.queue.QueueOptions` describes each option. Raises DeclarationError for what can never work.
+        `headgate.tasks.queue.QueueOptions` describes each option. Raises DeclarationError for an invalid declaration.
         """
         queue = declared_queue(name, options)
         self._registry.add_queue(queue)
         for limit_name, limit in self._registry.limits.items():
-            # A URL that cannot be read, or a rule that its store cannot hold, is told here, not by a worker.
-            self._client.elsewhere.check(limit_name, limit)
+            # An invalid URL, or a rule that its store cannot hold, is raised here and not in a worker.
+            self._client.remote_limits.check(limit_name, limit)
 
     def subscribe(self, callback: Callback, *kinds: type[Event]) -> Callable[[], None]:
         """Call `callback` (plain or async) with each event of these kinds (default: all) of this process.
 
-        A subscriber that falls 10,000 events behind loses what comes then. Returns the function that ends it.
+        A subscriber that is 10,000 events behind loses further ones. Returns the function that unsubscribes it.
         """
         return self._bus.subscribe(callback, *kinds)
 
     def instrument(self, instrument: Instrument) -> None:
-        """Let metrics or traces be taken of this app in this process: `app.instrument(PrometheusMetrics())`.
+        """Attach metrics or tracing to this app in this process: `app.instrument(PrometheusMetrics())`.
 
-        To be called before the app is opened. Raises DeclarationError for a second one that makes traces.
+        Call it before the app is opened. Raises DeclarationError for a second tracer.
         """
         observed = Observed(
             self._clock, self._storage, self._registry, self._bus.tap, self._client.trace_by, self._events_lost,
-            lambda: self._client.opening.loop, VERSION,
+            lambda: self._client.lifecycle.loop, VERSION,
         )  # fmt: skip
         instrument.attach(observed)
         self._instruments.append(instrument)
@@ -286,22 +286,22 @@ class Headgate:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
-        """Connect, for enqueueing and looking; runs no jobs. May be entered again while open, on the same loop."""
+        """Connect, for enqueueing and reading; runs no jobs. May be entered again while open, on the same loop."""
         async with self._client:
             yield self
 
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
-        """Bring the storage's tables up to date, which opening does as well; the names of what was applied.
+        """Apply missing migrations to the store, as opening does; return their names.
 
-        With `dry_run` nothing is written: the names of what is missing. Raises StorageUnusable for what is newer than
-        this program, or may not be changed by this user.
+        With `dry_run` nothing is written: return the names of the missing ones. Raises StorageUnusable for tables that
+        are newer than this program, or that this user may not change.
         """
         return [str(migration) for migration in await self._storage.migrate(dry_run=dry_run)]
 
     async def __aenter__(self) -> Self:
         """Open, and run jobs in this process until the block ends.
 
-        Should the node crash, it is logged at once, and the block is cancelled and raises what it died of.
+        If the node crashes, that is logged at once, and the block is cancelled and raises the error of the node.
         """
         if self._own_node is not None:
             raise DeclarationError("this app already runs jobs in this process; enter `async with app:` once")
@@ -313,11 +313,11 @@ class Headgate:
             self._own_node = stack.pop_all()
         return self
 
-    if not TYPE_CHECKING:  # To a type checker an app is no synchronous context manager.
+    if not TYPE_CHECKING:  # For type checkers an app is not a synchronous context manager.
 
         def __enter__(self) -> NoReturn:
             raise TypeError(
-                "this app is asynchronous: write `async with app:`, or `with app.sync:` in code that cannot await"
+                "this app is asynchronous: write `async with app:`, or `with app.sync:` in synchronous code"
             )
 
         def __exit__(self, *details: object) -> None: ...
@@ -337,20 +337,20 @@ class Headgate:
         drain: Drain | None = None,
         handle_signals: bool = True,
     ) -> None:
-        """Be a worker process until SIGTERM or SIGINT; a second signal ends it at once.
+        """Run as a worker process until SIGTERM or SIGINT; a second signal ends it at once.
 
-        `queues` chooses what to serve, with slots (None: as declared); default: all declared queues. `grace` is how
-        long running jobs may go on after the first signal (default: the app's own). With `drain` it also ends when
-        nothing of its queues runs, on whichever node, and nothing could start now ("ready"), or nothing is left that
-        waits for a limit, for its time or for another job either ("all"); paused queues do not count.
+        `queues` maps the queues to serve to their slots (None: as declared); default: all declared queues. `grace` is
+        how long running jobs may continue after the first signal (default: the app's own). With `drain` it also ends
+        when no job of its queues runs on any node, and none could start now ("ready"), or none waits for a limit, for
+        its time or for another job either ("all"); paused queues do not count.
         """
         if self._storage.is_in_process:
             raise DeclarationError(
-                "a worker process on memory:// would never see a job: what another process enqueues stays there; "
+                "a worker process on memory:// never gets a job: other processes enqueue into their own memory; "
                 "use sqlite:///path, or `async with app:` inside the process that enqueues"
             )
         node = self._make_node(queues, grace, drain)
-        # Around opening and closing too: a signal then must not cut either short.
+        # Also during opening and closing, so that a signal does not interrupt them.
         with stopped_by_signals(node) if handle_signals else contextlib.nullcontext():
             async with self.open():
                 self._node = node
@@ -367,8 +367,8 @@ class Headgate:
     ) -> Node:
         if IN_CHILD.get():
             raise DeclarationError(
-                "this process runs process tasks for a node, and would now run jobs itself; what starts a program has "
-                'to stand under `if __name__ == "__main__":`, because child processes import it'
+                "this child process runs process tasks for a node and must not start a node itself; put the code of "
+                'the main program under `if __name__ == "__main__":`, because child processes import it'
             )
         return self._node_kind(
             self._storage,
@@ -378,10 +378,10 @@ class Headgate:
             bus=self._bus,
             random=self._random,
             ids=self._ids,
-            teller=self._client.teller,
-            historian=self._client.historian,
-            elsewhere=self._client.elsewhere.limits,
-            tracing=self._client.intake.tracing,
+            callback_runner=self._client.callback_runner,
+            history_writer=self._client.history_writer,
+            remote_limits=self._client.remote_limits.limits,
+            tracing=self._client.enqueuer.tracing,
         )
 
     def _node_settings(
@@ -413,23 +413,23 @@ class Headgate:
     # ------------------------------------------------------------------------------------------- following
 
     def job(self, job_id: str) -> Job[Any]:
-        """The handle of a job whose id was kept."""
+        """Return the handle of a job by its id."""
         return self._client.job(job_id)
 
     def batch(self, batch_id: str) -> Batch:
-        """The handle of a batch whose id was kept; its `jobs` and `then` are not known."""
+        """Return the handle of a batch by its id, without its `jobs` and `then`."""
         return self._client.batch(batch_id)
 
     def find_schedule(self, name: str) -> Schedule[Any]:
-        """The handle of a schedule whose name is known."""
+        """Return the handle of a schedule by its name."""
         return self._client.schedule(name)
 
     @property
     def admin(self) -> Admin:
-        """What operators see and steer."""
+        """The operations for operators."""
         return self._client.admin
 
     @property
     def sync(self) -> SyncApp:
-        """The same verbs for code that cannot await; opens the app on first use, and is safe from many threads."""
+        """The same methods for synchronous code; opens the app on first use, and is thread-safe."""
         return SyncApp(self._client)

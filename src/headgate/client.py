@@ -1,4 +1,4 @@
-"""The client of an app: what its tasks, handles, schedules, chains and batches enqueue, read and wait with."""
+"""The client of an app: its tasks, handles, schedules, chains and batches enqueue, read and wait through it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.bus import EventBus
 from headgate.engine.call_groups import group_calls
 from headgate.engine.callback_runner import CallbackRunner
-from headgate.engine.enqueuer import Enqueuer, standing_ids
+from headgate.engine.enqueuer import Enqueuer, resolved_ids
 from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.node import Node
 from headgate.engine.remote_limits import RemoteLimits
@@ -40,17 +40,17 @@ from headgate.tasks.ties import Batch, BatchStatus, batch_status
 from headgate.tasks.tracing import Tracing
 
 CALLBACK_DRAIN_TIMEOUT = 5.0
-"""Seconds that callbacks, and then subscribers, get to end when the app is closed, at most."""
+"""The most seconds that callbacks, and then subscribers, have to end when the app is closed."""
 
 LAST_HISTORY_TIMEOUT = 2.0
-"""Seconds in which the end of the charts is written then, at most."""
+"""The most seconds for the last write of history when the app is closed."""
 
 
 class Client:
     """Enqueues, reads and waits for one app, while the app is open. It runs no jobs.
 
-    `async with client:` connects the store; the first who enters connects, the last who leaves disconnects. Its verbs
-    raise NotOpen before and after. `local_node` returns the node that runs jobs in this process, if there is one.
+    `async with client:` connects the store; nested blocks share the connection, and the last one closes it. Its methods
+    raise NotOpen outside of a block. `local_node` returns the node that runs jobs in this process, if there is one.
     """
 
     def __init__(
@@ -70,14 +70,22 @@ class Client:
         self.storage = storage
         self.registry = registry
         self.address = address
-        self.teller: CallbackRunner = CallbackRunner(storage, registry, clock, bus)
-        self.historian: HistoryWriter = HistoryWriter(storage, clock=clock, bus=bus, ids=ids, is_on=history)
-        self.intake: Enqueuer = Enqueuer(
-            storage, registry, clock=clock, bus=bus, ids=ids, teller=self.teller, historian=self.historian
+        self.callback_runner: CallbackRunner = CallbackRunner(storage, registry, clock, bus)
+        self.history_writer: HistoryWriter = HistoryWriter(storage, clock=clock, bus=bus, ids=ids, is_on=history)
+        self.enqueuer: Enqueuer = Enqueuer(
+            storage,
+            registry,
+            clock=clock,
+            bus=bus,
+            ids=ids,
+            callback_runner=self.callback_runner,
+            history_writer=self.history_writer,
         )
-        self.elsewhere: RemoteLimits = RemoteLimits(registry.limits, storage, clock, limits_url)
-        self.opening: AppLifecycle = AppLifecycle(open=self._open, last_words=self._end_callbacks, close=self._close)
-        self.portal: Portal = Portal(lambda: self, lambda: self.opening.loop, self.require_shared)
+        self.remote_limits: RemoteLimits = RemoteLimits(registry.limits, storage, clock, limits_url)
+        self.lifecycle: AppLifecycle = AppLifecycle(
+            open=self._open, before_close=self._end_callbacks, close=self._close
+        )
+        self.portal: Portal = Portal(lambda: self, lambda: self.lifecycle.loop, self.require_shared)
         self._clock = clock
         self._bus = bus
         self._ids = ids
@@ -89,17 +97,17 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self.require_shared()
-        await self.opening.enter()
+        await self.lifecycle.enter()
         return self
 
     async def __aexit__(self, *details: object) -> None:
-        await self.opening.leave()
+        await self.lifecycle.leave()
 
     def require_shared(self) -> None:
-        """Raise DeclarationError in a child process whose store would be one of its own."""
+        """Raise DeclarationError in a child process whose store would be separate from that of the app."""
         if IN_CHILD.get() and self.storage.is_in_process:
             raise DeclarationError(
-                "jobs on memory:// are in the memory of another process: a process task cannot enqueue there; "
+                "jobs on memory:// are in the memory of another process, so a process task cannot enqueue; "
                 "use sqlite:///path or postgresql://…"
             )
 
@@ -110,92 +118,92 @@ class Client:
 
     async def _end_callbacks(self) -> None:
         # Callbacks that handle the last events may still enqueue and read.
-        await self.teller.close(min(self._grace, CALLBACK_DRAIN_TIMEOUT))
+        await self.callback_runner.close(min(self._grace, CALLBACK_DRAIN_TIMEOUT))
 
     async def _close(self) -> None:
         assert self._results is not None
-        self.intake.close()
+        self.enqueuer.close()
         await self._results.close()
-        await self.historian.close(LAST_HISTORY_TIMEOUT)
+        await self.history_writer.close(LAST_HISTORY_TIMEOUT)
         await self._bus.close(self._clock, CALLBACK_DRAIN_TIMEOUT)
         self._end_log()
-        await self.elsewhere.close()
+        await self.remote_limits.close()
         await self.storage.close()
 
     def trace_by(self, tracing: Tracing) -> None:
-        """Make traces of what is enqueued and run. Raises DeclarationError for a second one."""
-        if self.intake.tracing is not None:
-            raise DeclarationError("this app makes traces already; call app.instrument(…) once with what makes them")
-        self.intake.tracing = self.teller.tracing = tracing
+        """Trace what is enqueued and run. Raises DeclarationError if tracing is set already."""
+        if self.enqueuer.tracing is not None:
+            raise DeclarationError("this app has a tracer already; call app.instrument(…) with a tracer only once")
+        self.enqueuer.tracing = self.callback_runner.tracing = tracing
 
     # ------------------------------------------------------------------------------------------ enqueueing
 
     async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         """Store the calls as jobs in one commit, under the options of the task. Raises as `Task.enqueue`."""
-        self.opening.require()
-        parts = group_calls(task, calls)
+        self.lifecycle.require()
+        groups = group_calls(task, calls)
         connection = task.options.get("connection")
         if connection is not None:
-            jobs = await self.intake.jobs_to_enlist(task, parts)
-            return self._handles(jobs, await self.intake.enlist(connection, jobs))
-        handles: list[Job[Any]] = [Job(id, self) for id in await self.intake.take(task, parts)]
-        if any(part.options.get("promise") for part in parts):
-            await self._promise(handles, self.intake.must_promise(task, parts))
+            jobs = await self.enqueuer.jobs_for_transaction(task, groups)
+            return self._handles(jobs, await self.enqueuer.add_in_transaction(connection, jobs))
+        handles: list[Job[Any]] = [Job(id, self) for id in await self.enqueuer.enqueue(task, groups)]
+        if any(group.options.get("promise") for group in groups):
+            await self._promise(handles, self.enqueuer.promise_flags(task, groups))
         return handles
 
     def enqueue_blocking(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
-        """As `enqueue`, for code that cannot await; a connection of the caller's is used in the caller's thread."""
+        """As `enqueue`, for synchronous code; a connection of the caller is used in the caller's thread."""
         connection = task.options.get("connection")
         if connection is None:
             return self.portal.run(self.enqueue(task, calls))
         require_blocking(connection)
-        jobs = self.portal.run(self.intake.jobs_to_enlist(task, group_calls(task, calls)))
-        return self._handles(jobs, run_at_once(self.intake.enlist(connection, jobs)))
+        jobs = self.portal.run(self.enqueuer.jobs_for_transaction(task, group_calls(task, calls)))
+        return self._handles(jobs, run_at_once(self.enqueuer.add_in_transaction(connection, jobs)))
 
     def _handles(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[Job[Any]]:
-        return [Job(id, self) for id in standing_ids(jobs, others)]
+        return [Job(id, self) for id in resolved_ids(jobs, others)]
 
-    async def _promise(self, handles: Sequence[Job[Any]], asked: Sequence[bool]) -> None:
-        for job, is_asked in zip(handles, asked, strict=True):
-            if is_asked:
+    async def _promise(self, handles: Sequence[Job[Any]], flags: Sequence[bool]) -> None:
+        for job, is_requested in zip(handles, flags, strict=True):
+            if is_requested:
                 status = await self.admin.status(job.id)
                 job.promise = EnqueuePrediction(status.place, status.predicted_start, status.waits_for)
 
     def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
         """Raise what `enqueue` would raise for the arguments, keys and costs of a call; stores nothing, open or not."""
-        self.intake.check(task, call)
+        self.enqueuer.check(task, call)
 
     def new_id(self) -> str:
         """Return the id of a job or a batch that is about to be enqueued."""
-        self.opening.require()
+        self.lifecycle.require()
         return self._ids.next(self.storage.now())
 
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
         """Store the calls of a chain or a batch in one commit, with the id and the size of each batch."""
-        self.opening.require()
-        await self.intake.take_tied(calls, batches)
+        self.lifecycle.require()
+        await self.enqueuer.enqueue_flow(calls, batches)
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
         """Store a schedule at run time. Raises as `Task.enqueue`, and DeclarationError."""
-        self.opening.require()
-        await self.intake.put_schedule(task, spec, call)
+        self.lifecycle.require()
+        await self.enqueuer.put_schedule(task, spec, call)
         node = self._local_node()
         if node is not None:
-            node.look_at_schedules()
+            node.check_schedules()
         return Schedule(spec.name, self)
 
     # ---------------------------------------------------------------------------------- reading and waiting
 
     @property
     def admin(self) -> Admin:
-        """What operators see and steer. Raises NotOpen."""
-        self.opening.require()
-        elsewhere = {name: limit.store for name, limit in self.elsewhere.limits.items()}
+        """The operations for operators. Raises NotOpen."""
+        self.lifecycle.require()
+        remote_stores = {name: limit.store for name, limit in self.remote_limits.limits.items()}
         tasks = {name: task.queue for name, task in self.registry.named()}
         return Admin(
             self.storage,
             self.registry.rules,
-            elsewhere,
+            remote_stores,
             tasks,
             frozenset(self.registry.queues),
             SchedulesAdmin(self.storage, self.registry, self._ids),
@@ -216,14 +224,14 @@ class Client:
 
     async def job_result(self, job_id: str, timeout: float | None) -> Any:
         """As `Job.result`; `timeout` is in seconds."""
-        self.opening.require()
+        self.lifecycle.require()
         assert self._results is not None
         record = await self._results.wait(job_id, timeout)
         return result_of(record, self.registry.find(record.task))
 
     async def cancel_job(self, job_id: str) -> bool:
-        """As `Job.cancel`; a node of this process ends the job at once."""
-        self.opening.require()
+        """As `Job.cancel`; a node of this process cancels the job at once."""
+        self.lifecycle.require()
         state = await self.storage.cancel(job_id, deed=AuditRecord(this_process(), "cancel", "job", job_id))
         if state is None:
             raise JobNotFound(job_id)
@@ -234,7 +242,7 @@ class Client:
 
     async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]:
         """Return the jobs of a batch, in order, as far as they are kept."""
-        self.opening.require()
+        self.lifecycle.require()
         found: list[Job[Any]] = []
         while True:
             filter = JobFilter(batch=batch_id, oldest_first=True, cursor=found[-1].id if found else None, count=1000)
@@ -245,7 +253,7 @@ class Client:
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`; `timeout` is in seconds."""
-        self.opening.require()
+        self.lifecycle.require()
         return batch_status(
-            await wait_for_batch(self.storage, self._clock, batch_id, timeout, lambda: self.opening.is_open)
+            await wait_for_batch(self.storage, self._clock, batch_id, timeout, lambda: self.lifecycle.is_open)
         )

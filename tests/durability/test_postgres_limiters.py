@@ -207,8 +207,8 @@ async def test_a_limit_that_is_put_where_the_jobs_are_is_simply_theirs(postgres_
         @each.task(limits=[RateLimit("1/h", name="calls")])
         async def call() -> None: ...
 
-    assert set(app._client.elsewhere.limits) == set()
-    assert set(other._client.elsewhere.limits) == {"calls"}
+    assert set(app._client.remote_limits.limits) == set()
+    assert set(other._client.remote_limits.limits) == {"calls"}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ PROMPT = 2.0
 async def enqueue_in(connection: Any, work: Work, keys: list[str]) -> list[str]:
     """Enqueue in a transaction of the caller's, as the app would; the ids."""
     calls: list[Call[Any]] = [Call((key,), {}) for key in keys]
-    jobs = work.app._client.intake._jobs_of(work.gated, group_calls(work.gated, calls))
+    jobs = work.app._client.enqueuer._jobs_of(work.gated, group_calls(work.gated, calls))
     session = Session(connection, statements_of("headgate"), is_pooled=False)
     await add_jobs(PostgresTransaction(session, 0, work.app._storage.limit_now()), jobs)
     return [job.id for job in jobs]

@@ -227,8 +227,8 @@ class Shard(MemoryStorage):
                 ahead = self.place_of(draw.key).ahead
                 charges.append(ChargedElsewhere(job.charged_at + ahead, ahead))
             else:
-                charges.append(None if job.elsewhere is None else job.elsewhere[index])
-        return replace(job, elsewhere=tuple(charges)) if charges else job
+                charges.append(None if job.remote_charges is None else job.remote_charges[index])
+        return replace(job, remote_charges=tuple(charges)) if charges else job
 
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         """Those of keys are in key time, and wanted by who has the key's buckets."""

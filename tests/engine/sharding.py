@@ -257,7 +257,7 @@ class Starts(History):
         assert job.id not in self._world.cancelled, f"job {job.id} was cancelled, and starts"
         self.starts.append((now, job.id, node, job.fence))
         for index, draw in enumerate(job.draws):
-            elsewhere = None if job.elsewhere is None else job.elsewhere[index]
+            elsewhere = None if job.remote_charges is None else job.remote_charges[index]
             charged_at = job.charged_at if elsewhere is None else elsewhere.at
             if draw.key:
                 self.charges.setdefault(draw, []).append((now, 1))

@@ -143,7 +143,7 @@ def test_an_app_that_is_just_being_opened_or_closed_on_one_loop_is_not_opened_on
     slowly, at_once = change_slowly, nothing
     opening = AppLifecycle(
         open=slowly if change == "opening" else at_once,
-        last_words=at_once,
+        before_close=at_once,
         close=slowly if change == "closing" else at_once,
     )
 
@@ -176,7 +176,7 @@ def test_a_child_that_is_forked_while_the_app_is_being_opened_does_not_wait_for_
             is_opening.set()
             await may_open.wait()
 
-    opening = AppLifecycle(open=open, last_words=nothing, close=nothing)
+    opening = AppLifecycle(open=open, before_close=nothing, close=nothing)
 
     async def begin() -> asyncio.Task[None]:
         task = asyncio.ensure_future(opening.enter())
@@ -211,7 +211,7 @@ def test_an_app_whose_closing_is_cancelled_is_closed_all_the_same() -> None:
             await asyncio.sleep(1)
             closed.append(clock.now())
 
-        opening = AppLifecycle(open=nothing, last_words=nothing, close=close)
+        opening = AppLifecycle(open=nothing, before_close=nothing, close=close)
         await opening.enter()
         began = clock.now()
         leaving = asyncio.ensure_future(opening.leave())
@@ -234,7 +234,7 @@ def test_an_error_of_a_closing_that_is_cancelled_is_told() -> None:
         raise OSError("the disk is gone")
 
     async def main(clock: VirtualClock) -> None:
-        opening = AppLifecycle(open=nothing, last_words=nothing, close=close)
+        opening = AppLifecycle(open=nothing, before_close=nothing, close=close)
         await opening.enter()
         leaving = asyncio.ensure_future(opening.leave())
         await asyncio.sleep(0.5)
@@ -265,7 +265,7 @@ async def test_an_app_whose_opening_is_cancelled_is_not_open(moment: str) -> Non
         await asyncio.sleep(0)
         store.append("closed")
 
-    opening = AppLifecycle(open=open, last_words=nothing, close=close)
+    opening = AppLifecycle(open=open, before_close=nothing, close=close)
     entering = asyncio.create_task(opening.enter())
     await asyncio.wait([entering])
     assert entering.cancelled()

@@ -210,7 +210,7 @@ def test_a_batch_that_is_not_final_in_time_goes_on() -> None:
 
         async with app.open():
             stored = await batch([work.call()]).enqueue()
-            with pytest.raises(TimeoutError, match="it goes on"):
+            with pytest.raises(TimeoutError, match="it continues to run"):
                 await stored.wait(timeout=5)
             with pytest.raises(JobNotFound):
                 await app.batch("nothing").wait(timeout=5)

@@ -18,7 +18,7 @@ PARTS = {
     "heartbeats": "beat",
     "watch": "upkeep",
     "housekeeper": "gather_history",
-    "regater": "note_gates",
+    "backlog_migrator": "note_gates",
     "recurring": "due_schedules",
     "recorder": "finish",
 }

@@ -143,7 +143,7 @@ def test_only_calls_that_asked_are_promised_something() -> None:
 async def test_nothing_is_promised_in_a_transaction_of_the_callers() -> None:
     shop = Shop()
     async with shop.app.open():
-        with pytest.raises(DeclarationError, match="nothing is promised"):
+        with pytest.raises(DeclarationError, match="promise= needs a committed job"):
             await shop.limited.using(connection=object()).enqueue_many([shop.limited.using(promise=True).call(1)])
 
 

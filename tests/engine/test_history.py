@@ -16,8 +16,8 @@ from headgate import DeclarationError, Headgate, RateLimited, RetryPolicy, Stric
 from headgate.admin.history import JobsPoint
 from headgate.clock import SECOND
 from headgate.engine.bus import EventBus
-from headgate.engine.history_step import MOST_COUNTED, MOST_KEYS
-from headgate.engine.history_writer import MOST_STEPS, HistoryWriter
+from headgate.engine.history_step import MAX_COUNTED_KEYS, MAX_KEYS
+from headgate.engine.history_writer import MAX_STEPS, HistoryWriter
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageTroubled
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep
@@ -260,7 +260,7 @@ def test_what_a_start_turns_out_to_cost_is_told_of_the_step_in_which_it_was_char
 def test_a_hundred_thousand_keys_take_no_more_room_than_a_thousand() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
-        historian = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
+        history_writer = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         now = store.now()
 
         def claimed(key: str) -> ClaimedJob:
@@ -269,19 +269,19 @@ def test_a_hundred_thousand_keys_take_no_more_room_than_a_thousand() -> None:
 
         for turn in range(5):
             for start in range(0, 20_000, 1000):
-                historian.note_started([claimed(f"key {turn} {start + number}") for number in range(1000)])
-                historian.note_started([claimed("busy")] * 10)
-                (step,) = historian._steps.values()
-                assert len(step.uses["calls"].keys) <= MOST_COUNTED
+                history_writer.note_started([claimed(f"key {turn} {start + number}") for number in range(1000)])
+                history_writer.note_started([claimed("busy")] * 10)
+                (step,) = history_writer._steps.values()
+                assert len(step.uses["calls"].keys) <= MAX_COUNTED_KEYS
             await asyncio.sleep(10)
-        await historian.close(1)
+        await history_writer.close(1)
         rows = [row for _, limits in store.writes for row in limits]
         for length in (10, 60):
             named: dict[int, set[str]] = {}
             for row in rows:
                 if row.step == length and row.key is not None:
                     named.setdefault(row.at, set()).add(row.key)
-            assert max(map(len, named.values())) == MOST_KEYS
+            assert max(map(len, named.values())) == MAX_KEYS
             assert all("busy" in keys for keys in named.values())
             whole = await store.limit_history(length, "calls", None, 0)
             busy = await store.limit_history(length, "calls", "busy", 0)
@@ -295,19 +295,19 @@ def test_what_is_kept_for_a_store_that_is_away_is_bounded_by_the_keys_that_will_
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
         store.refusal = StorageUnavailable("away")
-        historian = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
+        history_writer = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         for _ in range(3):
             now = store.now()
             for number in range(3000):
                 draws = (Draw("calls", f"key {number}"),)
                 job = ClaimedJob("id", "work", "default", "{}", 1, 1, 0, now, now, now, draws, charged_at=now)
-                historian.note_started([job])
+                history_writer.note_started([job])
             await asyncio.sleep(11)
-            for step in historian._waiting.values():
-                assert len(step.uses["calls"].keys) == MOST_KEYS
-        assert historian.statistics() == {"unwritten": 3, "lost": 0}
+            for step in history_writer._waiting.values():
+                assert len(step.uses["calls"].keys) == MAX_KEYS
+        assert history_writer.statistics() == {"unwritten": 3, "lost": 0}
         store.refusal = None
-        await historian.close(1)
+        await history_writer.close(1)
         assert sum(row.used for row in await store.limit_history(60, "calls", None, 0)) == 9000
 
     run_virtual(main)
@@ -316,12 +316,12 @@ def test_what_is_kept_for_a_store_that_is_away_is_bounded_by_the_keys_that_will_
 def test_a_charge_that_is_amended_in_another_store_is_told_of_now() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
-        historian = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
+        history_writer = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         await asyncio.sleep(5)
         # Its instants are of that store's time, which is nobody's here.
-        historian.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 7, 3), is_local=False)
-        historian.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 9, 10), is_local=False)
-        await historian.close(1)
+        history_writer.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 7, 3), is_local=False)
+        history_writer.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 9, 10), is_local=False)
+        await history_writer.close(1)
         (row,) = await store.limit_history(10, "calls", "acme", 0)
         assert (row.used, store.now() - row.at < 10 * SECOND) == (-7, True)
 
@@ -433,8 +433,8 @@ def test_of_a_store_that_stays_away_the_last_five_minutes_are_kept_and_the_rest_
             for _ in range(600):
                 await work.enqueue()
                 await asyncio.sleep(1)
-            assert app._client.historian.statistics()["unwritten"] <= MOST_STEPS + 1
-            lost = app._client.historian.statistics()["lost"]
+            assert app._client.history_writer.statistics()["unwritten"] <= MAX_STEPS + 1
+            lost = app._client.history_writer.statistics()["lost"]
             assert 29 <= lost <= 32
             assert [trouble.doing for trouble in troubles] == [GAP]
             store.refusal = None
@@ -499,7 +499,7 @@ def test_without_history_nothing_is_counted_or_written() -> None:
         async with app:
             await work.enqueue()
             await asyncio.sleep(60)
-            assert app._client.historian._steps == {}
+            assert app._client.history_writer._steps == {}
         assert store.writes == []
 
     run_virtual(main)

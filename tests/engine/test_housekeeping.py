@@ -39,6 +39,6 @@ def test_what_is_old_is_forgotten_although_nothing_can_expire() -> None:
             await work.using(delay=3600, expires_at=to_datetime(clock.now() + SECOND)).enqueue()
             await asyncio.sleep(65)
             assert await app._storage.job(job.id) is None
-        assert {trouble.doing for trouble in troubles} == {"looking for what has expired"}
+        assert {trouble.doing for trouble in troubles} == {"expiring jobs"}
 
     run_virtual(main)

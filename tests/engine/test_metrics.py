@@ -352,10 +352,10 @@ async def test_each_store_can_be_read(stored: Headgate) -> None:
 
 def test_without_metrics_no_event_of_a_job_is_made() -> None:
     app = Headgate("memory://")
-    assert not app._bus.wants(JobStarted)
+    assert not app._bus.has_listener(JobStarted)
     measured(app)
-    assert app._bus.wants(JobStarted)
-    assert app._bus.wants(JobFinished)
+    assert app._bus.has_listener(JobStarted)
+    assert app._bus.has_listener(JobFinished)
 
 
 def test_what_cannot_be_is_refused_with_a_word_on_what_to_do() -> None:

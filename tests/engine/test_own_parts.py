@@ -181,7 +181,7 @@ def test_a_bucket_store_whose_answer_is_none_counts_as_one_that_cannot_be_asked(
             await asyncio.sleep(60)
             assert started == {"good": 1, "bad": 2}
         told = [event for event in events if isinstance(event, LimitStoreTroubled)]
-        assert "BadBuckets.take answered" in told[0].error
+        assert "BadBuckets.take returned" in told[0].error
 
     run_virtual(main)
 

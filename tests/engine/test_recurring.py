@@ -933,7 +933,7 @@ def test_what_can_never_work_is_refused_where_it_is_declared(options: dict[str, 
     with pytest.raises(DeclarationError) as caught:
         app.schedule(trigger, **options)(pull)
     assert why in str(caught.value)
-    with pytest.raises(DeclarationError, match="delay, at and expires_at are of one job"):
+    with pytest.raises(DeclarationError, match="delay, at and expires_at are options of one job"):
         app.schedule(Calendar())(pull.using(delay=timedelta(seconds=1)))
 
 
@@ -1043,7 +1043,7 @@ def test_what_is_of_one_job_only_cannot_be_said_of_a_schedule() -> None:
     @app.task
     async def pull() -> None: ...
 
-    with pytest.raises(DeclarationError, match="unique_key and connection are of one job; overlap="):
+    with pytest.raises(DeclarationError, match="unique_key and connection are options of one job; overlap="):
         app.schedule(Every(hours=1))(pull.using(unique_key="x"))
 
 

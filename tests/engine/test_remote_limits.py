@@ -352,7 +352,7 @@ def test_limits_url_moves_all_rates_of_an_app_and_leaves_permits_with_the_jobs(t
         async with app:
             await call.enqueue_many([()] * 3)
             await asyncio.sleep(1)
-            store = app._client.elsewhere.store_of(app._registry.limits["rate"])
+            store = app._client.remote_limits.store_of(app._registry.limits["rate"])
             assert store is not None
             assert (await store.snapshot(Bucket("rate", "", RateLimit("1/h").rule))).used == 1
             # Plain code draws on the same.

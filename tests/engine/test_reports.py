@@ -20,7 +20,7 @@ from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.event import Event, JobEnqueued, JobProgressed, ReportDropped
 from headgate.jobs.job import ClaimedJob
-from headgate.jobs.report import LONGEST_LINE, LONGEST_WORD, PLACES, AttemptReport, too_many
+from headgate.jobs.report import LONGEST_LINE, LONGEST_MESSAGE, PLACES, AttemptReport, too_many
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.handle import JobProgress
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -144,7 +144,7 @@ def test_a_long_word_about_progress_is_cut_and_kept_as_text() -> None:
             assert isinstance(progress, JobProgress)
             assert progress.message is not None
             assert progress.message.startswith("é\\x00xxx")
-            assert len(progress.message) <= LONGEST_WORD + 3
+            assert len(progress.message) <= LONGEST_MESSAGE + 3
 
     run_virtual(main)
 

@@ -494,7 +494,7 @@ def test_jobs_in_a_transaction_of_the_callers_are_traced_too(traced: Traced, tmp
 def test_an_app_is_traced_by_one_only(traced: Traced) -> None:
     app = Headgate("memory://")
     app.instrument(traced.instrument)
-    with pytest.raises(DeclarationError, match="makes traces already"):
+    with pytest.raises(DeclarationError, match="has a tracer already"):
         app.instrument(OpenTelemetry())
     with pytest.raises(DeclarationError, match='"link" or "child"'):
         OpenTelemetry(run_as="parent")  # type: ignore[arg-type]

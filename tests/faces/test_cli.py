@@ -241,7 +241,7 @@ def test_an_app_without_a_url_is_told_in_one_line(tmp_path: Path, project: Proje
     for command in ("status", "worker", "migrate"):
         for url in ("", "  "):
             result = call(command, nowhere.target, env={"HEADGATE_URL": url})
-            assert_one_line(result, 1, "Headgate() does not say where jobs live", "HEADGATE_URL")
+            assert_one_line(result, 1, "Headgate() has no store for its jobs", "HEADGATE_URL")
     assert not (tmp_path / "headgate.db").exists()
 
 
@@ -516,7 +516,7 @@ def test_a_worker_on_memory_is_refused(tmp_path: Path, project: Project) -> None
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: a worker process on memory:// would never see a job")
+    assert done.stderr.startswith("Error: a worker process on memory:// never gets a job")
     assert len(done.stderr.splitlines()) == 1
 
 

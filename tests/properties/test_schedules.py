@@ -12,17 +12,17 @@ from msgspec.structs import replace
 from headgate import Calendar, Cron, Every
 from headgate.clock import SECOND, from_datetime
 from headgate.schedules.schedule import (
-    AT_ONCE,
     LATE,
+    MAX_PER_COMMIT,
     Misfire,
     Overlap,
     ScheduleProgress,
     ScheduleRules,
-    begin,
     due,
-    go_on,
+    first_progress,
     resume,
     upcoming,
+    updated_progress,
 )
 from headgate.schedules.trigger import Trigger
 
@@ -56,13 +56,13 @@ def life(
 ) -> tuple[list[tuple[int, int]], ScheduleProgress, int]:
     """What is enqueued (with the look that it was enqueued at) by a node that looks after each of these waits."""
     now = START
-    course = begin(rules, trigger, now)
+    course = first_progress(rules, trigger, now)
     enqueued: list[tuple[int, int]] = []
     for wait in waits:
         now += wait
         while course.next_at is not None and course.next_at <= now:
             what = due(rules, trigger, replace(course, open=open_jobs), now)
-            assert len(what.occurrences) <= AT_ONCE
+            assert len(what.occurrences) <= MAX_PER_COMMIT
             assert what.next_at is None or what.next_at > course.next_at
             enqueued += [(occurrence, now) for occurrence in what.occurrences]
             course = replace(course, next_at=what.next_at, last_at=what.last_at)
@@ -110,7 +110,7 @@ def test_never_more_than_its_runs_are_under_way(
     trigger: Trigger, waits: list[int], max_runs: int, misfire: Misfire
 ) -> None:
     rules = ScheduleRules("{}", max_runs=max_runs, misfire=misfire, overlap="allow")
-    now, course = START, begin(ScheduleRules("{}"), trigger, START)
+    now, course = START, first_progress(ScheduleRules("{}"), trigger, START)
     for wait in waits:
         now += wait
         if course.next_at is not None and course.next_at <= now:
@@ -141,7 +141,7 @@ def test_declared_again_it_fires_nothing_twice_whatever_its_trigger_and_the_cloc
     rules = ScheduleRules("{}", misfire="run_all", overlap="allow")
     enqueued, course, now = life(rules, before, waits)
     stepped = now + step
-    again = go_on(course, rules, after, stepped)
+    again = updated_progress(course, rules, after, stepped)
 
     assert again.next_at is not None
     if again.next_at > stepped:

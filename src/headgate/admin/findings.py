@@ -9,7 +9,7 @@ from typing import Literal, assert_never
 
 from headgate.admin.checkup import Checkup
 from headgate.clock import SECOND, to_datetime
-from headgate.engine.skew import SKEWED
+from headgate.engine.skew import MAX_SKEW
 from headgate.storage.facts import (
     NETWORK_FILESYSTEMS,
     SAFE_FOR_SEVERAL,
@@ -210,7 +210,7 @@ def _durability(facts: PostgresFacts) -> Iterator[Finding]:
 
 def _clock(facts: PostgresFacts) -> Finding:
     seconds = facts.skew / SECOND
-    if abs(facts.skew) <= SKEWED:
+    if abs(facts.skew) <= MAX_SKEW:
         return Finding("ok", "clock", f"{abs(seconds):.3f} s from the server's")
     way = "behind" if seconds > 0 else "ahead of"
     return Finding(

@@ -1,1 +1,1 @@
-"""What moves: claiming, running, and looking after the nodes."""
+"""The engine: claims jobs, runs them, and recovers those of dead nodes."""

@@ -1,4 +1,4 @@
-"""The opening of an app: the first who enters opens it, the last who leaves closes it, all on one event loop."""
+"""The opening and closing of an app: the first `enter` opens it, the last `leave` closes it, on one event loop."""
 
 from __future__ import annotations
 
@@ -16,78 +16,80 @@ Step = Callable[[], Coroutine[Any, Any, None]]
 
 
 class AppLifecycle:
-    """Knows who has an app open: it is opened by `open`, and closed by `close` after its `last_words`.
+    """Counts how often an app is entered; calls `open` at the first time, `before_close` and `close` at the last.
 
-    Either is done whole: who is cancelled while opening leaves it closed, and while closing waits until it is closed.
+    A caller that is cancelled while it opens the app leaves it closed; one that is cancelled while it closes the app
+    waits until it is closed.
     """
 
-    def __init__(self, *, open: Step, last_words: Step, close: Step) -> None:
+    def __init__(self, *, open: Step, before_close: Step, close: Step) -> None:
         self._open = open
-        self._last_words = last_words
+        self._before_close = before_close
         self._close = close
-        # Two threads, each with a loop of its own, may enter at the same moment.
+        # Two threads, each with its own loop, may enter at the same time.
         self._lock = threading.Lock()
-        self._entered = 0
-        # Done when the opening or closing that is under way has ended.
-        self._changing: asyncio.Future[None] | None = None
+        self._open_count = 0
+        # Done when the current opening or closing has ended.
+        self._transition: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
 
     @property
     def is_open(self) -> bool:
-        return self._entered > 0
+        return self._open_count > 0
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop on which the app is open in this process."""
-        # After a fork the loop belongs to the parent, and nothing would run there for this process.
+        """Return the event loop on which the app is open in this process; None if it is not."""
+        # After a fork the loop belongs to the parent and runs nothing for this process.
         return self._loop if self.is_open and self._pid == os.getpid() else None
 
     def require(self) -> None:
         """Raise NotOpen unless the app is open."""
-        if not self._entered:
+        if not self._open_count:
             raise NotOpen
 
-    # Not one context manager: a loop that ends closes all generators at once, and none within another can be closed so.
+    # Two methods instead of a context manager: a loop that ends closes all generators at once, which fails for one
+    # inside another.
 
     async def enter(self) -> None:
-        """Have the app open until `leave`. Raises DeclarationError on another loop than it is open on."""
+        """Open the app, or keep it open, until `leave`. Raises DeclarationError if it is open on another loop."""
         while True:
             with self._own_lock():
                 self._require_one_loop()
-                changing = self._changing
-                if changing is None and self._entered:
-                    self._entered += 1
+                transition = self._transition
+                if transition is None and self._open_count:
+                    self._open_count += 1
                     return
-                if changing is None:
-                    self._begin_change()
+                if transition is None:
+                    self._begin_transition()
                     break
-            # Somebody else is at it; where that fails, one of those who wait is the next to try.
-            await asyncio.wait([changing])
+            # Another task opens or closes it. If that fails, one of the waiting tasks tries next.
+            await asyncio.wait([transition])
         try:
             await self._open_or_undo()
-            self._entered = 1
+            self._open_count = 1
         finally:
-            self._end_change()
+            self._end_transition()
 
     async def leave(self) -> None:
-        """Once for each `enter`; the last one closes the app."""
+        """Undo one `enter`; the last one closes the app."""
         try:
-            if self._entered == 1:
-                # Those who speak may still enqueue and look.
-                await self._last_words()
+            if self._open_count == 1:
+                # Callbacks that still run may enqueue and read.
+                await self._before_close()
         finally:
             with self._own_lock():
-                self._entered -= 1
-                is_last = self._entered == 0
+                self._open_count -= 1
+                is_last = self._open_count == 0
                 if is_last:
-                    # Who opens it meanwhile waits, as for somebody else's opening.
-                    self._begin_change()
+                    # A task that opens the app now waits for the closing.
+                    self._begin_transition()
             if is_last:
                 try:
                     await shield_until_done(self._close())
                 finally:
-                    self._end_change()
+                    self._end_transition()
 
     async def _open_or_undo(self) -> None:
         opening = asyncio.ensure_future(self._open())
@@ -98,33 +100,33 @@ class AppLifecycle:
             with contextlib.suppress(asyncio.CancelledError):
                 await shield_until_done(opening)
             if not opening.cancelled():
-                # It was open before it could be cancelled.
+                # The opening finished before the cancellation reached it.
                 await shield_until_done(self._close())
             raise
         opening.result()
 
-    def _begin_change(self) -> None:
+    def _begin_transition(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._changing = self._loop.create_future()
+        self._transition = self._loop.create_future()
 
-    def _end_change(self) -> None:
+    def _end_transition(self) -> None:
         with self._own_lock():
-            changing, self._changing = self._changing, None
-            if self._entered == 0:
+            transition, self._transition = self._transition, None
+            if self._open_count == 0:
                 self._loop = None
-        if changing is not None:
-            changing.set_result(None)
+        if transition is not None:
+            transition.set_result(None)
 
     def _own_lock(self) -> threading.Lock:
-        """The lock of this process: in a child, what its parent was at when it was forked never ends."""
+        """Return the lock of this process. After a fork it is a new one: what the parent was doing never ends here."""
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), threading.Lock()
-            self._changing = self._loop = None
+            self._transition = self._loop = None
         return self._lock
 
     def _require_one_loop(self) -> None:
         if self._loop not in (None, asyncio.get_running_loop()):
             raise DeclarationError(
-                "this app is open on another event loop, or being opened or closed there; where code that cannot await "
-                "has opened it (`app.sync`, `task.sync`), end that first: `app.sync.close()`"
+                "this app is open on another event loop, or is being opened or closed there; if synchronous code has "
+                "opened it (`app.sync`, `task.sync`), close it there first: `app.sync.close()`"
             )

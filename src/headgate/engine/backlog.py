@@ -1,4 +1,4 @@
-"""Room in queues that bound how many jobs wait in them."""
+"""Admission to queues with a `max_backlog`."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from headgate.errors import NotOpen, QueueFull
 from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE, Queue
 
-FRESH = SECOND // 10
-"""How long a count is believed (microseconds), while a tenth of the room is left."""
+COUNT_MAX_AGE = SECOND // 10
+"""How long a count is used before it is read again (microseconds), while a tenth of the room is left."""
 
-LOOK_EVERY = 0.25
-"""Seconds between two looks of who waits for room: jobs that are claimed elsewhere wake nobody."""
+POLL_INTERVAL = 0.25
+"""Seconds between two checks for room: a claim in another process wakes no waiting caller."""
 
 
 @dataclass(slots=True)
 class _Count:
-    """How many jobs wait in a queue at most: those that the store had when it was read, and all that came in since.
+    """An upper bound of the jobs that wait in a queue: the last count of the store plus all jobs admitted since.
 
-    `reserved` jobs have been let in and are not in the store yet; `storing` are on their way, and may be counted there.
-    `begun` are all that ever were on their way.
+    `reserved` jobs are admitted and not sent to the store yet; `storing` jobs are being stored, so the store may count
+    them. `sent` is the number of jobs ever sent to the store.
     """
 
     waiting: int = 0
     read_at: int | None = None
     reserved: int = 0
     storing: int = 0
-    begun: int = 0
-    line: asyncio.Lock = field(default_factory=asyncio.Lock)
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sent: int = 0
+    wait_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    read_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stored: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Admitted:
-    """Jobs that were let into queues and are to be stored: `store()` before that, and the block ends after it.
+    """Jobs that were admitted to queues and are to be stored: call `store()` before storing, leave the block after.
 
-    `queues` are the queues that they go to, by the ones that were asked for.
+    `queues` maps each requested queue to the queue that the jobs go to.
     """
 
     def __init__(self) -> None:
@@ -48,18 +48,18 @@ class Admitted:
         self._is_storing = False
 
     def reserve(self, count: _Count, jobs: int) -> None:
-        """So many more are let in."""
+        """Count `jobs` more as admitted."""
         count.waiting += jobs
         count.reserved += jobs
         self._reserved.append((count, jobs))
 
     def store(self) -> None:
-        """From now on the store may count them."""
+        """Note that the jobs are being stored, so that the store may count them."""
         self._is_storing = True
         for count, jobs in self._reserved:
             count.reserved -= jobs
             count.storing += jobs
-            count.begun += jobs
+            count.sent += jobs
 
     def __enter__(self) -> Admitted:
         return self
@@ -75,11 +75,11 @@ class Admitted:
 
 
 class Backlogs:
-    """Lets jobs into queues that have room for them.
+    """Admits jobs to queues that have room for them.
 
-    For all callers of one process the bound is exact: what they add is counted from the moment that it is let in. The
-    store's own count, in which the jobs of other processes are, is 100 ms old at most, and fresh when it gets tight. So
-    each process may exceed the bound by what the others add while it reads and stores.
+    Within one process the bound is exact: jobs count from the moment they are admitted. The store's count, which
+    includes the jobs of other processes, is at most 100 ms old, and is read again when little room is left. So each
+    process may exceed the bound by what the others add while it reads and stores.
     """
 
     def __init__(self, storage: Store, clock: Clock, find: Callable[[str], Queue]) -> None:
@@ -88,25 +88,25 @@ class Backlogs:
         self._find = find
         self._counts: dict[str, _Count] = {}
         self._waiting: set[asyncio.Event] = set()
-        self._closings = 0
+        self._close_count = 0
 
     def close(self) -> None:
-        """The app is not open any more: whoever waits for room is told so, and has stored nothing."""
-        self._closings += 1
-        # The next opening may be on another event loop.
+        """End all waits for room with NotOpen, because the app is closed; those callers have stored nothing."""
+        self._close_count += 1
+        # The app may be opened next on another event loop.
         self._counts.clear()
         for changed in self._waiting:
             changed.set()
 
     def are_bounded(self, wanted: Iterable[str]) -> bool:
-        """Return whether one of these queues bounds how many jobs wait in it; the others have room for all."""
+        """Return whether one of these queues has a `max_backlog`."""
         return any(self._find(name).max_backlog is not None for name in wanted)
 
     async def admit(self, wanted: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
-        """Let so many jobs into these queues, or into those that they go to instead; all of them, or none.
+        """Admit all the jobs to these queues or to their fallbacks, or none; `wanted` maps queues to job counts.
 
-        Waits for room if a queue says so; what can never fit is refused. Raises QueueFull; NotOpen to whoever waits
-        when the app is closed.
+        Waits for room if a queue is declared so and the jobs can fit at all. Raises QueueFull; raises NotOpen if the
+        app is closed during the wait.
         """
         admitted = Admitted()
         try:
@@ -129,54 +129,54 @@ class Backlogs:
             if not await self._fits(admitted, queue, jobs):
                 raise QueueFull(name, self._count(name).waiting, queue.max_backlog)
             return name
-        opening = self._closings
-        # One after the other, in the order in which they came.
-        async with self._count(name).line:
-            await self._wait_for_room(admitted, queue, jobs, opening)
+        close_count = self._close_count
+        # One caller at a time, in the order of arrival.
+        async with self._count(name).wait_lock:
+            await self._wait_for_room(admitted, queue, jobs, close_count)
         return name
 
-    async def _wait_for_room(self, admitted: Admitted, queue: Queue, jobs: int, opening: int) -> None:
-        self._require_open(opening)
+    async def _wait_for_room(self, admitted: Admitted, queue: Queue, jobs: int, close_count: int) -> None:
+        self._require_open(close_count)
         changed = asyncio.Event()
         unwatch = self._storage.watch(changed.set)
         self._waiting.add(changed)
         try:
             while not await self._fits(admitted, queue, jobs):
                 changed.clear()
-                self._require_open(opening)
-                await wait_for_event(self._clock, changed, LOOK_EVERY)
-                self._require_open(opening)
+                self._require_open(close_count)
+                await wait_for_event(self._clock, changed, POLL_INTERVAL)
+                self._require_open(close_count)
         finally:
             self._waiting.discard(changed)
             unwatch()
 
-    def _require_open(self, opening: int) -> None:
-        if self._closings != opening:
+    def _require_open(self, close_count: int) -> None:
+        if self._close_count != close_count:
             raise NotOpen
 
     async def _fits(self, admitted: Admitted, queue: Queue, jobs: int) -> bool:
-        """Whether there is room, which is taken then."""
-        most = queue.max_backlog
-        assert most is not None
+        """Reserve room for the jobs; return False if there is none."""
+        max_backlog = queue.max_backlog
+        assert max_backlog is not None
         count = self._count(queue.name)
-        # Nobody is let in while the store is read: what it does not know of yet is what is counted here.
-        async with count.reading:
-            is_old = count.read_at is None or self._clock.monotonic() - count.read_at >= FRESH
-            if is_old or count.waiting + jobs > most * 9 // 10:
-                while not await self._read(queue.name, count) and count.waiting + jobs > most:
+        # No job is admitted while the store is read: what the store does not count yet is counted here.
+        async with count.read_lock:
+            is_old = count.read_at is None or self._clock.monotonic() - count.read_at >= COUNT_MAX_AGE
+            if is_old or count.waiting + jobs > max_backlog * 9 // 10:
+                while not await self._read(queue.name, count) and count.waiting + jobs > max_backlog:
                     await self._wait_until_stored(count)
-            if count.waiting + jobs > most:
+            if count.waiting + jobs > max_backlog:
                 return False
             admitted.reserve(count, jobs)
             return True
 
     async def _read(self, queue: str, count: _Count) -> bool:
-        """Read the store; False if jobs that were on their way meanwhile may have been counted twice."""
-        read_at, not_known, begun = self._clock.monotonic(), count.reserved + count.storing, count.begun
+        """Read the store's count; return False if jobs that were being stored meanwhile may count twice."""
+        read_at, not_stored, sent = self._clock.monotonic(), count.reserved + count.storing, count.sent
         is_exact = not count.storing
-        count.waiting = await self._storage.backlog(queue) + not_known
+        count.waiting = await self._storage.backlog(queue) + not_stored
         count.read_at = read_at
-        return is_exact and count.begun == begun
+        return is_exact and count.sent == sent
 
     async def _wait_until_stored(self, count: _Count) -> None:
         while count.storing:

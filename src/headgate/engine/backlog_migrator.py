@@ -1,4 +1,4 @@
-"""The regater: moves waiting jobs to the limits that their tasks have now, where they were enqueued under others."""
+"""The backlog migrator: moves waiting jobs from the limits they were enqueued under to those their tasks have now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus
-from headgate.engine.described import OWN_ERRORS
+from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import BacklogLeft, BacklogMoved, StorageTroubled
 from headgate.jobs.gating import GateChange, GatedJob, subject_of
@@ -18,30 +18,32 @@ from headgate.tasks.gate import UNGATED
 from headgate.tasks.registry import Registry, intended_queue
 
 PAGE = 100
-"""Jobs that one commit moves: the other writers have to wait for it."""
+"""Jobs that one commit moves; other writers wait for the commit."""
 
 PAUSE = 0.02
-NOTE_EVERY = 20.0
-"""Seconds between two notes that this release lives."""
+"""Seconds between two commits, so that other writers get their turn."""
 
-LIVES = 60 * SECOND
-"""How long its gates count after the last note (microseconds)."""
+NOTE_EVERY = 20.0
+"""Seconds between two notes in the store that this release is live."""
+
+LIVE_FOR = 60 * SECOND
+"""How long the gates of this release count as live after its last note (microseconds)."""
 
 SWEEP_EVERY = 60.0
-"""Seconds between two looks for jobs of limits that nobody knows any more: an old release may still enqueue some."""
+"""Seconds between two sweeps for jobs of limits that no longer exist: an old release may still enqueue some."""
 
 SWEEP_SOON = 1.0
-"""Seconds between two such looks while claims meet lanes of limits that are not known; each in vain doubles them."""
+"""Seconds between two sweeps while claims meet lanes of unknown limits; each sweep that moves nothing doubles them."""
 
-MOST_LEFT = 10_000
-"""How many jobs that cannot be moved are remembered, so that they are not tried each time that a claim meets them."""
+MAX_UNMOVABLE = 10_000
+"""How many unmovable jobs are kept in memory, so that they are not tried again at each claim that meets them."""
 
 
 class BacklogMigrator:
-    """Compares what waiting jobs ask for with what their tasks would ask for now, in small batches.
+    """Compares the limits of waiting jobs with the current limits of their tasks, and moves jobs in small batches.
 
-    A claim starts no job that carries another gate than this release has. So all of a backlog can wait for it, and
-    those that a claim has met come first.
+    A claim starts no job whose gate differs from the one in this release. So a whole backlog may wait for this class,
+    and jobs that a claim has met are moved first.
     """
 
     def __init__(
@@ -52,8 +54,8 @@ class BacklogMigrator:
         self._registry = registry
         self._clock = clock
         self._bus = bus
-        self._told: set[str] = set()
-        self._left: set[str] = set()
+        self._published_tasks: set[str] = set()
+        self._unmovable: set[str] = set()
         self._met: dict[str, None] = {}
         self._is_met = asyncio.Event()
         self._newest: frozenset[str] = frozenset()
@@ -61,12 +63,12 @@ class BacklogMigrator:
         self._swept_at: int | None = None
         self._sweep_soon = SWEEP_SOON
 
-    def take_up(self, ids: Iterable[str], *, has_strange_lanes: bool = False) -> None:
+    def add_met(self, ids: Iterable[str], *, has_strange_lanes: bool = False) -> None:
         """Move these jobs soon: a claim has met them, and was not allowed to start them.
 
         If it has met lanes of limits that are not known here, their jobs are looked for, too.
         """
-        self._met.update(dict.fromkeys(id for id in ids if id not in self._left))
+        self._met.update(dict.fromkeys(id for id in ids if id not in self._unmovable))
         if self._met or (has_strange_lanes and self._is_after(self._sweep_soon)):
             self._is_met.set()
 
@@ -80,7 +82,7 @@ class BacklogMigrator:
                 await sleep(self._clock, NOTE_EVERY)
 
     async def move_met(self) -> int:
-        """Move the jobs that claims have met; how many were."""
+        """Move the jobs that claims have met; return how many."""
         moved = 0
         while self._met:
             ids = list(self._met)[:PAGE]
@@ -113,27 +115,27 @@ class BacklogMigrator:
             self._sweep_soon = SWEEP_SOON
 
     async def _sweep(self) -> None:
-        """Move the jobs of limits that are not known here. Where another release is newer, it knows better."""
+        """Move the jobs of unknown limits, but for tasks of which a newer release is live: that release moves them."""
         self._swept_at = self._clock.monotonic()
         moved = await self._move(self._tasks_of(self._newest), self._newest, unknown_only=True)
         self._sweep_soon = SWEEP_SOON if moved else min(2 * self._sweep_soon, SWEEP_EVERY)
 
     def _is_after(self, seconds: float) -> bool:
-        """Whether the last sweep is so long ago."""
+        """Return whether the last sweep is at least `seconds` ago."""
         return self._swept_at is None or self._clock.monotonic() - self._swept_at >= seconds * SECOND
 
     async def _note(self) -> frozenset[str]:
-        """Say that this release lives; what is to be moved to its gates."""
+        """Note that this release is live; return the subjects whose jobs have to be moved to its gates."""
         self._noted_at = self._clock.monotonic()
-        noted = await self._storage.note_gates(self._registry.gates().subjects, lives=LIVES)
+        noted = await self._storage.note_gates(self._registry.gates().subjects, lives=LIVE_FOR)
         if not self._newest.issuperset(noted):
-            # Jobs that were another release's may be started here now.
+            # Jobs that only another release could start may now start here.
             self._wake()
         self._newest = frozenset(noted)
         return frozenset(subject for subject, is_to_do in noted.items() if is_to_do)
 
     def _tasks_of(self, subjects: frozenset[str]) -> frozenset[str]:
-        """Names that jobs are stored under: those under an alias have other limits until they are moved."""
+        """Return the task names of the subjects, aliases included: jobs under an alias have old limits until moved."""
         queues = self._registry.queues
         return frozenset(
             name for name in self._registry.names if any(subject_of(name, queue) in subjects for queue in queues)
@@ -153,30 +155,30 @@ class BacklogMigrator:
                 await sleep(self._clock, PAUSE)
             moved += await self.move_met()
             if self._clock.monotonic() - self._noted_at > NOTE_EVERY * SECOND:
-                # A long backlog must not make this release look gone.
+                # During a long move this release must still count as live.
                 await self._note()
         if moved:
             self._bus.publish(BacklogMoved(at=self._clock.now(), jobs=moved))
         return moved
 
     async def _move_page(self, page: Sequence[GatedJob], subjects: frozenset[str] | None) -> int:
-        """Move those jobs of a page that are not where this release would have them; None are all that it knows."""
-        regated = list(self._regated(page, subjects))
-        if not regated:
+        """Move the jobs of a page whose limits differ from this release; `subjects` None: those of all its tasks."""
+        changes = list(self._changes(page, subjects))
+        if not changes:
             return 0
-        done = await self._storage.regate(regated)
-        return min(done, sum(not job.stays for job in regated))
+        done = await self._storage.regate(changes)
+        return min(done, sum(not job.stays for job in changes))
 
-    def _regated(self, page: Sequence[GatedJob], subjects: frozenset[str] | None) -> Iterator[GateChange]:
-        """Those jobs of a page that carry another gate; a job that cannot be read is left as it is, and not started."""
+    def _changes(self, page: Sequence[GatedJob], subjects: frozenset[str] | None) -> Iterator[GateChange]:
+        """Yield the changes for jobs that carry another gate; an unreadable job stays as it is and does not start."""
         for job in page:
             task = self._registry.find(job.task)
-            assert task is not None, f"jobs of {job.task!r} were not asked for"
+            assert task is not None, f"jobs of {job.task!r} were not requested"
             if job.queue not in self._registry.queues:
                 continue
             if subjects is not None and subject_of(job.task, job.queue) not in subjects:
                 continue
-            # One that went to another queue because its own was full keeps that one's limits.
+            # A job that went to a fallback queue keeps the limits of the queue it was meant for.
             wanted = intended_queue(job.gate)
             wanted = wanted if wanted in self._registry.queues else None
             try:
@@ -185,22 +187,22 @@ class BacklogMigrator:
                     continue
                 gate, asked = self._registry.gate(task, job.queue, wanted), UNGATED
                 if gate.limits:
-                    asked = gate.ask(task.payload.arguments(job.payload), job.headers or {}, _not_told)
+                    asked = gate.ask(task.payload.arguments(job.payload), job.headers or {}, _ignore_skip)
                 draws, costs, terms = regate_in_batch(asked, job.draws, job.terms)
-            except OWN_ERRORS as error:  # with whatever the task's own `cost` or `owner` raises for an old payload
-                self._leave(job, error)
+            except USER_CODE_ERRORS as error:  # including errors of the task's own `cost` or `owner` for an old payload
+                self._skip(job, error)
                 continue
             if job.terms is not None and job.terms.skips:
                 terms = (terms or GateTerms()).skipping()
             stays = (draws, costs, terms) == (job.draws, job.costs, job.terms)
             yield GateChange(job.id, job.draws, draws, costs, terms, gate_name, stays)
 
-    def _leave(self, job: GatedJob, error: BaseException) -> None:
-        if len(self._left) >= MOST_LEFT:
-            self._left.clear()
-        self._left.add(job.id)
-        if job.task not in self._told:
-            self._told.add(job.task)
+    def _skip(self, job: GatedJob, error: BaseException) -> None:
+        if len(self._unmovable) >= MAX_UNMOVABLE:
+            self._unmovable.clear()
+        self._unmovable.add(job.id)
+        if job.task not in self._published_tasks:
+            self._published_tasks.add(job.task)
             self._bus.publish(
                 BacklogLeft(
                     at=self._clock.now(), task=job.task, job_id=job.id, error=f"{type(error).__name__}: {error}"
@@ -208,5 +210,5 @@ class BacklogMigrator:
             )
 
 
-def _not_told(limit: str, reason: str) -> None:
-    """Whoever enqueued the job was told already."""
+def _ignore_skip(limit: str, reason: str) -> None:
+    """Do nothing: the skipped limit was published when the job was enqueued."""

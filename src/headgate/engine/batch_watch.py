@@ -10,28 +10,28 @@ from headgate.errors import BatchNotFound, NotOpen, StorageUnavailable
 from headgate.jobs.batch import BatchRecord
 from headgate.storage.store import Store
 
-LOOK_EVERY = 1.0
-"""Seconds between two looks, if nothing is heard of a change."""
+POLL_INTERVAL = 1.0
+"""Seconds between two reads if no change is notified."""
 
 
 async def wait_for_batch(
     storage: Store, clock: Clock, batch_id: str, timeout: float | None, is_open: Callable[[], bool]
 ) -> BatchRecord:
-    """The batch, when all its jobs are final. Raises TimeoutError, BatchNotFound; NotOpen once the app is closed."""
+    """Return the batch when all its jobs are final. Raises TimeoutError, BatchNotFound; NotOpen if the app is closed."""
     changed = asyncio.Event()
     unwatch = storage.watch(changed.set)
     until = None if timeout is None else clock.monotonic() + round(timeout * SECOND)
     try:
         while True:
             changed.clear()
-            record = await _look(storage, batch_id)
+            record = await _read(storage, batch_id)
             if record is not None and not record.pending:
                 return record
-            left = LOOK_EVERY
+            left = POLL_INTERVAL
             if until is not None:
                 left = min(left, (until - clock.monotonic()) / SECOND)
                 if left <= 0:
-                    raise TimeoutError(f"batch {batch_id} was not final within {timeout:g} s; it goes on")
+                    raise TimeoutError(f"batch {batch_id} was not final within {timeout:g} s; it continues to run")
             await wait_for_event(clock, changed, left)
             if not is_open():
                 raise NotOpen
@@ -39,12 +39,12 @@ async def wait_for_batch(
         unwatch()
 
 
-async def _look(storage: Store, batch_id: str) -> BatchRecord | None:
-    """The batch; None while the store cannot be asked."""
+async def _read(storage: Store, batch_id: str) -> BatchRecord | None:
+    """Return the batch, or None while the store is unavailable. Raises JobNotFound."""
     try:
         record = await storage.batch(batch_id)
     except StorageUnavailable:
-        # Whoever waits goes on waiting, as for a batch that takes long.
+        # The caller continues to wait.
         return None
     if record is None:
         raise BatchNotFound(batch_id)

@@ -1,4 +1,4 @@
-"""The event bus: who subscribes is told. A slow subscriber loses events, counted, and never slows a job."""
+"""The event bus. A slow subscriber loses events, which are counted; it never slows a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("headgate.events")
 
 
 class Subscription:
-    """One subscriber: its events in order, at most `room` of them waiting. `lost` counts those that found no room."""
+    """One subscriber and its queue of at most `room` events, delivered in order. `lost` counts the dropped events."""
 
     def __init__(self, callback: Callback, kinds: tuple[type[Event], ...], room: int) -> None:
         self.lost = 0
@@ -28,9 +28,9 @@ class Subscription:
         self._room = room
         self._waiting: deque[Event] = deque()
         self._delivering: asyncio.Task[None] | None = None
-        self._is_given_up = False
+        self._is_abandoned = False
 
-    def wants(self, kind: type[Event]) -> bool:
+    def accepts(self, kind: type[Event]) -> bool:
         return issubclass(kind, self._kinds)
 
     def put(self, event: Event) -> None:
@@ -42,18 +42,18 @@ class Subscription:
             self._delivering = asyncio.get_running_loop().create_task(self._deliver(), name="headgate-subscriber")
 
     async def drain(self) -> None:
-        """Return when all events that wait have been delivered."""
+        """Return when all queued events have been delivered."""
         while self._delivering is not None:
             await asyncio.wait([self._delivering])
 
-    def give_up(self) -> None:
-        """What it was not told yet is lost."""
+    def abandon(self) -> None:
+        """Cancel the delivery and drop the queued events."""
         if self._delivering is not None:
             lost = len(self._waiting) + 1
-            logger.warning("a subscriber did not end when the app was closed: it lost %d events", lost)
+            logger.warning("a subscriber did not finish when the app was closed; events lost: %d", lost)
             self.lost += lost
             self._waiting.clear()
-            self._is_given_up = True
+            self._is_abandoned = True
             self._delivering.cancel()
 
     async def _deliver(self) -> None:
@@ -65,29 +65,29 @@ class Subscription:
                     if answer is not None:
                         await answer
                 except (Exception, SystemExit, KeyboardInterrupt):
-                    # Out of a task of its own, the last two would end the program.
+                    # Raised out of a task, the last two would end the program.
                     logger.exception("a subscriber failed on %s", type(event).__name__)
                 except asyncio.CancelledError:
-                    if self._is_given_up:
+                    if self._is_abandoned:
                         raise
-                    # Its own, of something that it waited for.
+                    # The subscriber was not cancelled; something that it awaited was.
                     logger.exception("a subscriber failed on %s", type(event).__name__)
         finally:
             self._delivering = None
-            self._is_given_up = False
+            self._is_abandoned = False
 
 
 class EventBus:
-    """Hands events to subscribers, each at its own pace."""
+    """Delivers events to subscribers, each at its own pace."""
 
     def __init__(self) -> None:
         self._subscriptions: list[Subscription] = []
         self._taps: dict[type[Event], tuple[Tap, ...]] = {}
-        # Who is told of a kind; found out once, as it is asked for every job.
+        # The taps and subscribers of each kind, cached because they are needed for every job.
         self._routes: dict[type[Event], tuple[tuple[Tap, ...], tuple[Subscription, ...]]] = {}
 
     def subscribe(self, callback: Callback, *kinds: type[Event], room: int = 10_000) -> Callable[[], None]:
-        """Call `callback` with each event of these kinds (default: all). Returns the function that ends it."""
+        """Call `callback` with each event of these kinds (default: all); return the function that unsubscribes it."""
         subscription = Subscription(callback, kinds or (Event,), room)
         self._subscriptions.append(subscription)
         self._routes.clear()
@@ -100,67 +100,67 @@ class EventBus:
         return unsubscribe
 
     def tap(self, taps: Mapping[type[Event], Tap]) -> None:
-        """Call these at once, inside `publish`, with each event of exactly their kind: none is ever lost.
+        """Call these inside `publish` with each event of exactly their kind; no event is lost.
 
-        For what counts and is done in a microsecond. What one raises is logged.
+        For counters that take about a microsecond. What one raises is logged.
         """
         for kind, tap in taps.items():
             self._taps[kind] = (*self._taps.get(kind, ()), tap)
         self._routes.clear()
 
-    def wants(self, kind: type[Event]) -> bool:
-        """Whether anybody listens; events that nobody wants are not even made."""
+    def has_listener(self, kind: type[Event]) -> bool:
+        """Return whether a tap or subscriber takes events of this kind; if not, callers need not create them."""
         taps, subscriptions = self._routes.get(kind) or self._route(kind)
         return bool(taps or subscriptions)
 
     def publish(self, event: Event) -> None:
-        """Tell the subscribers; returns at once."""
+        """Queue the event for its subscribers and return immediately."""
         kind = type(event)
         taps, subscriptions = self._routes.get(kind) or self._route(kind)
         for tap in taps:
             try:
                 tap(event)
             except Exception:
-                logger.exception("what counts events failed on %s", kind.__name__)
+                logger.exception("an event counter failed on %s", kind.__name__)
         for subscription in subscriptions:
             subscription.put(event)
 
     def _route(self, kind: type[Event]) -> tuple[tuple[Tap, ...], tuple[Subscription, ...]]:
-        wanting = tuple(subscription for subscription in self._subscriptions if subscription.wants(kind))
-        self._routes[kind] = self._taps.get(kind, ()), wanting
+        subscriptions = tuple(subscription for subscription in self._subscriptions if subscription.accepts(kind))
+        self._routes[kind] = self._taps.get(kind, ()), subscriptions
         return self._routes[kind]
 
     async def drain(self) -> None:
-        """Return when every subscriber has been told everything."""
+        """Return when every subscriber has received all its events."""
         for subscription in list(self._subscriptions):
             await subscription.drain()
 
     async def close(self, clock: Clock, seconds: float) -> None:
-        """Tell the subscribers what waits for them, for so long; what is left then is lost, and they are cancelled."""
-        for patience in (seconds, 1.0):
-            is_told = asyncio.Event()
+        """Deliver the queued events for at most `seconds`; then drop the rest and cancel the subscribers."""
+        for timeout in (seconds, 1.0):
+            drained = asyncio.Event()
             draining = asyncio.get_running_loop().create_task(self.drain(), name="headgate-drain")
-            draining.add_done_callback(lambda _, is_told=is_told: is_told.set())  # type: ignore[misc]
+            draining.add_done_callback(lambda _, drained=drained: drained.set())  # type: ignore[misc]
             try:
-                if await wait_for_event(clock, is_told, patience):
+                if await wait_for_event(clock, drained, timeout):
                     return
             finally:
                 draining.cancel()
             for subscription in self._subscriptions:
-                subscription.give_up()
+                subscription.abandon()
 
     def statistics(self) -> dict[str, Any]:
-        """How many subscribers there are, and how many events were lost by slow ones."""
+        """Return the number of subscribers, and of events that slow ones lost."""
         return {"subscribers": len(self._subscriptions), "lost": sum(s.lost for s in self._subscriptions)}
 
 
 def publish_use(bus: EventBus, clock: Clock, verb: str, asked_at: int, jobs: int) -> None:
-    """Tell how long a verb of the storage took that was asked at `asked_at` (monotonic), if anybody wants to know."""
-    if bus.wants(StorageUsed):
+    """Publish how long a storage call took since `asked_at` (monotonic), if StorageUsed has a listener."""
+    if bus.has_listener(StorageUsed):
         seconds = (clock.monotonic() - asked_at) / SECOND
         bus.publish(StorageUsed(at=clock.now(), verb=verb, seconds=seconds, jobs=jobs))
 
 
 def publish_trouble(bus: EventBus, clock: Clock, doing: str, error: HeadgateError) -> None:
-    """Publish that the store failed while the node was doing that."""
+    """Publish that the store failed during `doing`."""
     bus.publish(StorageTroubled(at=clock.now(), doing=doing, error=str(error)))

@@ -1,4 +1,4 @@
-"""Parts: the calls of one commit, in their order, by the options that they are enqueued under."""
+"""Call groups: the calls of one commit, in order, grouped by their enqueue options."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from headgate.tasks.task import Call, Task
 
 
 class CallGroup(NamedTuple):
-    """Calls of a task, one after the other, that are enqueued under the same options.
-
-    `queue` is the one that they are for.
-    """
+    """Consecutive calls of a task that have the same options; `queue` is the queue of those options."""
 
     options: EnqueueOptions
     template: JobTemplate
@@ -24,34 +21,34 @@ class CallGroup(NamedTuple):
 
 
 def group_calls(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[CallGroup]:
-    """The calls under their own options, else under those of the task. Raises DeclarationError."""
+    """Group the calls by their own options, or by those of the task. Raises DeclarationError."""
     options = task.options
     for called in {call.task for call in calls}:
         if called is not None and called.options is not options and called.options is not NO_OPTIONS:
-            return _parts_by_options(task, calls)
-    # Nearly always it is one part.
+            return _groups_by_options(task, calls)
+    # Nearly always it is one group.
     return [CallGroup(options, task.template, options.get("queue") or task.queue, calls)] if calls else []
 
 
-def _parts_by_options(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[CallGroup]:
+def _groups_by_options(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[CallGroup]:
     options = task.options
 
-    def asked(call: Call[Any]) -> EnqueueOptions:
+    def options_for(call: Call[Any]) -> EnqueueOptions:
         own = NO_OPTIONS if call.task is None else call.task.options
         return options if own is NO_OPTIONS or own is options else options_of_call(own, options)
 
-    parts = [
+    groups = [
         CallGroup(own, job_template(task, own), own.get("queue") or task.queue, list(same))
-        for own, same in groupby(calls, asked)
+        for own, same in groupby(calls, options_for)
     ]
-    if options.get("connection") is not None and any(part.options.get("promise") for part in parts):
-        raise DeclarationError(f"task {task.name!r}: nothing is promised of a job before your own transaction commits")
-    return parts
+    if options.get("connection") is not None and any(group.options.get("promise") for group in groups):
+        raise DeclarationError(f"task {task.name!r}: promise= needs a committed job; leave it out with connection=")
+    return groups
 
 
-def queue_counts(parts: Sequence[CallGroup]) -> dict[str, int]:
-    """How many of the calls are for which queue."""
+def queue_counts(groups: Sequence[CallGroup]) -> dict[str, int]:
+    """Return the number of calls by queue."""
     counts: dict[str, int] = {}
-    for part in parts:
-        counts[part.queue] = counts.get(part.queue, 0) + len(part.calls)
+    for group in groups:
+        counts[group.queue] = counts.get(group.queue, 0) + len(group.calls)
     return counts

@@ -1,4 +1,4 @@
-"""The teller: tells a task's callbacks of its jobs, after the fact and beside the work."""
+"""The callback runner: calls the callbacks of tasks after events of their jobs, concurrently with the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.cause import cause_of
-from headgate.engine.described import said
+from headgate.engine.error_text import summarize_error
 from headgate.engine.threads import in_thread
 from headgate.errors import JobFailed, StorageUnavailable
 from headgate.jobs.event import CallbackFailed, StorageTroubled
@@ -26,21 +26,21 @@ from headgate.tasks.registry import Registry
 from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
 
-AT_ONCE = 100
-"""How many jobs are told of at the same time; others wait their turn."""
+MAX_RUNNING = 100
+"""The most jobs whose callbacks run at the same time; others wait."""
 
-ROOM = 10_000
-"""How many may wait to be told of. What comes on top is not told, and an event says so."""
+MAX_PENDING = 10_000
+"""The most callback runs that may be pending. Further ones are dropped, and an event is published for each."""
 
-PATIENCE = 60
-"""Seconds that the callbacks of one moment may take."""
+CALLBACK_TIMEOUT = 60
+"""Seconds that one callback may take."""
 
-THREADS = 8
-"""How many plain functions are called at the same time."""
+MAX_THREADS = 8
+"""The most plain functions that run at the same time."""
 
 
 class CallbackRunner:
-    """Calls callbacks, those of one job in order. What one raises becomes an event and changes nothing."""
+    """Calls callbacks, those of one job in order. What a callback raises is published as CallbackFailed."""
 
     def __init__(self, storage: Store, registry: Registry, clock: Clock, bus: EventBus) -> None:
         self._storage = storage
@@ -48,47 +48,47 @@ class CallbackRunner:
         self._clock = clock
         self._bus = bus
         self.tracing: Tracing | None = None
-        self._telling: set[asyncio.Task[None]] = set()
+        self._runs: set[asyncio.Task[None]] = set()
         self._last: dict[str, asyncio.Task[None]] = {}
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._semaphore = asyncio.Semaphore(MAX_RUNNING)
         self._pool: ThreadPoolExecutor | None = None
         self._is_empty = asyncio.Event()
 
-    def tell(
-        self, task: Task[Any, Any], moment: CallbackKind, job: JobContext, *details: Any, handler: Any = None
+    def submit(
+        self, task: Task[Any, Any], kind: CallbackKind, job: JobContext, *details: Any, handler: Any = None
     ) -> None:
-        """Tell all callbacks of this moment; returns at once. `handler` is the attempt's own instance, if any."""
-        if len(self._telling) >= ROOM:
-            self._failed(task, moment, job, f"not called: {ROOM} others wait for slow callbacks")
+        """Schedule the callbacks of this kind and return immediately. `handler`: the attempt's instance, if any."""
+        if len(self._runs) >= MAX_PENDING:
+            self._failed(task, kind, job, f"not called: {MAX_PENDING} callback runs are already pending")
             return
         if handler is None and task.handler is not None:
             try:
                 handler = task.handler()
             except Exception as error:
-                self._failed(task, moment, job, said(error))
+                self._failed(task, kind, job, summarize_error(error))
                 return
-        callbacks = task.callbacks.callbacks_for(moment, handler)
-        telling = asyncio.get_running_loop().create_task(
-            self._tell_in_turn(task, moment, callbacks, job, details, self._last.get(job.id)),
-            name=f"headgate-{moment}",
+        callbacks = task.callbacks.callbacks_for(kind, handler)
+        run = asyncio.get_running_loop().create_task(
+            self._run_in_turn(task, kind, callbacks, job, details, self._last.get(job.id)),
+            name=f"headgate-{kind}",
         )
-        self._telling.add(telling)
-        self._last[job.id] = telling
-        telling.add_done_callback(partial(self._told, job.id))
+        self._runs.add(run)
+        self._last[job.id] = run
+        run.add_done_callback(partial(self._run_ended, job.id))
 
-    def tell_unrun(self, job_ids: Sequence[str]) -> None:
-        """Tell `on_error` of jobs that failed without an attempt here: they expired, were rejected or are poisonous."""
+    def submit_on_error(self, job_ids: Sequence[str]) -> None:
+        """Schedule `on_error` for jobs that failed without an attempt here: expired, rejected or poisonous ones."""
         if job_ids and any(task.callbacks.wants(CallbackKind.ERROR) for task in self._registry.tasks.values()):
-            reading = asyncio.get_running_loop().create_task(self._tell_unrun(job_ids), name="headgate-on_error")
-            self._telling.add(reading)
-            reading.add_done_callback(partial(self._told, ""))
+            run = asyncio.get_running_loop().create_task(self._submit_on_error(job_ids), name="headgate-on_error")
+            self._runs.add(run)
+            run.add_done_callback(partial(self._run_ended, ""))
 
-    async def _tell_unrun(self, job_ids: Sequence[str]) -> None:
+    async def _submit_on_error(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:
             try:
                 record = await self._storage.job(job_id)
             except StorageUnavailable as error:
-                doing = f"reading job {job_id} for its on_error"
+                doing = f"run job {job_id} for its on_error"
                 self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
                 continue
             task = None if record is None else self._registry.find(record.task)
@@ -97,19 +97,19 @@ class CallbackRunner:
             if task.callbacks.wants(CallbackKind.ERROR):
                 stored = record.error
                 cause = cause_of(stored) or JobFailed(job_id, stored.type, stored.message, stored.traceback)
-                self.tell(task, CallbackKind.ERROR, JobContext(record.as_claimed()), cause)
+                self.submit(task, CallbackKind.ERROR, JobContext(record.as_claimed()), cause)
 
-    def _told(self, job_id: str, telling: asyncio.Task[None]) -> None:
-        self._telling.discard(telling)
-        if self._last.get(job_id) is telling:
+    def _run_ended(self, job_id: str, run: asyncio.Task[None]) -> None:
+        self._runs.discard(run)
+        if self._last.get(job_id) is run:
             del self._last[job_id]
-        if not self._telling:
+        if not self._runs:
             self._is_empty.set()
 
-    async def _tell_in_turn(
+    async def _run_in_turn(
         self,
         task: Task[Any, Any],
-        moment: CallbackKind,
+        kind: CallbackKind,
         callbacks: list[AnyCallback],
         job: JobContext,
         details: tuple[Any, ...],
@@ -117,35 +117,35 @@ class CallbackRunner:
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
-        following = (
-            nullcontext() if self.tracing is None or not callbacks else self.tracing.calling_back(job, moment.value)
-        )
-        async with self._room:
+        span = nullcontext() if self.tracing is None or not callbacks else self.tracing.calling_back(job, kind.value)
+        async with self._semaphore:
             enter(job)
-            with following:
-                await self._call_each(task, moment, callbacks, job, details)
+            with span:
+                await self._call_each(task, kind, callbacks, job, details)
 
     async def _call_each(
         self,
         task: Task[Any, Any],
-        moment: CallbackKind,
+        kind: CallbackKind,
         callbacks: list[AnyCallback],
         job: JobContext,
         details: tuple[Any, ...],
     ) -> None:
         for callback in callbacks:
-            calling = asyncio.ensure_future(self._call(callback, job, *details))
-            when = self._clock.monotonic() + PATIENCE * SECOND
-            timer = self._clock.call_at(when, partial(_cancel, calling))
+            call = asyncio.ensure_future(self._call(callback, job, *details))
+            when = self._clock.monotonic() + CALLBACK_TIMEOUT * SECOND
+            timer = self._clock.call_at(when, partial(_cancel, call))
             try:
-                await asyncio.wait([calling])
+                await asyncio.wait([call])
             finally:
                 timer.cancel()
-                calling.cancel()
-            if calling.cancelled():
-                self._failed(task, moment, job, f"cancelled: it took more than {PATIENCE} s, or cancelled itself")
-            elif (raised := calling.exception()) is not None:
-                self._failed(task, moment, job, said(raised))
+                call.cancel()
+            if call.cancelled():
+                self._failed(
+                    task, kind, job, f"cancelled: it took longer than {CALLBACK_TIMEOUT} s or cancelled itself"
+                )
+            elif (raised := call.exception()) is not None:
+                self._failed(task, kind, job, summarize_error(raised))
 
     async def _call(self, callback: AnyCallback, job: JobContext, *details: Any) -> None:
         try:
@@ -153,28 +153,28 @@ class CallbackRunner:
                 await callback(job, *details)
                 return
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="headgate-callback")
+                self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="headgate-callback")
             call = partial(contextvars.copy_context().run, callback, job, *details)
             answer = await in_thread(self._pool, call)
             if inspect.isawaitable(answer):
                 await answer
         except (SystemExit, KeyboardInterrupt) as error:
-            # Out of a task of its own, these would end the program.
-            raise RuntimeError(f"the callback raised {said(error)}") from error
+            # Raised out of a task, these would end the program.
+            raise RuntimeError(f"the callback raised {summarize_error(error)}") from error
 
-    def _failed(self, task: Task[Any, Any], moment: CallbackKind, job: JobContext, error: str) -> None:
+    def _failed(self, task: Task[Any, Any], kind: CallbackKind, job: JobContext, error: str) -> None:
         self._bus.publish(
-            CallbackFailed(at=self._clock.now(), job_id=job.id, task=task.name, callback=moment.value, error=error)
+            CallbackFailed(at=self._clock.now(), job_id=job.id, task=task.name, callback=kind.value, error=error)
         )
 
     async def close(self, seconds: float) -> None:
-        """Wait so long for what is being told, then cancel the rest."""
-        if self._telling:
+        """Wait at most `seconds` for running callbacks, then cancel the rest."""
+        if self._runs:
             self._is_empty.clear()
             await wait_for_event(self._clock, self._is_empty, seconds)
-        left = list(self._telling)
-        for telling in left:
-            telling.cancel()
+        left = list(self._runs)
+        for run in left:
+            run.cancel()
         if left:
             await asyncio.wait(left, timeout=None)
         if self._pool is not None:
@@ -182,5 +182,5 @@ class CallbackRunner:
             self._pool = None
 
 
-def _cancel(calling: asyncio.Future[None]) -> None:
-    calling.cancel()
+def _cancel(call: asyncio.Future[None]) -> None:
+    call.cancel()

@@ -1,4 +1,4 @@
-"""Causes: stored errors as the exceptions that callers would catch."""
+"""Causes: turns stored errors into the exceptions that callers catch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headgate.storage.following import LEADER_NOT_SUCCEEDED
 
 
 def cause_of(error: JobError) -> Exception | None:
-    """What a job ended with that never ran; None for the errors of attempts."""
+    """Return the exception of a job that failed without running; None for the error of an attempt."""
     if error == EXPIRED_ERROR:
         return JobExpired(error.message)
     if error.type == LEADER_NOT_SUCCEEDED:

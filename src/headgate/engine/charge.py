@@ -1,4 +1,4 @@
-"""What a running attempt was charged, and how that turns out otherwise: a late start, a settled cost, a refund."""
+"""The charge of a running attempt, and its changes: a late start, a settled cost, a refund."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from headgate.storage.records import Amendment
 
 
 class AttemptCharge:
-    """The charge of one attempt; every change of it is reported, so that its buckets are told."""
+    """The charge of one attempt; it passes every change to `report`, so that the buckets are amended."""
 
-    __slots__ = ("_at", "_costs", "_job", "_kept_elsewhere", "_report")
+    __slots__ = ("_at", "_costs", "_job", "_remote_limits", "_report")
 
     def __init__(
-        self, job: ClaimedJob, report: Callable[[Amendment], None], kept_elsewhere: Container[str] = ()
+        self, job: ClaimedJob, report: Callable[[Amendment], None], remote_limits: Container[str] = ()
     ) -> None:
         self._job = job
-        self._kept_elsewhere = kept_elsewhere
+        self._remote_limits = remote_limits
         self._report = report
         self._at: int | None = job.charged_at
         self._costs: list[int] | None = None
 
     @property
     def final(self) -> Charge | None:
-        """What it has become; None while it is as it was claimed."""
+        """The changed charge; None while it is as it was claimed."""
         if self._at == self._job.charged_at and self._costs is None:
             return None
         return Charge(self._at, None if self._costs is None else tuple(self._costs))
 
     def start_late(self, now: int) -> None:
-        """The start counts as of `now` (limit time)."""
+        """Move the charge to `now` (limit time)."""
         if self._at is None:
             return
         for index, draw in enumerate(self._job.draws):
@@ -42,7 +42,7 @@ class AttemptCharge:
         self._at = now
 
     def settle(self, limit: str, actual: int) -> None:
-        """The start cost `actual`; without effect if this attempt was not charged for the limit."""
+        """Change the cost of the start to `actual`; no effect if this attempt was not charged for the limit."""
         for index, draw in enumerate(self._job.draws):
             if draw.limit == limit and self._at is not None:
                 if self._was_charged(index):
@@ -53,7 +53,7 @@ class AttemptCharge:
                 self._costs[index] = actual
 
     def refund(self) -> None:
-        """The attempt never began, or the callee refused it: it counts as nothing."""
+        """Give back the whole charge: the attempt never started, or the callee refused it."""
         if self._at is None:
             return
         for index, draw in enumerate(self._job.draws):
@@ -63,19 +63,19 @@ class AttemptCharge:
         self._at = None
 
     def _was_charged(self, index: int) -> bool:
-        """Not if the job runs because the store of the limit could not be asked: what is there belongs to others."""
-        if self._job.draws[index].limit not in self._kept_elsewhere:
+        """Return False if the job runs because the limit's store was unavailable, so nothing was charged there."""
+        if self._job.draws[index].limit not in self._remote_limits:
             return True
-        return self._job.elsewhere is not None and self._job.elsewhere[index] is not None
+        return self._job.remote_charges is not None and self._job.remote_charges[index] is not None
 
     def _instant(self, index: int, at: int | None = None) -> int:
-        """A limit time, or that of the charge, in the time of the store where the draw was charged."""
+        """Return `at` (default: the charge; limit time) in the time of the store that charged the draw."""
         local = at if at is not None else self._at
         assert local is not None
-        elsewhere = None if self._job.elsewhere is None else self._job.elsewhere[index]
-        if elsewhere is None:
+        remote = None if self._job.remote_charges is None else self._job.remote_charges[index]
+        if remote is None:
             return local
-        return elsewhere.at if local == self._job.charged_at else local + elsewhere.ahead
+        return remote.at if local == self._job.charged_at else local + remote.ahead
 
     def _cost(self, index: int) -> int:
         if self._costs is not None:
@@ -84,6 +84,6 @@ class AttemptCharge:
 
 
 def takes_permit(draw: Draw, rules: Mapping[str, AnyRule]) -> bool:
-    """Return whether a start takes a permit of this limit. A limit that is not known here grants none."""
+    """Return whether a start takes a permit of this limit; False for an unknown limit."""
     rule = rules.get(draw.limit)
     return rule is not None and rule.holds_permits

@@ -1,4 +1,4 @@
-"""The charge router: makes the charges of attempts and sends each amendment to the store that made the charge."""
+"""The charge router: creates the charges of attempts and sends each amendment to the store that made the charge."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from headgate.storage.records import Amendment
 
 
 class ChargeRouter:
-    """Amends local charges through the recorder, and those of limits `elsewhere` through the fetcher."""
+    """Amends local charges through the recorder, and those of `remote_limits` through the fetcher."""
 
     def __init__(
-        self, recorder: Recorder, fetcher: Fetcher, historian: HistoryWriter, elsewhere: Container[str]
+        self, recorder: Recorder, fetcher: Fetcher, history_writer: HistoryWriter, remote_limits: Container[str]
     ) -> None:
         self._recorder = recorder
         self._fetcher = fetcher
-        self._historian = historian
-        self._elsewhere = elsewhere
+        self._history_writer = history_writer
+        self._remote_limits = remote_limits
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Bound once: one for each job would be work for the garbage collector.
+        # Bound once: a bound method for each job would be work for the garbage collector.
         self._report = self._amend_from_any_thread
 
     def charge_of(self, job: ClaimedJob) -> AttemptCharge | None:
@@ -34,18 +34,18 @@ class ChargeRouter:
             return None
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        return AttemptCharge(job, self._report, self._elsewhere)
+        return AttemptCharge(job, self._report, self._remote_limits)
 
     def refund(self, job: ClaimedJob) -> Charge | None:
-        """Give back what a claimed job was charged that does not start; return what its charge came to."""
-        charge = AttemptCharge(job, self._amend, self._elsewhere)
+        """Give back the charge of a claimed job that does not start; return the final charge."""
+        charge = AttemptCharge(job, self._amend, self._remote_limits)
         charge.refund()
         return charge.final
 
     def penalize(self, job: ClaimedJob, closed_for: int) -> None:
-        """Close the buckets of the job that are kept elsewhere for so long (microseconds)."""
+        """Close the remote buckets of the job for `closed_for` microseconds."""
         for draw in job.draws:
-            if draw.limit in self._elsewhere:
+            if draw.limit in self._remote_limits:
                 self._fetcher.penalize(draw, closed_for)
 
     def _amend_from_any_thread(self, amendment: Amendment) -> None:
@@ -54,9 +54,9 @@ class ChargeRouter:
         self._loop.call_soon_threadsafe(self._amend, amendment)
 
     def _amend(self, amendment: Amendment) -> None:
-        is_elsewhere = amendment.draw.limit in self._elsewhere
-        self._historian.note_amended(amendment, is_local=not is_elsewhere)
-        if is_elsewhere:
+        is_remote = amendment.draw.limit in self._remote_limits
+        self._history_writer.note_amended(amendment, is_local=not is_remote)
+        if is_remote:
             self._fetcher.amend(amendment)
         else:
             self._recorder.amend(amendment)

@@ -1,6 +1,6 @@
-"""The child's side of process tasks: a small program that runs one function after the other for its node.
+"""The child process of process tasks: a small program that runs one function after the other for its node.
 
-It ends when its node closes the connection, also in the middle of a function: no node, no child.
+It ends when its node closes the connection, even in the middle of a function.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from headgate.engine.child_messages import (
     ErrorClass,
     ImportFailed,
     Logged,
+    MessageBody,
     Progressed,
     Raised,
     RateLimitReached,
@@ -35,15 +36,14 @@ from headgate.engine.child_messages import (
     ResultNotStorable,
     ReturnedValue,
     SnoozeRequested,
-    Word,
     decode_request,
-    decode_setting,
+    decode_setup,
     encode,
 )
-from headgate.engine.described import described
+from headgate.engine.error_text import describe_error
 from headgate.errors import PayloadError
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
-from headgate.jobs.report import kept_level, kept_line, kept_name, kept_word
+from headgate.jobs.report import kept_level, kept_line, kept_message, kept_name
 from headgate.tasks import signals
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.context import JobContext, JobLogCapture, enter
@@ -51,18 +51,18 @@ from headgate.tasks.payload import PayloadType
 from headgate.tasks.process_body import find_function
 from headgate.tasks.task import Task
 
-GOODBYE = 5.0
-"""Seconds that an idle child has to end on its own after its node has gone."""
+IDLE_EXIT_TIMEOUT = 5.0
+"""Seconds that an idle child has to end on its own after its node has ended; then it is killed."""
 
 
 def main(descriptor: int) -> None:
-    """Serve the node at the other end of the socket until it is gone."""
+    """Serve the node at the other end of the socket until the node closes it."""
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as file:
         child = _Child(cast(IO[bytes], file))
         keep_from_forks(descriptor, child.become_fork)
         child.serve()
         if child.is_fork:
-            # The function was left by a fork of it, too. It has nobody to answer, and nothing here is its own.
+            # A fork returned from the function as well. It must not answer, nor run the exit handlers of this process.
             os._exit(0)
 
 
@@ -78,50 +78,50 @@ class _Child:
         self.lowest: int | None = None
 
     def serve(self) -> None:
-        setting = decode_setting(self._file.readline())
-        self._functions = _Functions(setting)
+        setup = decode_setup(self._file.readline())
+        self._functions = _Functions(setup)
         threading.Thread(target=self._listen, name="headgate-node", daemon=True).start()
         IN_CHILD.set(True)
         JobLogCapture(self).start()
-        sys.argv = setting.arguments
+        sys.argv = setup.arguments
         try:
-            self._functions.load(setting.module)
+            self._functions.load(setup.module)
         except BaseException as error:
-            self._say(ImportFailed(described(error)))
+            self._send(ImportFailed(describe_error(error)))
             return
         self._is_busy = False
-        self._say(Ready())
+        self._send(Ready())
         while (line := self._requests.get()) is not None:
             request = decode_request(line)
             answer = self._answer(request)
-            # First, as the next request may be there as soon as this one is answered.
+            # Set before the answer is sent: the next request may follow at once.
             self._is_busy = False
-            self._say(answer, request.job)
+            self._send(answer, request.job)
 
     def become_fork(self) -> None:
-        """This process is a fork that a function has made: it says nothing, and nobody will ask it anything."""
+        """Mark this process as a fork made by a function: it sends and receives nothing."""
         self.is_fork = True
         self._requests = queue.SimpleQueue()
         self._requests.put(None)
 
     def _listen(self) -> None:
-        """Take requests, in a thread: that the node is gone has to be noticed while a function runs, too."""
+        """Read requests in a thread, so that the end of the node is noticed while a function runs."""
         while (line := self._file.readline()).endswith(b"\n"):
             self._is_busy = True
             self._requests.put(line)
         if not self._is_busy:
             self._requests.put(None)
-            threading.Event().wait(GOODBYE)
-        # The group, which is this child's own: what its functions started ends with it.
+            threading.Event().wait(IDLE_EXIT_TIMEOUT)
+        # The child's own process group: processes that its functions started end with it.
         os.killpg(0, signal.SIGKILL)
 
-    def _say(self, word: Word, about: ClaimedJob | None = None) -> None:
+    def _send(self, body: MessageBody, about: ClaimedJob | None = None) -> None:
         if self.is_fork:
             return
-        said = ChildMessage(word) if about is None else ChildMessage(word, about.id, about.fence)
-        self._unsent.append(encode(said) + b"\n")
+        message = ChildMessage(body) if about is None else ChildMessage(body, about.id, about.fence)
+        self._unsent.append(encode(message) + b"\n")
         with self._writing:
-            # The garbage collector may run what logs in the middle of this; whoever sends already sends that as well.
+            # The garbage collector may run code that logs during a send; the running send then sends that line as well.
             if self._is_sending:
                 return
             self._is_sending = True
@@ -133,16 +133,16 @@ class _Child:
                 self._is_sending = False
 
     def settle(self, job: ClaimedJob, limit: str, actual: int) -> None:
-        """The cost of the running job's start."""
-        self._say(CostSettled(limit, actual), job)
+        """Send the actual cost of the running job's start."""
+        self._send(CostSettled(limit, actual), job)
 
     def progress(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
-        """What the running job says of itself, as its context sees it."""
-        self._say(Progressed(fraction, kept_word(message)), job)
+        """Send the progress of the running job."""
+        self._send(Progressed(fraction, kept_message(message)), job)
 
     def log(self, job: ClaimedJob, level: int, logger: str, message: str) -> None:
-        """A line of the running job; the node counts them."""
-        self._say(Logged(kept_level(level), kept_name(logger), kept_line(message)), job)
+        """Send a log line of the running job; the node counts the lines."""
+        self._send(Logged(kept_level(level), kept_name(logger), kept_line(message)), job)
 
     def _answer(self, request: AttemptRequest) -> Answer:
         self.lowest = request.log_level
@@ -163,17 +163,17 @@ class _Child:
         except signals.RateLimited as refusal:
             return RateLimitReached(refusal.retry_after)
         except BaseException as error:
-            return Raised(_as_in_parent(described(error)), _kind(error))
+            return Raised(_with_parent_name(describe_error(error)), _kind(error))
         finally:
-            # A child may be killed at any time later, and what it printed must not be lost with it.
+            # A child may be killed at any later time, and its output must not be lost.
             for stream in (sys.stdout, sys.stderr):
-                # The function may have left it closed, or None.
+                # The function may have closed the stream, or set it to None.
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     stream.flush()
 
 
 class _Charge:
-    """The charge of one attempt, as its context sees it."""
+    """The charge of one attempt, for its context; it sends changes to the node."""
 
     def __init__(self, child: _Child, job: ClaimedJob) -> None:
         self._child = child
@@ -184,19 +184,19 @@ class _Charge:
 
 
 class _Functions:
-    """The functions that this process has been asked for, with the types of their arguments."""
+    """The functions that this process has been requested to run, with the types of their arguments."""
 
-    def __init__(self, setting: ChildSetup) -> None:
-        self._setting = setting
+    def __init__(self, setup: ChildSetup) -> None:
+        self._setup = setup
         self._has_main = False
         self._known: dict[tuple[str, str], tuple[Any, PayloadType]] = {}
 
     def load(self, module: str) -> None:
-        """Import a module; the node's own program under the name by which its `__main__` parts stay asleep."""
+        """Import a module; the node's program as `__mp_main__`, so that its `__main__` block does not run."""
         if module == "__main__" and not self._has_main:
-            setting = self._setting
-            named = {"init_main_from_name": setting.main_name} if setting.main_name is not None else {}
-            placed = {"init_main_from_path": setting.main_path} if setting.main_path is not None else {}
+            setup = self._setup
+            named = {"init_main_from_name": setup.main_name} if setup.main_name is not None else {}
+            placed = {"init_main_from_path": setup.main_path} if setup.main_path is not None else {}
             spawn.prepare(named or placed)
             self._has_main = True
         elif module != "__main__":
@@ -216,7 +216,7 @@ class _Functions:
 
 def _kind(error: BaseException, depth: int = 5) -> ErrorClass:
     kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
-    # Filters ask each member of a group; one that is too large or too deep is told in part.
+    # Filters check each member of a group; a group that is too large or too deep is sent in part.
     members = error.exceptions[:100] if isinstance(error, BaseExceptionGroup) and depth > 0 else ()
     return ErrorClass(
         tuple(f"{_module(kind)}:{kind.__qualname__}" for kind in kinds),
@@ -229,8 +229,8 @@ def _module(kind: type) -> str:
     return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
 
 
-def _as_in_parent(error: JobError) -> JobError:
-    """The program's own module has another name here."""
+def _with_parent_name(error: JobError) -> JobError:
+    """Return the error with the program's module as `__main__`: it has another name in this process."""
     prefix = "__mp_main__."
     if not error.type.startswith(prefix):
         return error

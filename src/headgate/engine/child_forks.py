@@ -1,4 +1,4 @@
-"""What processes that a function starts inherit from its child: neither its connection nor its deafness to signals."""
+"""Keeps processes that a function starts from inheriting the connection and the signal handlers of the child."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ import signal
 import threading
 from collections.abc import Callable
 
-UNHEARD = (signal.SIGINT, signal.SIGTERM)
-"""Signals that are the node's to answer, as they are sent to whole groups of processes."""
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that the node handles; they are sent to whole groups of processes."""
 
 
 def keep_from_forks(descriptor: int, on_fork: Callable[[], None]) -> None:
-    """Ignore these signals and hold the connection, both in this process alone; a fork calls `on_fork` first.
+    """Ignore these signals and hold the connection in this process only; a fork calls `on_fork` first.
 
-    A fork that held the connection could speak for its job, and would keep the death of the child from its node.
+    A fork that held the connection could send messages for the job, and would hide the death of the child from the
+    node.
     """
-    # It is closed by exec. And a handler that does nothing ends there, too, where SIG_IGN would last: whoever asks a
-    # program to terminate that a function has started would wait for ever.
+    # `exec` closes the connection and resets a handler that does nothing, but would keep SIG_IGN: a program that a
+    # function has started could not be terminated then.
     os.set_inheritable(descriptor, False)
-    before = {number: signal.signal(number, _ignore) for number in UNHEARD}
-    for number in UNHEARD:
+    before = {number: signal.signal(number, _ignore) for number in IGNORED_SIGNALS}
+    for number in IGNORED_SIGNALS:
         signal.siginterrupt(number, False)
     masks = threading.local()
     is_fork = False
 
     def hold_signals() -> None:
-        # A fork may be told to terminate as soon as it has a number, so that has to wait for its own answer to it.
-        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, UNHEARD)
+        # A fork may be terminated as soon as it has a process id; the signal waits until the fork's handlers are set.
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
 
     def release_signals() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
 
-    def part() -> None:
+    def detach_fork() -> None:
         nonlocal is_fork
-        # Only once: a fork of a fork may have the number in use for something else.
+        # Only once: a fork of a fork may use the descriptor for something else.
         if not is_fork:
             is_fork = True
             on_fork()
-            # The number stays taken, as the objects that know it still close it some time.
+            # The descriptor stays open on /dev/null: objects that hold its number close it later.
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, descriptor, inheritable=False)
             os.close(null)
@@ -47,8 +48,8 @@ def keep_from_forks(descriptor: int, on_fork: Callable[[], None]) -> None:
                     signal.signal(number, signal.SIG_DFL if handler is None else handler)
         release_signals()
 
-    os.register_at_fork(before=hold_signals, after_in_parent=release_signals, after_in_child=part)
+    os.register_at_fork(before=hold_signals, after_in_parent=release_signals, after_in_child=detach_fork)
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """Heard, and not followed."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""What a node and its child processes say to each other: structs as JSON, one a line."""
+"""The messages between a node and its child processes: structs as JSON, one per line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headgate.jobs.job import ClaimedJob, JobError
 
 
 class ChildSetup(msgspec.Struct, frozen=True):
-    """How a child becomes like its parent: its arguments and main module; and the module of the first task."""
+    """What a child needs to imitate its parent: arguments and main module; and the module of the first task."""
 
     arguments: list[str]
     main_name: str | None
@@ -17,7 +17,7 @@ class ChildSetup(msgspec.Struct, frozen=True):
 
 
 class AttemptRequest(msgspec.Struct, frozen=True):
-    """Run one attempt of the job."""
+    """A request to run one attempt of the job."""
 
     module: str
     function: str
@@ -29,7 +29,7 @@ class AttemptRequest(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The child has imported what it needs."""
+    """The child has imported the module."""
 
 
 class ImportFailed(msgspec.Struct, frozen=True, tag=True):
@@ -39,21 +39,21 @@ class ImportFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class CostSettled(msgspec.Struct, frozen=True, tag=True):
-    """The function settles the cost of its start; it goes on."""
+    """The function settles the cost of its start and continues."""
 
     limit: str
     actual: int
 
 
 class Progressed(msgspec.Struct, frozen=True, tag=True):
-    """The function says how far it is; it goes on."""
+    """The function reports its progress and continues."""
 
     fraction: float
     message: str | None
 
 
 class Logged(msgspec.Struct, frozen=True, tag=True):
-    """The function has logged a line; it goes on."""
+    """The function has logged a line and continues."""
 
     level: int
     logger: str
@@ -67,7 +67,7 @@ class ReturnedValue(msgspec.Struct, frozen=True, tag=True):
 
 
 class ErrorClass(msgspec.Struct, frozen=True):
-    """What an exception is: its class and the bases of it as `module:name`, nearest first; its text; its members."""
+    """An exception: its class and base classes as `module:name`, nearest first; its text; the members of a group."""
 
     names: tuple[str, ...]
     message: str
@@ -82,7 +82,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResultNotStorable(msgspec.Struct, frozen=True, tag=True):
-    """The function returned what cannot be stored."""
+    """The function returned a value that cannot be stored."""
 
     error: JobError
 
@@ -94,35 +94,35 @@ class ArgumentsRejected(msgspec.Struct, frozen=True, tag=True):
 
 
 class SnoozeRequested(msgspec.Struct, frozen=True, tag=True):
-    """The function asks to be run again after `delay` microseconds."""
+    """The function requests to run again after `delay` microseconds."""
 
     delay: int
 
 
 class RateLimitReached(msgspec.Struct, frozen=True, tag=True):
-    """The function was told by its callee to wait `retry_after` microseconds."""
+    """The API that the function calls requires a wait of `retry_after` microseconds."""
 
     retry_after: int
 
 
 Answer = ReturnedValue | Raised | ResultNotStorable | ArgumentsRejected | SnoozeRequested | RateLimitReached
-"""How a request ends."""
+"""What ends a request."""
 
-Aside = CostSettled | Progressed | Logged
-"""What a function says while it goes on."""
+Update = CostSettled | Progressed | Logged
+"""What a function sends while it runs."""
 
-Word = Ready | ImportFailed | Aside | Answer
+MessageBody = Ready | ImportFailed | Update | Answer
 
 
 class ChildMessage(msgspec.Struct, frozen=True):
-    """A word of a child, and the attempt that it is about: by then, the child may be at work on another."""
+    """A message of a child, and the attempt that it is about: the child may already run another one."""
 
-    word: Word
+    body: MessageBody
     job: str = ""
     fence: int = 0
 
 
 encode = msgspec.json.encode
-decode_said = msgspec.json.Decoder(ChildMessage).decode
+decode_message = msgspec.json.Decoder(ChildMessage).decode
 decode_request = msgspec.json.Decoder(AttemptRequest).decode
-decode_setting = msgspec.json.Decoder(ChildSetup).decode
+decode_setup = msgspec.json.Decoder(ChildSetup).decode

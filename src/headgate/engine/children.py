@@ -1,4 +1,4 @@
-"""Children: the processes of a node that run its process tasks, one for each that runs, kept for the next."""
+"""Children: the processes of a node that run its process tasks, one attempt at a time each, and are reused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pathlib import Path
 
 from headgate.engine.child_messages import (
     Answer,
-    Aside,
     AttemptRequest,
     ChildMessage,
     ChildSetup,
@@ -24,19 +23,20 @@ from headgate.engine.child_messages import (
     Logged,
     Progressed,
     Ready,
-    decode_said,
+    Update,
+    decode_message,
     encode,
 )
 from headgate.errors import ProcessDied
 
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from headgate.engine.child import main; main({})"
 
-GOODBYE = 2.0
-"""Seconds that idle children get to end on their own when the node does."""
+CHILD_EXIT_TIMEOUT = 2.0
+"""Seconds that idle children have to end on their own when the node ends."""
 
 
 class Child:
-    """One process, in a group of its own. All but `kill` block, so they are called in threads."""
+    """One process in its own process group. All methods but `kill` block, so they are called in threads."""
 
     def __init__(self, module: str) -> None:
         here, there = socket.socketpair()
@@ -57,11 +57,11 @@ class Child:
         self._is_ready = False
 
     def make_ready(self) -> None:
-        """Return when it can take requests. Raises ProcessDied if it cannot import what it has to."""
+        """Return when it can take requests. Raises ProcessDied if it cannot import the module."""
         if self._is_ready:
             return
-        self._write(encode(_setting(self._module)))
-        match self._hear().word:
+        self._write(encode(_setup(self._module)))
+        match self._receive().body:
             case Ready():
                 self._is_ready = True
             case ImportFailed(error):
@@ -69,25 +69,27 @@ class Child:
                     f"a child process could not import module {self._module!r}: {error.type}: {error.message}"
                 )
             case other:
-                raise ProcessDied(f"a child process answered with {type(other).__name__} before it was asked")
+                raise ProcessDied(f"a child process sent {type(other).__name__} before any request")
 
-    def ask(self, request: AttemptRequest, on_aside: Callable[[Aside], None]) -> Answer:
-        """Let it run one attempt. Raises ProcessDied if it ends before it has answered."""
+    def ask(self, request: AttemptRequest, on_update: Callable[[Update], None]) -> Answer:
+        """Run one attempt in it and return the answer. Raises ProcessDied if it ends before it has answered."""
         self._write(encode(request))
         attempt = request.job.id, request.job.fence
         while True:
-            said = self._hear()
-            is_about_it = (said.job, said.fence) == attempt
-            match said.word:
-                case CostSettled() | Progressed() | Logged() as aside:
-                    # A thread that outlived its function still speaks of an attempt that is over.
+            message = self._receive()
+            is_about_it = (message.job, message.fence) == attempt
+            match message.body:
+                case CostSettled() | Progressed() | Logged() as update:
+                    # A thread that outlived its function may still send updates of an attempt that has ended.
                     if is_about_it:
-                        on_aside(aside)
-                case Ready() | ImportFailed() as word:
-                    raise ProcessDied(f"a child process answered with {type(word).__name__} to a request")
+                        on_update(update)
+                case Ready() | ImportFailed() as body:
+                    raise ProcessDied(f"a child process answered a request with {type(body).__name__}")
                 case answer:
                     if not is_about_it:
-                        raise ProcessDied(f"a child process answered for job {said.job!r}, which it was not asked for")
+                        raise ProcessDied(
+                            f"a child process answered for job {message.job!r}, which it was not requested to run"
+                        )
                     return answer
 
     @property
@@ -95,26 +97,26 @@ class Child:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, for it and all that it has started; returns at once."""
-        # Its number stays taken until it is waited for, so this hits nobody else.
+        """Send SIGKILL to its process group; return immediately."""
+        # Its process id stays reserved until it is waited for, so this hits no other process.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def end(self, patience: float) -> None:
-        """Close the connection, wait until it is gone, and kill it when that takes too long."""
+    def end(self, timeout: float) -> None:
+        """Close the connection and wait until the process ends; kill it after `timeout` seconds."""
         self._file.close()
         self._socket.close()
         try:
-            self._process.wait(patience)
+            self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
 
     def wait(self) -> None:
-        """Return when it is gone, or after a moment if whoever killed it still sees to that."""
+        """Return when the process has ended, or after 2 s: the thread that killed it may still wait for it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GOODBYE)
+            self._process.wait(CHILD_EXIT_TIMEOUT)
 
     def _write(self, message: bytes) -> None:
         try:
@@ -123,18 +125,18 @@ class Child:
         except OSError:
             raise self._died() from None
 
-    def _hear(self) -> ChildMessage:
+    def _receive(self) -> ChildMessage:
         try:
             line = self._file.readline()
         except OSError:
             line = b""
         if not line.endswith(b"\n"):
             raise self._died()
-        said: ChildMessage = decode_said(line)
-        return said
+        message: ChildMessage = decode_message(line)
+        return message
 
     def _died(self) -> ProcessDied:
-        # What it had started would go on without it.
+        # Processes that it started would otherwise continue.
         self.kill()
         code = self._process.wait()
         if code >= 0:
@@ -145,14 +147,14 @@ class Child:
                 how += ", as the kernel does when memory runs out"
         if not self._is_ready:
             return ProcessDied(
-                f'the child process {how} before it was ready; a program needs `if __name__ == "__main__":` around '
-                "what it does, because children import it"
+                f"the child process {how} before it was ready; put the code of the main program under "
+                '`if __name__ == "__main__":`, because child processes import it'
             )
         return ProcessDied(f"the child process that ran the attempt {how}")
 
 
 class ChildCall:
-    """One attempt in a child: first `prepare`, then `run`, both in a thread; `kill` at any time, from anywhere."""
+    """One attempt in a child: first `prepare`, then `run`, both in a thread; `kill` at any time, from any thread."""
 
     def __init__(self, children: Children, module: str) -> None:
         self._children = children
@@ -162,7 +164,7 @@ class ChildCall:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Have a child that is ready. Raises ProcessDied."""
+        """Take a child and make it ready. Raises ProcessDied."""
         child = self._children.take(self._module)
         with self._lock:
             self._child = child
@@ -171,41 +173,41 @@ class ChildCall:
         try:
             child.make_ready()
         except BaseException:
-            self._let_go(is_usable=False)
+            self._release(is_usable=False)
             raise
 
-    def run(self, request: AttemptRequest, on_aside: Callable[[Aside], None]) -> Answer:
-        """Let the child run it, and keep the child for others. Raises ProcessDied."""
+    def run(self, request: AttemptRequest, on_update: Callable[[Update], None]) -> Answer:
+        """Run the attempt in the child, and keep the child for others. Raises ProcessDied."""
         assert self._child is not None, "prepare() comes first"
         is_usable = False
         try:
-            answer = self._child.ask(request, on_aside)
+            answer = self._child.ask(request, on_update)
             is_usable = True
             return answer
         finally:
-            self._let_go(is_usable=is_usable)
+            self._release(is_usable=is_usable)
 
     def drop(self) -> None:
-        """Give back a child that was prepared and is not needed."""
-        self._let_go(is_usable=True)
+        """Return a child that was prepared and is not needed."""
+        self._release(is_usable=True)
 
     def kill(self) -> None:
-        """End the child, and with it the attempt, within a moment."""
+        """Kill the child, and with it the attempt."""
         with self._lock:
             self._is_killed = True
             if self._child is not None:
                 self._child.kill()
 
-    def _let_go(self, *, is_usable: bool) -> None:
+    def _release(self, *, is_usable: bool) -> None:
         with self._lock:
             child, self._child = self._child, None
             is_usable = is_usable and not self._is_killed
         if child is not None:
-            self._children.give_back(child, is_usable=is_usable)
+            self._children.put_back(child, is_usable=is_usable)
 
 
 class Children:
-    """The processes of one node: as many as process tasks have run at once, each with one attempt at a time."""
+    """The child processes of one node: as many as process tasks have run at once, one attempt at a time each."""
 
     def __init__(self) -> None:
         self._idle: list[Child] = []
@@ -214,11 +216,11 @@ class Children:
         self._is_closed = False
 
     def begin(self, module: str) -> ChildCall:
-        """An attempt whose function is in that module; nothing has started yet."""
+        """Return the call of an attempt whose function is in `module`; nothing is started yet."""
         return ChildCall(self, module)
 
     def take(self, module: str) -> Child:
-        """An idle child that is alive, or a new one."""
+        """Return an idle child that is alive, or a new one."""
         child = self._idle_child() or Child(module)
         with self._lock:
             self._busy.add(child)
@@ -236,46 +238,46 @@ class Children:
                 return child
             child.end(0)
 
-    def give_back(self, child: Child, *, is_usable: bool) -> None:
-        """Keep it for the next attempt, or end it."""
+    def put_back(self, child: Child, *, is_usable: bool) -> None:
+        """Keep the child for the next attempt, or end it if it is not usable."""
         with self._lock:
             self._busy.discard(child)
             if is_usable and not self._is_closed:
                 self._idle.append(child)
                 return
         child.kill()
-        child.end(GOODBYE)
+        child.end(CHILD_EXIT_TIMEOUT)
 
     def kill_all(self) -> None:
-        """End those that are at work, and take no more."""
+        """Kill the busy children and keep no more."""
         with self._lock:
             self._is_closed = True
             for child in self._busy:
                 child.kill()
 
     def close(self) -> None:
-        """End all of them, and return when they are gone; blocks."""
+        """End all children, and return when they have ended; blocks."""
         self.kill_all()
         with self._lock:
             idle, self._idle = self._idle, []
             killed = list(self._busy)
         for child in idle:
-            child.end(GOODBYE)
+            child.end(CHILD_EXIT_TIMEOUT)
         for child in killed:
             child.wait()
 
     @property
-    def are_there(self) -> bool:
-        """Whether there is any process to end."""
+    def any_alive(self) -> bool:
+        """Whether there is a process to end."""
         return bool(self._idle or self._busy)
 
     def statistics(self) -> dict[str, int]:
-        """How many run an attempt, and how many wait for one."""
+        """Return how many children are busy, and how many are idle."""
         with self._lock:
             return {"busy": len(self._busy), "idle": len(self._idle)}
 
 
-def _setting(module: str) -> ChildSetup:
+def _setup(module: str) -> ChildSetup:
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", None)
     path = getattr(main, "__file__", None)
@@ -288,7 +290,7 @@ def _setting(module: str) -> ChildSetup:
 
 
 def _search_path() -> list[str]:
-    """What import looks through; it passes over entries that are no text, so nothing is lost with them."""
+    """Return the import path without entries that are not text, which import ignores."""
     return [entry for entry in sys.path if isinstance(entry, str)]
 
 

@@ -27,9 +27,9 @@ from headgate.tasks.registry import Registry
 
 
 class ClaimLoop:
-    """Sends one claim at a time: on an arrival, a freed slot, an opened bucket, a job that comes due.
+    """Sends one claim at a time: on an arrival, a freed slot, an opened bucket, or a job that becomes due.
 
-    `swept` counts the jobs that only a sweep found; no job should ever be.
+    `swept` counts the jobs that only a sweep found; it should stay 0.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ClaimLoop:
         outcomes: OutcomeRecorder,
         recovery: ClaimRecovery,
         fetcher: Fetcher,
-        historian: HistoryWriter,
+        history_writer: HistoryWriter,
         notices: ClaimNotices,
         wakeup: ClaimWakeup,
         *,
@@ -63,7 +63,7 @@ class ClaimLoop:
         self._outcomes = outcomes
         self._recovery = recovery
         self._fetcher = fetcher
-        self._historian = historian
+        self._history_writer = history_writer
         self._notices = notices
         self._wakeup = wakeup
         self._stopping = stopping
@@ -81,18 +81,18 @@ class ClaimLoop:
             if self._stopping.is_set():
                 return
             if not self._lease.holds:
-                # What it would claim now might be taken back before it starts.
+                # Other nodes might take back what it claims now before it starts.
                 await self._lease.renew_until_held()
             rooms = self._slots.rooms()
             if rooms and not self._stopping.is_set():
                 await self._claim(self.claim_for(rooms), is_sweep=is_sweep)
 
     def claim_for(self, rooms: Mapping[str, Room]) -> Claim:
-        """Return the claim of this node for that room."""
+        """Return the claim of this node for these rooms."""
         return Claim(self._membership.id, rooms, self._rules, self._registry.names, self._registry.gates())
 
     def close(self) -> None:
-        """Call off the next claim."""
+        """Cancel the timer of the next claim."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -119,31 +119,31 @@ class ClaimLoop:
         self._notices.take(claimed)
 
     async def _still_owned(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
-        """Return those of the jobs that a heartbeat finds to be this node's still: their claim outlived its lease."""
+        """Return those of the jobs that this node still owns by a heartbeat: their claim outlived its lease."""
         owned = await self._lease.renew_until_held()
-        # A node that is stopping hands all of them back, which is refused for those that it does not own.
+        # A stopping node returns all of them; the store refuses that for those it does not own.
         return jobs if owned is None else [job for job in jobs if owned.get(job.id) == job.fence]
 
     def _start(self, jobs: Sequence[ClaimedJob]) -> None:
-        self._historian.note_started(jobs)
+        self._history_writer.note_started(jobs)
         for job in jobs:
             if self._stopping.is_set():
-                # Told to end while the claim was on its way.
+                # The node was stopped during the claim.
                 self._outcomes.hand_back(job)
             else:
                 self._attempts.start(job)
 
     def _claim_again(self, claim: Claim, claimed: Claimed, asked_at: int) -> None:
-        """Arrange the next claim, and fetch starts for the buckets that this one met empty."""
+        """Set the timer of the next claim, and fetch starts for the remote buckets that this one found empty."""
         if self._fetcher.has_limits:
             self._fetcher.note_taken(claimed.jobs)
-            self._fetcher.want(claimed.starved, self._slots.free)
+            self._fetcher.request(claimed.starved, self._slots.free)
         if claimed.more:
             self._wakeup.wake()
         elif not self._fetcher.has_limits:
-            # How much is fetched from other stores depends on the slots that are free at that moment.
+            # How much is fetched from other stores depends on the slots that are free then.
             self._slots.note_claimed(claim.rooms, claimed.jobs)
-        # Counted from before the claim: a little early costs an empty claim, a little late would cost budget.
+        # Counted from before the claim: a little early costs an empty claim, a little late would lose budget.
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Claim notices: what a claim found out beside the jobs that it gave out."""
+"""Claim notices: what a claim found besides the jobs that it returned."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from headgate.storage.records import Claimed, Throttled
 
 
 class ClaimNotices:
-    """Publishes closed limits, dropped jobs and unknown tasks, and passes on jobs that lie under old gates."""
+    """Publishes closed limits, dropped jobs and unknown tasks, and passes jobs with old gates to the migrator."""
 
-    def __init__(self, regater: BacklogMigrator, teller: CallbackRunner, *, clock: Clock, bus: EventBus) -> None:
-        self._regater = regater
-        self._teller = teller
+    def __init__(
+        self, backlog_migrator: BacklogMigrator, callback_runner: CallbackRunner, *, clock: Clock, bus: EventBus
+    ) -> None:
+        self._backlog_migrator = backlog_migrator
+        self._callback_runner = callback_runner
         self._clock = clock
         self._bus = bus
         self._throttles = ThrottleLog()
         self._unknown_tasks: set[str] = set()
 
     def take(self, claimed: Claimed) -> None:
-        """Handle all that the answer to a claim says beside its jobs."""
+        """Handle everything in the result of a claim but its jobs."""
         self.publish_throttled(claimed.throttled)
-        publish_dropped(self._bus, self._teller, self._clock, claimed.dropped)
+        publish_dropped(self._bus, self._callback_runner, self._clock, claimed.dropped)
         if claimed.astray or claimed.has_strange_lanes:
-            self._regater.take_up(claimed.astray, has_strange_lanes=claimed.has_strange_lanes)
+            self._backlog_migrator.add_met(claimed.astray, has_strange_lanes=claimed.has_strange_lanes)
         for task in claimed.unknown:
             if task not in self._unknown_tasks:
                 self._unknown_tasks.add(task)
                 self._bus.publish(TaskUnknown(at=self._clock.now(), task=task))
 
     def publish_throttled(self, throttled: Sequence[Throttled]) -> None:
-        """Publish which closed buckets a claim met."""
+        """Publish the closed buckets that a claim met."""
         if not throttled:
             return
-        if self._bus.wants(JobThrottled):
+        if self._bus.has_listener(JobThrottled):
             for event in self._throttles.events(throttled, self._clock.now(), self._clock.monotonic()):
                 self._bus.publish(event)
-        if self._bus.wants(LimitsClosed):
+        if self._bus.has_listener(LimitsClosed):
             limits = tuple([met.draw.limit for met in throttled])
             self._bus.publish(LimitsClosed(at=self._clock.now(), limits=limits))

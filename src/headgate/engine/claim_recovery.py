@@ -1,4 +1,4 @@
-"""Claim recovery: starts the jobs of claims that were made and whose reply was lost."""
+"""Claim recovery: starts the jobs of claims that succeeded but whose reply was lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headgate.tasks.registry import Registry
 
 
 class ClaimRecovery:
-    """Follows the claims of a node, and compares the jobs that it owns by the store with those that it has."""
+    """Tracks the claims of a node, and compares the jobs it owns in the store with those it runs or records."""
 
     def __init__(
         self,
@@ -30,9 +30,9 @@ class ClaimRecovery:
         attempts: RunningAttempts,
         outcomes: OutcomeRecorder,
         recorder: Recorder,
-        historian: HistoryWriter,
+        history_writer: HistoryWriter,
         *,
-        elsewhere: Container[str],
+        remote_limits: Container[str],
         stopping: asyncio.Event,
         clock: Clock,
     ) -> None:
@@ -43,8 +43,8 @@ class ClaimRecovery:
         self._attempts = attempts
         self._outcomes = outcomes
         self._recorder = recorder
-        self._historian = historian
-        self._elsewhere = elsewhere
+        self._history_writer = history_writer
+        self._remote_limits = remote_limits
         self._stopping = stopping
         self._clock = clock
         self._lost_claims = LostClaims()
@@ -55,25 +55,25 @@ class ClaimRecovery:
 
     @property
     def is_claiming(self) -> bool:
-        """Whether a claim is on its way, or its jobs have not been started yet."""
+        """Whether a claim is pending, or its jobs have not been started yet."""
         return self._claiming_since is not None
 
     def claim_sent(self, at: int) -> None:
-        """A claim was sent at `at` (monotonic); it was promised every free slot."""
+        """Note that a claim was sent at `at` (monotonic); every free slot is reserved for it."""
         self._claiming_since = at
 
     def claim_answered(self) -> None:
-        """The jobs of the claim are about to be started."""
+        """Note that the claim has returned and its jobs start next."""
         self._claiming_since = None
 
     def claim_failed(self) -> None:
-        """The claim may have been made, and its reply lost."""
+        """Note that the claim failed; it may have succeeded in the store and its reply may be lost."""
         self._claiming_since = None
-        # Lost is what was not there in two checks.
+        # A job is lost if two checks do not find it here.
         self._checks_left = 2
 
     def take_check(self) -> bool:
-        """Return whether a heartbeat should check now for lost claims, which counts as one of the checks."""
+        """Return whether a heartbeat should check for lost claims now; True uses up one of the checks."""
         if not self._checks_left:
             return False
         self._checks_left -= 1
@@ -82,10 +82,10 @@ class ClaimRecovery:
     # --------------------------------------------------------------------------------------------- recover
 
     async def recover(self, node: str, owned: Mapping[str, int]) -> None:
-        """Start, or hand back, the lost among the jobs that `node` owns, given with their fences."""
-        heard = self._attempts.jobs | self._recorder.pending
+        """Start or return the lost jobs among those that `node` owns; `owned` maps them to their fences."""
+        known = self._attempts.jobs | self._recorder.pending
         now = self._clock.monotonic()
-        for job_id, fence in self._lost_claims.among(owned, heard, claiming_since=self._claiming_since, now=now):
+        for job_id, fence in self._lost_claims.among(owned, known, claiming_since=self._claiming_since, now=now):
             await self._recover_job(node, job_id, fence)
 
     async def _recover_job(self, node: str, job_id: str, fence: int) -> None:
@@ -95,21 +95,21 @@ class ClaimRecovery:
         if job_id in self._attempts.jobs or job_id in self._recorder.pending:
             return
         if not self._own_lease.holds(self._clock.monotonic()):
-            # The next heartbeats find it again.
+            # The next heartbeat finds it again.
             return
         job = record.as_claimed()
-        self._historian.note_started([job])
+        self._history_writer.note_started([job])
         if self._can_start(job):
             self._attempts.start(job)
         else:
             self._outcomes.hand_back(job)
 
     def _can_start(self, job: ClaimedJob) -> bool:
-        # A claim that is on its way was promised every slot that is free.
+        # Every free slot is reserved for a pending claim.
         return (
             not self.is_claiming
             and self._slots.free_in(job.queue) > 0
             and job.task in self._registry.names
-            and not any(draw.limit in self._elsewhere for draw in job.draws)
+            and not any(draw.limit in self._remote_limits for draw in job.draws)
             and not self._stopping.is_set()
         )

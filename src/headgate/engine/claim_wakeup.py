@@ -1,4 +1,4 @@
-"""The wake-up of the claim loop: something may have become claimable, or it is time for a sweep."""
+"""The wake-up of the claim loop: a job may have become claimable, or a sweep is due."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class ClaimWakeup:
-    """Wakes the claim loop. Wake-ups that come while it is busy are one."""
+    """Wakes the claim loop. Wake-ups that come while it is busy are merged into one."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -18,12 +18,12 @@ class ClaimWakeup:
         return self._event.is_set()
 
     def wake(self) -> None:
-        """Claim: something may have become claimable."""
+        """Wake the loop because a job may have become claimable."""
         self._is_sweep = False
         self._event.set()
 
     def sweep(self) -> None:
-        """Claim without a cause, as a safety net. A wake-up that is already pending stays one with a cause."""
+        """Wake the loop without a cause, as a safety net. A pending wake-up stays one with a cause."""
         if not self._event.is_set():
             self._is_sweep = True
             self._event.set()

@@ -1,4 +1,4 @@
-"""Declaring schedules: what the code says of one meets what the store knows of it."""
+"""Declaring schedules: merges the declaration in the code with the stored schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.engine.occurrence import occurrence
 from headgate.jobs.event import ScheduleTooFast
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.limits.limit import AnyRule
-from headgate.schedules.schedule import ScheduleRules, begin, go_on, is_over
+from headgate.schedules.schedule import ScheduleRules, first_progress, is_over, updated_progress
 from headgate.schedules.stored_trigger import CodeOnlyTrigger, counted_from, dump_trigger, load_trigger
 from headgate.schedules.trigger import Trigger
 from headgate.storage.schedules import ScheduleRecord
@@ -25,16 +25,16 @@ from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
 
 SAMPLES = (50, 1000)
-"""How many occurrences in a row are held against a limit."""
+"""How many consecutive occurrences are compared with a limit."""
 
 
 async def declare(
     storage: Store, spec: ScheduleSpec, call: ScheduledCall, *, again: bool, code: Code | None = None
 ) -> tuple[ScheduleRecord | None, str | None]:
-    """Store a schedule, or bring the one of its name up to date: its count, its rhythm and its pause stay.
+    """Store a schedule, or update the stored one; its run count, its rhythm and its pause stay.
 
-    One that has come to its end goes on if it is declared otherwise than before; with `again` it begins anew. One of
-    the `code` takes the place of the one that it was before its task was renamed, whose name is the second answer.
+    An ended schedule continues if its declaration has changed; with `again` it starts anew. A schedule declared in the
+    `code` replaces the one it was before its task was renamed. Returns the stored schedule and the name it replaces.
     """
     while True:
         now = storage.now()
@@ -55,16 +55,16 @@ async def declare(
             return None, None
         anew = known is None or (again and is_over(known.rules, known.course))
         if known is None or anew:
-            course = begin(rules, counted_from(spec.trigger, now), now)
+            course = first_progress(rules, counted_from(spec.trigger, now), now)
             record = ScheduleRecord(
                 spec.name, call, rules, course, paused_at=None if known is None else known.paused_at,
                 is_declared=code is not None or (known is not None and known.is_declared),
             )  # fmt: skip
         else:
-            # Its first occurrence is what it was stored with: one that is computed anew at each start would never come.
+            # Keep the stored first occurrence: one that is computed anew at each start would never come.
             rules = replace(rules, first_at=known.rules.first_at)
             trigger = counted_from(spec.trigger, known.course.started_at)
-            course = go_on(known.course, rules, trigger, now)
+            course = updated_progress(known.course, rules, trigger, now)
             record = replace(known, name=spec.name, call=call, rules=rules, course=course)
             if code is not None:
                 formerly = known.formerly if known is not before else before.name
@@ -79,16 +79,16 @@ async def declare(
         ):
             if before is None:
                 return record, None
-            # A release without the alias has begun it under its new name, so both are there, and one is too many.
+            # A release without the alias has stored it under its new name as well; remove the old one.
             await storage.remove_schedule(before.name)
             return record, before.name
 
 
 class Code(NamedTuple):
-    """What the code says around a schedule that it declares.
+    """The context of a schedule that the code declares.
 
-    `names` are the task's older names that no schedule of this code has, and `schedules` are the names that one has.
-    Unless it `may_begin`, it is brought up to date if it is there, and not stored otherwise.
+    `names` are the task's older names that no schedule of this code has; `schedules` are the names of all schedules of
+    this code. Without `may_begin` a stored schedule is updated, and a missing one is not stored.
     """
 
     task: str
@@ -99,7 +99,7 @@ class Code(NamedTuple):
 
 
 async def _before(storage: Store, name: str, code: Code, *, is_stored: bool) -> ScheduleRecord | None:
-    """The schedule that this one was before its task got another name, or before that was undone."""
+    """Return the schedule that this one was before its task was renamed, or before that was undone."""
     if not code.is_named_after_task:
         return None
     for older in code.names:
@@ -113,13 +113,13 @@ async def _before(storage: Store, name: str, code: Code, *, is_stored: bool) -> 
 
 
 def signature(spec: ScheduleSpec, call: ScheduledCall) -> str:
-    """A short text that changes when a schedule is declared otherwise."""
-    said = (dump_trigger(spec.trigger), *(getattr(spec, field.name) for field in fields(spec)[2:]), call)
-    return blake2b(msgspec.json.encode(said), digest_size=16).hexdigest()
+    """Return a short text that changes when the declaration of a schedule changes."""
+    declared = (dump_trigger(spec.trigger), *(getattr(spec, field.name) for field in fields(spec)[2:]), call)
+    return blake2b(msgspec.json.encode(declared), digest_size=16).hexdigest()
 
 
 def trigger_of(record: ScheduleRecord, declared: Mapping[str, Trigger]) -> Trigger | None:
-    """The trigger of a schedule as it runs; None for one that only other code knows. Raises DeclarationError."""
+    """Return the trigger of a schedule, or None if only other code has it. Raises DeclarationError."""
     stored = load_trigger(record.rules.trigger)
     if not isinstance(stored, CodeOnlyTrigger):
         return counted_from(stored, record.course.started_at)
@@ -130,7 +130,7 @@ def trigger_of(record: ScheduleRecord, declared: Mapping[str, Trigger]) -> Trigg
 def slower_limit(
     trigger: Trigger, now: int, draws: Iterable[tuple[str, int]], rules: Mapping[str, AnyRule]
 ) -> str | None:
-    """The limit among these draws (with their costs) that a schedule is faster than, if there is one."""
+    """Return the first limit of `draws` (limits with costs) that a schedule is faster than; None without one."""
     instants: list[int] = []
     instant = trigger.next_after(now)
     while instant is not None and len(instants) < SAMPLES[-1]:
@@ -147,7 +147,7 @@ def slower_limit(
 
 
 def warn_if_too_fast(record: ScheduleRecord, trigger: Trigger, registry: Registry, bus: EventBus, clock: Clock) -> None:
-    """Tell of a schedule that comes more often than a limit of its task lets its jobs start."""
+    """Publish ScheduleTooFast if the schedule is due more often than a limit of its task allows."""
     now = record.course.started_at
     job = occurrence(record, registry, id="", occurs_at=now, now=now)
     costs = job.costs or (1,) * len(job.draws)

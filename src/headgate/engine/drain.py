@@ -1,4 +1,4 @@
-"""Draining: ends a node when there is nothing left for it to do."""
+"""Draining: stops a node when no work is left."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 
 Drain = Literal["ready", "all"]
-"""Until nothing runs and nothing could start now; or until nothing waits for a limit or for its time either."""
+"""`ready`: until no job runs and none can start now. `all`: until no job waits for a limit or its time either."""
 
-LOOK_EVERY = 0.1
-"""Seconds between two looks of a node that has nothing to do."""
+POLL_INTERVAL = 0.1
+"""Seconds between two checks of a node that has nothing to do."""
 
 
 class DrainWatch:
@@ -57,9 +57,9 @@ class DrainWatch:
                     self._queues, self._registry.names, ready_only=self._until == "ready"
                 )
             except StorageUnavailable as error:
-                publish_trouble(self._bus, self._clock, "looking whether work is left", error)
+                publish_trouble(self._bus, self._clock, "checking for remaining work", error)
             else:
-                # What came in since it looked, and was claimed at once, is still done.
+                # A job that arrived after the check and was claimed at once is still run.
                 if is_drained and started == self._attempts.started and not self._recovery.is_claiming:
                     self._stop()
-            await sleep(self._clock, LOOK_EVERY)
+            await sleep(self._clock, POLL_INTERVAL)

@@ -1,4 +1,4 @@
-"""A node beside other work in a program: it ends with the block that it is for, and its crash ends the block."""
+"""A node inside a program that does other work: it ends with its `async with` block, and its crash ends the block."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headgate.engine.node import Node
 class EmbeddedNode:
     """Runs a node for as long as an `async with` block lasts.
 
-    When the node crashes, the block is cancelled and raises what the node died of, as the block of a TaskGroup does: a
-    program that went on without its worker would collect jobs that nobody runs.
+    When the node crashes, the block is cancelled and raises the error of the node, as the block of a TaskGroup does: a
+    program that continued without its worker would collect jobs that no node runs.
     """
 
     def __init__(self, node: Node) -> None:
@@ -41,12 +41,12 @@ class EmbeddedNode:
         try:
             await self._running
         except Exception:
-            # The crash has been logged; whoever ends the whole program at this moment goes first.
+            # The crash has been logged; an error that ends the program goes first.
             if not isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
 
     def _note_end(self, running: asyncio.Task[None]) -> None:
         has_crashed = not running.cancelled() and running.exception() is not None
         if has_crashed and not self._is_left and self._block is not None:
-            # It changes nothing where the task that entered the block has ended, as the setup of a test may have.
+            # No effect if the task that entered the block has ended, as the setup task of a test may have.
             self._has_cancelled = self._block.cancel()

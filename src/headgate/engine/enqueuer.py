@@ -1,4 +1,4 @@
-"""The intake: turns calls into jobs and stores them, alone, tied, in the caller's transaction, or by a schedule."""
+"""The enqueuer: turns calls into jobs and stores them, as flows, in the caller's transaction, or by a schedule."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from headgate.tasks.tracing import Tracing
 NO_QUEUES: Mapping[str, str] = {}
 
 _SCHEDULED = frozenset(ScheduledCall.__struct_fields__)
-"""What a schedule keeps of the options of its task."""
+"""The options of its task that a schedule keeps."""
 
 
 class Enqueuer:
-    """What enqueueing does in one process. Raises what `Task.enqueue` says that it raises."""
+    """Enqueues jobs for one process. Raises the errors that `Task.enqueue` documents."""
 
     def __init__(
         self,
@@ -53,85 +53,85 @@ class Enqueuer:
         clock: Clock,
         bus: EventBus,
         ids: IdSource,
-        teller: CallbackRunner,
-        historian: HistoryWriter,
+        callback_runner: CallbackRunner,
+        history_writer: HistoryWriter,
     ) -> None:
         self._storage = storage
         self._registry = registry
         self._clock = clock
         self._bus = bus
         self._ids = ids
-        self._teller = teller
-        self._historian = historian
+        self._callback_runner = callback_runner
+        self._history_writer = history_writer
         self.tracing: Tracing | None = None
         self._backlogs = Backlogs(storage, clock, registry.queues.__getitem__)
         self._skipped: set[tuple[str, str]] = set()
 
     def close(self) -> None:
-        """The app is not open any more; whoever waits for room in a queue is told so."""
+        """End all waits for room in a queue with NotOpen, because the app is closed."""
         self._backlogs.close()
 
-    async def take(self, task: Task[Any, Any], parts: Sequence[CallGroup]) -> list[str]:
-        """Store the calls as jobs in one commit; the ids of the jobs that stand for them."""
-        counts = queue_counts(parts)
+    async def enqueue(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[str]:
+        """Store the calls as jobs in one commit; return the id for each call, of its own job or of the existing one."""
+        counts = queue_counts(groups)
         if not self._backlogs.are_bounded(counts):
-            return await self._store(self._jobs_of(task, parts))
+            return await self._store(self._jobs_of(task, groups))
         with await self._backlogs.admit(counts) as admitted:
-            return await self._store(self._jobs_of(task, parts, admitted.queues), admitted)
+            return await self._store(self._jobs_of(task, groups, admitted.queues), admitted)
 
     async def _store(self, jobs: Sequence[NewJob], admitted: Admitted | None = None) -> list[str]:
-        is_patient = any(job.give_up_at is not None for job in jobs)
-        if is_patient:
+        has_max_wait = any(job.give_up_at is not None for job in jobs)
+        if has_max_wait:
             jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
         if admitted is not None:
             admitted.store()
         others = await self._add(jobs)
-        self._tell(jobs, others)
-        if is_patient:
-            # One that was folded into another is not stored.
-            self._tell_rejected([job for job in jobs if job.id not in others])
-        return standing_ids(jobs, others)
+        self._publish_enqueued(jobs, others)
+        if has_max_wait:
+            # A job that was merged into an existing one is not stored.
+            self._publish_rejected([job for job in jobs if job.id not in others])
+        return resolved_ids(jobs, others)
 
     def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
-        """Raise what `take` would say of the call itself, whatever is in the store."""
+        """Raise what `enqueue` would raise for the call itself, whatever the store holds."""
         _, arguments = task.payload.encode(call.args, call.kwargs)
         options = task.options
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
-        # A call that a limit would skip is told once it is enqueued.
+        # A skipped limit is published when the call is enqueued.
         self._registry.gate(task, queue).ask(arguments, headers, lambda _limit, _reason: None)
 
-    async def take_tied(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
-        """Store the calls of a chain or a batch, and the batches with their sizes, in one commit."""
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
+        """Store the calls of a chain or batch in one commit, and the batches (id, size)."""
         counts = Counter(call.queue for call in calls)
         with await self._backlogs.admit(counts) as admitted:
             gates: dict[str, BatchGate] = {}
-            jobs = [self._tied_job(call, admitted.queues[call.queue], gates) for call in calls]
+            jobs = [self._flow_job(call, admitted.queues[call.queue], gates) for call in calls]
             if any(job.give_up_at is not None for job in jobs):
                 jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
             now = self._storage.now()
             admitted.store()
             await self._add(jobs, [NewBatch(id, total, now) for id, total in batches])
-        self._tell(jobs, {})
-        self._tell_rejected(jobs)
+        self._publish_enqueued(jobs, {})
+        self._publish_rejected(jobs)
 
-    async def jobs_to_enlist(self, task: Task[Any, Any], parts: Sequence[CallGroup]) -> list[NewJob]:
-        """Jobs for a transaction of the caller's. Whether their limits reject them is judged when they are there."""
-        counts = queue_counts(parts)
-        # Waiting for room with a transaction open would keep others waiting, and on SQLite those who make room.
+    async def jobs_for_transaction(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[NewJob]:
+        """Return jobs for a transaction of the caller; `max_wait` is checked after the caller has committed."""
+        counts = queue_counts(groups)
+        # A wait for room with a transaction open would block others, on SQLite even those that make room.
         with await self._backlogs.admit(counts, may_wait=False) as admitted:
-            jobs = self._jobs_of(task, parts, admitted.queues)
-            # Stored when the caller commits, of which nobody hears: they count as soon as the store counts them.
+            jobs = self._jobs_of(task, groups, admitted.queues)
+            # The caller's commit is not notified here, so these jobs count once the store counts them.
             admitted.store()
             return jobs
 
-    async def enlist(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
-        """Add the jobs to the transaction of the caller's connection; returns what `Store.add_in` does.
+    async def add_in_transaction(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        """Add the jobs to the transaction of the caller's connection; return what `Store.add_in` returns.
 
-        Raises DeclarationError for an app whose jobs are in memory.
+        Raises DeclarationError if the app keeps its jobs in memory.
         """
         if self._storage.is_in_process:
             raise DeclarationError(
-                "connection= needs an app whose jobs are in a database, and this one keeps them in memory; use "
+                "connection= needs an app whose jobs are in a database; this app keeps them in memory. Use "
                 "sqlite:///path or postgresql://…"
             )
         if self.tracing is None or not jobs:
@@ -139,39 +139,39 @@ class Enqueuer:
         with self.tracing.sending(jobs) as sent:
             return await self._storage.add_in(connection, sent)
 
-    def must_promise(self, task: Task[Any, Any], parts: Sequence[CallGroup]) -> list[bool]:
-        """Of each call, whether it is to be told what the limits of its job promise."""
-        asked: list[bool] = []
-        for part in parts:
-            is_asked = part.options.get("promise") and self._registry.gate(task, part.queue).limits
-            asked += [bool(is_asked)] * len(part.calls)
-        return asked
+    def promise_flags(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[bool]:
+        """Return for each call whether `promise=` is set and its job has limits."""
+        flags: list[bool] = []
+        for group in groups:
+            is_requested = group.options.get("promise") and self._registry.gate(task, group.queue).limits
+            flags += [bool(is_requested)] * len(group.calls)
+        return flags
 
     def scheduled_call(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> ScheduledCall:
-        """What a schedule enqueues again and again. Raises DeclarationError for what is said of one job only."""
+        """Return the call that a schedule enqueues. Raises DeclarationError for options of a single job."""
         options = task.options
         if not options.keys().isdisjoint(("delay", "at", "expires_at")):
             raise DeclarationError(
-                f"schedule {spec.name!r}: delay, at and expires_at are of one job; the trigger says when, and first= "
-                "and until= where it begins and ends"
+                f"schedule {spec.name!r}: delay, at and expires_at are options of one job; the trigger sets the times, "
+                "first= and until= set where it starts and ends"
             )
         if not options.keys().isdisjoint(("unique_key", "connection")):
             raise DeclarationError(
-                f"schedule {spec.name!r}: unique_key and connection are of one job; overlap= says what becomes of an "
-                "occurrence while the one before is not over"
+                f"schedule {spec.name!r}: unique_key and connection are options of one job; overlap= sets what happens "
+                "to an occurrence while the previous one is not final"
             )
         payload, arguments = task.payload.encode(call.args, call.kwargs)
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
-        # A key or a cost that cannot be is told here, and not by a node at six in the morning.
+        # An impossible key or cost is raised here, and not later on a node.
         self._registry.gate(task, queue).ask(arguments, headers, partial(self._skip, task.name))
         fields = {name: value for name, value in task.template.fields.items() if name in _SCHEDULED}
         return ScheduledCall(queue=queue, payload=payload, **fields)
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> None:
-        """Store a schedule at run time. Raises DeclarationError for what is said of one job, or by code, only."""
+        """Store a schedule at run time. Raises DeclarationError for options of one job and for a custom trigger."""
         if not isinstance(spec.trigger, Cron | Every | Calendar):
             raise DeclarationError(
-                f"schedule {spec.name!r}: a trigger of your own cannot be stored, so nodes would not know it; declare "
+                f"schedule {spec.name!r}: a custom trigger cannot be stored, so other nodes cannot load it; declare "
                 "the schedule in the code with @app.schedule"
             )
         scheduled = self.scheduled_call(task, spec, call)
@@ -191,11 +191,11 @@ class Enqueuer:
         publish_use(self._bus, self._clock, "add", asked_at, len(jobs))
         return others
 
-    def _tied_job(self, tied: FlowCall, queue: str, gates: dict[str, BatchGate]) -> NewJob:
-        task, batch = tied.task, tied.origin.batch
-        (job,) = self._new_jobs(task, group_calls(task, (tied.call,))[0], queue)
-        if tied.limits and batch is not None:
-            gate = gates.get(batch) or BatchGate(batch, tied.limits, self._registry.limits)
+    def _flow_job(self, flow_call: FlowCall, queue: str, gates: dict[str, BatchGate]) -> NewJob:
+        task, batch = flow_call.task, flow_call.origin.batch
+        (job,) = self._new_jobs(task, group_calls(task, (flow_call.call,))[0], queue)
+        if flow_call.limits and batch is not None:
+            gate = gates.get(batch) or BatchGate(batch, flow_call.limits, self._registry.limits)
             gates[batch] = gate
             asked = GatedCall(job.draws, job.costs, job.terms)
             arguments = task.payload.arguments(job.payload)
@@ -204,31 +204,31 @@ class Enqueuer:
             )
             variant = "" if terms is None else terms.variant()
             job = replace(job, draws=draws, costs=costs, terms=terms, variant=variant)
-        is_tied = tied.origin != Origin()
-        return replace(job, id=tied.id, origin=tied.origin if is_tied else None)
+        is_in_flow = flow_call.origin != Origin()
+        return replace(job, id=flow_call.id, origin=flow_call.origin if is_in_flow else None)
 
     def _jobs_of(
-        self, task: Task[Any, Any], parts: Sequence[CallGroup], queues: Mapping[str, str] = NO_QUEUES
+        self, task: Task[Any, Any], groups: Sequence[CallGroup], queues: Mapping[str, str] = NO_QUEUES
     ) -> list[NewJob]:
-        """Return the jobs of all parts; `queues` are those that they go to in place of their own."""
+        """Return the jobs of all groups; `queues` maps queues to their fallbacks."""
         jobs: list[NewJob] = []
-        for part in parts:
-            jobs += self._new_jobs(task, part, queues.get(part.queue, part.queue))
+        for group in groups:
+            jobs += self._new_jobs(task, group, queues.get(group.queue, group.queue))
         return jobs
 
-    def _new_jobs(self, task: Task[Any, Any], part: CallGroup, queue: str) -> list[NewJob]:
+    def _new_jobs(self, task: Task[Any, Any], group: CallGroup, queue: str) -> list[NewJob]:
         now = self._storage.now()
-        fields, delay, at = part.template
-        asked_for = at if delay is None else now + delay
-        delayed = asked_for is not None and asked_for > now
-        run_at = asked_for if delayed and asked_for is not None else now
-        instead_of = None if queue == part.queue else part.queue
+        fields, delay, at = group.template
+        requested_at = at if delay is None else now + delay
+        delayed = requested_at is not None and requested_at > now
+        run_at = requested_at if delayed and requested_at is not None else now
+        instead_of = None if queue == group.queue else group.queue
         gate = self._registry.gate(task, queue, instead_of)
         gate_name = self._registry.gate_name(task.name, queue, instead_of)
         encode, on_skip = task.payload.encode, partial(self._skip, task.name)
         new_id, headers = self._ids.next, fields["headers"] or {}
         jobs: list[NewJob] = []
-        for call in part.calls:
+        for call in group.calls:
             payload, arguments = encode(call.args, call.kwargs)
             draws, costs, terms = gate.ask(arguments, headers, on_skip) if gate.limits else UNGATED
             jobs.append(
@@ -251,17 +251,17 @@ class Enqueuer:
         return jobs
 
     def _skip(self, task: str, limit: str, reason: str) -> None:
-        # Once for each task and limit: a thousand jobs without a key are one mistake.
+        # Published once per task and limit: a thousand jobs without a key are one mistake.
         if (task, limit) not in self._skipped:
             self._skipped.add((task, limit))
             self._bus.publish(LimitSkipped(at=self._clock.now(), task=task, limit=limit, reason=reason))
 
-    def _tell_rejected(self, jobs: Sequence[NewJob]) -> None:
-        publish_dropped(self._bus, self._teller, self._clock, rejected(jobs))
+    def _publish_rejected(self, jobs: Sequence[NewJob]) -> None:
+        publish_dropped(self._bus, self._callback_runner, self._clock, rejected(jobs))
 
-    def _tell(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> None:
-        self._historian.note_enqueued(jobs, others)
-        if not self._bus.wants(JobEnqueued) and not self._bus.wants(JobReplaced):
+    def _publish_enqueued(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> None:
+        self._history_writer.note_enqueued(jobs, others)
+        if not self._bus.has_listener(JobEnqueued) and not self._bus.has_listener(JobReplaced):
             return
         at = self._clock.now()
         for job in jobs:
@@ -271,6 +271,6 @@ class Enqueuer:
                 self._bus.publish(kind(at=at, job_id=id, task=job.task, queue=job.queue, run_at=job.run_at))
 
 
-def standing_ids(jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[str]:
-    """The ids of the jobs that stand for these: their own, but where another was there already."""
+def resolved_ids(jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[str]:
+    """Return the ids that callers get: of the existing job where one was found, else of the new one."""
     return [others.get(job.id, job.id) for job in jobs]

@@ -1,4 +1,4 @@
-"""The executor: runs one attempt of a job and returns what it came to. It never writes."""
+"""The executor: runs one attempt of a job and returns its outcome. It never writes to the store."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headgate.engine import child_messages
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import ChildCall, Children
-from headgate.engine.described import described
-from headgate.engine.remote_error import remade
+from headgate.engine.error_text import describe_error
+from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
 from headgate.engine.threads import in_thread
 from headgate.errors import PayloadError
@@ -44,15 +44,15 @@ from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
 
-STARTS_WITHIN = 30.0
-"""Seconds that a child has to be ready after nobody waits for it any more."""
+CHILD_START_TIMEOUT = 30.0
+"""Seconds that a starting child has to become ready after its attempt was cancelled; then it is killed."""
 
 LINGERS_AFTER = 5.0
-"""Seconds after which an attempt that was told to end and goes on is spoken of."""
+"""Seconds after its cancellation until a still running attempt is reported as lingering."""
 
 
 class CancelledBy(enum.Enum):
-    """Who cancelled an attempt. Without a cause, a CancelledError is the handler's own, an ordinary failure."""
+    """The cause of a cancellation. Without one, a CancelledError is the handler's own, an ordinary failure."""
 
     USER = "user"
     TIMEOUT = "timeout"
@@ -63,13 +63,13 @@ class CancelledBy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttemptDependencies:
-    """What the attempts of one node share."""
+    """The objects that all attempts of a node use."""
 
     clock: Clock
     pool: Pool
     children: Children
     resources: ResourcePool
-    teller: CallbackRunner
+    callback_runner: CallbackRunner
     reports: Reports
     may_start: Callable[[RunningAttempt], bool]
     on_linger: Callable[[RunningAttempt], None]
@@ -84,15 +84,15 @@ class RunningAttempt:
         "_causes",
         "_context",
         "_dependencies",
-        "began_at",
         "cause",
         "charge",
         "error",
         "handler",
-        "has_begun",
+        "is_called",
         "job",
         "linger",
         "result",
+        "started_at",
         "task",
         "thread",
     )
@@ -103,27 +103,27 @@ class RunningAttempt:
         self.job = job
         self.task = task
         self.charge = charge
-        # Whether the handler was called: before that, nothing has cost the callee anything.
-        self.has_begun = False
-        self.began_at = 0
-        # The instance of a task that is a class. What the callbacks are told is only kept for tasks that have any.
+        # Whether the handler was called; before that the attempt has cost the called API nothing.
+        self.is_called = False
+        self.started_at = 0
+        # The instance of a task that is a class. Result and error are kept only for tasks with callbacks.
         self.handler: Any = None
         self.result: Any = None
         self.error: BaseException | None = None
         self._dependencies = dependencies
-        # Who cancelled it first, which is what counts.
+        # The first cause of its cancellation, which decides the outcome.
         self.cause: CancelledBy | None = None
         self._causes: tuple[CancelledBy, ...] = ()
         self._asyncio_task: asyncio.Task[Outcome] | None = None
         self._context: JobContext | None = None
-        # What runs the handler, even after the attempt has ended; a thread cannot be stopped.
+        # The thread or child that runs the handler. It may outlive the attempt: a thread cannot be stopped.
         self.thread: asyncio.Future[Any] | None = None
-        # Set while somebody waits for it to end, as it was told.
+        # The timer that reports it as lingering; set by its cancellation.
         self.linger: Timer | None = None
 
     @property
     def context(self) -> JobContext:
-        """The job as its handler and callbacks see it."""
+        """The context of the job for its handler and callbacks."""
         if self._context is None:
             self._context = JobContext(self.job, self.task.gate.names, self.charge, self._dependencies.reports)
         return self._context
@@ -131,7 +131,7 @@ class RunningAttempt:
     @property
     def timeout(self) -> float | None:
         options = self.job.options
-        # An older release may have stored more than today's bound.
+        # An older release may have stored more than the current bound.
         return self.task.timeout if options is None or options.timeout is None else min(options.timeout, LONGEST)
 
     @property
@@ -143,13 +143,13 @@ class RunningAttempt:
 
     def start(self) -> asyncio.Task[Outcome]:
         dependencies = self._dependencies
-        self.began_at = dependencies.clock.monotonic()
+        self.started_at = dependencies.clock.monotonic()
         run = self._run() if dependencies.tracing is None else self._traced(dependencies.tracing)
         self._asyncio_task = asyncio.get_running_loop().create_task(run)
         return self._asyncio_task
 
     def cancel(self, cause: CancelledBy) -> None:
-        """End the attempt for this cause. Each cause is told once, so that it does not cut the cleaning up short."""
+        """Cancel the attempt for this cause. A repeated cause is ignored, as it would interrupt the clean-up."""
         if self._asyncio_task is None or self._asyncio_task.done() or cause in self._causes:
             return
         self._causes += (cause,)
@@ -161,22 +161,22 @@ class RunningAttempt:
             self.linger = self._dependencies.clock.call_at(when, partial(self._dependencies.on_linger, self))
         self._asyncio_task.cancel()
 
-    def leave(self) -> None:
-        """Its slot is free: nothing of it runs any more."""
+    def cancel_linger_timer(self) -> None:
+        """Cancel the linger timer, because nothing of the attempt runs any more."""
         if self.linger is not None:
             self.linger.cancel()
             self.linger = None
 
     def outcome_of(self, done: asyncio.Task[Outcome]) -> Outcome:
-        """Return what the attempt came to; `done` is the task that `start` returned."""
+        """Return the outcome of the attempt; `done` is the task that `start` returned."""
         if done.cancelled():
-            # Before its first step, so it has no outcome of its own.
+            # Cancelled before its first step, so the task has no result.
             return self._outcome_when_cancelled()
         error = done.exception()
         return done.result() if error is None else self._outcome_of_escaped(error)
 
     def _outcome_when_cancelled(self, error: BaseException | None = None) -> Outcome:
-        """What a cancelled attempt came to, by its cause; `error` is what the handler made of it."""
+        """Return the outcome of a cancelled attempt by its cause; `error` is what the handler raised."""
         failure: BaseException
         match self.cause:
             case CancelledBy.USER:
@@ -191,9 +191,9 @@ class RunningAttempt:
         return self._failed(failure)
 
     async def _traced(self, tracing: Tracing) -> Outcome:
-        with tracing.running(self.job, self.task.name) as told:
+        with tracing.running(self.job, self.task.name) as set_outcome:
             outcome = await self._run()
-            told(outcome)
+            set_outcome(outcome)
         return outcome
 
     async def _run(self) -> Outcome:
@@ -223,10 +223,10 @@ class RunningAttempt:
             if task.needs:
                 return Succeeded(await self._with_resources(arguments, named))
             if not self.job.draws and task.is_plain:
-                # The short way, which most attempts take.
-                self.has_begun = True
+                # The fast path, which most attempts take.
+                self.is_called = True
                 result = await task.function(*arguments, **named)
-            elif not self._begin():
+            elif not self._prepare_start():
                 return Interrupted()
             elif task.is_async:
                 result = await self._function()(*arguments, **named)
@@ -251,22 +251,22 @@ class RunningAttempt:
         except asyncio.CancelledError as error:
             return self._outcome_when_cancelled(error)
         except BaseException as error:
-            # Even SystemExit: what one handler raises must not end the node.
+            # SystemExit as well: an error of one handler must not end the node.
             return self._failed(error) if self.cause is None else self._outcome_when_cancelled(error)
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _begin(self) -> bool:
-        """The last step before the handler is called; False if it comes too late for its limits."""
+    def _prepare_start(self) -> bool:
+        """Do the last step before the handler is called; return False if it is too late for the limits."""
         if self.job.draws and not self._dependencies.may_start(self):
             return False
-        self.has_begun = True
+        self.is_called = True
         task = self.task
         if task.handler is not None:
             self.handler = task.handler()
         if task.callbacks.exist and task.callbacks.wants(CallbackKind.STARTED):
-            self._dependencies.teller.tell(task, CallbackKind.STARTED, self.context, handler=self.handler)
+            self._dependencies.callback_runner.submit(task, CallbackKind.STARTED, self.context, handler=self.handler)
         return True
 
     def _function(self) -> Callable[..., Any]:
@@ -278,7 +278,7 @@ class RunningAttempt:
         return in_thread(self._dependencies.pool, call)
 
     async def _shielded(self, work: asyncio.Future[Any]) -> Any:
-        """A cancelled attempt ends at once, but its thread goes on and keeps the slot."""
+        """Await the work of a thread. A cancelled attempt ends at once; its thread continues and keeps the slot."""
         self.thread = work
         return await asyncio.shield(work)
 
@@ -286,12 +286,12 @@ class RunningAttempt:
         using = self._use_resources(arguments, named)
         if self.task.place is Executor.LOOP:
             return await using
-        # What a thread was given must stay open until the thread has ended, however long after its attempt that is.
-        work = asyncio.get_running_loop().create_task(_spare_the_loop(using))
+        # The resources of a thread stay open until it ends, even long after its attempt.
+        work = asyncio.get_running_loop().create_task(_return_base_exceptions(using))
         try:
             ended = await self._shielded(work)
         except asyncio.CancelledError:
-            if not self.has_begun:
+            if not self.is_called:
                 work.cancel()
             raise
         if isinstance(ended, BaseException):
@@ -299,27 +299,27 @@ class RunningAttempt:
         return str(ended)
 
     async def _use_resources(self, arguments: list[Any], named: dict[str, Any]) -> str:
-        """Call the handler between the opening and the closing of what it needs; its result as JSON."""
-        swallowed: BaseException | None = None
+        """Open the resources, call the handler and close the resources; return the result as JSON."""
+        failure: BaseException | None = None
         async with ResourceStack() as stack:
             try:
-                given = await self._dependencies.resources.give(self.task.needs, stack)
-                if not self._begin():
+                resources = await self._dependencies.resources.open_for_attempt(self.task.needs, stack)
+                if not self._prepare_start():
                     raise _TooLate
                 if self.task.place is Executor.LOOP:
-                    result = await self._function()(*arguments, **named, **given)
+                    result = await self._function()(*arguments, **named, **resources)
                 else:
-                    result = await self._in_thread(arguments, {**named, **given})
+                    result = await self._in_thread(arguments, {**named, **resources})
                 encoded = self._encoded(result)
             except BaseException as error:
-                swallowed = error
+                failure = error
                 raise
-        # A resource sees the error, to roll back; whether the attempt failed is not for it to decide. The error may be
-        # that of another resource, whose commit failed.
-        if swallowed is None:
-            swallowed = stack.trouble
-        if swallowed is not None:
-            raise swallowed
+        # A resource receives the error in order to roll back, but cannot suppress the failure of the attempt. The error
+        # may also be that of another resource, whose commit failed.
+        if failure is None:
+            failure = stack.close_error
+        if failure is not None:
+            raise failure
         return encoded
 
     async def _in_child(self) -> Outcome:
@@ -333,7 +333,7 @@ class RunningAttempt:
         call = self._dependencies.children.begin(task.function.__module__)
         try:
             await self._shielded(in_thread(self._dependencies.pool, call.prepare))
-            if not self._begin():
+            if not self._prepare_start():
                 call.drop()
                 return Interrupted()
             request = child_messages.AttemptRequest(
@@ -344,35 +344,35 @@ class RunningAttempt:
                 task.payload.max_payload,
                 self._dependencies.reports.lowest,
             )
-            run = partial(call.run, request, self._take_aside)
+            run = partial(call.run, request, self._handle_update)
             answer: child_messages.Answer = await self._shielded(in_thread(self._dependencies.pool, run))
         except asyncio.CancelledError:
-            if self.has_begun:
+            if self.is_called:
                 call.kill()
             assert self.thread is not None
-            self.thread = asyncio.get_running_loop().create_task(self._bury(call, self.thread))
+            self.thread = asyncio.get_running_loop().create_task(self._release_after_kill(call, self.thread))
             raise
-        return self._answered(answer)
+        return self._outcome_of_answer(answer)
 
-    async def _bury(self, call: ChildCall, work: asyncio.Future[Any]) -> None:
-        """Keep the slot until the killed child is gone.
+    async def _release_after_kill(self, call: ChildCall, work: asyncio.Future[Any]) -> None:
+        """Keep the slot until the killed child has ended.
 
-        One that was only starting is not killed for a timeout, but kept for the retry, which may be in time then.
+        A child that is still starting is not killed for a timeout, but kept for the retry, which then starts faster.
         """
         clock = self._dependencies.clock
-        timer = clock.call_at(clock.monotonic() + round(STARTS_WITHIN * SECOND), call.kill)
+        timer = clock.call_at(clock.monotonic() + round(CHILD_START_TIMEOUT * SECOND), call.kill)
         try:
             await asyncio.wait([work])
         finally:
             timer.cancel()
         if not work.cancelled():
-            # Whatever it says now, nobody waits for it.
+            # Read the error, so that asyncio does not log it: no caller awaits it.
             work.exception()
         await in_thread(self._dependencies.pool, call.drop)
 
-    def _take_aside(self, aside: child_messages.Aside) -> None:
+    def _handle_update(self, update: child_messages.Update) -> None:
         reports = self._dependencies.reports
-        match aside:
+        match update:
             case child_messages.CostSettled(limit, actual):
                 if self.charge is not None:
                     self.charge.settle(limit, actual)
@@ -381,21 +381,21 @@ class RunningAttempt:
             case child_messages.Logged(level, logger, message):
                 reports.log(self.job, level, logger, message)
 
-    def _answered(self, answer: child_messages.Answer) -> Outcome:
+    def _outcome_of_answer(self, answer: child_messages.Answer) -> Outcome:
         match answer:
             case child_messages.ReturnedValue(result):
                 if self.task.callbacks.exist:
                     self.result = self.task.payload.decode_result(result)
                 return Succeeded(result)
             case child_messages.Raised(error, kind):
-                remote = remade(kind)
-                self._keep(remote)
+                remote = rebuild_error(kind)
+                self._keep_error(remote)
                 return Failed(error, retryable=self.retry.accepts(remote))
             case child_messages.ResultNotStorable(error):
-                self._keep(PayloadError(error.message))
+                self._keep_error(PayloadError(error.message))
                 return Failed(error, retryable=False)
             case child_messages.ArgumentsRejected(error):
-                self._keep(PayloadError(error.message))
+                self._keep_error(PayloadError(error.message))
                 return Unreadable(error)
             case child_messages.SnoozeRequested(delay):
                 return Snoozed(min(delay, FARTHEST))
@@ -413,32 +413,32 @@ class RunningAttempt:
             raise _Unstorable(error) from None
 
     def _unreadable(self, error: PayloadError) -> Unreadable:
-        self._keep(error)
-        # Where the task's own upgrade failed, its traceback tells where.
-        return Unreadable(truncated_error(error) if error.__cause__ is None else described(error))
+        self._keep_error(error)
+        # If the task's own upgrade failed, the traceback shows where.
+        return Unreadable(truncated_error(error) if error.__cause__ is None else describe_error(error))
 
     def _failed(self, error: BaseException) -> Failed:
-        self._keep(error)
-        return Failed(described(error), retryable=self.retry.accepts(error))
+        self._keep_error(error)
+        return Failed(describe_error(error), retryable=self.retry.accepts(error))
 
     def _outcome_of_escaped(self, error: BaseException) -> Failed:
-        """What the attempt came to if looking at what its handler raised has raised this; a filter may do that, too."""
-        self._keep(error)
-        return Failed(described(error))
+        """Return the outcome of an attempt whose error could not be handled; a retry filter may raise, too."""
+        self._keep_error(error)
+        return Failed(describe_error(error))
 
     def _unstorable(self, error: PayloadError) -> Failed:
-        # The work is done and only its result cannot be stored: doing it again would not help.
-        self._keep(error)
+        # The work is done and only its result cannot be stored: a retry would not help.
+        self._keep_error(error)
         return Failed(truncated_error(error), retryable=False)
 
-    def _keep(self, error: BaseException) -> None:
-        """For the callbacks; without any, its frames should go with it."""
+    def _keep_error(self, error: BaseException) -> None:
+        """Keep the error for the callbacks; without callbacks its frames are freed."""
         if self.task.callbacks.exist:
             self.error = error
 
 
-async def _spare_the_loop(using: Coroutine[Any, Any, str]) -> str | BaseException:
-    """The errors that end the whole program where they come out of a task are returned."""
+async def _return_base_exceptions(using: Coroutine[Any, Any, str]) -> str | BaseException:
+    """Await `using`; return SystemExit and KeyboardInterrupt, which would end the program if a task raised them."""
     try:
         return await using
     except (SystemExit, KeyboardInterrupt) as error:
@@ -450,7 +450,7 @@ class _TooLate(Exception):
 
 
 class _Unstorable(Exception):
-    """What the handler returned has no JSON form; apart from a PayloadError of the handler's own."""
+    """The result of the handler has no JSON form. Not a PayloadError, which the handler itself may raise."""
 
     def __init__(self, error: PayloadError) -> None:
         super().__init__(str(error))

@@ -1,4 +1,4 @@
-"""The fetcher: gets starts for limits that are kept elsewhere, from each store by itself."""
+"""The fetcher: gets starts for remote limits, from each store independently."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headgate.storage.store import Store
 
 
 class Fetcher:
-    """Passes on what concerns a limit to the fetcher of its store. A store that is slow holds no other one up."""
+    """Passes each call to the fetcher of the limit's store. A slow store does not delay the others."""
 
     def __init__(
         self, storage: Store, limits: Mapping[str, RemoteLimit], *, clock: Clock, bus: EventBus, ids: IdSource
     ) -> None:
         of_store: dict[GuardedStore, dict[str, Limit]] = {}
-        for name, elsewhere in limits.items():
-            of_store.setdefault(elsewhere.store, {})[name] = elsewhere.limit
+        for name, remote in limits.items():
+            of_store.setdefault(remote.store, {})[name] = remote.limit
         self._fetchers = [
             StoreFetcher(storage, store, kept, clock=clock, bus=bus, ids=ids) for store, kept in of_store.items()
         ]
@@ -35,33 +35,36 @@ class Fetcher:
 
     @property
     def has_limits(self) -> bool:
-        """Whether any limit is kept elsewhere."""
+        """Whether any limit is remote."""
         return bool(self._by_limit)
 
-    def want(self, starved: Sequence[Starved], room: int) -> None:
-        """Claims met these buckets empty; `room` jobs could start now."""
+    def request(self, starved: Sequence[Starved], room: int) -> None:
+        """Fetch starts for buckets that a claim found empty; `room` jobs could start now."""
         for each in starved:
             if (fetcher := self._by_limit.get(each.draw.limit)) is not None:
-                fetcher.want(each, room)
+                fetcher.request(each, room)
 
     def note_taken(self, jobs: Sequence[ClaimedJob]) -> None:
-        """These jobs were claimed here: what they took need not be withdrawn."""
+        """Note that these jobs were claimed here: the starts they took need not be withdrawn."""
         for job in jobs:
-            if job.elsewhere is not None:
+            if job.remote_charges is not None:
                 for index, draw in enumerate(job.draws):
-                    if job.elsewhere[index] is not None and (fetcher := self._by_limit.get(draw.limit)) is not None:
+                    if (
+                        job.remote_charges[index] is not None
+                        and (fetcher := self._by_limit.get(draw.limit)) is not None
+                    ):
                         fetcher.note_taken(draw, 1 if job.costs is None else job.costs[index])
 
     def amend(self, amendment: Amendment) -> None:
-        """A start was not what it was charged as."""
+        """Send an amended charge to its store."""
         self._by_limit[amendment.draw.limit].amend(amendment)
 
     def penalize(self, draw: Draw, closed_for: int) -> None:
-        """Whoever draws on the bucket, in whatever program, is to hold back for so long (µs)."""
+        """Close the bucket for every program that draws on it, for `closed_for` microseconds."""
         self._by_limit[draw.limit].penalize(draw, closed_for)
 
     async def flush(self, seconds: float) -> None:
-        """Wait until all amendments are made, at most so long; nothing more is fetched for those who asked before."""
+        """Wait at most `seconds` until all amendments are sent; drop the pending requests for starts."""
         await asyncio.gather(*(fetcher.flush(seconds) for fetcher in self._fetchers))
 
     async def run(self) -> None:

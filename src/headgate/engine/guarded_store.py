@@ -1,4 +1,4 @@
-"""A bucket store of whatever origin, called so that nothing it does can stop a node or hold one up for long."""
+"""A guard around any bucket store, so that no error or delay of the store can stop a node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from headgate.clock import SECOND, Clock
-from headgate.engine.described import said
+from headgate.engine.error_text import summarize_error
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.limits.bucket_store import Bucket, BucketStore, ChecksRules, Taken
 from headgate.limits.limit import AnyRule
@@ -15,15 +15,15 @@ from headgate.limits.rule import NEVER, Snapshot
 
 T = TypeVar("T")
 
-ANSWERS_WITHIN = 10
-"""Seconds that a store has for an answer; then the call is cancelled, and counts as one that was not answered."""
+ANSWER_TIMEOUT = 10
+"""Seconds that a store has for an answer; then the call is cancelled and fails with StorageUnavailable."""
 
 
 class GuardedStore:
     """A BucketStore that calls another one, which it opens first.
 
-    Whatever that one raises, unless it is a HeadgateError, becomes StorageUnavailable, and so does an answer that is
-    none, and no answer within 10 s. A call that does not end when it is cancelled is left behind.
+    Any error of that store that is not a HeadgateError becomes StorageUnavailable, as do an invalid answer and no
+    answer within 10 s. A call that does not end when it is cancelled is abandoned.
     """
 
     def __init__(self, store: BucketStore, clock: Clock) -> None:
@@ -33,7 +33,7 @@ class GuardedStore:
 
     @property
     def advice(self) -> str | None:
-        """What the store says about its own settings, if it says anything."""
+        """The advice of the store about its own settings, if any."""
         try:
             advice = getattr(self._store, "advice", None)
         except Exception:
@@ -41,7 +41,7 @@ class GuardedStore:
         return advice if isinstance(advice, str) else None
 
     def check_rule(self, rule: AnyRule) -> None:
-        """Raise DeclarationError for a rule that the store cannot hold, if it tells that of any."""
+        """Raise DeclarationError for a rule that the store cannot hold, if the store checks rules."""
         if isinstance(self._store, ChecksRules):
             self._store.check_rule(rule)
 
@@ -49,7 +49,7 @@ class GuardedStore:
         await self._call("open", _nothing)
 
     async def close(self) -> None:
-        """Whoever made the store closes it."""
+        """Do nothing: the owner of the store closes it."""
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
         taken = await self._call("take", lambda: self._store.take(bucket, cost, count=count, id=id))
@@ -73,25 +73,25 @@ class GuardedStore:
         snapshot = await self._call("snapshot", lambda: self._store.snapshot(bucket))
         if isinstance(snapshot, Snapshot):
             return snapshot
-        raise StorageUnavailable(f"{self._named('snapshot')} answered {_shown(snapshot)}, which is no Snapshot")
+        raise StorageUnavailable(f"{self._named('snapshot')} returned {_shown(snapshot)} instead of a Snapshot")
 
     async def reset(self, bucket: Bucket) -> None:
         await self._call("reset", lambda: self._store.reset(bucket))
 
-    # --------------------------------------------------------------------------------------------------- within
+    # --------------------------------------------------------------------------------------------------- calls
 
     async def _call(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
-        # In a task of its own: only so can it be told who was cancelled, and be left behind.
+        # In its own task: so a cancellation of the store differs from one of the caller, and the call can be abandoned.
         calling = asyncio.create_task(self._open_and(verb, call))
         self._calls.add(calling)
         calling.add_done_callback(self._calls.discard)
         is_over = asyncio.Event()
         calling.add_done_callback(lambda _: is_over.set())
-        timer = self._clock.call_at(self._clock.monotonic() + ANSWERS_WITHIN * SECOND, is_over.set)
+        timer = self._clock.call_at(self._clock.monotonic() + ANSWER_TIMEOUT * SECOND, is_over.set)
         try:
             await is_over.wait()
             if not calling.done():
-                raise StorageUnavailable(f"{calling.get_name()} did not answer within {ANSWERS_WITHIN} s")
+                raise StorageUnavailable(f"{calling.get_name()} did not answer within {ANSWER_TIMEOUT} s")
             if calling.cancelled():
                 raise StorageUnavailable(f"{calling.get_name()} cancelled itself")
             return calling.result()
@@ -112,8 +112,8 @@ class GuardedStore:
         except (HeadgateError, asyncio.CancelledError):
             raise
         except BaseException as error:
-            # Also what would end the program out of a task of its own.
-            raise StorageUnavailable(f"{calling.get_name()} raised {said(error)}") from error
+            # SystemExit as well: raised out of a task it would end the program.
+            raise StorageUnavailable(f"{calling.get_name()} raised {summarize_error(error)}") from error
 
     def _checked(self, verb: str, taken: object, count: int) -> Taken:
         if isinstance(taken, Taken):
@@ -121,7 +121,7 @@ class GuardedStore:
             if all(type(field) is int and 0 <= field <= NEVER for field in fields) and taken.granted <= count:
                 return taken
         raise StorageUnavailable(
-            f"{self._named(verb)} answered {_shown(taken)}, which is no Taken of at most {count} starts"
+            f"{self._named(verb)} returned {_shown(taken)} instead of a Taken of at most {count} starts"
         )
 
     def _named(self, verb: str) -> str:
@@ -129,7 +129,7 @@ class GuardedStore:
 
 
 async def _nothing() -> None:
-    """Opening was all."""
+    """Do nothing; the store is opened before each call."""
 
 
 def _shown(answer: object) -> str:
@@ -140,6 +140,6 @@ def _shown(answer: object) -> str:
 
 
 def _read_error(calling: asyncio.Future[Any]) -> None:
-    """Nobody waits for it any more; an error that nobody reads would be logged as forgotten."""
+    """Read the error of an abandoned call; otherwise asyncio would log it as never retrieved."""
     if not calling.cancelled():
         calling.exception()

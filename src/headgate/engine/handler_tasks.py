@@ -1,4 +1,4 @@
-"""Tasks that handlers start: what they raise ends their job at most, and never the program."""
+"""Guards tasks that handlers start: their errors may fail the job and never end the program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from headgate.engine.described import said
+from headgate.engine.error_text import summarize_error
 from headgate.tasks.context import is_in_job
 
 T = TypeVar("T")
@@ -17,9 +17,9 @@ _installed: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, Any]] = Weak
 
 
 def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Let tasks that are created inside of a job raise RuntimeError in place of SystemExit and KeyboardInterrupt.
+    """Make tasks created inside a job raise RuntimeError instead of SystemExit and KeyboardInterrupt.
 
-    asyncio passes these two on from any task to whoever runs the loop. Each call needs one of `unguard_tasks`.
+    asyncio raises these two out of the running loop. Each call needs one call of `unguard_tasks`.
     """
     count, before = _installed.get(loop, (0, loop.get_task_factory()))
     _installed[loop] = count + 1, before
@@ -28,7 +28,7 @@ def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def unguard_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """After as many calls as of `guard_tasks`, the loop has the task factory that it had, unless it got a new one."""
+    """Undo one `guard_tasks`; the last call restores the task factory of the loop, unless it was replaced since."""
     count, before = _installed.pop(loop)
     if count > 1:
         _installed[loop] = count - 1, before
@@ -44,7 +44,7 @@ def _factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) ->
 
 
 class _Guarded(Coroutine[Any, Any, T]):
-    """The same coroutine. An object rather than a coroutine around it: cancelled unstarted, that would lose it."""
+    """Wraps a coroutine in an object; a wrapping coroutine, cancelled before its start, would leave it unawaited."""
 
     __slots__ = ("_inner",)
 
@@ -70,9 +70,9 @@ class _Guarded(Coroutine[Any, Any, T]):
         return self._inner.__await__()
 
     def __getattr__(self, name: str) -> Any:
-        # Whoever prints or inspects the task sees the user's own coroutine.
+        # Debuggers that inspect the task show the user's own coroutine.
         return getattr(self._inner, name)
 
 
 def _as_ordinary(error: BaseException) -> RuntimeError:
-    return RuntimeError(f"a task of the handler raised {said(error)}")
+    return RuntimeError(f"a task of the handler raised {summarize_error(error)}")

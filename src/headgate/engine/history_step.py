@@ -1,4 +1,4 @@
-"""What one process has counted in one step of time, and the rows that several steps come to."""
+"""The counts of one process in one step of time, and the rows made from several steps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from headgate.jobs.histogram import BUCKETS, trimmed
 from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, SHORTEST, JobsStep, LimitStep, step_at
 from headgate.jobs.job import JobState
 
-MOST_KEYS = 1000
-"""How many keys of a limit have a step of their own: those that were used most."""
+MAX_KEYS = 1000
+"""How many keys of a limit have their own rows: the most used ones."""
 
-MOST_COUNTED = 4 * MOST_KEYS
-"""How many keys of a limit are counted at once, before the lesser half of them is let go."""
+MAX_COUNTED_KEYS = 4 * MAX_KEYS
+"""How many keys of a limit are counted at once; beyond that the less used half is dropped."""
 
-Names = Callable[[int, str, int, dict[str, int]], Iterable[str]]
-"""Which keys have a row of their own, by the length of the step, the limit, when the step begins, and what was used."""
+ChooseKeys = Callable[[int, str, int, dict[str, int]], Iterable[str]]
+"""Returns the keys that get their own row; takes the length of the step, the limit, its start, and the use by key."""
 
 
 class HistoryStep:
-    """What happened in the shortest step that begins at `at` and ends before `until` (wall microseconds)."""
+    """The counts of the shortest step, which begins at `at` and ends before `until` (wall microseconds)."""
 
     __slots__ = ("at", "tallies", "until", "uses")
 
@@ -44,13 +44,13 @@ class HistoryStep:
             use = self.uses[limit] = LimitUse()
         use.charge(key, cost)
 
-    def let_go(self) -> None:
-        """It has to be kept for longer, so only keys that will have a row are."""
+    def drop_least_used(self) -> None:
+        """Keep only keys that will have a row, because the step has to be held longer."""
         for use in self.uses.values():
-            use.let_go(MOST_KEYS)
+            use.drop_least_used(MAX_KEYS)
 
     def add(self, other: HistoryStep) -> None:
-        """What was counted apart from it, of the same step."""
+        """Add other counts of the same step."""
         for place, tally in other.tallies.items():
             mine = self.tallies.get(place)
             self.tallies[place] = tally if mine is None else mine.plus(tally)
@@ -60,7 +60,7 @@ class HistoryStep:
 
 
 class JobCounts:
-    """What the jobs of one queue and task did."""
+    """The counts of the jobs of one queue and task."""
 
     __slots__ = (
         "cancelled",
@@ -124,7 +124,7 @@ class JobCounts:
 
 
 class LimitUse:
-    """What was charged to a limit: of all keys, and of each. Of very many keys the lesser ones are let go."""
+    """The use of a limit, in total and by key; of very many keys the least used ones are dropped."""
 
     __slots__ = ("keys", "total")
 
@@ -136,11 +136,11 @@ class LimitUse:
         self.total += cost
         keys = self.keys
         keys[key] = keys.get(key, 0) + cost
-        if len(keys) > MOST_COUNTED:
-            self.let_go(MOST_COUNTED // 2)
+        if len(keys) > MAX_COUNTED_KEYS:
+            self.drop_least_used(MAX_COUNTED_KEYS // 2)
 
-    def let_go(self, most: int) -> None:
-        """Keep so many keys, those that were used most."""
+    def drop_least_used(self, most: int) -> None:
+        """Keep the `most` keys that were used most."""
         if len(self.keys) > most:
             self.keys = {key: self.keys[key] for key in nlargest(most, self.keys, key=self.keys.__getitem__)}
 
@@ -155,24 +155,24 @@ class LimitUse:
 
 
 def rows_of_jobs(steps: Iterable[HistoryStep]) -> list[JobsStep]:
-    """The rows of all lengths: of each queue and task, of each queue, and of all together."""
+    """Return the rows of all lengths: by queue and task, by queue, and in total."""
     totals: dict[tuple[int, str, str, int], JobCounts] = {}
     for step in steps:
-        curves: dict[tuple[str, str], JobCounts] = {}
+        sums: dict[tuple[str, str], JobCounts] = {}
         for (queue, task), tally in step.tallies.items():
             for place in ((queue, task), (queue, ALL), (ALL, ALL)):
-                known = curves.get(place)
-                curves[place] = tally if known is None else known.plus(tally)
+                known = sums.get(place)
+                sums[place] = tally if known is None else known.plus(tally)
         for length in KEPT_FOR:
             at = step_at(step.at, length)
-            for (queue, task), tally in curves.items():
+            for (queue, task), tally in sums.items():
                 before = totals.get((length, queue, task, at))
                 totals[length, queue, task, at] = tally if before is None else before.plus(tally)
     return [tally.row(*place) for place, tally in totals.items()]
 
 
-def rows_of_limits(steps: Iterable[HistoryStep], names: Names) -> list[LimitStep]:
-    """The rows of the shorter lengths: of all keys together, and of those that `names` chooses."""
+def rows_of_limits(steps: Iterable[HistoryStep], choose_keys: ChooseKeys) -> list[LimitStep]:
+    """Return the rows of the shorter lengths: in total, and for the keys that `choose_keys` returns."""
     totals: dict[tuple[int, str, int], LimitUse] = {}
     for step in steps:
         for limit, use in step.uses.items():
@@ -183,26 +183,26 @@ def rows_of_limits(steps: Iterable[HistoryStep], names: Names) -> list[LimitStep
     rows: list[LimitStep] = []
     for (length, limit, at), use in totals.items():
         rows.append(LimitStep(length, limit, None, at, use.total))
-        rows += [LimitStep(length, limit, key, at, use.keys[key]) for key in names(length, limit, at, use.keys)]
+        rows += [LimitStep(length, limit, key, at, use.keys[key]) for key in choose_keys(length, limit, at, use.keys)]
     return rows
 
 
 class NamedKeys:
-    """The keys that have a row of their own in a step, over all the times that a process writes to it."""
+    """The keys that have their own row in a step, for all writes of this process to that step."""
 
     def __init__(self) -> None:
         self._named: dict[tuple[int, str, int], set[str]] = {}
 
     def choose(self, length: int, limit: str, at: int, used: dict[str, int]) -> Iterable[str]:
-        """Those that have one already, and as many of the others as there is room for, the most used."""
+        """Return the keys that have a row already, and the most used of the others while there is room."""
         named = self._named.setdefault((length, limit, at), set())
         others = [key for key in used if key not in named]
-        room = max(0, MOST_KEYS - len(named))
+        room = max(0, MAX_KEYS - len(named))
         chosen = others if len(others) <= room else nlargest(room, others, key=used.__getitem__)
-        again = [key for key in used if key in named]
+        known = [key for key in used if key in named]
         named.update(chosen)
-        return again + chosen
+        return known + chosen
 
     def forget(self, before: int) -> None:
-        """Nothing is written any more to steps that ended before then, or little."""
+        """Drop steps that ended before `before`: little or nothing is written to them any more."""
         self._named = {place: keys for place, keys in self._named.items() if place[2] + place[0] * SECOND > before}

@@ -1,10 +1,10 @@
-"""The historian: counts what a process enqueues, starts and ends, and adds it to the charts in the store.
+"""The history writer: counts the jobs that a process enqueues, starts and ends, and adds them to the store's charts.
 
-It counts where jobs pass by in groups anyway, in plain integers; nobody waits for it, and nothing fails because of it.
-What it has counted is written ten seconds after the first of it, in one go, and nothing is written while nothing
-happens. A process that is killed loses that much of its chart. While the store is away the last five minutes are kept;
-what is older is dropped, and counted as lost. What was perhaps written is sent again under the same number, by which
-the store knows it. Jobs that end without an attempt's word are counted by the store itself.
+It counts in plain integers, where jobs are handled in groups anyway; no job waits for it or fails because of it.
+Counts are written together ten seconds after the first of them; without new counts nothing is written. A process that
+is killed loses up to ten seconds of counts. While the store is unavailable the last five minutes are kept; older counts
+are dropped and reported as lost. A write whose reply was lost is repeated under the same number, and the store ignores
+the repetition. The store itself counts jobs that end without an attempt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
 from headgate.engine.bus import EventBus
-from headgate.engine.described import said
+from headgate.engine.error_text import summarize_error
 from headgate.engine.history_step import HistoryStep, JobCounts, NamedKeys, rows_of_jobs, rows_of_limits
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageTroubled
@@ -31,24 +31,25 @@ from headgate.storage.store import Store
 WRITE_EVERY = 10
 """Seconds between two writes."""
 
-MOST_STEPS = 30
-"""How many of the shortest steps are kept for a store that is away."""
+MAX_STEPS = 30
+"""How many of the shortest steps are kept while the store is unavailable."""
 
-AGAIN_AFTER = 0.25
-"""Seconds until the last write is tried again."""
+RETRY_AFTER = 0.25
+"""Seconds until the last write, at closing, is tried again."""
 
 STEPS_AT_ONCE = 3
-"""How many steps are written in one go; while the store answers there are no more."""
+"""How many steps one write contains; more gather only while the store is unavailable."""
 
-AMENDED_FOR = (MOST_STEPS - 2) * SHORTEST * SECOND
-"""How long ago (microseconds) a start was charged, at most, for its own step to be amended."""
+AMENDED_FOR = (MAX_STEPS - 2) * SHORTEST * SECOND
+"""How old a charge may be (microseconds) so that an amendment changes its own step."""
 
-NOBODY = (JobCounts(), "", "")
-"""Before the first job. Those of one task come together most often, so each is compared with the one before it."""
+NO_COUNTS = (JobCounts(), "", "")
+"""The counts, queue and task before the first job. Jobs of one task mostly come together, so each is compared with
+the one before it."""
 
 
 class _Sent(NamedTuple):
-    """What was sent to the store, and has not been answered."""
+    """A write that was sent to the store and has no reply yet."""
 
     flush: Flush
     jobs: Sequence[JobsStep]
@@ -57,7 +58,7 @@ class _Sent(NamedTuple):
 
 
 class HistoryWriter:
-    """One for each app, whose node and intake tell it; without `is_on` it counts and writes nothing."""
+    """Counts for the node and the enqueuer of one app; without `is_on` it counts and writes nothing."""
 
     def __init__(self, storage: Store, *, clock: Clock, bus: EventBus, ids: IdSource, is_on: bool = True) -> None:
         self._storage = storage
@@ -66,8 +67,8 @@ class HistoryWriter:
         self._ids = ids
         self._is_on = is_on
         self._lost = 0
-        self._is_told = False
-        # The ones that are counted up, those that wait to be sent, and what was sent and not answered.
+        self._is_loss_published = False
+        # Steps that are counted, steps that wait to be sent, and the write without a reply.
         self._steps: dict[int, HistoryStep] = {}
         self._waiting: dict[int, HistoryStep] = {}
         self._sent: _Sent | None = None
@@ -80,11 +81,11 @@ class HistoryWriter:
     # ------------------------------------------------------------------------------------------- counting
 
     def note_enqueued(self, jobs: Sequence[NewJob], others: Mapping[str, str] | None = None) -> None:
-        """Jobs were stored, but for those that `others` stand for."""
+        """Count stored jobs; those whose ids are in `others` were merged into existing jobs."""
         if not self._is_on or not jobs:
             return
         step = self._now()
-        tally, queue, task = NOBODY
+        tally, queue, task = NO_COUNTS
         for job in jobs:
             if others and job.id in others:
                 continue
@@ -94,11 +95,11 @@ class HistoryWriter:
             tally.enqueued += 1
 
     def note_started(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Jobs were claimed, and what they draw on was charged."""
+        """Count claimed jobs and their charges."""
         if not self._is_on or not jobs:
             return
         step = self._now()
-        tally, queue, task = NOBODY
+        tally, queue, task = NO_COUNTS
         for job in jobs:
             if job.task != task or job.queue != queue:
                 queue, task = job.queue, job.task
@@ -115,11 +116,11 @@ class HistoryWriter:
                     step.charge(draw.limit, draw.key, 1 if costs is None else costs[place])
 
     def note_ended(self, ended: Iterable[tuple[ClaimedJob, Ending, int, object, float | None]]) -> None:
-        """Attempts ended, each at that instant (wall microseconds), and that is stored."""
+        """Count attempts whose endings are stored; each ended at the given instant (wall microseconds)."""
         if not self._is_on:
             return
         step = self._now()
-        tally, queue, task = NOBODY
+        tally, queue, task = NO_COUNTS
         for job, ending, ended_at, _, _ in ended:
             if job.task != task or job.queue != queue:
                 queue, task = job.queue, job.task
@@ -137,7 +138,7 @@ class HistoryWriter:
                 tally.run_max = run
 
     def note_amended(self, amendment: Amendment, *, is_local: bool = True) -> None:
-        """A start counts as something else than it was charged as: in its own step, if that was a moment ago."""
+        """Count an amended charge: in the step of the charge if that is recent, else in the current step."""
         if not self._is_on:
             return
         limit, key = amendment.draw.limit, amendment.draw.key
@@ -147,7 +148,7 @@ class HistoryWriter:
             self._step(amendment.charged_at + ahead).charge(limit, key, -amendment.cost)
             self._step(amendment.started_at + ahead).charge(limit, key, amendment.actual)
         elif amendment.actual != amendment.cost:
-            # Long ago, or in the time of another store.
+            # The charge is old, or its instant is in the time of another store.
             self._now().charge(limit, key, amendment.actual - amendment.cost)
 
     def _now(self) -> HistoryStep:
@@ -168,7 +169,7 @@ class HistoryWriter:
     # -------------------------------------------------------------------------------------------- writing
 
     async def close(self, seconds: float) -> None:
-        """Write what is left, for so long; what is not written then is lost."""
+        """Write the remaining counts for at most `seconds`; what is not written then is lost."""
         written = asyncio.Event()
         before = self._writing
         last = asyncio.get_running_loop().create_task(self._write_last(before), name="headgate-history")
@@ -186,11 +187,11 @@ class HistoryWriter:
                 self._timer = None
             self._lost += self._unwritten
             self._steps, self._waiting, self._sent, self._latest = {}, {}, None, None
-            # A process that is forked from this one has its own.
+            # A fork of this process needs its own writer id.
             self._flush = None
 
     def statistics(self) -> dict[str, Any]:
-        """How many steps of ten seconds wait to be written, and how many were lost because the store was away."""
+        """Return how many ten-second steps are unwritten, and how many were lost while the store was unavailable."""
         return {"unwritten": self._unwritten, "lost": self._lost}
 
     @property
@@ -205,7 +206,7 @@ class HistoryWriter:
     def _write_soon(self) -> None:
         self._timer = None
         if self._writing is not None:
-            # The store is slow, and is not asked for two of them at once.
+            # The store is slow; only one write is sent at a time.
             self._arm()
             return
         self._writing = asyncio.get_running_loop().create_task(self._write(), name="headgate-history")
@@ -220,11 +221,11 @@ class HistoryWriter:
             await asyncio.wait([before])
         await self._write()
         while self._unwritten:
-            await sleep(self._clock, AGAIN_AFTER)
+            await sleep(self._clock, RETRY_AFTER)
             await self._write()
 
     async def _write(self) -> None:
-        """What was sent before and not answered goes first, then what was counted until now, oldest first."""
+        """Repeat the write without a reply first, then write the waiting steps, oldest first."""
         counted, self._steps, self._latest = self._steps, {}, None
         for at, step in counted.items():
             before = self._waiting.get(at)
@@ -247,38 +248,38 @@ class HistoryWriter:
         return _Sent(self._flush, jobs, limits, len(steps))
 
     async def _send(self, sent: _Sent) -> bool:
-        """Whether that is over: it was written, or is lost."""
+        """Send a write; return True if it was written or is lost, False if it is to be repeated."""
         try:
             await self._storage.add_history(sent.jobs, sent.limits, sent.flush)
-            self._is_told = False
+            self._is_loss_published = False
         except StorageUnavailable as error:
             self._keep(sent, error)
             return False
         except Exception as error:
-            # Whatever is wrong with it, nothing else is to suffer.
+            # An error in this write must not stop the following ones.
             self._lost += sent.steps
-            self._trouble(error)
+            self._publish_loss(error)
         self._sent = None
         return True
 
     def _keep(self, sent: _Sent, error: StorageUnavailable) -> None:
-        """Perhaps it was written. It is sent again as it is, until too much waits behind it."""
+        """Keep a write for repetition, as it may have been written; drop it once too many steps wait behind it."""
         for step in self._waiting.values():
-            step.let_go()
+            step.drop_least_used()
         lost = self._lost
-        if self._unwritten > MOST_STEPS:
+        if self._unwritten > MAX_STEPS:
             self._sent = None
             self._lost += sent.steps
-        while self._unwritten > MOST_STEPS:
+        while self._unwritten > MAX_STEPS:
             del self._waiting[min(self._waiting)]
             self._lost += 1
         if self._lost > lost:
-            self._trouble(error)
+            self._publish_loss(error)
         self._arm()
 
-    def _trouble(self, error: Exception) -> None:
-        """Some of it is lost: told once until it can be written again."""
-        if not self._is_told:
-            self._is_told = True
+    def _publish_loss(self, error: Exception) -> None:
+        """Publish that counts are lost, once until a write succeeds again."""
+        if not self._is_loss_published:
+            self._is_loss_published = True
             doing = "writing history, of which some is lost: charts will have a gap"
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=said(error)))
+            self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=summarize_error(error)))

@@ -1,4 +1,4 @@
-"""The housekeeper: fails what has expired, forgets what is old or idle."""
+"""The housekeeper: fails expired jobs, releases followers, and deletes old rows."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from headgate.jobs.retention import Retention
 from headgate.storage.records import FINAL_STATES, Dropped, Upkeep
 from headgate.storage.store import Store
 
-FORGET_EVERY = 30
-"""Notes between two rounds of forgetting; one comes every second."""
+PRUNE_EVERY = 30
+"""Turns between two rounds of pruning; there is one turn a second."""
 
 PAUSE = 0.05
-"""Seconds between two steps, in which others have their turn."""
+"""Seconds between two steps, so that other writers get their turn."""
 
 GATHER_EVERY = 10
-"""Notes between two looks for what the store has counted for charts itself."""
+"""Turns between two rounds of gathering the counts that the store has made for charts itself."""
 
 EXPIRED_AT_ONCE = 100
 
 EXPIRING_STEPS = 100
-"""How many steps of expiring may come one after the other before there is time for other work."""
+"""How many steps of expiring may run in a row before other work."""
 
 RELEASING_STEPS = 100
-"""How many steps of releasing followers may come one after the other before there is time for other work."""
+"""How many steps of releasing followers may run in a row before other work."""
 
 PRUNED_AT_ONCE = 500
 
@@ -39,7 +39,7 @@ GATHERED_AT_ONCE = 1000
 
 
 class Housekeeper:
-    """Works in small steps, so that nobody waits for it. Every node has one; they do not get in each other's way."""
+    """Works in small steps, so that no other writer waits for it. Every node runs one; they do not conflict."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class Housekeeper:
         *,
         clock: Clock,
         bus: EventBus,
-        teller: CallbackRunner,
+        callback_runner: CallbackRunner,
         retention: Retention,
     ) -> None:
         self._storage = storage
         self._clock = clock
         self._bus = bus
-        self._teller = teller
+        self._callback_runner = callback_runner
         self._retention = retention
         self._kept_for: dict[int, set[JobState]] = {}
         for state in FINAL_STATES:
@@ -63,7 +63,7 @@ class Housekeeper:
         self._noted = asyncio.Event()
 
     def note(self, upkeep: Upkeep) -> None:
-        """Do what there is to do; called every second with what the store says of it."""
+        """Start a turn of housekeeping; called every second with the store's list of due work."""
         self._upkeep = upkeep
         self._noted.set()
 
@@ -78,35 +78,35 @@ class Housekeeper:
                 if upkeep.has_expired:
                     await self._expire()
             except StorageUnavailable as error:
-                self._troubled("looking for what has expired", error)
+                self._publish_trouble("expiring jobs", error)
             try:
                 if upkeep.has_followers:
                     await self._release_followers()
             except StorageUnavailable as error:
-                self._troubled("releasing followers", error)
-            # Not with the others in one: what keeps jobs from expiring is no reason to keep what is old.
+                self._publish_trouble("releasing followers", error)
+            # In its own block: an error in expiring jobs must not keep old rows.
             try:
                 if turns % GATHER_EVERY == 0:
                     await self._gather()
-                if turns % FORGET_EVERY == 0:
-                    await self._forget()
+                if turns % PRUNE_EVERY == 0:
+                    await self._prune()
             except StorageUnavailable as error:
-                self._troubled("housekeeping", error)
+                self._publish_trouble("housekeeping", error)
 
-    def _troubled(self, doing: str, error: StorageUnavailable) -> None:
+    def _publish_trouble(self, doing: str, error: StorageUnavailable) -> None:
         self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
 
     async def _expire(self) -> None:
-        """However many are late, as whole backlogs are: a step a second would leave the last of them for hours."""
+        """Fail expired jobs in several steps: with one step a second a large backlog would take hours."""
         for _ in range(EXPIRING_STEPS):
             dropped = await self._storage.expire(EXPIRED_AT_ONCE)
-            publish_dropped(self._bus, self._teller, self._clock, dropped)
+            publish_dropped(self._bus, self._callback_runner, self._clock, dropped)
             if len(dropped) < EXPIRED_AT_ONCE:
                 return
             await sleep(self._clock, PAUSE)
 
     async def _release_followers(self) -> None:
-        """What ended with more followers than its commit released: those that are left."""
+        """Release the remaining followers of jobs that ended with more followers than their commit released."""
         for _ in range(RELEASING_STEPS):
             if not await self._storage.release_followers():
                 return
@@ -116,7 +116,7 @@ class Housekeeper:
         while await self._storage.gather_history(GATHERED_AT_ONCE) >= GATHERED_AT_ONCE:
             await sleep(self._clock, PAUSE)
 
-    async def _forget(self) -> None:
+    async def _prune(self) -> None:
         while await self._storage.evict(1000) >= 1000:
             await sleep(self._clock, PAUSE)
         for kept_for, states in self._kept_for.items():
@@ -129,10 +129,10 @@ class Housekeeper:
                 await sleep(self._clock, PAUSE)
 
 
-def publish_dropped(bus: EventBus, teller: CallbackRunner, clock: Clock, dropped: Sequence[Dropped]) -> None:
-    """Tell of jobs that ended without having run."""
+def publish_dropped(bus: EventBus, callback_runner: CallbackRunner, clock: Clock, dropped: Sequence[Dropped]) -> None:
+    """Publish jobs that ended without having run, and schedule `on_error` for the failed ones."""
     if dropped:
-        teller.tell_unrun([job.id for job in dropped if job.state is JobState.FAILED])
+        callback_runner.submit_on_error([job.id for job in dropped if job.state is JobState.FAILED])
     for job in dropped:
         kind = JobFailure if job.state is JobState.FAILED else JobFinished
         bus.publish(

@@ -1,8 +1,7 @@
-"""Punctuality: what to do when a job starts later than it was charged.
+"""Late starts: decides what to do when a job starts later than it was charged.
 
-A limit counts a start at the instant of its charge, and its margin allows for the little that lies between that and
-the call. When a slow disk, a late reply or a busy event loop makes it more, the next start has to be measured from the
-start itself.
+A limit counts a start at the instant of its charge, and its margin allows for a short delay until the call. When a slow
+disk, a late reply or a busy event loop makes the delay longer, the next start has to be measured from the actual start.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from headgate.jobs.job import ClaimedJob
 from headgate.limits.limit import AnyRule
 
 TOLERATED = SECOND // 4
-"""How late a start may be (µs) under a limit without a margin: more than starts are under any load that is normal, or
-each would need one more write."""
+"""How late a start may be (µs) under a limit without a margin. More than the delay under normal load, because each late
+start costs one more write."""
 
 
 class StartDecision(Enum):
@@ -28,16 +27,17 @@ class StartDecision(Enum):
 
 
 def decide_start(job: ClaimedJob, rules: Mapping[str, AnyRule], now: int) -> StartDecision:
-    """Whether `job` may start at limit time `now`, and whether its buckets have to be told.
+    """Return whether `job` may start at limit time `now`, and whether its charge has to be moved.
 
-    Within half of each limit's margin, or a quarter of a second where it has none: on time. Later: it starts, and its
-    charge is moved to now, which reaches the store long before the charge makes room for others. Later than half of the
-    time until then, as after a freeze of the process, that is no longer sure: it goes back unspent instead.
+    On time: within half of each limit's margin, or a quarter of a second without a margin. Late: the job starts and its
+    charge is moved to `now`, which reaches the store long before the charge makes room for others. Too late, as after a
+    freeze of the process: the delay exceeds half of the time until the charge makes room, so the job is returned and no
+    attempt is spent.
     """
     start = StartDecision.ON_TIME
     for index, draw in enumerate(job.draws):
         rule = rules.get(draw.limit)
-        # Permits have no period: they are held, and it does not matter since when.
+        # Permits have no period: the time at which they were taken does not matter.
         if rule is None or not rule.period:
             continue
         charged_at = _charged_at(job, index)
@@ -51,6 +51,6 @@ def decide_start(job: ClaimedJob, rules: Mapping[str, AnyRule], now: int) -> Sta
 
 
 def _charged_at(job: ClaimedJob, index: int) -> int:
-    """When a draw was charged, as limit time."""
-    elsewhere = None if job.elsewhere is None else job.elsewhere[index]
-    return job.charged_at if elsewhere is None else elsewhere.at - elsewhere.ahead
+    """Return when a draw was charged, as limit time."""
+    remote = None if job.remote_charges is None else job.remote_charges[index]
+    return job.charged_at if remote is None else remote.at - remote.ahead

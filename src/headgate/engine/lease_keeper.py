@@ -1,4 +1,4 @@
-"""The lease keeper: renews the lease of this node with heartbeats, and begins anew when the node was declared dead."""
+"""The lease keeper: renews the lease of this node with heartbeats, and rejoins after the node was declared dead."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDisowned
 from headgate.storage.store import Store
 
-MOST_LINGERING = 100
+MAX_LINGERING = 100
 """How many lingering jobs a heartbeat reports."""
 
 
 class LeaseKeeper:
-    """Sends a heartbeat every `interval` microseconds; if the lease ends, cancels what must not go on."""
+    """Sends a heartbeat every `interval` microseconds; if the lease ends, cancels attempts that must not run twice."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class LeaseKeeper:
 
     @property
     def holds(self) -> bool:
-        """Whether no other node can have taken the jobs of this one."""
+        """Whether no other node can have recovered the jobs of this one."""
         return self._own_lease.holds(self._clock.monotonic())
 
     async def run(self) -> None:
         sent_at = self._clock.monotonic()
         while True:
-            # Counted from the sending, as the lease is: a slow answer does not put off the next one.
+            # Counted from the sending, as the lease is: a slow reply does not delay the next heartbeat.
             await sleep_until(self._clock, sent_at + self._interval)
             sent_at = self._clock.monotonic()
             try:
@@ -84,14 +84,14 @@ class LeaseKeeper:
     # --------------------------------------------------------------------------------------------- renewing
 
     async def join(self) -> None:
-        """Write the row of the node, which begins its lease. Raises StorageUnavailable."""
+        """Write the row of the node, which starts its lease. Raises StorageUnavailable."""
         sent_at = self._clock.monotonic()
         await self._membership.join()
         self._renew(sent_at)
 
     async def beat(self) -> Mapping[str, int]:
         """Renew the lease; return the jobs that the node owns, with their fences. Raises StorageUnavailable."""
-        # One at a time: two would recover the same jobs.
+        # One heartbeat at a time: two would recover the same jobs.
         async with self._beating:
             return await self._beat_alone()
 
@@ -111,7 +111,7 @@ class LeaseKeeper:
     async def _beat_alone(self) -> Mapping[str, int]:
         sent_at = self._clock.monotonic()
         node = self._membership.id
-        beat = await self._storage.beat(node, lingering=self._attempts.lingering[:MOST_LINGERING])
+        beat = await self._storage.beat(node, lingering=self._attempts.lingering[:MAX_LINGERING])
         self._peers.own_beat(self._clock.monotonic())
         self.compare_clocks()
         if not beat.known:
@@ -122,7 +122,7 @@ class LeaseKeeper:
         return beat.owned
 
     async def _rejoin(self) -> None:
-        """Another node declared this one dead: its jobs are others' now, so it drops them and begins anew."""
+        """Drop all jobs and join under a new id: another node has declared this one dead and recovered its jobs."""
         disowned = self._membership.id
         cancelled = self._attempts.disown()
         self._recorder.drop()
@@ -133,20 +133,20 @@ class LeaseKeeper:
         self._wakeup.wake()
 
     def compare_clocks(self) -> None:
-        """Publish ClockSkewed when the clock of this machine and that of the store have come apart."""
+        """Publish ClockSkewed if the clocks of this machine and of the store differ by more than 5 s."""
         own = self._clock.now()
-        seconds = self._skew.notice(own, self._storage.now())
+        seconds = self._skew.observe(own, self._storage.now())
         if seconds is not None:
             self._bus.publish(ClockSkewed(at=own, node=self._membership.id, seconds=seconds))
 
     # ----------------------------------------------------------------------------------------------- ending
 
     def guard(self) -> None:
-        """From now on cancel, when the lease ends, what must not run twice."""
+        """Cancel attempts that must not run twice whenever the lease ends from now on."""
         self._is_guarding = True
 
     def close(self) -> None:
-        """Call off what was to happen when the lease ends."""
+        """Cancel the timer for the end of the lease."""
         self._is_guarding = False
         if self._timer is not None:
             self._timer.cancel()
@@ -159,7 +159,7 @@ class LeaseKeeper:
             self._timer = self._clock.call_at(self._own_lease.ends_at, self._lease_ended)
 
     def _lease_ended(self) -> None:
-        """Others may soon take its jobs: end what must not run twice, and what has not begun."""
+        """Cancel attempts that must not run twice or have not started: other nodes may soon recover their jobs."""
         cancelled = self._attempts.cancel_exclusive()
         now = self._clock.monotonic()
         seconds = self._own_lease.unrenewed_for(now) / SECOND

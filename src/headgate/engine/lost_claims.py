@@ -1,4 +1,4 @@
-"""Lost claims: jobs that the store has a node own, and of which it never heard, because the reply was lost."""
+"""Lost claims: jobs that a node owns in the store without holding them, because the reply of a claim was lost."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Container, Mapping
 
 
 class LostClaims:
-    """Compares what a node owns, at each of its beats, with what it has heard of.
+    """Compares, at each heartbeat, the jobs that a node owns with those it holds.
 
-    Only what was unheard of twice is lost, and not while a claim may be on its way that began before the first time.
-    The same claim: one that was handed back meanwhile may have been made anew, and be on its way.
+    A job is lost if two checks in a row find it unknown with the same fence, unless a claim is pending that was sent
+    before the first check. A job with another fence was returned and claimed again meanwhile; its reply may be pending.
     """
 
     def __init__(self) -> None:
-        self._unheard: set[tuple[str, int]] = set()
-        self._looked_at = 0
+        self._unknown: set[tuple[str, int]] = set()
+        self._checked_at = 0
 
     def among(
-        self, owned: Mapping[str, int], heard: Container[str], *, claiming_since: int | None, now: int
+        self, owned: Mapping[str, int], known: Container[str], *, claiming_since: int | None, now: int
     ) -> list[tuple[str, int]]:
-        """The jobs that are lost, with their fences; `claiming_since` when the claim began that is under way."""
-        unheard = {(id, fence) for id, fence in owned.items() if id not in heard}
-        is_on_its_way = claiming_since is not None and claiming_since <= self._looked_at
-        lost = set() if is_on_its_way else unheard & self._unheard
-        self._unheard, self._looked_at = unheard, now
+        """Return the lost jobs with their fences; `claiming_since` is when the pending claim was sent, or None."""
+        unknown = {(id, fence) for id, fence in owned.items() if id not in known}
+        is_pending = claiming_since is not None and claiming_since <= self._checked_at
+        lost = set() if is_pending else unknown & self._unknown
+        self._unknown, self._checked_at = unknown, now
         return sorted(lost)

@@ -1,4 +1,4 @@
-"""Jobs whose limits would keep them waiting longer than they may: they are rejected before they wait at all."""
+"""Rejects new jobs whose predicted wait for their limits exceeds `max_wait`."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from headgate.storage.store import Store
 
 
 async def reject_over_max_wait(storage: Store, rules: Mapping[str, AnyRule], jobs: Sequence[NewJob]) -> list[NewJob]:
-    """The same jobs; those that could not start within their `max_wait` are to be stored as final at once."""
+    """Return the jobs; those that cannot start within their `max_wait` carry a rejection and are stored as final."""
     live = LiveRules(await storage.settings())
     now = storage.now()
     limit_now = storage.limit_now()
     lanes: dict[tuple[str, tuple[Draw, ...], str], QueuePosition] = {}
-    judged: list[NewJob] = []
+    checked: list[NewJob] = []
     for job in jobs:
         if job.give_up_at is None or job.delayed or (job.origin is not None and job.origin.follows is not None):
-            judged.append(job)
+            checked.append(job)
             continue
         lane = (job.queue, job.draws, job.variant)
-        standing = lanes.get(lane) or await storage.outlook(*lane)
-        standing = replace(standing, asks=ask_of(job.id, job.costs, job.terms))
-        starts_at, waits_for = predict(standing, rules, live, limit_now)
+        position = lanes.get(lane) or await storage.outlook(*lane)
+        position = replace(position, asks=ask_of(job.id, job.costs, job.terms))
+        starts_at, waits_for = predict(position, rules, live, limit_now)
         if starts_at is not None and starts_at - limit_now > job.give_up_at - now:
             error = rejection_error(waits_for, now + starts_at - limit_now, job.give_up_at - now)
-            judged.append(replace(job, rejection=error))
+            checked.append(replace(job, rejection=error))
         else:
-            judged.append(job)
-            lanes[lane] = replace(standing, place=(standing.place or 0) + 1, waiting=standing.waiting + 1)
-    return judged
+            checked.append(job)
+            lanes[lane] = replace(position, place=(position.place or 0) + 1, waiting=position.waiting + 1)
+    return checked
 
 
 def rejected(jobs: Sequence[NewJob]) -> list[Dropped]:
-    """Those of the jobs that are stored as final, as they are told of."""
+    """Return the rejected ones among the jobs, in the form that is published."""
     return [
         Dropped(job.id, job.task, job.queue, _rejected_as(job), job.rejection)
         for job in jobs

@@ -1,4 +1,4 @@
-"""The membership of a node: its row in the store, and the id that it has there."""
+"""The membership of a node: its row in the store and its id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headgate.storage.store import Store
 
 
 class Membership:
-    """Joins the store under an id. A node that was declared dead joins again under another one."""
+    """Joins the store under an id. A node that was declared dead joins again under a new one."""
 
     def __init__(
         self, storage: Store, *, name: str, queues: Mapping[str, int], version: str, clock: Clock, ids: IdSource
@@ -28,7 +28,7 @@ class Membership:
         await self._storage.join(self.id, self._name, queues=self._queues, version=self._version)
 
     def renew_id(self) -> str:
-        """Take a new id, because the old one is dead; return it. It is not joined yet."""
+        """Take a new id in place of the dead one and return it; `join` comes next."""
         self.id = self._new_id()
         return self.id
 

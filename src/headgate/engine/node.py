@@ -1,4 +1,4 @@
-"""A node: one engine process that claims jobs, runs them, records how they ended, and recovers those of dead nodes."""
+"""A node: one engine process that claims jobs, runs them, records their endings, and recovers those of dead nodes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from headgate.engine.claim_loop import ClaimLoop
 from headgate.engine.claim_notices import ClaimNotices
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
-from headgate.engine.described import described
 from headgate.engine.drain import Drain, DrainWatch
+from headgate.engine.error_text import describe_error
 from headgate.engine.executor import CancelledBy, RunningAttempt
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.handler_tasks import guard_tasks, unguard_tasks
@@ -55,10 +55,10 @@ from headgate.tasks.tracing import Tracing
 class NodeSettings:
     """How a node behaves; all durations in seconds.
 
-    `heartbeat` (5) renews the lease, which other nodes take for lost after `lease` (30). `grace` (30) is how long
-    running jobs may go on after the node was asked to stop. Final jobs are kept for `retention` (7 days).
-    `queues` maps the queues to serve to their slots. Of what a job logs the first `log_lines` (1,000; 0: none) of
-    `log_level` (INFO) and above are kept. `version` is that of Headgate. With `drain` it stops by itself.
+    `heartbeat` (5) is the interval at which the lease is renewed; other nodes treat it as lost after `lease` (30).
+    `grace` (30) is how long running jobs may continue after a stop was requested. Final jobs are kept for `retention`
+    (7 days). `queues` maps the queues to serve to their slots. Of each job's log the first `log_lines` (1,000; 0: none)
+    of `log_level` (INFO) and above are kept. `version` is that of Headgate. With `drain` the node stops by itself.
     """
 
     queues: Mapping[str, int]
@@ -75,8 +75,8 @@ class NodeSettings:
 class Node:
     """Runs jobs of one app until it is stopped.
 
-    It makes the parts and ends them in order; each part has its own state and its own module. `pool` runs the functions
-    of thread tasks (default: one thread for each slot).
+    It creates the services and ends them in order; each has its own state and module. `pool` runs the functions of
+    thread tasks (default: one thread per slot).
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class Node:
         bus: EventBus,
         random: Random,
         ids: IdSource,
-        teller: CallbackRunner,
-        historian: HistoryWriter,
-        elsewhere: Mapping[str, RemoteLimit] | None = None,
+        callback_runner: CallbackRunner,
+        history_writer: HistoryWriter,
+        remote_limits: Mapping[str, RemoteLimit] | None = None,
         tracing: Tracing | None = None,
         pool: Pool | None = None,
         make_attempt: MakeAttempt = RunningAttempt,
         on_concluded: Callable[[RunningAttempt], None] | None = None,
     ) -> None:
-        elsewhere = elsewhere or {}
+        remote_limits = remote_limits or {}
         lease, interval = round(settings.lease * SECOND), round(settings.heartbeat * SECOND)
         self._storage = storage
         self._settings = settings
         self._clock = clock
         self._bus = bus
-        self._historian = historian
+        self._history_writer = history_writer
         self._stopping = asyncio.Event()
         self._aborting = asyncio.Event()
         self._wakeup = ClaimWakeup()
@@ -117,21 +117,28 @@ class Node:
         )
         self._slots = Slots(settings.queues)
         own_lease, peers = OwnLease(lease), PeerLeases(lease, interval)
-        # What is written for attempts.
+        # The services that write for attempts.
         self._reporter = Reporter(
             self.id, storage, clock=clock, bus=bus, most_lines=settings.log_lines, lowest=settings.log_level
         )
         self._capture = JobLogCapture(self._reporter)
         self.recorder = Recorder(
-            self.id, storage, registry, self._reporter, clock=clock, bus=bus, random=random, historian=historian
+            self.id,
+            storage,
+            registry,
+            self._reporter,
+            clock=clock,
+            bus=bus,
+            random=random,
+            history_writer=history_writer,
         )
-        self._fetcher = Fetcher(storage, elsewhere, clock=clock, bus=bus, ids=ids)
-        charges = ChargeRouter(self.recorder, self._fetcher, historian, elsewhere)
+        self._fetcher = Fetcher(storage, remote_limits, clock=clock, bus=bus, ids=ids)
+        charges = ChargeRouter(self.recorder, self._fetcher, history_writer, remote_limits)
         if pool is None:
             pool = ThreadPoolExecutor(sum(settings.queues.values()), thread_name_prefix="headgate-job")
         # The attempts.
         outcomes = self._outcomes = OutcomeRecorder(
-            storage, registry, self.recorder, charges, teller, clock=clock, bus=bus, random=random
+            storage, registry, self.recorder, charges, callback_runner, clock=clock, bus=bus, random=random
         )
         self.attempts = RunningAttempts(
             storage,
@@ -141,7 +148,7 @@ class Node:
             charges,
             outcomes,
             self._reporter,
-            teller,
+            callback_runner,
             self._wakeup,
             pool=pool,
             clock=clock,
@@ -150,7 +157,7 @@ class Node:
             make_attempt=make_attempt,
             on_concluded=on_concluded,
         )
-        # What the node owns.
+        # The services for the jobs that the node owns.
         self.claim_recovery = ClaimRecovery(
             storage,
             registry,
@@ -159,8 +166,8 @@ class Node:
             self.attempts,
             outcomes,
             self.recorder,
-            historian,
-            elsewhere=elsewhere,
+            history_writer,
+            remote_limits=remote_limits,
             stopping=self._stopping,
             clock=clock,
         )
@@ -180,13 +187,13 @@ class Node:
             bus=bus,
             random=random,
         )
-        # What starts jobs, and makes others startable.
-        self._regater = BacklogMigrator(storage, registry, clock=clock, bus=bus, wake=self._wakeup.wake)
-        self._notices = ClaimNotices(self._regater, teller, clock=clock, bus=bus)
+        # The services that start jobs, or make jobs ready to start.
+        self._backlog_migrator = BacklogMigrator(storage, registry, clock=clock, bus=bus, wake=self._wakeup.wake)
+        self._notices = ClaimNotices(self._backlog_migrator, callback_runner, clock=clock, bus=bus)
         self._claims = ClaimLoop(
             storage,
             registry,
-            {**registry.rules, **{name: FetchedStarts(limit.limit.rule) for name, limit in elsewhere.items()}},
+            {**registry.rules, **{name: FetchedStarts(limit.limit.rule) for name, limit in remote_limits.items()}},
             self._membership,
             self._slots,
             self.lease,
@@ -194,7 +201,7 @@ class Node:
             outcomes,
             self.claim_recovery,
             self._fetcher,
-            historian,
+            history_writer,
             self._notices,
             self._wakeup,
             stopping=self._stopping,
@@ -202,12 +209,16 @@ class Node:
             bus=bus,
             random=random,
         )
-        self._housekeeper = Housekeeper(storage, clock=clock, bus=bus, teller=teller, retention=settings.retention)
-        self._recurring = Recurring(storage, registry, clock=clock, bus=bus, teller=teller, ids=ids, random=random)
+        self._housekeeper = Housekeeper(
+            storage, clock=clock, bus=bus, callback_runner=callback_runner, retention=settings.retention
+        )
+        self._recurring = Recurring(
+            storage, registry, clock=clock, bus=bus, callback_runner=callback_runner, ids=ids, random=random
+        )
         self._watch = NodeWatch(
             storage,
             self._membership,
-            PeerRecovery(storage, self._membership, peers, teller, clock=clock, bus=bus),
+            PeerRecovery(storage, self._membership, peers, callback_runner, clock=clock, bus=bus),
             self.claim_recovery,
             self.lease,
             self.attempts,
@@ -236,23 +247,23 @@ class Node:
 
     @property
     def id(self) -> str:
-        """The id of the node in the store; another one after the node was declared dead."""
+        """The id of the node in the store; a new one after the node was declared dead."""
         return self._membership.id
 
     # ------------------------------------------------------------------------------------------------ life
 
     def stop(self) -> None:
-        """Claim nothing more, let running jobs finish within the grace, then hand them back and end."""
+        """Claim no more jobs, let running ones finish within the grace, then return the rest and end."""
         self._stopping.set()
         self._wakeup.wake()
 
     def abort(self) -> None:
-        """End at once: running jobs are cancelled and handed back."""
+        """End immediately: running jobs are cancelled and returned."""
         self.stop()
         self._aborting.set()
 
     async def run(self) -> None:
-        """Work until stopped. A crash of any part ends the whole node loudly."""
+        """Work until stopped. A crash of any service ends the node: it is published and raised."""
         loop = asyncio.get_running_loop()
         unwatch = self._storage.watch(self._wakeup.wake, endings=False)
         guard_tasks(loop)
@@ -265,8 +276,10 @@ class Node:
             self.lease.compare_clocks()
             await self._serve()
         except Exception as error:
-            # Told at once: in a program that does other things as well, nobody may be waiting for this to end.
-            self._bus.publish(NodeCrashed(at=self._clock.now(), node=self.id, error=described(_first_of(error))))
+            # Published at once: a program that does other work may not await this task.
+            self._bus.publish(
+                NodeCrashed(at=self._clock.now(), node=self.id, error=describe_error(_without_groups(error)))
+            )
             raise
         finally:
             unwatch()
@@ -274,11 +287,11 @@ class Node:
             self._capture.stop()
             self._claims.close()
             self.lease.close()
-            await self.attempts.close(self._patience(5.0))
+            await self.attempts.close(self._timeout(5.0))
         await self._leave()
 
     async def _serve(self) -> None:
-        """Run the parts; when the node is asked to stop, end them in the order in which they need each other."""
+        """Run the services; after `stop`, end them in the order of their dependencies."""
         async with asyncio.TaskGroup() as services:
             background = [
                 services.create_task(self._claims.run(), name="headgate-claims"),
@@ -289,21 +302,21 @@ class Node:
             ]
             if self._drain is not None:
                 background.append(services.create_task(self._drain.run(), name="headgate-drain"))
-            regater = services.create_task(self._regater.run(), name="headgate-regater")
+            backlog_migrator = services.create_task(self._backlog_migrator.run(), name="headgate-backlog-migrator")
             fetcher = services.create_task(self._fetcher.run(), name="headgate-fetcher")
             recorder = services.create_task(self.recorder.run(), name="headgate-recorder")
             reporter = services.create_task(self._reporter.run(), name="headgate-reporter")
             await self._stopping.wait()
             self._bus.publish(NodeStopping(at=self._clock.now(), node=self.id, running=len(self.attempts)))
-            # It claims no more, so another release need not wait for its jobs to end.
-            regater.cancel()
+            # The node claims no more, so other releases need not wait for its jobs to end.
+            backlog_migrator.cancel()
             await self.attempts.finish(self._settings.grace, self._aborting)
             for service in background:
                 service.cancel()
-            # Stores that are down are waited for a little only: budget is lost, and the lease tells the others.
-            await self._fetcher.flush(self._patience(5.0))
+            # Stores that are down are waited for briefly only: some budget is lost, and other nodes recover the jobs.
+            await self._fetcher.flush(self._timeout(5.0))
             fetcher.cancel()
-            await self.recorder.flush(self._patience(10.0))
+            await self.recorder.flush(self._timeout(10.0))
             recorder.cancel()
             reporter.cancel()
 
@@ -311,42 +324,42 @@ class Node:
         try:
             recovered = await self._storage.leave(self.id)
         except StorageUnavailable as error:
-            # Whoever sees this node's lease run out takes its jobs back.
+            # Another node recovers the jobs when the lease has ended.
             publish_trouble(self._bus, self._clock, "leaving", error)
         else:
             returned = self._outcomes.handed_back + len(recovered.returned)
             self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=returned))
 
-    def _patience(self, seconds: float) -> float:
-        """Return how many seconds a step of the shutdown may take: so many, or 1 when it is aborted."""
+    def _timeout(self, seconds: float) -> float:
+        """Return the timeout of a step of the shutdown: `seconds`, or 1 after `abort`."""
         return 1.0 if self._aborting.is_set() else seconds
 
     # -------------------------------------------------------------------------------------------- requests
 
-    def look_at_schedules(self) -> None:
-        """Enqueue at once what is due of a schedule that this process has just stored."""
-        self._recurring.look()
+    def check_schedules(self) -> None:
+        """Enqueue due occurrences at once, because this process has just stored a schedule."""
+        self._recurring.wake()
 
     def cancel(self, job_id: str) -> None:
-        """Cancel a job that runs here for its user; without effect if it does not."""
+        """Cancel a running job at the request of a user; no effect if it does not run here."""
         self.attempts.cancel(job_id, CancelledBy.USER)
 
     def statistics(self) -> dict[str, Any]:
-        """Slots in use by queue, endings that wait to be recorded, and jobs that only the sweep found.
+        """Return the slots in use by queue, the number of unrecorded endings, and of jobs that only a sweep found.
 
-        `lingering` are the jobs whose attempts were told to end and still take a slot; `processes` run process tasks.
+        `lingering` are the jobs whose cancelled attempts still take a slot; `processes` run process tasks.
         """
         return {
             "node": self.id,
             "unrecorded": len(self.recorder.pending),
             "swept": self._claims.swept,
             **self.attempts.statistics(),
-            "history": self._historian.statistics(),
+            "history": self._history_writer.statistics(),
         }
 
 
-def _first_of(error: BaseException) -> BaseException:
-    """The error itself, without the groups that it came in."""
+def _without_groups(error: BaseException) -> BaseException:
+    """Return the first error inside the exception groups around it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

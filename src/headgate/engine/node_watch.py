@@ -1,4 +1,4 @@
-"""The node watch: what a node checks every second, and nothing wakes it for."""
+"""The node watch: the checks that a node makes every second."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SWEEP_EVERY = 30
 
 
 class NodeWatch:
-    """Recovers dead nodes, reads cancellations, and notices lost claims, stepped clocks and a blocked event loop.
+    """Recovers dead nodes, reads cancellations, and detects lost claims, stepped clocks and a blocked event loop.
 
-    It asks for what the housekeeper has to do as well, with the same statement.
+    The statement that reads the other nodes also reads what the housekeeper has to do.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class NodeWatch:
             try:
                 await self._check_store()
             except StorageUnavailable as error:
-                publish_trouble(self._bus, self._clock, "looking after the nodes", error)
-            # Storage that does not answer is no fault of the loop.
+                publish_trouble(self._bus, self._clock, "checking the nodes", error)
+            # Measured from here: a slow store does not mean that the event loop is blocked.
             expected = self._clock.monotonic() + SECOND
             await sleep(self._clock, 1.0)
             stepped = self._storage.now() - self._clock.monotonic() - ahead
@@ -76,18 +76,18 @@ class NodeWatch:
                 # The timer of the next delayed job was set by the store's old wall time.
                 ahead += stepped
                 self._wakeup.wake()
-                self._recurring.look()
+                self._recurring.wake()
             turns += 1
             if turns % SWEEP_EVERY == 0:
                 self._wakeup.sweep()
-                self._recurring.look()
+                self._recurring.wake()
             self._measure((self._clock.monotonic() - expected) / SECOND)
 
     async def _check_store(self) -> None:
         upkeep = await self._storage.upkeep()
         self._housekeeper.note(upkeep)
         if upkeep.has_arrived:
-            # Their process may have been killed before it told anybody, or nothing is heard of it here.
+            # The enqueueing process may have been killed before its notification, or the notification was lost.
             self._wakeup.wake()
         await self._peer_recovery.recover_dead(upkeep.peers)
         if self._claim_recovery.take_check():
@@ -97,8 +97,8 @@ class NodeWatch:
                 self._attempts.cancel(job_id, CancelledBy.USER)
 
     def _measure(self, late: float) -> None:
-        """Publish how busy the node is; `late` is by how many seconds the event loop woke it too late."""
-        if self._bus.wants(NodeMeasured):
+        """Publish how busy the node is; `late` is the delay in seconds with which the event loop woke this task."""
+        if self._bus.has_listener(NodeMeasured):
             own = self._clock.now()
             self._bus.publish(
                 NodeMeasured(

@@ -1,8 +1,8 @@
-"""One firing of a schedule, as the job that it enqueues."""
+"""Occurrences: the job that a schedule enqueues each time."""
 
 from __future__ import annotations
 
-from headgate.engine.described import OWN_ERRORS
+from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.jobs.job import NewJob, Origin, truncated_error
 from headgate.jobs.terms import GateTerms
 from headgate.storage.schedules import ScheduleRecord
@@ -14,20 +14,21 @@ from headgate.tasks.registry import Registry
 def occurrence(
     record: ScheduleRecord, registry: Registry, *, id: str, occurs_at: int, now: int, follows: str | None = None
 ) -> NewJob:
-    """The job of a schedule for one instant, with the limits that its task has now; it follows another one, or none.
+    """Return the job of a schedule for one instant, with the current limits of its task.
 
-    If these cannot be told from its payload any more, the job has failed with that error instead of passing them by.
+    If a limit's key or cost cannot be computed from the payload, the job is stored as failed with that error: it must
+    not run without the limit. `follows` is the job that it runs after, if any.
     """
     call, rules = record.call, record.rules
     task = registry.find(call.task)
-    assert task is not None, f"schedule {record.name!r} is of a task that was not asked for"
+    assert task is not None, f"schedule {record.name!r} is of a task that was not requested"
     gate = registry.gate(task, call.queue)
     draws, costs, terms = UNGATED
     rejection = None
     if gate.limits:
         try:
-            draws, costs, terms = gate.ask(task.payload.arguments(call.payload), call.headers or {}, _not_told)
-        except OWN_ERRORS as error:  # and whatever the task's own key or cost raises
+            draws, costs, terms = gate.ask(task.payload.arguments(call.payload), call.headers or {}, _ignore_skip)
+        except USER_CODE_ERRORS as error:  # including errors of the task's own key or cost
             rejection = truncated_error(error)
     skipping = (terms or GateTerms()).skipping()
     return NewJob(
@@ -55,12 +56,12 @@ def occurrence(
 
 
 async def last_job_of(storage: Store, record: ScheduleRecord) -> str | None:
-    """The job that the next one has to wait for, if the jobs of a schedule queue up; None if it is over."""
+    """Return the job that the next one of a schedule has to follow; None if there is none or it is final."""
     if record.last_job is None or not record.course.open:
         return None
     job = await storage.job(record.last_job)
     return None if job is None or job.state.is_final else job.id
 
 
-def _not_told(limit: str, reason: str) -> None:
-    """Whoever declared the schedule was told already."""
+def _ignore_skip(limit: str, reason: str) -> None:
+    """Do nothing: the skipped limit was published when the schedule was declared."""

@@ -1,4 +1,4 @@
-"""The outcome recorder: turns what an attempt came to into the ending of its job, and queues that for the store."""
+"""The outcome recorder: turns the outcome of an attempt into the ending of its job, and queues it for the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import takes_permit
 from headgate.engine.charge_router import ChargeRouter
-from headgate.engine.described import OWN_ERRORS
+from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.engine.executor import RunningAttempt
 from headgate.engine.recorder import Recorder, Then
 from headgate.jobs.event import BackoffFailed
@@ -26,7 +26,7 @@ from headgate.tasks.registry import Registry
 
 
 class OutcomeRecorder:
-    """Decides how the jobs of this node's attempts end. `handed_back` counts the jobs that others are to run."""
+    """Decides the endings of jobs from the outcomes of attempts. `handed_back` counts the interrupted jobs returned."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class OutcomeRecorder:
         registry: Registry,
         recorder: Recorder,
         charges: ChargeRouter,
-        teller: CallbackRunner,
+        callback_runner: CallbackRunner,
         *,
         clock: Clock,
         bus: EventBus,
@@ -44,23 +44,23 @@ class OutcomeRecorder:
         self._registry = registry
         self._recorder = recorder
         self._charges = charges
-        self._teller = teller
+        self._callback_runner = callback_runner
         self._clock = clock
         self._bus = bus
         self._random = random
         self.handed_back = 0
 
     def record(self, attempt: RunningAttempt, outcome: Outcome) -> None:
-        """Record how an attempt ended. A start that never happened, or that the callee refused, is given back."""
+        """Record the outcome of an attempt; the charge of a start that never happened or was refused is refunded."""
         job, charge, now = attempt.job, attempt.charge, self._storage.now()
-        # Most attempts succeed, and then there is nothing to decide.
+        # The fast path: most attempts succeed, and then there is nothing to decide.
         ending = succeeded(job, outcome) if isinstance(outcome, Succeeded) else self._ending_of(attempt, outcome, now)
         if charge is not None:
             final = charge.final
             if final is not None:
                 ending = replace(ending, charge=final)
         then = self._callbacks_after(attempt, ending) if attempt.task.callbacks.exist else None
-        ran = (self._clock.monotonic() - attempt.began_at) / SECOND
+        ran = (self._clock.monotonic() - attempt.started_at) / SECOND
         self._recorder.end(job, ending, now, then, ran=ran)
 
     def hand_back(self, job: ClaimedJob) -> None:
@@ -72,13 +72,13 @@ class OutcomeRecorder:
 
     def _ending_of(self, attempt: RunningAttempt, outcome: Outcome, now: int) -> Ending:
         job, charge = attempt.job, attempt.charge
-        if charge is not None and (isinstance(outcome, CalleeRateLimited) or not attempt.has_begun):
+        if charge is not None and (isinstance(outcome, CalleeRateLimited) or not attempt.is_called):
             charge.refund()
         ending = self._decide(job, outcome, attempt.retry, now)
         self.handed_back += isinstance(outcome, Interrupted)
         if isinstance(outcome, CalleeRateLimited):
             if isinstance(ending, Returned) and not self._draws_on_rates(job):
-                # No bucket can be closed that would hold it back, so it is delayed itself.
+                # It draws on no bucket that could be closed, so the job itself is delayed.
                 ending = replace(ending, run_at=now + outcome.retry_after)
             self._charges.penalize(job, outcome.retry_after)
         return ending
@@ -86,8 +86,8 @@ class OutcomeRecorder:
     def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int) -> Ending:
         try:
             return decide(job, outcome, retry, now, self._random)
-        except OWN_ERRORS as error:
-            # A user's own backoff failed. The job must not be lost for it, so it is retried as by default.
+        except USER_CODE_ERRORS as error:
+            # The user's own backoff failed. The job must not be lost, so the default backoff is used.
             self._bus.publish(BackoffFailed(at=self._clock.now(), task=job.task, error=repr(error)))
             plain = RetryPolicy(retries=retry.retries)
             return decide(job, outcome, plain, now, self._random)
@@ -99,15 +99,15 @@ class OutcomeRecorder:
     def _callbacks_after(self, attempt: RunningAttempt, ending: Ending) -> Then | None:
         """Return the call that runs the callbacks of the task once this ending is stored."""
         task, error = attempt.task, attempt.error
-        # Its traceback leads back to the attempt: a cycle that only the garbage collector would find.
+        # Its traceback refers to the attempt: a cycle that only the garbage collector would free.
         attempt.error = None
-        tell = partial(self._teller.tell, task, handler=attempt.handler)
+        run = partial(self._callback_runner.submit, task, handler=attempt.handler)
         match ending:
             case Finished(state=JobState.SUCCEEDED) if task.callbacks.wants(CallbackKind.COMPLETED):
-                return partial(tell, CallbackKind.COMPLETED, attempt.context, attempt.result)
+                return partial(run, CallbackKind.COMPLETED, attempt.context, attempt.result)
             case Finished(state=JobState.FAILED) if task.callbacks.wants(CallbackKind.ERROR):
-                return partial(tell, CallbackKind.ERROR, attempt.context, error)
+                return partial(run, CallbackKind.ERROR, attempt.context, error)
             case Returned(spent=True, run_at=int(run_at)) if task.callbacks.wants(CallbackKind.RETRY):
                 delay = max(0, run_at - self._storage.now()) / SECOND
-                return partial(tell, CallbackKind.RETRY, attempt.context, error, attempt.job.attempt, delay)
+                return partial(run, CallbackKind.RETRY, attempt.context, error, attempt.job.attempt, delay)
         return None

@@ -1,4 +1,4 @@
-"""The leases of other nodes: which of them are dead, judged by each observer on its own clock."""
+"""The leases of other nodes: finds dead nodes, on the observer's own clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from headgate.storage.records import Peer
 
 
 class PeerLeases:
-    """Remembers when each node's beat last grew.
+    """Holds when each node's beat last grew.
 
-    A node is dead when its process is gone, or when its beat has stood still for `lease` microseconds of the observer's
-    own monotonic time, so no clocks are compared. If the observer itself could not write for a while (a long write
-    transaction of somebody stops every heartbeat), it begins to count anew.
+    A node is dead when its process has ended, or when its beat has not changed for `lease` microseconds of the
+    observer's own monotonic time, so no clocks are compared. If the observer itself could not write for a while (a long
+    write transaction stops every heartbeat), it counts anew.
     """
 
     def __init__(self, lease: int, interval: int) -> None:
@@ -22,13 +22,13 @@ class PeerLeases:
         self._last_own_beat: int | None = None
 
     def own_beat(self, now: int) -> None:
-        """The observer has renewed its own lease."""
+        """Note that the observer has renewed its own lease."""
         if self._last_own_beat is not None and now - self._last_own_beat > 2 * self._interval:
             self._seen = {node: (beat, now) for node, (beat, _) in self._seen.items()}
         self._last_own_beat = now
 
     def dead(self, nodes: Sequence[Peer], own: str, now: int) -> list[Peer]:
-        """Those of the nodes that are dead at `now`; recover each with the beat it was judged by."""
+        """Return the nodes that are dead at `now`; recover each with the `beat` returned here."""
         dead: list[Peer] = []
         current: dict[str, tuple[int, int]] = {}
         stale = self._last_own_beat is None or now - self._last_own_beat > 2 * self._interval

@@ -1,4 +1,4 @@
-"""Peer recovery: takes back the jobs of nodes that died."""
+"""Peer recovery: recovers the jobs of dead nodes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from headgate.storage.store import Store
 
 
 class PeerRecovery:
-    """Judges the leases of all other nodes. Every node does, so no leader is needed."""
+    """Checks the leases of all other nodes. Every node does, so no leader is needed."""
 
     def __init__(
         self,
         storage: Store,
         membership: Membership,
         peers: PeerLeases,
-        teller: CallbackRunner,
+        callback_runner: CallbackRunner,
         *,
         clock: Clock,
         bus: EventBus,
@@ -30,16 +30,16 @@ class PeerRecovery:
         self._storage = storage
         self._membership = membership
         self._peers = peers
-        self._teller = teller
+        self._callback_runner = callback_runner
         self._clock = clock
         self._bus = bus
 
     async def recover_dead(self, nodes: Sequence[Peer]) -> None:
-        """Take back the jobs of every one of all nodes that is dead now. Raises StorageUnavailable."""
+        """Recover the jobs of the dead among these nodes. Raises StorageUnavailable."""
         for dead in self._peers.dead(nodes, self._membership.id, self._clock.monotonic()):
             recovered = await self._storage.recover(dead.id, dead.beat)
             if recovered is not None:
-                self._teller.tell_unrun(recovered.poisonous)
+                self._callback_runner.submit_on_error(recovered.poisonous)
                 self._bus.publish(
                     NodeLost(
                         at=self._clock.now(),

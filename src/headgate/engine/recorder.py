@@ -1,4 +1,4 @@
-"""The recorder: writes what has happened on a node, all that has gathered in one go, until the store has it."""
+"""The recorder: writes endings and amendments of a node to the store in batches, and retries until stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus, publish_use
-from headgate.engine.described import described, said
+from headgate.engine.error_text import describe_error, summarize_error
 from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.reporter import Reporter
 from headgate.errors import StorageUnavailable
@@ -22,19 +22,19 @@ from headgate.storage.records import Amendment
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 
-AGAIN_AFTER = 0.1
-"""Seconds until an ending is written again whose job somebody else held; meanwhile all others are written."""
+RETRY_AFTER = 0.1
+"""Seconds until an ending is written again whose job was locked; meanwhile all others are written."""
 
-UNSTORED = "how this attempt ended could not be stored"
-"""What is said of a job that is failed for that."""
+UNSTORED_ENDING = "how this attempt ended could not be stored"
+"""The error message of a job that fails because its ending cannot be stored."""
 
 Then = Callable[[], None]
 _Ended = tuple[ClaimedJob, Ending, int, Then | None, float | None]
-# A job, how it ended, when (the wall time of the store), what is called once that is stored, the seconds that it ran.
+# The job, its ending, when it ended (wall time of the store), a call for after it is stored, the seconds it ran.
 
 
 class Recorder:
-    """Keeps endings and amended charges of one node until they are stored, and tells of them afterwards."""
+    """Keeps endings and amended charges of one node until they are stored, and then publishes the endings."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Recorder:
         clock: Clock,
         bus: EventBus,
         random: Random,
-        historian: HistoryWriter,
+        history_writer: HistoryWriter,
     ) -> None:
         self.node = node
         self._storage = storage
@@ -55,103 +55,105 @@ class Recorder:
         self._clock = clock
         self._bus = bus
         self._random = random
-        self._historian = historian
+        self._history_writer = history_writer
         self._endings: list[_Ended] = []
-        self._on_their_way: list[_Ended] = []
-        self._held: list[_Ended] = []
-        self._held_until = 0
+        self._writing: list[_Ended] = []
+        self._locked: list[_Ended] = []
+        self._locked_until = 0
         self._amendments: list[Amendment] = []
-        self._has_news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._is_empty = asyncio.Event()
 
     def end(
         self, job: ClaimedJob, ending: Ending, ended_at: int, then: Then | None = None, *, ran: float | None = None
     ) -> None:
-        """An attempt ended at `ended_at` (wall time of the store) that `ran` so many seconds.
+        """Record that an attempt ended at `ended_at` (wall time of the store) after it `ran` for some seconds.
 
-        `then` is called when that is stored, never if it is refused.
+        `then` is called when the ending is stored, never if it is refused.
         """
         self._endings.append((job, ending, ended_at, then, ran))
-        self._has_news.set()
+        self._wakeup.set()
 
     def amend(self, amendment: Amendment) -> None:
-        """A start was not what it was charged as."""
+        """Record an amended charge."""
         self._amendments.append(amendment)
-        self._has_news.set()
+        self._wakeup.set()
 
     @property
     def pending(self) -> set[str]:
         """The jobs whose endings are not stored yet."""
-        return {job.id for job, *_ in self._endings + self._on_their_way + self._held}
+        return {job.id for job, *_ in self._endings + self._writing + self._locked}
 
     def drop(self) -> None:
-        """Forget what has not been sent: the jobs are another node's now."""
+        """Drop endings that have not been sent, because other nodes own the jobs now."""
         self._endings.clear()
-        self._held.clear()
+        self._locked.clear()
 
     async def flush(self, seconds: float) -> None:
-        """Wait until all is stored, at most so long."""
+        """Wait at most `seconds` until everything is stored."""
         self._is_empty.clear()
-        self._has_news.set()
+        self._wakeup.set()
         await wait_for_event(self._clock, self._is_empty, seconds)
 
     async def run(self) -> None:
         while True:
             await self._wait()
-            self._on_their_way, self._endings = self._endings, []
+            self._writing, self._endings = self._endings, []
             amendments, self._amendments = self._amendments, []
             try:
                 if amendments:
                     await self._amend(amendments)
                     amendments = []
-                if self._on_their_way and self._reporter.is_told_anything:
-                    # What they said goes first: whoever sees that a job is final sees all its lines.
-                    held = await self._reporter.flush({job.id for job, *_ in self._on_their_way})
-                    self._hold([each for each in self._on_their_way if each[0].id in held])
-                if self._on_their_way:
-                    written = await self._finish([ending for _, ending, *_ in self._on_their_way])
-                    self._hold([each for each, word in zip(self._on_their_way, written, strict=True) if word is None])
-                    self._tell([word for word in written if word is not None])
-                    if self._reporter.is_told_anything:
-                        self._reporter.forget(job.id for job, *_ in self._on_their_way)
+                if self._writing and self._reporter.has_output:
+                    # Their output is stored first, so that a reader of a final job finds all its lines.
+                    locked = await self._reporter.flush({job.id for job, *_ in self._writing})
+                    self._keep_locked([each for each in self._writing if each[0].id in locked])
+                if self._writing:
+                    written = await self._finish([ending for _, ending, *_ in self._writing])
+                    self._keep_locked(
+                        [each for each, was_written in zip(self._writing, written, strict=True) if was_written is None]
+                    )
+                    self._publish([was_written for was_written in written if was_written is not None])
+                    if self._reporter.has_output:
+                        self._reporter.forget(job.id for job, *_ in self._writing)
             except StorageUnavailable as error:
-                self._endings = self._on_their_way + self._endings
-                self._on_their_way = []
-                # It may have happened, and a refund must not be made twice: what is unsure is not given back. Moving or
-                # charging a start twice keeps others from too much, at worst.
+                self._endings = self._writing + self._endings
+                self._writing = []
+                # The write may have succeeded, and a refund must not be made twice, so refunds are dropped. Moving or
+                # charging a start twice only delays others.
                 self._amendments = [each for each in amendments if each.actual >= each.cost] + self._amendments
                 self._bus.publish(
                     StorageTroubled(at=self._clock.now(), doing="recording finished jobs", error=str(error))
                 )
                 await sleep(self._clock, self._random.uniform(0.1, 0.5))
-                self._has_news.set()
+                self._wakeup.set()
                 continue
-            self._on_their_way = []
-            if not self._has_news.is_set() and not self._held:
+            self._writing = []
+            if not self._wakeup.is_set() and not self._locked:
                 self._is_empty.set()
 
     async def _wait(self) -> None:
         """Return when there is something to write."""
-        if self._held:
-            left = max(0, self._held_until - self._clock.monotonic())
-            await wait_for_event(self._clock, self._has_news, left / SECOND)
-            if self._clock.monotonic() >= self._held_until:
-                self._endings, self._held = self._held + self._endings, []
+        if self._locked:
+            left = max(0, self._locked_until - self._clock.monotonic())
+            await wait_for_event(self._clock, self._wakeup, left / SECOND)
+            if self._clock.monotonic() >= self._locked_until:
+                self._endings, self._locked = self._locked + self._endings, []
         else:
-            await self._has_news.wait()
-        self._has_news.clear()
+            await self._wakeup.wait()
+        self._wakeup.clear()
 
-    def _hold(self, held: Sequence[_Ended]) -> None:
-        """Somebody else holds the jobs of these: they are written again a little later."""
-        if held:
-            if not self._held:
-                self._held_until = self._clock.monotonic() + round(AGAIN_AFTER * SECOND)
-            self._held += held
-            jobs = {job.id for job, *_ in held}
-            self._on_their_way = [each for each in self._on_their_way if each[0].id not in jobs]
+    def _keep_locked(self, locked: Sequence[_Ended]) -> None:
+        """Keep endings whose jobs are locked by another transaction, to write them again after 0.1 s."""
+        if locked:
+            if not self._locked:
+                self._locked_until = self._clock.monotonic() + round(RETRY_AFTER * SECOND)
+            self._locked += locked
+            jobs = {job.id for job, *_ in locked}
+            self._writing = [each for each in self._writing if each[0].id not in jobs]
 
     async def _amend(self, amendments: list[Amendment]) -> None:
-        """Write them; what the store cannot hold is dropped alone. Of a list that was not written all that is left."""
+        """Write the amendments and drop those the store cannot hold; after an error the list holds the unwritten."""
         try:
             await self._storage.amend(amendments, self._registry.rules)
             return
@@ -161,17 +163,17 @@ class Recorder:
             if len(amendments) == 1:
                 self._drop(amendments[0], error)
                 return
-        # One of them spoils it for all.
+        # One of them fails the whole list, so write them one by one.
         while amendments:
             await self._amend(amendments[:1])
             del amendments[0]
 
     def _drop(self, amendment: Amendment, error: Exception) -> None:
         doing = f"amending what a start cost limit {amendment.draw.limit!r}: {amendment.actual} is not charged"
-        self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=said(error)))
+        self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=summarize_error(error)))
 
     async def _finish(self, endings: Sequence[Ending]) -> Sequence[bool | None]:
-        """Write them; a job whose ending the store cannot hold is failed alone. Raises what even that comes to."""
+        """Write the endings; a job whose ending the store cannot hold is failed instead. Raises if that fails too."""
         asked_at = self._clock.monotonic()
         try:
             written = await self._storage.finish(self.node, endings)
@@ -188,33 +190,33 @@ class Recorder:
         except StorageUnavailable:
             raise
         except Exception as error:
-            why = described(error)
+            why = describe_error(error)
         plain = Finished(
-            ending.id, ending.fence, JobState.FAILED, error=replace(why, message=f"{UNSTORED}: {why.message}")
+            ending.id, ending.fence, JobState.FAILED, error=replace(why, message=f"{UNSTORED_ENDING}: {why.message}")
         )
         was_written = (await self._storage.finish(self.node, [plain]))[0]
-        job, _, ended_at, _, ran = self._on_their_way[place]
-        self._on_their_way[place] = (job, plain, ended_at, None, ran)
+        job, _, ended_at, _, ran = self._writing[place]
+        self._writing[place] = (job, plain, ended_at, None, ran)
         return was_written
 
-    def _tell(self, written: Sequence[bool]) -> None:
-        self._historian.note_ended(self._on_their_way if all(written) else list(compress(self._on_their_way, written)))
-        # Found out once: events that nobody wants are not even made.
-        wanted = self._bus.wants(JobFinished) or self._bus.wants(JobFailure)
-        for (job, ending, _, then, ran), was_written in zip(self._on_their_way, written, strict=True):
+    def _publish(self, written: Sequence[bool]) -> None:
+        self._history_writer.note_ended(self._writing if all(written) else list(compress(self._writing, written)))
+        # Checked once: events without a listener are not created.
+        wanted = self._bus.has_listener(JobFinished) or self._bus.has_listener(JobFailure)
+        for (job, ending, _, then, ran), was_written in zip(self._writing, written, strict=True):
             if was_written:
                 if wanted or not isinstance(ending, Finished):
-                    self._tell_ending(job, ending, ran)
+                    self._publish_ending(job, ending, ran)
                 if then is not None:
                     then()
             else:
                 self._bus.publish(EndingRefused(at=self._clock.now(), job_id=job.id, task=job.task))
 
-    def _tell_ending(self, job: ClaimedJob, ending: Ending, ran: float | None) -> None:
+    def _publish_ending(self, job: ClaimedJob, ending: Ending, ran: float | None) -> None:
         match ending:
             case Finished():
                 kind = JobFailure if ending.state is JobState.FAILED else JobFinished
-                if self._bus.wants(kind):
+                if self._bus.has_listener(kind):
                     self._bus.publish(
                         kind(
                             at=self._clock.now(),

@@ -1,4 +1,4 @@
-"""Remote errors: exceptions of a child process, made again here so that filters by class and callbacks know them."""
+"""Remote errors: rebuilds exceptions of a child process, so that filters by class and callbacks can match them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 from headgate.engine.child_messages import ErrorClass
 
 
-def remade(kind: ErrorClass) -> BaseException:
-    """An exception that is an instance of every class of `kind` that this process has, and says the same.
+def rebuild_error(kind: ErrorClass) -> BaseException:
+    """Return an exception with the same text that is an instance of every class of `kind` that this process has.
 
-    Its class is a subclass made for it: its constructor may want what did not travel, so it is not called, and of its
-    own only its text and, of a group, its members are there. Classes that this process has not imported cannot be asked
-    for here either.
+    Its class is a subclass made for it, whose constructor is not called: its arguments were not sent. It has only its
+    text and, for a group, its members. Classes that this process has not imported cannot be matched here either.
     """
     classes = [found for found in map(_class_here, kind.names) if found is not None]
-    # A base of one that is there already adds nothing.
+    # A base class of one that is in the list already adds nothing.
     bases = [each for i, each in enumerate(classes) if not any(issubclass(nearer, each) for nearer in classes[:i])]
     module, _, name = (kind.names[0] if kind.names else "builtins:Exception").partition(":")
     own = {"__str__": lambda _: kind.message, "__module__": module}
-    # Several bases may not fit together.
+    # Several bases may conflict.
     for attempt in (tuple(bases), tuple(bases[:1]), (Exception,)):
         if attempt:
             with contextlib.suppress(TypeError):
@@ -30,13 +29,13 @@ def remade(kind: ErrorClass) -> BaseException:
 
 
 def _instance(made: type, kind: ErrorClass) -> BaseException:
-    """One that no code of its own class has made; raises TypeError for what cannot be made so."""
+    """Return an instance made without the code of its class; raises TypeError if that is impossible."""
     built_in: Any = made
     while built_in.__module__ != "builtins":
-        # The base that says how it lies in memory, which need not be the first.
+        # The base that defines the memory layout, which need not be the first.
         built_in = built_in.__base__
     if issubclass(built_in, BaseExceptionGroup):
-        members = [remade(member) for member in kind.members] or [Exception(kind.message)]
+        members = [rebuild_error(member) for member in kind.members] or [Exception(kind.message)]
         group: BaseException = built_in.__new__(made, kind.message, members)
         return group
     error: BaseException = built_in.__new__(made)

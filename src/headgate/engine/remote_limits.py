@@ -1,4 +1,4 @@
-"""Limits elsewhere: those of an app that are kept in another store than its jobs."""
+"""Remote limits: the limits of an app that are kept in another store than its jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RemoteLimit(NamedTuple):
 
 
 class RemoteLimits:
-    """Finds the stores of limits: those that they name themselves, or the one at `url`; else they are with the jobs."""
+    """Finds the stores of limits: their own `store`, else the one at `url`, else the store of the jobs."""
 
     def __init__(self, limits: Mapping[str, Limit], storage: Store, clock: Clock, url: str | None) -> None:
         self._limits = limits
@@ -29,11 +29,11 @@ class RemoteLimits:
         self._clock = clock
         self._url = url
         self._stores: dict[str, BucketStore] = {}
-        # By identity: a store of a user's own may have no hash. Each is kept with its guard, and so is its identity.
+        # By identity, as a custom store may have no hash. The store is kept alive here, so its identity stays unique.
         self._guarded: dict[int, tuple[BucketStore, GuardedStore]] = {}
 
     def store_of(self, limit: Limit) -> BucketStore | None:
-        """Where the limit is kept; None: with the jobs. Raises DeclarationError for a URL that cannot be read."""
+        """Return the store of a limit; None: the store of the jobs. Raises DeclarationError for an invalid URL."""
         place = limit.store
         if place is None and not limit.rule.holds_permits:
             place = self._url
@@ -42,19 +42,19 @@ class RemoteLimits:
         if place not in self._stores:
             self._stores[place] = open_store(place, self._clock)
         store = self._stores[place]
-        # Where the jobs are is not elsewhere: there the bucket is charged in the commit that claims them.
+        # The store of the jobs is not remote: there the bucket is charged in the commit that claims the jobs.
         where = getattr(store, "place", None)
         return None if where is not None and where == self._storage.place else store
 
     def check(self, name: str, limit: Limit) -> None:
-        """Raise DeclarationError for a limit whose store's URL cannot be read, or whose store cannot hold its rule."""
+        """Raise DeclarationError for a limit whose store has an invalid URL or cannot hold its rule."""
         store = self.store_of(limit)
         if store is not None:
             check_rule(store, limit.rule, name)
 
     @property
     def limits(self) -> dict[str, RemoteLimit]:
-        """Those of the limits that are kept elsewhere."""
+        """The remote limits, by name."""
         stores = {name: self.store_of(limit) for name, limit in self._limits.items()}
         return {
             name: RemoteLimit(self._limits[name], self._guard(store))

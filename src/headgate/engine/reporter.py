@@ -1,4 +1,4 @@
-"""The reporter: stores what running attempts say of themselves, all that has gathered in one go, once a second."""
+"""The reporter: stores the progress and log lines of running attempts in batches, once a second."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from operator import attrgetter
 
 from headgate.clock import Clock, sleep
 from headgate.engine.bus import EventBus
-from headgate.engine.described import said
+from headgate.engine.error_text import summarize_error
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobProgressed, ReportDropped, StorageTroubled
 from headgate.jobs.job import ClaimedJob, Progress
-from headgate.jobs.report import PLACES, AttemptReport, LogLine, kept_level, kept_line, kept_name, kept_word
+from headgate.jobs.report import PLACES, AttemptReport, LogLine, kept_level, kept_line, kept_message, kept_name
 from headgate.storage.store import Store
 
-EVERY = 1.0
-"""Seconds between two reports of what attempts say while they run."""
+REPORT_EVERY = 1.0
+"""Seconds between two reports of running attempts."""
 
 CHARACTERS_AT_ONCE = 4_000_000
-"""About how much is stored in one commit, so that nobody waits long for it."""
+"""About how much is stored in one commit, so that other writers do not wait long."""
 
 
 class Reporter:
-    """What the attempts of one node have said and is not stored yet; it may be told from any thread.
+    """Holds the output of attempts on one node until it is stored; `progress` and `log` may be called in any thread.
 
-    Of an attempt's lines of the `lowest` level and above the first `most_lines` are kept, of its progress the last. The
-    recorder flushes it before it records endings, so that whoever sees a final job sees all that it has said.
+    Of each attempt it keeps the first `most_lines` log lines at the `lowest` level and above, and the last progress.
+    The recorder flushes it before it records endings, so that a reader of a final job finds all its output.
     """
 
     def __init__(self, node: str, storage: Store, *, clock: Clock, bus: EventBus, most_lines: int, lowest: int) -> None:
@@ -37,147 +37,147 @@ class Reporter:
         self._storage = storage
         self._clock = clock
         self._bus = bus
-        self._most = most_lines
+        self._max_lines = most_lines
         self._lowest = lowest
-        # The garbage collector may run what logs at any moment, also while this thread holds the lock. So it can be
-        # taken again, and what is done under it is right wherever such a line comes in between.
+        # The garbage collector may run code that logs at any time, even while this thread holds the lock. So the lock
+        # is reentrant, and the code under it stays correct when a line is added in between.
         self._lock = threading.RLock()
-        self._said: dict[str, _AttemptOutput] = {}
-        # Those of them that have something new, in the order in which they said it.
+        self._outputs: dict[str, _AttemptOutput] = {}
+        # The jobs with new output, in the order of the output.
         self._new: dict[str, None] = {}
         self._is_woken = False
-        self._has_news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._sending = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def lowest(self) -> int | None:
         """The lowest level of log lines that are kept; None: none are."""
-        return self._lowest if self._most else None
+        return self._lowest if self._max_lines else None
 
     @property
-    def is_told_anything(self) -> bool:
-        """Whether any running attempt has said anything; most never do."""
-        return bool(self._said)
+    def has_output(self) -> bool:
+        """Whether any running attempt has output; most never have."""
+        return bool(self._outputs)
 
     def progress(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
-        """An attempt says how far it is."""
-        progress = Progress(fraction, kept_word(message), self._storage.now())
+        """Hold the progress of an attempt."""
+        progress = Progress(fraction, kept_message(message), self._storage.now())
         with self._lock:
-            said = self._of(job)
-            if said is not None:
-                said.progress = progress
-                self._tell(job)
+            output = self._output_of(job)
+            if output is not None:
+                output.progress = progress
+                self._note_new(job)
 
     def log(self, job: ClaimedJob, level: int, logger: str, message: str) -> None:
-        """An attempt has logged a line."""
+        """Hold a log line of an attempt."""
         at, level, name, text = self._storage.now(), kept_level(level), kept_name(logger), kept_line(message)
         with self._lock:
-            said = self._of(job)
-            # One more than is kept tells that there were more.
-            if said is None or said.logged > self._most:
+            output = self._output_of(job)
+            # One line more than is kept shows that there were more.
+            if output is None or output.logged > self._max_lines:
                 return
-            number = job.fence * PLACES + said.logged
-            said.logged += 1
-            said.lines.append(LogLine(number, at, job.attempt, level, name, text))
-            self._tell(job)
+            number = job.fence * PLACES + output.logged
+            output.logged += 1
+            output.lines.append(LogLine(number, at, job.attempt, level, name, text))
+            self._note_new(job)
 
-    def _of(self, job: ClaimedJob) -> _AttemptOutput | None:
-        """What this attempt has said; None if a later one of the same job runs here by now."""
-        said = self._said.get(job.id)
-        if said is not None and said.job.fence < job.fence:
-            del self._said[job.id]
-            said = None
-        if said is None:
-            said = self._said.setdefault(job.id, _AttemptOutput(job))
-        return said if said.job.fence == job.fence else None
+    def _output_of(self, job: ClaimedJob) -> _AttemptOutput | None:
+        """Return the output of this attempt; None if a later attempt of the same job runs here already."""
+        output = self._outputs.get(job.id)
+        if output is not None and output.job.fence < job.fence:
+            del self._outputs[job.id]
+            output = None
+        if output is None:
+            output = self._outputs.setdefault(job.id, _AttemptOutput(job))
+        return output if output.job.fence == job.fence else None
 
-    def _tell(self, job: ClaimedJob) -> None:
+    def _note_new(self, job: ClaimedJob) -> None:
         self._new[job.id] = None
         if not self._is_woken and self._loop is not None:
             self._is_woken = True
             # A thread that outlives its attempt may outlive the node as well.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._has_news.set)
+                self._loop.call_soon_threadsafe(self._wakeup.set)
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         while True:
-            await self._has_news.wait()
-            self._has_news.clear()
+            await self._wakeup.wait()
+            self._wakeup.clear()
             with self._lock:
                 self._is_woken = False
             try:
                 if await self.flush():
-                    self._has_news.set()
+                    self._wakeup.set()
             except StorageUnavailable as error:
                 self._bus.publish(
-                    StorageTroubled(at=self._clock.now(), doing="storing what jobs say", error=str(error))
+                    StorageTroubled(at=self._clock.now(), doing="storing the output of jobs", error=str(error))
                 )
-                self._has_news.set()
-            await sleep(self._clock, EVERY)
+                self._wakeup.set()
+            await sleep(self._clock, REPORT_EVERY)
 
     async def flush(self, jobs: Collection[str] | None = None) -> set[str]:
-        """Store what these jobs have said, or all; the jobs that others held, whose words are kept for the next time.
+        """Store the output of these jobs (default: all); return the locked jobs, whose output is kept.
 
-        Raises StorageUnavailable; then all are kept. A report that the store cannot keep for another reason is dropped,
-        with a warning for its attempt: what a job says of itself ends neither it nor its node.
+        Raises StorageUnavailable; then all output is kept. A report that the store cannot keep for another reason is
+        dropped, with one warning per attempt: the output of a job must not end the job or its node.
         """
         if not self._new and not self._sending.locked():
             return set()
-        held: list[AttemptReport] = []
+        locked: list[AttemptReport] = []
         async with self._sending:
-            # Only what is new by now: a job that never stops talking must not keep the endings of others waiting.
+            # Only the output until now: a job that logs without end must not delay the endings of others.
             due = deque(id for id in list(self._new) if jobs is None or id in jobs)
             try:
                 while taken := self._take(due):
-                    held += await self._send(taken)
+                    locked += await self._send(taken)
             finally:
-                self._put_back(held)
-        return {report.id for report in held}
+                self._put_back(locked)
+        return {report.id for report in locked}
 
     async def _send(self, taken: Sequence[tuple[ClaimedJob, AttemptReport]]) -> list[AttemptReport]:
-        """Store what was taken; what was not, as others hold its jobs."""
-        held: list[AttemptReport] = []
+        """Store the reports; return those whose jobs are locked by another transaction."""
+        locked: list[AttemptReport] = []
         try:
-            written = await self._storage.report(self.node, [report for _, report in taken], self._most)
+            written = await self._storage.report(self.node, [report for _, report in taken], self._max_lines)
         except (StorageUnavailable, asyncio.CancelledError):
             self._put_back(report for _, report in taken)
             raise
         except Exception as error:
             if len(taken) == 1:
                 self._drop_report(taken[0][0], error)
-                return held
-            # One of them spoils it for all.
+                return locked
+            # One of them fails the whole list, so send them one by one.
             for place, each in enumerate(taken):
                 try:
-                    held += await self._send([each])
+                    locked += await self._send([each])
                 except BaseException:
-                    self._put_back(held)
+                    self._put_back(locked)
                     self._put_back(report for _, report in taken[place + 1 :])
                     raise
-            return held
+            return locked
         for (job, report), was_written in zip(taken, written, strict=True):
             if was_written is None:
-                held.append(report)
+                locked.append(report)
             elif not was_written:
-                # The job is another's now, or final; whatever this attempt still says is nobody's.
+                # Another node owns the job, or it is final: the output of this attempt is dropped.
                 self.forget([job.id])
-            elif report.progress is not None and self._bus.wants(JobProgressed):
+            elif report.progress is not None and self._bus.has_listener(JobProgressed):
                 self._bus.publish(_progressed(job, report.progress))
-        return held
+        return locked
 
     def _drop_report(self, job: ClaimedJob, error: Exception) -> None:
         with self._lock:
-            own = self._said.get(job.id)
-            if own is None or own.job.fence != job.fence or own.is_warned:
+            output = self._outputs.get(job.id)
+            if output is None or output.job.fence != job.fence or output.is_warned:
                 return
-            own.is_warned = True
-        at, error_said = self._clock.now(), said(error)
-        self._bus.publish(ReportDropped(at=at, job_id=job.id, task=job.task, attempt=job.attempt, error=error_said))
+            output.is_warned = True
+        at, summary = self._clock.now(), summarize_error(error)
+        self._bus.publish(ReportDropped(at=at, job_id=job.id, task=job.task, attempt=job.attempt, error=summary))
 
     def _take(self, due: deque[str]) -> list[tuple[ClaimedJob, AttemptReport]]:
-        """The next of those that are due, as much as is stored at once."""
+        """Take the next reports of the due jobs, as much as one commit stores."""
         taken: list[tuple[ClaimedJob, AttemptReport]] = []
         characters = 0
         with self._lock:
@@ -185,40 +185,40 @@ class Reporter:
                 id = due.popleft()
                 if id in self._new:
                     del self._new[id]
-                    said = self._said[id]
-                    lines, said.lines = said.lines, []
-                    progress, said.progress = said.progress, None
-                    # One that came while another was being made stands before it.
+                    output = self._outputs[id]
+                    lines, output.lines = output.lines, []
+                    progress, output.progress = output.progress, None
+                    # A line that was logged while another was being added comes before it in the list.
                     lines.sort(key=_number)
-                    taken.append((said.job, AttemptReport(id, said.job.fence, progress, tuple(lines))))
+                    taken.append((output.job, AttemptReport(id, output.job.fence, progress, tuple(lines))))
                     characters += sum(len(line.message) for line in lines)
         return taken
 
     def _put_back(self, reports: Iterable[AttemptReport]) -> None:
         with self._lock:
             for report in reports:
-                said = self._said.get(report.id)
-                if said is not None and said.job.fence == report.fence:
-                    said.lines[:0] = report.lines
-                    said.progress = said.progress or report.progress
+                output = self._outputs.get(report.id)
+                if output is not None and output.job.fence == report.fence:
+                    output.lines[:0] = report.lines
+                    output.progress = output.progress or report.progress
                     self._new[report.id] = None
 
     def forget(self, jobs: Iterable[str]) -> None:
-        """Their attempts have ended."""
+        """Drop the output of these jobs, because their attempts have ended."""
         with self._lock:
             for id in jobs:
-                self._said.pop(id, None)
+                self._outputs.pop(id, None)
                 self._new.pop(id, None)
 
     def drop(self) -> None:
-        """Forget all that was said: the jobs are another node's now."""
+        """Drop all output, because other nodes own the jobs now."""
         with self._lock:
-            self._said.clear()
+            self._outputs.clear()
             self._new.clear()
 
 
 class _AttemptOutput:
-    """What one attempt has said: how many lines in all, and what is not stored yet."""
+    """The output of one attempt that is not stored yet, and how many lines it has logged in all."""
 
     __slots__ = ("is_warned", "job", "lines", "logged", "progress")
 

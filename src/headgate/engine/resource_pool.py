@@ -1,4 +1,4 @@
-"""The resource room: what is open on a node for its handlers, and how attempts get what they need."""
+"""The resource pool: opens resources for attempts and keeps those of the node open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from headgate.clock import Clock, wait_for_event
 from headgate.engine.bus import EventBus
-from headgate.engine.described import said
+from headgate.engine.error_text import summarize_error
 from headgate.jobs.event import ResourceTroubled
 from headgate.tasks.resource import Resource, Scope
 
@@ -21,115 +21,117 @@ class ResourcePool:
     def __init__(self, clock: Clock, bus: EventBus) -> None:
         self._clock = clock
         self._bus = bus
-        self._kept: dict[Resource, _PooledResource] = {}
+        self._pooled: dict[Resource, _PooledResource] = {}
         self._opened: list[_PooledResource] = []
 
-    async def give(self, needs: Mapping[str, Resource], stack: ResourceStack) -> dict[str, Any]:
-        """What an attempt needs, by name; what is only for this attempt is closed by `stack`."""
+    async def open_for_attempt(self, needs: Mapping[str, Resource], stack: ResourceStack) -> dict[str, Any]:
+        """Open the resources that an attempt needs and return them by name; `stack` closes those of the attempt."""
         opened: dict[Resource, Any] = {}
-        return {name: await self._give(resource, stack, opened) for name, resource in needs.items()}
+        return {name: await self._open(resource, stack, opened) for name, resource in needs.items()}
 
-    async def _give(self, resource: Resource, stack: ResourceStack, opened: dict[Resource, Any]) -> Any:
+    async def _open(self, resource: Resource, stack: ResourceStack, opened: dict[Resource, Any]) -> Any:
         if resource.scope is Scope.NODE:
-            return await self._keep(resource)
+            return await self._open_for_node(resource)
         if resource not in opened:
-            needs = {name: await self._give(need, stack, opened) for name, need in resource.needs.items()}
+            needs = {name: await self._open(need, stack, opened) for name, need in resource.needs.items()}
             opened[resource] = await stack.open(resource.open(**needs))
         return opened[resource]
 
-    async def _keep(self, resource: Resource) -> Any:
-        kept = self._kept.get(resource)
-        if kept is None:
-            kept = self._kept[resource] = _PooledResource(resource)
-            kept.keeping = asyncio.get_running_loop().create_task(
-                # Not in the context of the job that happens to be the first: it stays open for the others.
-                self._hold_open(kept),
+    async def _open_for_node(self, resource: Resource) -> Any:
+        pooled = self._pooled.get(resource)
+        if pooled is None:
+            pooled = self._pooled[resource] = _PooledResource(resource)
+            pooled.task = asyncio.get_running_loop().create_task(
+                # Not in the context of the first job that needs it: it stays open for the others.
+                self._hold_open(pooled),
                 name=f"headgate-resource-{resource.name}",
                 context=contextvars.Context(),
             )
-        # Shielded: one attempt that is cancelled while it waits takes nothing from the others.
-        return await asyncio.shield(kept.value)
+        # Shielded: the cancellation of one waiting attempt does not affect the others.
+        return await asyncio.shield(pooled.value)
 
-    async def _hold_open(self, kept: _PooledResource) -> None:
-        """Opened and closed in one task of its own, as cancel scopes inside of it demand."""
-        resource = kept.resource
+    async def _hold_open(self, pooled: _PooledResource) -> None:
+        """Open and close the resource in one task of its own, as cancel scopes inside it require."""
+        resource = pooled.resource
         try:
             async with ResourceStack() as stack:
-                needs = {name: await self._keep(need) for name, need in resource.needs.items()}
+                needs = {name: await self._open_for_node(need) for name, need in resource.needs.items()}
                 value = await stack.open(resource.open(**needs))
-                self._opened.append(kept)
-                kept.value.set_result(value)
+                self._opened.append(pooled)
+                pooled.value.set_result(value)
                 try:
-                    await kept.closing.wait()
+                    await pooled.closing.wait()
                 finally:
-                    if not kept.closing.is_set():
-                        self._forget(kept)
+                    if not pooled.closing.is_set():
+                        self._forget(pooled)
         except BaseException as error:
-            if kept.value.done():
-                self._bus.publish(ResourceTroubled(at=self._clock.now(), resource=resource.name, error=said(error)))
+            if pooled.value.done():
+                self._bus.publish(
+                    ResourceTroubled(at=self._clock.now(), resource=resource.name, error=summarize_error(error))
+                )
             else:
                 # The next attempt that needs it tries again.
-                del self._kept[resource]
-                kept.value.set_exception(error)
-                # Nobody may be left to see it.
-                kept.value.exception()
+                del self._pooled[resource]
+                pooled.value.set_exception(error)
+                # No attempt may be left to read it.
+                pooled.value.exception()
 
-    def _forget(self, kept: _PooledResource) -> None:
-        """It has ended on its own: the next attempt that needs it opens it anew, and what was opened with it."""
-        if self._kept.get(kept.resource) is kept:
-            del self._kept[kept.resource]
-            for other in list(self._kept.values()):
-                if kept.resource in other.resource.needs.values() and other.value.done():
-                    # It stays open for those that have it, until the node ends.
+    def _forget(self, pooled: _PooledResource) -> None:
+        """Forget a resource that has ended on its own, and those that use it; the next attempt opens them anew."""
+        if self._pooled.get(pooled.resource) is pooled:
+            del self._pooled[pooled.resource]
+            for other in list(self._pooled.values()):
+                if pooled.resource in other.resource.needs.values() and other.value.done():
+                    # It stays open, until the node ends, for the attempts that use it.
                     self._forget(other)
-        if kept.keeping is asyncio.current_task():
-            self._opened.remove(kept)
+        if pooled.task is asyncio.current_task():
+            self._opened.remove(pooled)
 
     async def close(self, seconds: float) -> None:
-        """Close all of them, the last opened first; each gets so long before it is cancelled."""
-        for kept in [*self._kept.values()]:
-            if not kept.value.done() and kept.keeping is not None:
-                kept.keeping.cancel()
-        for kept in list(reversed(self._opened)):
-            assert kept.keeping is not None
-            kept.closing.set()
+        """Close all resources, the last opened first; each is cancelled after `seconds`."""
+        for pooled in [*self._pooled.values()]:
+            if not pooled.value.done() and pooled.task is not None:
+                pooled.task.cancel()
+        for pooled in list(reversed(self._opened)):
+            assert pooled.task is not None
+            pooled.closing.set()
             ended = asyncio.Event()
-            kept.keeping.add_done_callback(lambda _, ended=ended: ended.set())  # type: ignore[misc]
+            pooled.task.add_done_callback(lambda _, ended=ended: ended.set())  # type: ignore[misc]
             if not await wait_for_event(self._clock, ended, seconds):
-                kept.keeping.cancel()
+                pooled.task.cancel()
                 await wait_for_event(self._clock, ended, 1.0)
         self._opened.clear()
-        self._kept.clear()
+        self._pooled.clear()
 
     def statistics(self) -> list[str]:
-        """The names of those that are open."""
-        return [kept.resource.name for kept in self._opened]
+        """Return the names of the open resources."""
+        return [pooled.resource.name for pooled in self._opened]
 
 
 class _PooledResource:
-    """A resource that is open for the whole node, or about to be."""
+    """A resource that is open, or being opened, for the whole node."""
 
-    __slots__ = ("closing", "keeping", "resource", "value")
+    __slots__ = ("closing", "resource", "task", "value")
 
     def __init__(self, resource: Resource) -> None:
         self.resource = resource
         self.value: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.closing = asyncio.Event()
-        self.keeping: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
 
 class ResourceStack(AsyncExitStack):
-    """Open resources, closed in reverse order. `trouble` is the first error that closing one of them made.
+    """A stack of open resources, closed in reverse order. `close_error` is the first error that closing one raised.
 
-    Another one, closed after it, may have swallowed that error.
+    A resource that is closed later may have suppressed that error.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.trouble: BaseException | None = None
+        self.close_error: BaseException | None = None
 
     async def open(self, manager: AbstractAsyncContextManager[Any] | AbstractContextManager[Any]) -> Any:
-        """Enter one that is closed with the others."""
+        """Enter a context manager and return its value; it is closed with the others."""
         if isinstance(manager, AbstractAsyncContextManager):
             value = await manager.__aenter__()
         else:
@@ -141,8 +143,8 @@ class ResourceStack(AsyncExitStack):
                     return await manager.__aexit__(kind, error, traceback)
                 return manager.__exit__(kind, error, traceback)
             except BaseException as own:
-                if self.trouble is None and own is not error:
-                    self.trouble = own
+                if self.close_error is None and own is not error:
+                    self.close_error = own
                 raise
 
         self.push_async_exit(leave)

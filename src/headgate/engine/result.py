@@ -1,4 +1,4 @@
-"""Results: what a final job came to, for whoever has waited for it."""
+"""Results: turns a final job into the return value or the exception for its waiter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.tasks.task import Task
 
 
 def result_of(record: JobRecord, task: Task[Any, Any] | None) -> Any:
-    """What the handler returned, as its annotation has it if the task is known. Raises JobFailed, JobCancelled."""
+    """Return the result of the handler, of its annotated type if the task is known. Raises JobFailed, JobCancelled."""
     match record.state:
         case JobState.CANCELLED:
             raise JobCancelled(record.id) from None if record.error is None else cause_of(record.error)

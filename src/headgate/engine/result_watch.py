@@ -1,4 +1,4 @@
-"""Waiting for results: everybody who waits is served by one look at the storage at a time."""
+"""Waiting for results: one read of the store at a time serves all waiters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headgate.errors import JobNotFound, NotOpen, StorageUnavailable
 from headgate.jobs.job import JobRecord
 from headgate.storage.store import Store
 
-LOOK_EVERY = SECOND
-"""Microseconds between two looks, if nothing is heard of a change."""
+POLL_INTERVAL = SECOND
+"""Microseconds between two reads if no change is notified."""
 
 
 class ResultWatch:
-    """Serves everybody who waits for results with one look at the storage at a time."""
+    """Serves all waiters for results with one read of the store at a time."""
 
     def __init__(self, storage: Store, clock: Clock) -> None:
         self._storage = storage
@@ -26,7 +26,7 @@ class ResultWatch:
         self._waiters: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self._unwatch = storage.watch(self._changed.set)
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
 
     async def wait(self, job_id: str, timeout: float | None) -> JobRecord:
         record = await self._storage.job(job_id)
@@ -38,10 +38,10 @@ class ResultWatch:
         future = self._waiting.get(job_id)
         if future is None:
             future = self._waiting[job_id] = loop.create_future()
-        # It may have become final since the look above.
+        # It may have become final since the read above.
         self._changed.set()
-        if self._looking is None:
-            self._looking = loop.create_task(self._look(), name="headgate-results")
+        if self._polling is None:
+            self._polling = loop.create_task(self._poll(), name="headgate-results")
         self._waiters[job_id] += 1
         timer = None
         own = asyncio.shield(future)
@@ -55,13 +55,13 @@ class ResultWatch:
                 timer.cancel()
             self._waiters[job_id] -= 1
             if not self._waiters[job_id]:
-                # Nobody is left who asked, so the looks need not ask for it either.
+                # No waiter is left, so the job is no longer polled.
                 del self._waiters[job_id]
                 self._waiting.pop(job_id, None)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while self._waiting:
-            timer = self._clock.call_at(self._clock.monotonic() + LOOK_EVERY, self._changed.set)
+            timer = self._clock.call_at(self._clock.monotonic() + POLL_INTERVAL, self._changed.set)
             try:
                 await self._changed.wait()
             finally:
@@ -70,7 +70,7 @@ class ResultWatch:
             try:
                 records = await self._storage.final(list(self._waiting))
             except StorageUnavailable:
-                # Whoever waits goes on waiting, as for a job that takes long; the next change looks again.
+                # The waiters continue to wait.
                 await sleep(self._clock, 1.0)
                 self._changed.set()
                 continue
@@ -78,15 +78,15 @@ class ResultWatch:
                 future = self._waiting.pop(record.id, None)
                 if future is not None and not future.done():
                     future.set_result(record)
-            # The more are waited for, the longer changes gather for one look.
+            # The more jobs are awaited, the longer changes gather for one read.
             await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
-        self._looking = None
+        self._polling = None
 
     async def close(self) -> None:
         self._unwatch()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(NotOpen())
@@ -95,4 +95,4 @@ class ResultWatch:
 
 def _time_out(future: asyncio.Future[Any], job_id: str, timeout: float) -> None:
     if not future.done():
-        future.set_exception(TimeoutError(f"job {job_id} was not final within {timeout:g} s; it goes on"))
+        future.set_exception(TimeoutError(f"job {job_id} was not final within {timeout:g} s; it continues to run"))

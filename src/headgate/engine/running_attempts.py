@@ -36,9 +36,9 @@ MakeAttempt = Callable[[ClaimedJob, Task[Any, Any], AttemptCharge | None, Attemp
 class RunningAttempts:
     """The attempts that run on this node, each in a slot of its queue.
 
-    A slot is free when nothing of its attempt runs any more: a thread cannot be stopped, and keeps the slot of an
-    attempt that has ended. `started` counts all attempts. `on_concluded` is called when an attempt has ended, after
-    its ending was queued.
+    A slot is free when nothing of its attempt runs any more: a thread cannot be stopped, and keeps the slot after its
+    attempt has ended. `started` counts all attempts. `on_concluded` is called when an attempt has ended, after its
+    ending was queued.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RunningAttempts:
         charges: ChargeRouter,
         outcomes: OutcomeRecorder,
         reporter: Reporter,
-        teller: CallbackRunner,
+        callback_runner: CallbackRunner,
         wakeup: ClaimWakeup,
         *,
         pool: Pool,
@@ -79,24 +79,24 @@ class RunningAttempts:
             pool,
             self._children,
             self._resources,
-            teller,
+            callback_runner,
             reporter,
             self._may_start,
             self._note_lingering,
             tracing,
         )
         self._running: dict[str, RunningAttempt] = {}
-        # They have ended, and their threads have not: what they hold permits for goes on.
-        self._held_back: dict[RunningAttempt, asyncio.Task[Outcome]] = {}
+        # Ended attempts that may hold permits and whose threads still run; their endings wait for the threads.
+        self._waiting_for_thread: dict[RunningAttempt, asyncio.Task[Outcome]] = {}
         self._lingering: set[RunningAttempt] = set()
         self._is_leaving = False
         self._idle = asyncio.Event()
         self.started = 0
 
-    # ------------------------------------------------------------------------------------------------ look
+    # ------------------------------------------------------------------------------------------------ read
 
     def __len__(self) -> int:
-        """Return how many attempts run, or have ended and still hold permits."""
+        """Return how many attempts run, or have ended and may still hold permits."""
         return len(self._running)
 
     def __iter__(self) -> Iterator[RunningAttempt]:
@@ -109,7 +109,7 @@ class RunningAttempts:
 
     @property
     def lingering(self) -> list[str]:
-        """The ids of the jobs whose attempts were told to end and still take a slot."""
+        """The ids of the jobs whose cancelled attempts still take a slot."""
         return sorted(attempt.job.id for attempt in self._lingering)
 
     # --------------------------------------------------------------------------------------- start and end
@@ -117,12 +117,12 @@ class RunningAttempts:
     def start(self, job: ClaimedJob) -> None:
         """Start an attempt of a claimed job."""
         task = self._registry.find(job.task)
-        assert task is not None, f"the storage gave out {job.task!r}, which was not asked for"
+        assert task is not None, f"the store returned a job of {job.task!r}, which was not requested"
         attempt = self._make_attempt(job, task, self._charges.charge_of(job), self._dependencies)
         self._running[job.id] = attempt
         self._slots.take(job.queue)
         self.started += 1
-        if self._bus.wants(JobStarted):
+        if self._bus.has_listener(JobStarted):
             self._bus.publish(
                 JobStarted(
                     at=self._clock.now(),
@@ -138,7 +138,7 @@ class RunningAttempts:
         attempt.start().add_done_callback(partial(self._attempt_ended, attempt))
 
     def _may_start(self, attempt: RunningAttempt) -> bool:
-        """The last check of a gated job before its handler is called; False sends it back unspent."""
+        """Check a job with limits before its handler is called; False returns the job without spending the attempt."""
         if not self._own_lease.holds(self._clock.monotonic()):
             return False
         now = self._storage.limit_now()
@@ -158,8 +158,8 @@ class RunningAttempts:
         if thread is not None and goes_on:
             thread.add_done_callback(lambda ended: self._thread_ended(attempt, ended))
             if self._may_hold_permits(attempt) and attempt.cause is not CancelledBy.DISOWNED and not self._is_leaving:
-                # The ending frees its permits, and what a permit guards is still at work.
-                self._held_back[attempt] = done
+                # The ending releases its permits, and the work that they guard still runs.
+                self._waiting_for_thread[attempt] = done
                 return
         self._forget(attempt)
         if not goes_on:
@@ -168,9 +168,9 @@ class RunningAttempts:
 
     def _thread_ended(self, attempt: RunningAttempt, ended: asyncio.Future[Any]) -> None:
         if not ended.cancelled():
-            # Its attempt has ended before; what it raised now is nobody's any more.
+            # Its attempt has ended already; read the error, so that asyncio does not log it.
             ended.exception()
-        done = self._held_back.pop(attempt, None)
+        done = self._waiting_for_thread.pop(attempt, None)
         if done is not None:
             self._forget(attempt)
         self._release_slot(attempt)
@@ -178,20 +178,20 @@ class RunningAttempts:
             self._conclude(attempt, done)
 
     def _may_hold_permits(self, attempt: RunningAttempt) -> bool:
-        """Whether it may hold any. A permit that it kept from an earlier attempt is none of its draws."""
+        """Return whether it may hold permits, including one kept from an earlier attempt, which is not in its draws."""
         rules = self._registry.rules
         return any(takes_permit(draw, rules) for draw in attempt.job.draws) or any(
             bound.limit.rule.holds_permits for bound in attempt.task.gate.limits
         )
 
     def _forget(self, attempt: RunningAttempt) -> None:
-        # Of a node that was declared dead, another attempt of the same job may run here by now.
+        # After the node was declared dead, another attempt of the same job may already run here.
         if self._running.get(attempt.job.id) is attempt:
             del self._running[attempt.job.id]
 
     def _release_slot(self, attempt: RunningAttempt) -> None:
         if attempt.linger is not None:
-            attempt.leave()
+            attempt.cancel_linger_timer()
             self._lingering.discard(attempt)
         if self._slots.release(attempt.job.queue):
             self._wakeup.wake()
@@ -205,7 +205,7 @@ class RunningAttempts:
             self._on_concluded(attempt)
 
     def _note_lingering(self, attempt: RunningAttempt) -> None:
-        """It was told to end, and does not."""
+        """Publish that a cancelled attempt still runs."""
         self._lingering.add(attempt)
         job, cause = attempt.job, attempt.cause
         self._bus.publish(
@@ -224,7 +224,7 @@ class RunningAttempts:
     # ---------------------------------------------------------------------------------------------- cancel
 
     def cancel(self, job_id: str, cause: CancelledBy) -> None:
-        """Cancel the attempt of a job; without effect if the job does not run here."""
+        """Cancel the attempt of a job; no effect if the job does not run here."""
         attempt = self._running.get(job_id)
         if attempt is not None:
             attempt.cancel(cause)
@@ -235,24 +235,24 @@ class RunningAttempts:
             attempt.cancel(cause)
 
     def cancel_exclusive(self) -> int:
-        """Cancel what must not run twice, and what has not begun, as the lease has ended; return how many."""
+        """Cancel attempts that may hold permits or have not started, as the lease has ended; return how many."""
         exclusive = [
             attempt
             for attempt in self._running.values()
-            if attempt not in self._held_back and (not attempt.has_begun or self._may_hold_permits(attempt))
+            if attempt not in self._waiting_for_thread and (not attempt.is_called or self._may_hold_permits(attempt))
         ]
         for attempt in exclusive:
             attempt.cancel(CancelledBy.LEASE)
         return len(exclusive)
 
     def disown(self) -> int:
-        """Cancel and forget every attempt, as the jobs are other nodes' now; return how many ran."""
+        """Cancel and drop every attempt, as other nodes own the jobs now; return how many ran."""
         attempts = list(self._running.values())
         for attempt in attempts:
             attempt.cancel(CancelledBy.DISOWNED)
-        for attempt in self._held_back:
+        for attempt in self._waiting_for_thread:
             self._forget(attempt)
-        self._held_back.clear()
+        self._waiting_for_thread.clear()
         return len(attempts)
 
     # ------------------------------------------------------------------------------------------------ stop
@@ -270,20 +270,20 @@ class RunningAttempts:
         if self._running:
             self._idle.clear()
             await wait_for_event(self._clock, self._idle, 1.0 if aborting.is_set() else 5.0)
-        # Threads that still run are not waited for any longer, whatever permits they hold.
+        # Running threads are not waited for any longer, even if they hold permits.
         self._is_leaving = True
-        while self._held_back:
-            attempt, done = self._held_back.popitem()
+        while self._waiting_for_thread:
+            attempt, done = self._waiting_for_thread.popitem()
             self._forget(attempt)
             self._conclude(attempt, done)
 
     async def close(self, seconds: float) -> None:
-        """Cancel what is left, end the child processes, and close the resources, which may take so long."""
+        """Cancel what is left, end the child processes, and close the resources, each within `seconds`."""
         self.cancel_all(CancelledBy.SHUTDOWN)
-        # Whatever of an attempt is left now, it is not to outlive its node.
+        # No child process may outlive its node.
         self._children.kill_all()
         await self._resources.close(seconds)
-        if self._children.are_there:
+        if self._children.any_alive:
             await asyncio.get_running_loop().run_in_executor(None, self._children.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,21 +1,21 @@
-"""Skew: whether a node's own clock tells another time than the store's."""
+"""Skew: compares the clocks of a node and of the store."""
 
 from __future__ import annotations
 
 from headgate.clock import SECOND
 
-SKEWED = 5 * SECOND
-"""How far apart the clocks may be (microseconds) before somebody should hear of it."""
+MAX_SKEW = 5 * SECOND
+"""How far the clocks may differ (microseconds) without a warning."""
 
 
 class SkewWatch:
-    """Tells once that the two clocks are apart, and again only after they had agreed meanwhile."""
+    """Reports a difference of the two clocks once, and again only after they have agreed in between."""
 
     def __init__(self) -> None:
         self._is_skewed = False
 
-    def notice(self, own: int, stores: int) -> float | None:
-        """How many seconds the node's clock is ahead of the store's, if that is news."""
+    def observe(self, own: int, stores: int) -> float | None:
+        """Return the seconds that the node's clock is ahead of the store's, if it newly exceeds 5 s; else None."""
         was_skewed = self._is_skewed
-        self._is_skewed = abs(own - stores) > SKEWED
+        self._is_skewed = abs(own - stores) > MAX_SKEW
         return (own - stores) / SECOND if self._is_skewed and not was_skewed else None

@@ -16,7 +16,7 @@ class Slots:
         self.capacity = capacity
         self._busy = dict.fromkeys(capacity, 0)
         self._odd_for_gated = dict.fromkeys(capacity, True)
-        # The queues of which jobs may wait for nothing but a slot.
+        # The queues in which jobs may wait only for a slot.
         self._short_of_slots = set(capacity)
 
     @property
@@ -25,11 +25,11 @@ class Slots:
         return dict(self._busy)
 
     def take(self, queue: str) -> None:
-        """A job of the queue starts."""
+        """Take a slot for a job of the queue."""
         self._busy[queue] += 1
 
     def release(self, queue: str) -> bool:
-        """Nothing of a job of the queue runs any more. Return whether another one may wait for the slot."""
+        """Release the slot of a job of the queue; return whether another job may wait for it."""
         self._busy[queue] -= 1
         return queue in self._short_of_slots
 
@@ -45,20 +45,20 @@ class Slots:
     def rooms(self) -> dict[str, Room]:
         """Return what the next claim may ask for; queues without a free slot are left out.
 
-        All queues count as short of slots, until `note_claimed` has shown otherwise: what is freed while a claim is on
-        its way, it did not ask for.
+        All queues count as short of slots until `note_claimed` shows otherwise, because a claim does not ask for slots
+        that are released during it.
         """
         rooms: dict[str, Room] = {}
         self._short_of_slots.update(self.capacity)
         for queue, capacity in self.capacity.items():
             free = capacity - self._busy[queue]
             if free > 0:
-                # The odd slot goes to each kind in turn, so that a node with one slot starves neither.
+                # The odd slot goes to jobs with and without limits in turn, so a node with one slot starves neither.
                 self._odd_for_gated[queue] = not self._odd_for_gated[queue]
                 rooms[queue] = Room(free, gated_first=self._odd_for_gated[queue])
         return rooms
 
     def note_claimed(self, rooms: Mapping[str, Room], jobs: Sequence[ClaimedJob]) -> None:
-        """A claim that asked for `rooms` got all jobs that can start now, unless it was short of slots for more."""
+        """Note the queues that were not short of slots: a claim for `rooms` returned fewer jobs than slots."""
         counts = Counter([job.queue for job in jobs])
         self._short_of_slots.difference_update(queue for queue, room in rooms.items() if counts[queue] < room.slots)

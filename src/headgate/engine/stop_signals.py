@@ -1,4 +1,4 @@
-"""Stop signals: how an operator, or a supervisor, ends a worker process."""
+"""Stop signals: SIGTERM and SIGINT end a worker process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.engine.node import Node
 
 
 def stopped_by_signals(node: Node) -> AbstractContextManager[None]:
-    """Until the block ends, SIGTERM and SIGINT stop the node; the second of them ends it at once."""
+    """Let SIGTERM and SIGINT stop the node until the block ends; the second signal aborts it."""
     return on_stop_signals(node.stop, node.abort)
 
 

@@ -1,4 +1,4 @@
-"""The fetcher of one store: gets starts for the limits that are kept there, and gives back what nobody took."""
+"""The fetcher of one store: gets starts for the limits that are kept there, and returns unused ones."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from headgate.storage.fetched import ASK_AGAIN, FetchedBalance, FetchedStarts
 from headgate.storage.records import Amendment, Deposit, Starved
 from headgate.storage.store import Store
 
-LEFT_FOR = 0.1
-"""Seconds that fetched starts lie for jobs before they are given back: a claim follows at once, if there is room."""
+WITHDRAW_AFTER = 0.1
+"""Seconds until unused starts are given back: with free slots a claim follows the deposit at once."""
 
 
 class StoreFetcher:
-    """Asks a store for as many starts as can be used now, and lays them down where claims find them."""
+    """Requests as many starts as can be used now, and deposits them in the job store for the next claim."""
 
     def __init__(
         self,
@@ -49,62 +49,62 @@ class StoreFetcher:
         self._starved: dict[Draw, tuple[Starved, int]] = {}
         self._breaker = Breaker()
         self._advised: set[str] = set()
-        self._told: set[tuple[str, str]] = set()
+        self._published: set[tuple[str, str]] = set()
         self._taken: Counter[Draw] = Counter()
         self._amendments: list[Amendment] = []
         self._penalties: dict[Draw, int] = {}
-        self._has_news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._is_empty = asyncio.Event()
 
-    def want(self, starved: Starved, room: int) -> None:
-        """A claim met this bucket empty; `room` jobs could start now."""
+    def request(self, starved: Starved, room: int) -> None:
+        """Fetch starts for a bucket that a claim found empty; `room` jobs could start now."""
         self._starved[starved.draw] = (starved, max(1, min(starved.waiting, room)))
-        self._has_news.set()
+        self._wakeup.set()
 
     def note_taken(self, draw: Draw, cost: int) -> None:
-        """A job that was claimed here took so much: it need not be withdrawn."""
+        """Note that a job claimed here took `cost`, which need not be withdrawn."""
         self._taken[draw] += cost
 
     def amend(self, amendment: Amendment) -> None:
-        """A start was not what it was charged as."""
+        """Send an amended charge to the store."""
         self._amendments.append(amendment)
-        self._has_news.set()
+        self._wakeup.set()
 
     def penalize(self, draw: Draw, closed_for: int) -> None:
-        """Whoever draws on the bucket, in whatever program, is to hold back for so long (µs)."""
+        """Close the bucket for every program that draws on it, for `closed_for` microseconds."""
         until = self._clock.monotonic() + closed_for
         self._penalties[draw] = max(until, self._penalties.get(draw, 0))
-        self._has_news.set()
+        self._wakeup.set()
 
     async def flush(self, seconds: float) -> None:
-        """Wait until all amendments are made, at most so long; nothing more is fetched for those who asked before."""
+        """Wait at most `seconds` until all amendments are sent; drop the pending requests for starts."""
         self._starved.clear()
         self._is_empty.clear()
-        self._has_news.set()
+        self._wakeup.set()
         await wait_for_event(self._clock, self._is_empty, seconds)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as withdrawals:
             while True:
-                await self._has_news.wait()
-                self._has_news.clear()
+                await self._wakeup.wait()
+                self._wakeup.clear()
                 starved, self._starved = self._starved, {}
                 penalties, self._penalties = self._penalties, {}
                 amendments, self._amendments = self._amendments, []
                 for draw, until in penalties.items():
-                    # Before the refund of who was refused, which would let another one go.
+                    # Before the refund of the refused start, which would let another job start.
                     await self._penalize(draw, until)
                 for amendment in amendments:
-                    # One after another: a start may be moved first and settled then.
+                    # One after another: a charge may be moved first and settled then.
                     await self._amend(amendment)
                 if starved:
                     for draw in starved:
                         del self._taken[draw]
                     deposits = await asyncio.gather(*(self._fetch(each, room) for each, room in starved.values()))
-                    if await self._lay_down(deposits):
+                    if await self._deposit(deposits):
                         charged = [deposit for deposit in deposits if deposit.balance.charged_at]
                         withdrawals.create_task(self._withdraw_later(charged, [starved[d.draw][0] for d in charged]))
-                if not self._has_news.is_set():
+                if not self._wakeup.is_set():
                     self._is_empty.set()
 
     # ---------------------------------------------------------------------------------------------- fetching
@@ -115,15 +115,15 @@ class StoreFetcher:
         now = self._storage.limit_now()
         try:
             if breaker.is_open(self._clock.monotonic()):
-                raise StorageUnavailable("it did not answer a moment ago")
+                raise StorageUnavailable("skipped because the previous call failed")
             id = self._ids.next(self._clock.now())
             taken = await self._store.take(_bucket(draw, rule), starved.cost, count=room, id=id)
         except CostExceedsLimit:
-            # The claim fails the job, by the same rule.
+            # The claim fails the job by the same rule.
             return Deposit(draw, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
         except DeclarationError as error:
-            # The store is there, and cannot hold this rule: no reason for its jobs, or those of others, to go without.
-            self._tell_once(limit, str(error))
+            # The store is available but cannot hold this rule, so `on_store_error` does not apply: the jobs wait.
+            self._publish_once(limit, str(error))
             return Deposit(draw, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
         except HeadgateError as error:
             return Deposit(draw, self._without(starved, room, now, error))
@@ -133,31 +133,33 @@ class StoreFetcher:
             self._bus.publish(LimitStoreAnswers(at=self._clock.now(), limit=limit))
         breaker.succeed()
         left = taken.granted * starved.cost
-        # From before it was asked: a little early costs another question, a little late would cost budget.
+        # Counted from before the call: a little early costs another call, a little late would lose budget.
         opens_in = min(taken.opens_at - taken.now, FARTHEST)
         if not taken.granted and opens_in <= 0:
             opens_in = ASK_AGAIN
-            self._advise(limit, "it refuses a start and says that the bucket is open; it is asked again after 1 s")
+            self._advise(
+                limit, "it refuses a start although it reports the bucket as open; it is asked again after 1 s"
+            )
         return Deposit(
             draw, FetchedBalance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), starved.cost)
         )
 
-    def _tell_once(self, limit: str, error: str) -> None:
-        if (limit, error) not in self._told:
-            self._told.add((limit, error))
+    def _publish_once(self, limit: str, error: str) -> None:
+        if (limit, error) not in self._published:
+            self._published.add((limit, error))
             self._bus.publish(LimitStoreTroubled(at=self._clock.now(), limit=limit, error=error, jobs_run=False))
 
     def _advise(self, limit: str, advice: str) -> None:
-        """Say this of the store, once."""
+        """Publish an advice about the store, once."""
         if advice not in self._advised:
             self._advised.add(advice)
             self._bus.publish(LimitStoreAdvised(at=self._clock.now(), limit=limit, advice=advice))
 
     def _without(self, starved: Starved, room: int, now: int, error: HeadgateError) -> FetchedBalance:
-        """What the limit says is to be done while its store cannot be asked."""
+        """Return the balance to use while the store is unavailable, by the limit's `on_store_error`."""
         monotonic = self._clock.monotonic()
         policy = self._limits[starved.draw.limit].on_store_error
-        asked_for = starved.rule.real.describe()
+        rule = starved.rule.real.describe()
         if not self._breaker.is_open(monotonic):
             self._bus.publish(
                 LimitStoreTroubled(
@@ -166,15 +168,15 @@ class StoreFetcher:
             )
             self._breaker.fail(monotonic)
         if policy == "run":
-            return FetchedBalance(room * starved.cost, now, 0, now, asked_for)
-        return FetchedBalance(0, now, 0, now + ASK_AGAIN, asked_for)
+            return FetchedBalance(room * starved.cost, now, 0, now, rule)
+        return FetchedBalance(0, now, 0, now + ASK_AGAIN, rule)
 
-    async def _lay_down(self, deposits: Sequence[Deposit]) -> bool:
+    async def _deposit(self, deposits: Sequence[Deposit]) -> bool:
         try:
             await self._storage.deposit(deposits)
         except StorageUnavailable as error:
-            # It may have been stored or not. What was charged stays charged: too little is granted, never too much.
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="laying down starts", error=str(error)))
+            # It may be stored or not. The charge stays: too little may be granted, never too much.
+            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="depositing starts", error=str(error)))
             await sleep(self._clock, ASK_AGAIN / SECOND)
             return False
         return True
@@ -182,7 +184,7 @@ class StoreFetcher:
     # ----------------------------------------------------------------------------------------- giving back
 
     async def _withdraw_later(self, deposits: Sequence[Deposit], starved: Sequence[Starved]) -> None:
-        await sleep(self._clock, LEFT_FOR)
+        await sleep(self._clock, WITHDRAW_AFTER)
         unused = [
             (deposit, each)
             for deposit, each in zip(deposits, starved, strict=True)
@@ -193,7 +195,7 @@ class StoreFetcher:
         try:
             left = await self._storage.withdraw([deposit for deposit, _ in unused])
         except StorageUnavailable as error:
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="taking back starts", error=str(error)))
+            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="withdrawing starts", error=str(error)))
             return
         for (deposit, each), cost in zip(unused, left, strict=True):
             if cost:
@@ -209,26 +211,26 @@ class StoreFetcher:
             amendment.started_at,
             amendment.actual,
         )
-        # What could not be given back is lost budget; what could not be moved is told to the operator.
-        is_told = await self._tell(amend, "amending a start elsewhere")
-        if is_told and amendment.actual < amendment.cost:
+        # A failed refund loses budget; every failure is published.
+        is_sent = await self._send(amend, "amending a start in a limit store")
+        if is_sent and amendment.actual < amendment.cost:
             await self._ask_sooner(draw)
 
     async def _penalize(self, draw: Draw, until: int) -> None:
         closed_for = until - self._clock.monotonic()
         if closed_for > 0:
             penalize = self._store.penalize(_bucket(draw, self._limits[draw.limit].rule), closed_for)
-            await self._tell(penalize, "closing a bucket elsewhere")
+            await self._send(penalize, "closing a bucket in a limit store")
 
-    async def _tell(self, tell: Coroutine[None, None, None], doing: str) -> bool:
-        """Let the store know something; whether that worked."""
+    async def _send(self, call: Coroutine[None, None, None], doing: str) -> bool:
+        """Await a call to the store; return whether it succeeded."""
         breaker = self._breaker
         try:
-            # Each would wait for its own timeout, and the jobs of all other keys with it.
+            # Without the breaker each call would wait for its own timeout, and the jobs of all other keys with it.
             if breaker.is_open(self._clock.monotonic()):
-                tell.close()
-                raise StorageUnavailable("it did not answer a moment ago")
-            await tell
+                call.close()
+                raise StorageUnavailable("skipped because the previous call failed")
+            await call
         except HeadgateError as error:
             if isinstance(error, StorageUnavailable) and not breaker.is_open(self._clock.monotonic()):
                 breaker.fail(self._clock.monotonic())
@@ -237,18 +239,20 @@ class StoreFetcher:
         return True
 
     async def _ask_sooner(self, draw: Draw) -> None:
-        """Something was given back, so what the other store said before holds no more."""
+        """Open the balance at once: after a refund the last answer of the remote store is out of date."""
 
-        def look(visit: BucketVisit) -> None:
+        def reopen(visit: BucketVisit) -> None:
             balance = visit.view.state
             if balance is not None and balance.opens_at > visit.now:
                 visit.view.keep(replace(balance, opens_at=visit.now))
                 visit.reopens = True
 
         try:
-            await self._storage.visit(draw, {draw.limit: FetchedStarts(self._limits[draw.limit].rule)}, look)
+            await self._storage.visit(draw, {draw.limit: FetchedStarts(self._limits[draw.limit].rule)}, reopen)
         except StorageUnavailable as error:
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="telling of a refund", error=str(error)))
+            self._bus.publish(
+                StorageTroubled(at=self._clock.now(), doing="reopening a bucket after a refund", error=str(error))
+            )
 
 
 def _bucket(draw: Draw, rule: AnyRule) -> Bucket:

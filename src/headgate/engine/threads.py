@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def in_thread(pool: Pool, call: Callable[[], T]) -> asyncio.Future[T]:
-    """The future of a call that a thread of `pool` makes."""
+    """Run `call` in a thread of `pool` and return its future."""
     return asyncio.get_running_loop().run_in_executor(pool, _guarded, call)
 
 
@@ -19,5 +19,5 @@ def _guarded(call: Callable[[], T]) -> T:
     try:
         return call()
     except StopIteration as error:
-        # No future can carry one: whoever waits for it would wait for ever. Coroutines turn it into the same.
+        # A future cannot hold it: the waiter would wait for ever. Coroutines convert it in the same way.
         raise RuntimeError("the function raised StopIteration") from error

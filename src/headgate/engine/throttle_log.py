@@ -1,4 +1,4 @@
-"""Throttling told in summaries: the first time for a bucket at once, then at most one event each 30 s."""
+"""Summaries of throttling: an event at once when a bucket is first met closed, then at most one each 30 s."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from headgate.jobs.event import JobThrottled
 from headgate.storage.records import Throttled
 
 WINDOW = 30 * SECOND
-MOST_BUCKETS = 10_000
+MAX_BUCKETS = 10_000
 
 
 class ThrottleLog:
-    """Turns what each claim reports into few events."""
+    """Turns the closed buckets of each claim into few events."""
 
     def __init__(self) -> None:
-        # Bucket to when its window began and how often it was met since the last event; oldest window first.
+        # Maps a bucket to the start of its window and how often it was met since the last event; oldest window first.
         self._windows: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
 
     def events(self, throttled: Iterable[Throttled], at: int, now: int) -> list[JobThrottled]:
-        """The events to publish; `at` is wall time, `now` monotonic."""
+        """Return the events to publish; `at` is wall time, `now` monotonic."""
         events: list[JobThrottled] = []
         for met in throttled:
             bucket = (met.draw.limit, met.draw.key)
@@ -41,6 +41,6 @@ class ThrottleLog:
                     count=count + 1,
                 )
             )
-        while len(self._windows) > MOST_BUCKETS:
+        while len(self._windows) > MAX_BUCKETS:
             self._windows.popitem(last=False)
         return events

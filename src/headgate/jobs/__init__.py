@@ -1,1 +1,1 @@
-"""What is a job."""
+"""Jobs: their records, states, outcomes, endings and events."""

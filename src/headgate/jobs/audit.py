@@ -1,4 +1,4 @@
-"""How much is kept of a job's life beside the job itself, and what people did."""
+"""The audit level of a job, and the audit entries of what operators did."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from headgate.errors import DeclarationError
 
 LONGEST_ACTOR = 200
 LONGEST_DETAIL = 1000
-"""Characters of an audit entry; what is longer is cut."""
+"""The most characters of an audit entry; longer text is cut."""
 
 
 class AuditLevel(IntEnum):
-    """What the audit trail of a job holds; each level holds what the one before holds.
+    """What the audit trail of a job holds; each level includes the one before.
 
-    NONE: nothing but the job's own row. ERRORS: attempts that ended with an error, or with their node. MINIMAL: every
-    attempt that did not succeed. FULL: also what people did to the job.
+    NONE: only the job's own row. ERRORS: attempts that ended with an error, or with the death of their node. MINIMAL:
+    every attempt that did not succeed. FULL: also what operators did to the job.
     """
 
     NONE = 0
@@ -28,11 +28,11 @@ class AuditLevel(IntEnum):
 
     @property
     def word(self) -> str:
-        """As it is written in options and settings."""
+        """The level as it is written in options and settings."""
         return self.name.lower()
 
     def keeps_attempt(self, outcome: str, *, has_error: bool) -> bool:
-        """Whether an attempt that did not succeed is kept. The stores say the same in `keep_attempts.sql`."""
+        """Return whether an attempt that did not succeed is kept; `keep_attempts.sql` has the same rule."""
         return self >= (AuditLevel.ERRORS if has_error or outcome == "lost" else AuditLevel.MINIMAL)
 
 
@@ -40,7 +40,7 @@ AuditWord = Literal["none", "errors", "minimal", "full"]
 
 
 def audit_level(word: AuditWord | AuditLevel, where: str) -> AuditLevel:
-    """The level that was named. Raises DeclarationError for any other word."""
+    """Return the level of that name. Raises DeclarationError for any other word."""
     if isinstance(word, AuditLevel):
         return word
     levels = {level.word: level for level in AuditLevel}
@@ -53,7 +53,7 @@ SubjectKind = Literal["job", "limit", "queue", "schedule"]
 
 
 class AuditRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What somebody is about to do: it becomes an audit entry in the commit that does it, if anything comes of it."""
+    """An action about to be done; it becomes an audit entry in the same commit, if the action has an effect."""
 
     actor: str
     action: str
@@ -62,13 +62,13 @@ class AuditRecord(msgspec.Struct, frozen=True, array_like=True):
     detail: str | None = None
 
     def cut(self) -> AuditRecord:
-        """The same, no longer than a row should be."""
+        """Return the record with its texts cut to the length of a row."""
         detail = None if self.detail is None else self.detail[:LONGEST_DETAIL]
         return AuditRecord(self.actor[:LONGEST_ACTOR], self.action, self.kind, self.subject, detail)
 
 
 class AuditEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What somebody did, and when (wall microseconds); `number` grows."""
+    """An action that was done, and when (wall microseconds); `number` grows."""
 
     number: int
     at: int
@@ -80,7 +80,7 @@ class AuditEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which entries to list, newest first; `before` is the number that ended the page before."""
+    """Which entries to list, newest first; `before` is the last number of the previous page."""
 
     kind: SubjectKind | None = None
     subject: str | None = None

@@ -1,4 +1,4 @@
-"""A batch: jobs that were enqueued together, and are waited for together."""
+"""A batch: jobs that are enqueued together and awaited together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headgate.jobs.state import JobState
 
 
 class NewBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A batch as it is enqueued with all its `total` jobs, which name it in their origin."""
+    """A new batch, enqueued with all its `total` jobs, which name it in their origin."""
 
     id: str
     total: int
@@ -16,9 +16,9 @@ class NewBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A stored batch as people look at it. Instants are wall microseconds.
+    """A stored batch as it is read. Instants are wall microseconds.
 
-    `pending` of its jobs are not final yet; when none is, the batch is final, and has been since `finished_at`.
+    `pending` is the number of jobs that are not final yet; at 0 the batch is final, since `finished_at`.
     """
 
     id: str
@@ -32,12 +32,12 @@ class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def ended_as(self) -> JobState | None:
-        """How it ended: as succeeded if all its jobs did; None while it has not."""
+        """The final state: succeeded if all its jobs did; None while it is not final."""
         return None if self.pending else ended_as(self.failed, self.cancelled)
 
 
 def ended_as(failed: int, cancelled: int) -> JobState:
-    """How a batch ended of which so many jobs failed and were cancelled."""
+    """Return the final state of a batch with so many failed and cancelled jobs."""
     if failed:
         return JobState.FAILED
     return JobState.CANCELLED if cancelled else JobState.SUCCEEDED

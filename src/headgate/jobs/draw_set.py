@@ -1,4 +1,4 @@
-"""Sets of a job's draws: which of its limits it holds permits of, or is not charged for."""
+"""Sets of a job's draws, for example those whose permits it holds, or those it is not charged for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NewType, TypeVar
 T = TypeVar("T")
 
 DrawSet = NewType("DrawSet", int)
-"""Some of the draws of one job, by their places in its list. In rows it is an integer: bit `i` stands for draw `i`."""
+"""A set of the draws of one job, by their positions in its list. In rows it is an integer: bit `i` is draw `i`."""
 
 NO_DRAWS = DrawSet(0)
 
@@ -36,7 +36,7 @@ def size(draws: DrawSet) -> int:
 def chosen(values: Iterable[T], draws: DrawSet) -> list[T]:
     """Return the values of the draws in the set, of one value for each draw of the job.
 
-    A set that names draws beyond the last value, as in a row that contradicts itself, has none for them.
+    Draws beyond the last value, as in an inconsistent row, are ignored.
     """
     found: list[T] = []
     left: int = draws
@@ -59,7 +59,7 @@ def without(values: Sequence[T], draws: DrawSet) -> tuple[T, ...]:
 def spread(values: Sequence[T], draws: DrawSet, rest: T) -> list[T]:
     """Return one value for each draw of the job: `rest` for those in the set, `values` in turn for the others.
 
-    The opposite of `without`.
+    The inverse of `without`.
     """
     others = iter(values)
     count = len(values) + size(draws)

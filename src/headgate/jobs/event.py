@@ -1,4 +1,4 @@
-"""Events: facts after they happened; subscribers are told and cannot change them. Instants are wall microseconds."""
+"""Events: published after something happened; a subscriber cannot change it. Instants are wall microseconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class JobEnqueued(Event, frozen=True):
-    """A job is stored, durably."""
+    """A job was stored durably."""
 
     job_id: str
     task: str
@@ -26,7 +26,7 @@ class JobEnqueued(Event, frozen=True):
 
 
 class JobReplaced(Event, frozen=True):
-    """A job that waits under a unique key was given new arguments, a new time and new options."""
+    """A waiting job with a unique key got new arguments, a new time and new options."""
 
     job_id: str
     task: str
@@ -35,9 +35,9 @@ class JobReplaced(Event, frozen=True):
 
 
 class JobStarted(Event, frozen=True):
-    """An attempt begins on this node, `waited` seconds after it was due; it was charged to these `limits`.
+    """An attempt starts on this node, `waited` seconds after it was due; it was charged to these `limits`.
 
-    The first `throttled` of these seconds it waited for a limit, and for a free slot since.
+    For the first `throttled` of these seconds it waited for a limit, after that for a free slot.
     """
 
     job_id: str
@@ -50,7 +50,7 @@ class JobStarted(Event, frozen=True):
 
 
 class JobProgressed(Event, frozen=True):
-    """A running job has said how far it is, from 0 to 1; told about once a second, with the latest word."""
+    """A running job has reported progress, from 0 to 1; published about once a second, with the latest message."""
 
     job_id: str
     task: str
@@ -61,7 +61,7 @@ class JobProgressed(Event, frozen=True):
 
 
 class JobFinished(Event, frozen=True):
-    """A job is final, after a last attempt that `ran` for so many seconds; None for a job that did not run."""
+    """A job is final; its last attempt `ran` for so many seconds, or None if it did not run."""
 
     job_id: str
     task: str
@@ -73,11 +73,11 @@ class JobFinished(Event, frozen=True):
 
 
 class JobFailure(JobFinished, frozen=True):
-    """A job is final, and it failed."""
+    """A job has failed for good."""
 
 
 class JobRetried(Event, frozen=True):
-    """An attempt failed and another follows, not before `run_at`."""
+    """An attempt failed; the next one starts not before `run_at`."""
 
     job_id: str
     task: str
@@ -89,7 +89,7 @@ class JobRetried(Event, frozen=True):
 
 
 class JobReturned(Event, frozen=True):
-    """An attempt was put back unspent: snoozed, refused by the callee, or interrupted by a shutdown."""
+    """A job was returned without spending the attempt: snoozed, refused by the callee, or interrupted by a shutdown."""
 
     job_id: str
     task: str
@@ -99,7 +99,7 @@ class JobReturned(Event, frozen=True):
 
 
 class JobThrottled(Event, frozen=True):
-    """Jobs wait for budget: told at once for a bucket, then at most each 30 s with how often lanes met it closed.
+    """Jobs wait for a closed bucket. Published at once, then at most each 30 s with how often lanes met it closed.
 
     `opens_at` is None for a bucket that opens when a permit is given back.
     """
@@ -112,13 +112,13 @@ class JobThrottled(Event, frozen=True):
 
 
 class LimitsClosed(Event, frozen=True):
-    """A claim of this node met buckets of these limits closed, one entry for each: jobs stay throttled there."""
+    """A claim of this node met closed buckets of these limits, one entry per bucket; their jobs stay throttled."""
 
     limits: tuple[str, ...]
 
 
 class LimitSkipped(Event, frozen=True):
-    """A job runs without a limit, because its key came out empty or could not be computed; told once per limit."""
+    """A job runs without a limit because its key is empty or could not be computed; published once per limit."""
 
     task: str
     limit: str
@@ -126,13 +126,13 @@ class LimitSkipped(Event, frozen=True):
 
 
 class BacklogMoved(Event, frozen=True):
-    """Waiting jobs were moved to the limits that their tasks have now."""
+    """Waiting jobs were moved to the current limits of their tasks."""
 
     jobs: int
 
 
 class BacklogLeft(Event, frozen=True):
-    """The limits of its task have changed, and cannot be computed for a waiting job: it is not started.
+    """The limits of a task have changed and cannot be computed for a waiting job, so the job does not start.
 
     Published once per task.
     """
@@ -143,7 +143,7 @@ class BacklogLeft(Event, frozen=True):
 
 
 class LimitStoreTroubled(Event, frozen=True):
-    """The store of a limit that is kept elsewhere cannot be asked; jobs run without it, or wait, as the limit says."""
+    """The remote store of a limit is unavailable; by its `on_store_error` jobs run without the limit, or wait."""
 
     limit: str
     error: str
@@ -151,21 +151,21 @@ class LimitStoreTroubled(Event, frozen=True):
 
 
 class LimitStoreAnswers(Event, frozen=True):
-    """The store of a limit that is kept elsewhere answers again."""
+    """The remote store of a limit answers again."""
 
     limit: str
 
 
 class LimitStoreAdvised(Event, frozen=True):
-    """The store of a limit that is kept elsewhere is set up in a way that can cost budget or exceed it; told once."""
+    """The remote store of a limit is configured so that budget may be lost or exceeded; published once."""
 
     limit: str
     advice: str
 
 
 class OccurrencesSkipped(Event, frozen=True):
-    """Occurrences of a schedule do not run: nobody was there ("misfire"), the one before is not over ("overlap"), or
-    those that are under way may be its last ("max_runs"). The next one is due at `next_at`.
+    """Occurrences of a schedule do not run: no node ran when they were due ("misfire"), the previous one is not final
+    ("overlap"), or the open ones may be its last ("max_runs"). The next one is due at `next_at`.
     """
 
     schedule: str
@@ -175,7 +175,7 @@ class OccurrencesSkipped(Event, frozen=True):
 
 
 class ScheduleTooFast(Event, frozen=True):
-    """A schedule comes more often than a limit of its task lets its jobs start; told when it is declared."""
+    """A schedule is due more often than a limit of its task allows; published when it is declared."""
 
     schedule: str
     task: str
@@ -183,15 +183,15 @@ class ScheduleTooFast(Event, frozen=True):
 
 
 class ScheduleTroubled(Event, frozen=True):
-    """This node cannot tell when a schedule is due, and leaves it to others; told once."""
+    """This node cannot compute when a schedule is due and leaves it to other nodes; published once."""
 
     schedule: str
     error: str
 
 
 class ScheduleOverdue(Event, frozen=True):
-    """Nobody has fired a schedule that was due at `due_at` (wall microseconds), more than a minute ago, and this node
-    cannot: it `lacks` its task, or its trigger, which only code knows that declares it. Told once per schedule.
+    """No node has fired a schedule that was due at `due_at` (wall microseconds), more than a minute ago, and this one
+    cannot: it `lacks` the task, or the custom trigger, which only the declaring code has. Published once per schedule.
     """
 
     schedule: str
@@ -201,36 +201,36 @@ class ScheduleOverdue(Event, frozen=True):
 
 
 class ScheduleRenamed(Event, frozen=True):
-    """A schedule has taken the place of the one that had the name of an alias of its task."""
+    """A schedule has replaced the one that was named after an alias of its task."""
 
     schedule: str
     was: str
 
 
 class ScheduleSuperseded(Event, frozen=True):
-    """A newer release that runs, or has run within three minutes, declares a schedule otherwise: that holds."""
+    """A newer release, live or seen within three minutes, declares the schedule differently; its declaration holds."""
 
     schedule: str
 
 
 class EndingRefused(Event, frozen=True):
-    """A finished attempt was not recorded: the job had been taken over by another node, or cancelled."""
+    """The ending of an attempt was refused: another node owns the job, or it was cancelled."""
 
     job_id: str
     task: str
 
 
 class BackoffFailed(Event, frozen=True):
-    """A task's own backoff function raised; its job is retried with the default delays."""
+    """The backoff function of a task raised; the job is retried with the default delays."""
 
     task: str
     error: str
 
 
 class AttemptLingers(Event, frozen=True):
-    """An attempt was told to end, and still runs `seconds` later: its slot stays taken. Told once.
+    """A cancelled attempt still runs after `seconds`, and its slot stays taken; published once.
 
-    `place` is what it runs in: "loop" (it swallowed its cancellation), "thread" (which cannot be stopped) or "process".
+    `place` is where it runs: "loop" (it suppressed its cancellation), "thread" (which cannot be stopped) or "process".
     """
 
     job_id: str
@@ -243,7 +243,7 @@ class AttemptLingers(Event, frozen=True):
 
 
 class CallbackFailed(Event, frozen=True):
-    """A callback of a task, as `on_error`, raised or could not be called; nothing else is changed by that."""
+    """A callback of a task, such as `on_error`, raised or could not be called; the job is not affected."""
 
     job_id: str
     task: str
@@ -252,48 +252,48 @@ class CallbackFailed(Event, frozen=True):
 
 
 class ResourceTroubled(Event, frozen=True):
-    """A resource that was open for the whole node raised when it was closed."""
+    """A resource of scope "node" raised when it was closed."""
 
     resource: str
     error: str
 
 
 class TaskUnknown(Event, frozen=True):
-    """Stored jobs name a task that this node does not know; they stay waiting. Told once per task."""
+    """Stored jobs name a task that this node does not declare; they stay waiting. Published once per task."""
 
     task: str
 
 
 class NodeStarted(Event, frozen=True):
-    """This node begins to claim jobs."""
+    """This node starts to claim jobs."""
 
     node: str
     storage: str
 
 
 class NodeStopping(Event, frozen=True):
-    """This node was told to end: it claims nothing more and lets its `running` jobs finish within the grace."""
+    """This node is stopping: it claims no more jobs and lets its `running` ones finish within the grace."""
 
     node: str
     running: int
 
 
 class NodeStopped(Event, frozen=True):
-    """This node has left; `returned` jobs were handed back unfinished."""
+    """This node has stopped; `returned` unfinished jobs wait again."""
 
     node: str
     returned: int
 
 
 class NodeCrashed(Event, frozen=True):
-    """This node was ended by an error in one of its own parts; others take its jobs back when its lease is over."""
+    """An error in one of its services ended this node; other nodes recover its jobs when its lease has ended."""
 
     node: str
     error: JobError
 
 
 class NodeLost(Event, frozen=True):
-    """A node died; its jobs wait again, except the poisonous ones, which are failed."""
+    """A node is dead; its jobs wait again, except the poisonous ones, which are failed."""
 
     node: str
     returned: int
@@ -301,17 +301,17 @@ class NodeLost(Event, frozen=True):
 
 
 class NodeDisowned(Event, frozen=True):
-    """This node was declared dead by another while it was alive; it has cancelled its jobs and joined anew."""
+    """Another node declared this one dead while it was alive; it has cancelled its jobs and joined again."""
 
     node: str
     cancelled: int
 
 
 class LeaseNotRenewed(Event, frozen=True):
-    """This node could not renew its lease for `seconds`, and others may take its jobs soon; told once each time.
+    """This node could not renew its lease for `seconds`, and others may soon recover its jobs; published each time.
 
-    It has cancelled the `cancelled` attempts that hold permits or had not begun, and starts nothing until a heartbeat
-    succeeds again. Jobs without permits go on.
+    It has cancelled the `cancelled` attempts that hold permits or have not started, and starts no job until a heartbeat
+    succeeds again. Jobs without permits continue.
     """
 
     node: str
@@ -320,9 +320,9 @@ class LeaseNotRenewed(Event, frozen=True):
 
 
 class ClockSkewed(Event, frozen=True):
-    """The clock of this node is `seconds` ahead of the store's (below 0: behind it); told once.
+    """The clock of this node is `seconds` ahead of the store's (below 0: behind it); published once.
 
-    Jobs go by the store's clock; `at` of the events, and the log, by this one.
+    Jobs use the store's clock; `at` of the events, and the log, use the clock of the node.
     """
 
     node: str
@@ -330,7 +330,7 @@ class ClockSkewed(Event, frozen=True):
 
 
 class ReportDropped(Event, frozen=True):
-    """The storage does not keep what an attempt says of itself: lines or progress are lost, and nothing else."""
+    """The store cannot keep output of an attempt: log lines or progress are lost, nothing else."""
 
     job_id: str
     task: str
@@ -339,10 +339,10 @@ class ReportDropped(Event, frozen=True):
 
 
 class NodeMeasured(Event, frozen=True):
-    """What this node has to do, told each second: the `slots` that it has, and those `busy`, by queue.
+    """The load of this node, published each second: its `slots` and the `busy` ones, by queue.
 
-    In so many of the busy ones attempts are `lingering`: they were told to end. `unrecorded` endings wait for the
-    store. The event loop came back `loop_lag` seconds late, and the clock is `clock_skew` seconds ahead of the store's.
+    `lingering` is the number of slots taken by cancelled attempts, `unrecorded` of endings that wait for the store. The
+    event loop was `loop_lag` seconds late, and the clock is `clock_skew` seconds ahead of the store's.
     """
 
     node: str
@@ -355,7 +355,7 @@ class NodeMeasured(Event, frozen=True):
 
 
 class StorageUsed(Event, frozen=True):
-    """A verb of the storage took so many seconds, for so many jobs: "add", "claim" or "finish"."""
+    """A call to the store, "add", "claim" or "finish", took so many seconds for so many jobs."""
 
     verb: str
     seconds: float
@@ -363,13 +363,13 @@ class StorageUsed(Event, frozen=True):
 
 
 class StorageTroubled(Event, frozen=True):
-    """The storage could not be used; the node keeps trying."""
+    """A call to the store failed; the node tries again."""
 
     doing: str
     error: str
 
 
 class LoopBlocked(Event, frozen=True):
-    """The event loop did not run for so many seconds: some handler blocks it."""
+    """The event loop did not run for so many seconds, because a handler blocked it."""
 
     seconds: float

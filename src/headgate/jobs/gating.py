@@ -1,4 +1,4 @@
-"""What a release asks of its jobs' limits, by a short name, and a waiting job that was enqueued under another one."""
+"""Gates: short names for how a release computes the limits of its jobs, and changes of waiting jobs to new gates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.jobs.terms import GateTerms
 
 
 class KnownGates(frozenset[str]):
-    """What jobs have to be known by to be started by a node. A claim tells a store of it, so its texts are kept."""
+    """The gates whose jobs a node may start. Each claim sends them to the store, so their texts are cached."""
 
     @cached_property
     def as_lines(self) -> str:
@@ -28,7 +28,7 @@ NO_GATES = KnownGates()
 
 
 class OverflowTarget(NamedTuple):
-    """The gate of jobs that go to `queue` because theirs is full, and the subjects that it depends on."""
+    """The gate of jobs that go to `queue` because their own is full, and the subjects that it depends on."""
 
     gate: str
     queue: str
@@ -40,7 +40,7 @@ class Gates:
 
     def __init__(self, gates: Mapping[tuple[str, str], str], overflows: Sequence[OverflowTarget] = ()) -> None:
         self.subjects: Mapping[str, str] = {subject_of(task, queue): gate for (task, queue), gate in gates.items()}
-        """The name of each gate by what it is of."""
+        """The name of each gate by its subject."""
         self._gates = gates
         self._overflows = overflows
         self._newest: Mapping[str, str] | None = None
@@ -49,14 +49,14 @@ class Gates:
 
     @cached_property
     def names(self) -> KnownGates:
-        """The names of all of them."""
+        """The names of all gates."""
         return KnownGates([*self._gates.values(), *(each.gate for each in self._overflows)])
 
     def startable(self, queues: Iterable[str], newest: Mapping[str, str]) -> KnownGates:
-        """The gates whose jobs in these queues this release may start, where these are the newest ones by subject."""
+        """Return the gates whose jobs in these queues this release may start; `newest`: newest gates by subject."""
         self._compare(newest)
-        wanted = tuple(queues)
-        startable = self._startable.get(wanted)
+        key = tuple(queues)
+        startable = self._startable.get(key)
         if startable is None:
             superseded = self._superseded
             if len(self._startable) >= 1000:
@@ -64,21 +64,19 @@ class Gates:
             own = [
                 gate
                 for (task, queue), gate in self._gates.items()
-                if queue in wanted and subject_of(task, queue) not in superseded
+                if queue in key and subject_of(task, queue) not in superseded
             ]
-            others = [
-                each.gate for each in self._overflows if each.queue in wanted and superseded.isdisjoint(each.needed)
-            ]
-            startable = self._startable[wanted] = KnownGates([*own, *others])
+            others = [each.gate for each in self._overflows if each.queue in key and superseded.isdisjoint(each.needed)]
+            startable = self._startable[key] = KnownGates([*own, *others])
         return startable
 
     def is_newest(self, task: str, queue: str, newest: Mapping[str, str]) -> bool:
-        """Whether this release has the gate of a task in a queue, and no live release has a newer one."""
+        """Return whether this release has the gate of a task in a queue and no live release has a newer one."""
         self._compare(newest)
         return (task, queue) in self._gates and subject_of(task, queue) not in self._superseded
 
     def _compare(self, newest: Mapping[str, str]) -> None:
-        # A store keeps the same mapping until a gate changes, and this is asked by every claim.
+        # A store keeps the same mapping until a gate changes, and every claim calls this.
         if newest is not self._newest:
             self._superseded = frozenset(
                 subject for subject, gate in self.subjects.items() if newest.get(subject, gate) != gate
@@ -88,12 +86,12 @@ class Gates:
 
 
 def subject_of(task: str, queue: str) -> str:
-    """What a gate is of, as stores keep it: a task, by the name that its jobs are stored under, in a queue."""
+    """Return the subject of a gate as it is stored: the task name of its jobs, and the queue."""
     return f"{task}@{queue}"
 
 
 class GatedJob(msgspec.Struct, frozen=True, array_like=True):
-    """What a waiting job asks of its limits, what that is computed from, and the gate that it was computed by."""
+    """A waiting job: its draws, costs and terms, the data they are computed from, and the gate that computed them."""
 
     id: str
     task: str
@@ -107,9 +105,9 @@ class GatedJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GateChange(msgspec.Struct, frozen=True, array_like=True):
-    """What the job asks from now on, if it still waits and asks what it did `before`, and the `gate` that says so.
+    """New draws, costs, terms and gate for a job, applied if it still waits with the draws in `before`.
 
-    An empty `gate` leaves it the one that it has. A job that `stays` asks for the same, in the same lane.
+    An empty `gate` keeps the current one. With `stays` the draws are the same, and the job stays in its lane.
     """
 
     id: str

@@ -1,7 +1,7 @@
-"""A histogram of durations: counts in fixed buckets, ten to each power of ten, that can be added up and asked.
+"""A histogram of durations: counts in fixed buckets, ten per power of ten.
 
-Counts of any two histograms add up to that of all their durations, whoever counted them and when: that is what averages
-and percentiles cannot do. What is read off lies within one bucket, so it is at most 26 % from the truth.
+Two histograms from any processes and times can be added, which averages and percentiles cannot. A percentile lies
+within one bucket, so its error is at most 26 %.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ PER_DECADE = 10
 DECADES = 9
 
 BOUNDS = tuple(round(1000 * 10 ** (step / PER_DECADE)) for step in range(PER_DECADE * DECADES + 1))
-"""The longest duration that each bucket counts, in microseconds: 1 ms to 11.6 days. One more counts what is longer.
+"""The longest duration of each bucket, in microseconds: 1 ms to 11.6 days. One more bucket counts longer ones.
 
-They are stored by their places, so they stay as they are.
+Counts are stored by position, so the bounds must not change.
 """
 
 BUCKETS = len(BOUNDS) + 1
 
 
 def added(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """The counts of both; what is missing at the end of one counts as 0."""
+    """Return the sums of two lists of counts; missing counts at the end are 0."""
     return tuple(mine + theirs for mine, theirs in zip_longest(one, other, fillvalue=0))
 
 
 def trimmed(counts: Sequence[int]) -> tuple[int, ...]:
-    """The same without the zeros at its end: as it is stored."""
+    """Return the counts without the zeros at the end, as they are stored."""
     last = len(counts)
     while last and not counts[last - 1]:
         last -= 1
@@ -36,10 +36,10 @@ def trimmed(counts: Sequence[int]) -> tuple[int, ...]:
 
 
 def percentile(counts: Sequence[int], fraction: float, longest: int) -> int | None:
-    """The duration (µs) that this fraction of all does not exceed; None if there are none.
+    """Return the duration (µs) that this fraction of all does not exceed; None without durations.
 
-    Inside its bucket it is estimated as if the logarithms of durations were spread evenly there. `longest` is the
-    longest duration of all, and nothing above it is answered.
+    Inside a bucket the logarithms of durations are assumed to be evenly spread. The result is at most `longest`, the
+    longest duration of all. Raises ValueError for a fraction outside 0 to 1.
     """
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction={fraction} must be from 0 to 1")

@@ -1,7 +1,7 @@
-"""History: what jobs did and what was charged to limits, added up in steps of time, for charts.
+"""History: counts of jobs and charges to limits, in steps of time, for charts.
 
-It is a chart and not a promise: nothing waits for it, and what could not be written is lost. It has three sizes of
-steps, of which the longer ones are kept longer; all begin at whole multiples since the epoch.
+It is best effort: no job waits for it, and counts that cannot be written are lost. There are three lengths of steps;
+longer ones are kept longer. Steps begin at whole multiples of their length since the epoch.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import msgspec
 from headgate.clock import SECOND
 from headgate.jobs.histogram import added
 
-MOST_POINTS = 1440
-"""A step is kept for so many of its kind, and so a chart has at most so many points."""
+MAX_POINTS = 1440
+"""How many steps of each length are kept, and so the most points of a chart."""
 
-KEPT_FOR: Mapping[int, int] = MappingProxyType({10: 3600, 60: 60 * MOST_POINTS, 3600: 3600 * MOST_POINTS})
-"""The lengths of steps, and for how long each is kept, in seconds: an hour, a day, 60 days."""
+KEPT_FOR: Mapping[int, int] = MappingProxyType({10: 3600, 60: 60 * MAX_POINTS, 3600: 3600 * MAX_POINTS})
+"""The lengths of steps, and how long each is kept, in seconds: an hour, a day, 60 days."""
 
 SHORTEST = min(KEPT_FOR)
 
 LIMIT_STEPS = (10, 60)
-"""The steps in which the use of limits is kept: of many keys, so only for a day."""
+"""The steps in which the use of limits is kept: only for a day, as there may be many keys."""
 
 ALL = ""
-"""The task of a row that adds up its queue, and queue and task of one that adds up everything; none is called so.
+"""The task of a row for a whole queue, and the queue and task of a row for everything; no task or queue has this name.
 
-Of a task in all queues no row is kept: most tasks are in one queue alone, and it would be the same again.
+There is no row for a task in all queues: most tasks are in one queue, and it would be the same row again.
 """
 
 
 class JobsStep(msgspec.Struct, frozen=True, array_like=True):
-    """What the jobs of one queue and task did in one step of time; ALL stands for all tasks, or all queues and tasks.
+    """The counts of jobs of one queue and task in one step; ALL stands for all tasks, or all queues and tasks.
 
-    `at` (wall microseconds) is when it begins and `step` its length in seconds. `waits` is the histogram of how long
-    started jobs had been due, `runs` of how long attempts took that have ended; `…_max` is the longest (microseconds).
+    `at` (wall microseconds) is when the step begins, `step` its length in seconds. `waits` is the histogram of how long
+    started jobs had been due, `runs` of how long ended attempts took; `…_max` is the longest (microseconds).
     """
 
     step: int
@@ -55,7 +55,7 @@ class JobsStep(msgspec.Struct, frozen=True, array_like=True):
     runs: tuple[int, ...] = ()
 
     def plus(self, other: JobsStep) -> JobsStep:
-        """Both together, of the same step."""
+        """Return the sum of two rows of the same step."""
         return JobsStep(
             self.step,
             self.queue,
@@ -75,10 +75,10 @@ class JobsStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LimitStep(msgspec.Struct, frozen=True, array_like=True):
-    """What was charged to a limit in one step of time, as a sum of costs: for one key, or with None for all together.
+    """The sum of costs charged to a limit in one step: for one key, or for all keys if `key` is None.
 
-    Of many keys only those most used have steps of their own; all together counts every one. What was given back may
-    make it less than nothing, where it was charged under a key that had no step of its own.
+    Of many keys only the most used have their own steps; the total counts every key. A refund may make the sum of a key
+    negative if the charge was made while the key had no step of its own.
     """
 
     step: int
@@ -89,9 +89,9 @@ class LimitStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """Which of its writes a process makes: what is sent again because its answer was lost is not added twice.
+    """The identity of a write, so that a write repeated after a lost reply is not added twice.
 
-    `writer` is nobody else's, and `number` grows with each write.
+    `writer` is unique per process, and `number` grows with each write.
     """
 
     writer: str
@@ -99,5 +99,5 @@ class Flush(msgspec.Struct, frozen=True):
 
 
 def step_at(instant: int, step: int) -> int:
-    """When the step of that length (seconds) began to which the instant belongs; both in wall microseconds."""
+    """Return when the step of `step` seconds that contains the instant begins; both are wall microseconds."""
     return instant - instant % (step * SECOND)

@@ -1,6 +1,6 @@
 """Job ids: UUIDv7, ordered by time, and strictly increasing inside one process (RFC 9562, method 1 with a counter).
 
-And the name of a process, which nodes and the jobs that it enqueues bear.
+Also the name of a process, which its node and the jobs that it enqueues carry.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from struct import Struct
 
 _FETCHED = Struct("=64Q")
 _random_bits: list[int] = []
-"""Fetched from the system 64 at a time: one at a time took as long as all the rest of an id."""
+"""Random numbers, read from the system 64 at a time: a single read took as long as the rest of an id."""
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    # A forked process would give out the same again.
+    # A forked process would otherwise use the same numbers.
     os.register_at_fork(after_in_child=_random_bits.clear)
 
 MAX_PROCESS_NAME = 200
 
 
 class IdSource:
-    """Makes ids; each is greater than the one before it, even when wall time steps back.
+    """Creates ids; each is greater than the one before, even when wall time steps back.
 
-    `random` makes them reproducible, for tests; without it they come from the system's own randomness.
+    `random` makes them reproducible for tests; the default is the system's randomness.
     """
 
     def __init__(self, random: Random | None = None) -> None:
@@ -35,8 +35,8 @@ class IdSource:
         self._last = 0
 
     def next(self, now: int) -> str:
-        """A new id for a job enqueued at `now` (wall microseconds)."""
-        # 48 bits of milliseconds and 12 bits of their fraction, as one number that only grows.
+        """Return a new id for a job enqueued at `now` (wall microseconds)."""
+        # 48 bits of milliseconds and 12 bits of their fraction, as one increasing number.
         stamp = (now // 1000 << 12) | (now % 1000 * 4096 // 1000)
         with self._lock:
             if stamp <= self._last:
@@ -59,7 +59,7 @@ def _next_random_bits() -> int:
 
 @cache
 def process_name() -> str:
-    """The name of this process, as `host:pid`; at most 200 characters."""
+    """Return the name of this process, `host:pid`; at most 200 characters."""
     host, pid = socket.gethostname().encode("utf-8", "backslashreplace").decode(), str(os.getpid())
     return f"{host[: MAX_PROCESS_NAME - len(pid) - 1]}:{pid}"
 

@@ -1,8 +1,8 @@
-"""A job: one durable request to run a task, as it is enqueued, claimed and looked at.
+"""A job: one durable request to run a task, in its forms: enqueued, claimed and read.
 
-These are msgspec structs rather than dataclasses: frozen all the same, and they cross into SQL as one JSON array each.
-What exists once for each job is `gc=False`: it holds text and numbers, so it is never part of a cycle, and the garbage
-collector need not visit it.
+These are msgspec structs instead of dataclasses, because each is passed to SQL as one JSON array. Structs that exist
+once per job are `gc=False`: they hold text and numbers, so they are never part of a cycle, and the garbage collector
+need not visit them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from headgate.jobs.state import JobState as JobState
 from headgate.jobs.terms import GateTerms
 
 MAX_PRIORITY = 9
-"""Priorities are 0 (default) to 9; higher goes first inside its lane."""
+"""Priorities are 0 (default) to 9; in a lane the higher starts first."""
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Which bucket a job draws on: one limit, for one key."""
+    """A bucket that a job draws on: one limit, for one key."""
 
     limit: str
     key: str
@@ -40,18 +40,18 @@ class RetryTerms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class JobOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What one job overrides of its task: seconds of timeout, and how it is retried."""
+    """The options of its task that one job overrides: the timeout in seconds, and the retries."""
 
     timeout: float | None = None
     retry: RetryTerms | None = None
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a job belongs to, if it was not simply enqueued.
+    """What a job belongs to: a chain, a batch or a schedule.
 
-    It `follows` a job or a batch (an id): it is blocked until that is final, and is cancelled then unless it succeeded,
-    or it follows `on` "any" outcome. It is one of the jobs of `batch`. It is what `schedule` enqueued for `occurs_at`
-    (wall microseconds).
+    A job that `follows` a job or a batch (an id) is blocked until that is final; then it is cancelled unless that
+    succeeded or `on` is "any". `batch` is the batch that it is part of. `schedule` is the schedule that enqueued it for
+    the instant `occurs_at` (wall microseconds).
     """
 
     follows: str | None = None
@@ -62,7 +62,7 @@ class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a handler says it is: a fraction from 0 to 1, and a word about it."""
+    """The progress that a handler reports: a fraction from 0 to 1, and a message."""
 
     fraction: float
     message: str | None
@@ -70,7 +70,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JobError(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """An attempt's error as text, cut to what a row should hold; `data` is what the error itself carries."""
+    """An attempt's error as text, cut to the size of a row; `data` holds fields of the error."""
 
     type: str
     message: str
@@ -81,17 +81,17 @@ class JobError(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
     """A job as it is enqueued. Instants are wall microseconds.
 
-    `delayed` says that a time was asked for, so that the wall clock decides when the job is ready; a job without it is
+    `delayed` means that a time was requested, so the wall clock decides when the job is ready; otherwise the job is
     ready at once, whatever the wall clock does later. `run_at` orders the jobs of a lane in both cases.
 
     `variant` is that of its terms. At `give_up_at` it has waited as long as they allow. A job with a `rejection` is
-    stored as final: its limits would have made it wait too long.
+    stored as final, because its limits would make it wait too long.
 
-    At most one job of a task waits under one `unique_key`; `on_conflict` says what becomes of the next one.
+    At most one job of a task waits with one `unique_key`; `on_conflict` decides about the next one.
 
-    `gate` names what its draws, costs and terms were computed by; only a node that knows it starts the job.
+    `gate` names the declaration that computed its draws, costs and terms; only a node that declares it starts the job.
 
-    `enqueued_by` names the process that enqueues it, as `host:pid`; for people only.
+    `enqueued_by` is the process that enqueues it, as `host:pid`, for information only.
     """
 
     id: str
@@ -120,12 +120,12 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
 
     @property
     def known_by(self) -> str:
-        """What a node has to know to start it: the gate that its draws were computed by; without one, its task."""
+        """What a node must declare to start it: the gate that computed its draws, or its task without one."""
         return self.gate or self.task
 
 
 class ChargedElsewhere(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """When a start was charged in another store's time, and how far that is ahead of local limit time."""
+    """When a start was charged, in the time of a remote store, and how far that is ahead of local limit time."""
 
     at: int
     ahead: int
@@ -134,13 +134,13 @@ class ChargedElsewhere(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A job as its node runs it.
 
-    `fence` grows with every claim and is what `finish` compares; `attempt` counts the tries that were spent, so a
-    snoozed or handed back attempt keeps its number. `lost` of them ended with a dead node. `charged_at` is limit time:
-    the instant that its start counts as in the buckets it draws on. `draws` and `costs` are what this start was
-    charged for: a retry may pass some of its task's limits. `elsewhere` says of each of these draws whether it was
-    charged in another store; None if none was. Of the time from `run_at` to `started_at` it waited for a limit for the
-    first `throttled_for` microseconds. What is `unreadable` of its stored row is named there, with the reason; such a
-    job's handler is not called.
+    `fence` is the fencing token: it grows with every claim, and `finish` compares it. `attempt` counts the spent
+    attempts, so a snoozed or returned attempt keeps its number; `lost` of them ended with a dead node. `charged_at` is
+    the limit time at which its start counts in the buckets it draws on. `draws` and `costs` are what this start was
+    charged for: a retry may be exempt from some limits of its task. `remote_charges` has an entry for each of these
+    draws, None for a local one; it is None if all are local. From `run_at` on it waited `throttled_for` microseconds
+    for a limit, then until `started_at` for a slot. `unreadable` names a part of its row that cannot be read, with the
+    reason; the handler of such a job is not called.
     """
 
     id: str
@@ -156,7 +156,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     draws: tuple[Draw, ...] = ()
     costs: tuple[int, ...] | None = None
     charged_at: int = 0
-    elsewhere: tuple[ChargedElsewhere | None, ...] | None = None
+    remote_charges: tuple[ChargedElsewhere | None, ...] | None = None
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
     origin: Origin | None = None
@@ -170,14 +170,14 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A stored job as people look at it. Instants are wall microseconds.
+    """A stored job as it is read. Instants are wall microseconds.
 
     `throttled_until` and `waits_for` are set while the job's lane waits behind a closed bucket, `waits_for` alone if it
-    is for a permit; `lane_waiting` is how many jobs wait in that lane, this one included. `held` is the set of its
+    waits for a permit; `lane_waiting` is how many jobs wait in that lane, this one included. `held` is the set of its
     draws whose permits it holds. `charged_at` (limit time) is when its running attempt was charged, for all its draws
     but those in the set `uncharged`. A waiting job that `is_blocked` is in no lane: it follows another, which is not
-    final yet. `enqueued_by` is the process that enqueued it. What is `unreadable` of its row is named there, with the
-    reason, and blank here.
+    final yet. `enqueued_by` is the process that enqueued it. `unreadable` names a part of its row that cannot be read,
+    with the reason; that part is blank here.
     """
 
     id: str
@@ -219,7 +219,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     unreadable: str | None = None
 
     def as_claimed(self) -> ClaimedJob:
-        """A running job as its claim gave it out, but for what was charged elsewhere and how long it was throttled."""
+        """Return a running job as its claim returned it, without its remote charges and the time it was throttled."""
         return ClaimedJob(
             self.id,
             self.task,
@@ -243,7 +243,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, array_like=True):
-    """How one attempt ended that did not succeed."""
+    """An attempt that did not succeed."""
 
     number: int
     node: str | None
@@ -254,11 +254,11 @@ class AttemptRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 def truncated_error(error: BaseException, traceback: str | None = None) -> JobError:
-    """The error as text of bounded size: 2,048 characters of its message, the last 6,144 of its traceback."""
+    """Return the error as text: at most 2,048 characters of its message and the last 6,144 of its traceback."""
     try:
         message = str(error)
     except BaseException as unprintable:
-        # Whatever its `__str__` raises is the error's own, and not to end who looks at it.
+        # The error's own `__str__` may raise anything; that must not reach the caller.
         message = f"<{type(unprintable).__name__} while printing the error>"
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -268,5 +268,5 @@ def truncated_error(error: BaseException, traceback: str | None = None) -> JobEr
 
 
 def storable(text: str) -> str:
-    """Text as it can be kept: UTF-8 without NUL, which not every database can keep in text."""
+    """Return the text as valid UTF-8 without NUL, which some databases cannot store."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

@@ -1,12 +1,12 @@
-"""What becomes of a job: the one place that turns an attempt's outcome into its ending.
+"""The lifecycle of a job: the one place that turns the outcome of an attempt into the ending of its job.
 
                     claim                    Succeeded                    succeeded
     waiting ───────────────────▶ running ───────────────────────────────▶ failed
        ▲                            │         Failed, Cancelled           cancelled
        └────────────────────────────┘
-         retry, snooze, hand back, recovery
+         retry, snooze, return, recovery
 
-An ending is written only where the job is still running under the same node and fence, so a late one changes nothing.
+An ending is written only if the job still runs with the same node and fence, so a late one has no effect.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.FAILED: frozenset({JobState.WAITING}),
     JobState.CANCELLED: frozenset({JobState.WAITING}),
 }
-"""Which state may follow which; a final state is left only by an operator's retry, and succeeded never."""
+"""The states that may follow each state. Only an operator's retry leaves a final state; nothing leaves succeeded."""
 
 POISONOUS_AFTER = 3
-"""A job is failed when this many of its running attempts were lost with their node."""
+"""A job is failed when this many of its running attempts have ended with a dead node."""
 
 UNREADABLE_TRIES = 5
 UNREADABLE_DELAY = 30 * SECOND
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a start came to be charged, where that differs from its claim.
+    """The final charge of a start, if it differs from that of its claim.
 
-    It counts as of `at` (limit time; None: it never began and counts as nothing), with those costs (None: as claimed).
+    The start counts at `at` (limit time; None: it never happened and does not count), with `costs` (None: as claimed).
     """
 
     at: int | None
@@ -69,15 +69,15 @@ class Finished(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def charged_at(self) -> int | None:
-        """When its start counts (limit time), where that differs from its claim."""
+        """When its start counts (limit time), if that differs from its claim."""
         return None if self.charge is None else self.charge.at
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The job waits again in its lane.
 
-    With `run_at` (wall microseconds) it is delayed until then; None keeps the place it had. `spent` tells whether the
-    attempt counts. `closed_for`: its buckets grant nothing for that many microseconds.
+    `run_at` (wall microseconds) delays it; None keeps its place. `spent`: whether the attempt counts. `closed_for`: its
+    buckets stay closed for that many microseconds.
     """
 
     id: str
@@ -94,31 +94,31 @@ Ending = Finished | Returned
 
 
 def require_retriable(job_id: str, state: JobState) -> None:
-    """Raise IllegalTransition unless the job can be retried. A running one waits again by its outcome only."""
+    """Raise IllegalTransition unless the job has failed or was cancelled."""
     if not state.is_final or JobState.WAITING not in FOLLOWS[state]:
         raise IllegalTransition(f"job {job_id} is {state}; only a failed or cancelled one can be retried")
 
 
 def require_scheduled(job_id: str, state: JobState, *, is_ahead: bool, follows: str | None = None) -> None:
-    """Raise IllegalTransition unless the job waits for its time, so that it can be told to run now."""
+    """Raise IllegalTransition unless the job waits for its time; only such a job can be run now."""
     if state is not JobState.WAITING:
-        raise IllegalTransition(f"job {job_id} is {state}; only one that waits for its time can be told to run now")
+        raise IllegalTransition(f"job {job_id} is {state}; only a job that waits for its time can be run now")
     if follows is not None:
-        raise IllegalTransition(f"job {job_id} is blocked: it follows {follows}, and waits until that is final")
+        raise IllegalTransition(f"job {job_id} is blocked: it waits until {follows} is final")
     if not is_ahead:
         raise IllegalTransition(
-            f"job {job_id} does not wait for its time: that has come, and what it waits for is a limit or a free slot; "
-            f"`headgate jobs explain {job_id}` tells which"
+            f"job {job_id} does not wait for its time, which has come, but for a limit or a free slot; "
+            f"run `headgate jobs explain {job_id}` to see which"
         )
 
 
 def decide(job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, random: Random) -> Ending:
-    """What the outcome of `job`'s running attempt makes of it, at wall time `now`."""
+    """Return the ending of `job` for the outcome of its running attempt, at wall time `now`."""
     match outcome:
         case Succeeded():
             return succeeded(job, outcome)
         case Failed(error, retryable):
-            # Attempts lost with a node are the node's fault: they are spent, but use up no retry.
+            # Attempts lost with a dead node count as attempts but use up no retry.
             failures = job.attempt - job.lost
             wait = retry.wait_after(failures, random) if retryable and failures <= retry.retries else None
             if wait is not None:
@@ -141,10 +141,10 @@ def decide(job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, rand
 
 
 def succeeded(job: ClaimedJob, outcome: Succeeded) -> Finished:
-    """The ending of a job whose attempt succeeded, which depends on nothing else."""
+    """Return the ending of a job whose attempt succeeded."""
     return Finished(job.id, job.fence, JobState.SUCCEEDED, result=outcome.result)
 
 
 def is_poisonous(lost: int) -> bool:
-    """Whether a job that lost this many running attempts with their nodes is failed instead of run again."""
+    """Return whether a job that lost this many running attempts to dead nodes is failed instead of run again."""
     return lost >= POISONOUS_AFTER

@@ -1,4 +1,4 @@
-"""What an attempt came to. The executor returns one of these; it never writes."""
+"""The outcomes of an attempt. The executor returns one of these; it never writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """The handler raised, or its time was up. `retryable` is the retry policy's word on this kind of error."""
+    """The handler raised or timed out. `retryable`: whether the retry policy accepts this kind of error."""
 
     error: JobError
     retryable: bool = True
@@ -27,13 +27,13 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 class Snoozed(msgspec.Struct, frozen=True):
-    """The handler asked to be run again after `delay` microseconds."""
+    """The handler requested to run again after `delay` microseconds."""
 
     delay: int
 
 
 class CalleeRateLimited(msgspec.Struct, frozen=True):
-    """The callee said that its own limit is reached; nothing may start on these buckets for `retry_after` µs."""
+    """The callee reported that its own limit is reached; nothing may start on these buckets for `retry_after` µs."""
 
     retry_after: int
 
@@ -43,7 +43,7 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 class Interrupted(msgspec.Struct, frozen=True):
-    """The node is shutting down, or never started the job; it goes back as it was."""
+    """The node is shutting down, or never started the job; the job is returned unchanged."""
 
 
 Outcome = Succeeded | Failed | Unreadable | Snoozed | CalleeRateLimited | Cancelled | Interrupted

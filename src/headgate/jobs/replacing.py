@@ -1,4 +1,4 @@
-"""What becomes of a waiting job when another one of its task replaces it under its unique key."""
+"""Replacing a waiting job by a new one of the same task and unique key."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headgate.jobs.job import Draw, NewJob
 from headgate.jobs.terms import GateTerms, kept_permits
 
 Lane = tuple[str, tuple[Draw, ...], str]
-"""A queue, what is asked for, and the variant."""
+"""A queue, draws, and the variant."""
 
 
 class WaitingJob(NamedTuple):
-    """A waiting job as it was."""
+    """A waiting job before the replacement."""
 
     id: str
     queue: str
@@ -33,10 +33,10 @@ class WaitingJob(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """What it asks for from now on, the permits that it still holds, and the ones that it gives back.
+    """The job after the replacement, the permits that it still holds, and the ones that it gives back (`gone`).
 
-    It starts anew: none of its attempts count any more. Where it stays in the lane it `stays`. Where it `draws_alike`,
-    the starts of its attempts are still those of the limits that it draws on; otherwise they are forgotten.
+    Its attempts are reset. With `stays` it stays in its lane. With `draws_alike` the starts of its earlier attempts
+    still belong to the limits that it draws on; otherwise they are dropped.
     """
 
     new: NewJob
@@ -48,7 +48,7 @@ class Replacement(NamedTuple):
 
 
 def replacement(old: WaitingJob, new: NewJob) -> Replacement:
-    """The latest wins, and has the place of the first: of a job that stood in line, in the line where it stood."""
+    """Return the new job with the id of the old one, and its place if both are in one lane and not delayed."""
     keeps = kept_permits(old.id, old.draws, old.terms, old.held, new.draws, new.terms)
     held = draws_where(draw in keeps for draw in new.draws)
     gone = difference(old.held, draws_where(draw in keeps for draw in old.draws))
@@ -59,6 +59,6 @@ def replacement(old: WaitingJob, new: NewJob) -> Replacement:
     return Replacement(replace(new, id=old.id, run_at=run_at), held, gone, lane, stays, draws_alike)
 
 
-def lane_of(queue: str, draws: tuple[Draw, ...], terms: GateTerms | None, passes: DrawSet) -> Lane:
-    asked = without(draws, passes)
-    return queue, asked, terms.variant(passes) if terms is not None and asked else ""
+def lane_of(queue: str, draws: tuple[Draw, ...], terms: GateTerms | None, exempt_draws: DrawSet) -> Lane:
+    remaining = without(draws, exempt_draws)
+    return queue, remaining, terms.variant(exempt_draws) if terms is not None and remaining else ""

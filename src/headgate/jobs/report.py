@@ -1,4 +1,4 @@
-"""What a running attempt says of itself: how far it is, and its log lines."""
+"""The output of a running attempt: its progress and its log lines."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import msgspec
 from headgate.jobs.job import Progress, storable
 
 LONGEST_LINE = 8192
-"""Characters of a log line; what is longer is cut."""
+"""The most characters of a log line; longer ones are cut."""
 
-LONGEST_WORD = 500
-"""Characters of what a handler says about its progress."""
+LONGEST_MESSAGE = 500
+"""The most characters of a progress message."""
 
 LONGEST_NAME = 200
-"""Characters of a logger's name."""
+"""The most characters of a logger's name."""
 
 HIGHEST_LEVEL = 32767
-"""The highest level of a log line; what is above it is kept as this."""
+"""The highest level of a log line; higher ones are stored as this."""
 
 PLACES = 1 << 20
-"""The lines of one attempt have numbers from `fence * PLACES` on, so they grow from attempt to attempt."""
+"""The lines of an attempt are numbered from `fence * PLACES`, so the numbers grow from attempt to attempt."""
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
@@ -37,9 +37,9 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AttemptReport(msgspec.Struct, frozen=True, array_like=True):
-    """What one attempt has said since its last report; the lines in the order of their numbers.
+    """The output of one attempt since its last report; the lines in the order of their numbers.
 
-    A repeat changes nothing: lines have their numbers already, and progress is only the last one.
+    A repeated report has no effect: its lines have their numbers, and only the last progress is stored.
     """
 
     id: str
@@ -49,25 +49,25 @@ class AttemptReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 def kept_level(level: object) -> int:
-    """The level of a line as it is kept: in range, and 0 for what is no whole number; any code may invent its own."""
+    """Return the level of a line as it is stored: in range, and 0 if it is no integer; any code may log."""
     return min(max(int(level), 0), HIGHEST_LEVEL) if isinstance(level, int) else 0
 
 
 def kept_line(text: str) -> str:
-    """The text of a line as it is kept."""
+    """Return the text of a line as it is stored."""
     return storable(text[:LONGEST_LINE])
 
 
 def kept_name(logger: str) -> str:
-    """The name of a logger as it is kept."""
+    """Return the name of a logger as it is stored."""
     return storable(logger[:LONGEST_NAME])
 
 
-def kept_word(message: str | None) -> str | None:
-    """What a handler says about its progress, as it is kept."""
-    return None if message is None else storable(message[:LONGEST_WORD])
+def kept_message(message: str | None) -> str | None:
+    """Return a progress message as it is stored."""
+    return None if message is None else storable(message[:LONGEST_MESSAGE])
 
 
 def too_many(limit: int) -> str:
-    """What stands in the place of the first line that is not kept."""
-    return f"… more than {limit} lines: the rest of what this job logged is not kept here"
+    """Return the text in place of the first line that is not stored."""
+    return f"… more than {limit} lines: further log lines of this job are not stored"

@@ -1,4 +1,4 @@
-"""Retention: how long final jobs are kept, by how they ended."""
+"""Retention: how long final jobs are kept, by state."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DAY = 86400.0
 class Retention:
     """How long jobs are kept after they have succeeded, failed or been cancelled (7 days each), in seconds.
 
-    With a job go its attempts, its log lines, and what is noted of it. What people did to limits, queues and schedules
-    is kept for `audit` (90 days).
+    A job is deleted with its attempts, its log lines and its audit entries. Audit entries of limits, queues and
+    schedules are kept for `audit` (90 days).
     """
 
     succeeded: float = 7 * DAY
@@ -32,7 +32,7 @@ class Retention:
             object.__setattr__(self, field.name, seconds)
 
     def of(self, state: JobState) -> float:
-        """Seconds for which a job is kept that ended so."""
+        """Return the seconds for which a job in this final state is kept."""
         return {JobState.SUCCEEDED: self.succeeded, JobState.FAILED: self.failed}.get(state, self.cancelled)
 
 
@@ -40,7 +40,7 @@ DEFAULT_RETENTION = Retention()
 
 
 def retention_of(given: Retention | Duration | Mapping[str, Duration]) -> Retention:
-    """Retention as it is said in code: one duration for all final jobs, or some by state; raises DeclarationError."""
+    """Return the retention for one duration, or durations by state, as given in code. Raises DeclarationError."""
     match given:
         case Retention():
             return given
@@ -48,7 +48,7 @@ def retention_of(given: Retention | Duration | Mapping[str, Duration]) -> Retent
             known = [field.name for field in fields(Retention)]
             for name in given:
                 if name not in known:
-                    raise DeclarationError(f"retention names {name!r}; it is said of: {', '.join(known)}")
+                    raise DeclarationError(f"retention has no entry {name!r}; use {', '.join(known)}")
             return Retention(**{name: _seconds(name, value) for name, value in given.items()})
         case _:
             seconds = _seconds("all jobs", given)
@@ -56,7 +56,7 @@ def retention_of(given: Retention | Duration | Mapping[str, Duration]) -> Retent
 
 
 def parse_retention(text: str) -> Retention:
-    """Retention as it is said in a variable: `604800`, `7d`, or `succeeded=1h,failed=30d`. Raises DeclarationError."""
+    """Parse the variable: `604800`, `7d`, or `succeeded=1h,failed=30d`. Raises DeclarationError."""
     try:
         if "=" not in text:
             return retention_of(text)

@@ -1,4 +1,4 @@
-"""When to try again: a retry policy is a number of retries, a delay for each, and a filter on errors."""
+"""Retry policies: the number of retries, a delay for each, and a filter on errors."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class RetryPolicy:
     """How failed attempts are tried again; the slot is free while a retry waits, and the count is durable.
 
     `retries` (default 3) come after the first attempt. The n-th waits a random time (full jitter) of up to
-    `base` (1 s) times 2**(n-1), at most `cap` (1 h); `jitter=False` waits exactly that. Instead of that, `delay` is
-    the same wait each time, `delays` names each wait (and how many retries there are), or `backoff` computes it from
-    the number of failures so far, as seconds, or None to give up. These three are never jittered.
+    `base` (1 s) times 2**(n-1), at most `cap` (1 h); `jitter=False` waits exactly that. Alternatively `delay` is the
+    same wait each time, `delays` lists each wait (and so the number of retries), or `backoff` computes it from the
+    number of failures so far, as seconds, or None to give up. These three are never jittered.
 
-    `give_up_on` errors are never retried; with `retry_on`, only those are; of an error in both, the job gives up.
-    Each is an exception class, `RetryPolicy.NETWORK`, `RetryPolicy.DATABASE`, or a tuple of these. Of a group of
-    exceptions, each one has to be worth another try. A timeout is an error like any other.
+    Errors in `give_up_on` are never retried; with `retry_on`, only those errors are; an error in both is not retried.
+    Each is an exception class, `RetryPolicy.NETWORK`, `RetryPolicy.DATABASE`, or a tuple of these. A group of
+    exceptions is retried only if each of them would be. A timeout is an error like any other.
 
-    Raises DeclarationError for what makes no sense.
+    Raises DeclarationError for invalid or contradictory arguments.
 
     Full jitter: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
 
     NETWORK: ClassVar[Transient] = transient.NETWORK
-    """Connections that were refused, lost or timed out, of the standard library and of the usual clients."""
+    """Refused, lost or timed-out connections, of the standard library and of the usual clients."""
 
     DATABASE: ClassVar[Transient] = transient.DATABASE
-    """Connections to a database that failed, deadlocks, serialization failures, locks not available."""
+    """Failed connections to a database, deadlocks, serialization failures, unavailable locks."""
 
     retries: int = 3
     base: Duration = 1.0
@@ -90,13 +90,13 @@ class RetryPolicy:
             _require_duration("delays", delay)
         if self.retries not in (3, len(delays)):
             raise DeclarationError(
-                f"RetryPolicy(retries={self.retries}) has {len(delays)} delays; leave retries out, or name as many"
+                f"RetryPolicy(retries={self.retries}) has {len(delays)} delays; leave retries out, or match it"
             )
         object.__setattr__(self, "delays", tuple(delays))
         object.__setattr__(self, "retries", len(delays))
 
     def accepts(self, error: BaseException) -> bool:
-        """Whether this kind of error is worth another try."""
+        """Return whether this kind of error is retried."""
         if _matches(error, self.give_up_on):
             return False
         if isinstance(error, BaseExceptionGroup):
@@ -104,7 +104,7 @@ class RetryPolicy:
         return self.retry_on is None or _matches(error, self.retry_on)
 
     def wait_after(self, failures: int, random: Random) -> int | None:
-        """Microseconds to wait after the `failures`-th failure (counted from 1); None to give up."""
+        """Return the microseconds to wait after the `failures`-th failure (counted from 1); None to give up."""
         if self.delays is not None:
             return _within(self.delays[min(failures, len(self.delays)) - 1])
         if self.delay is not None:
@@ -117,12 +117,12 @@ class RetryPolicy:
         return random.randint(0, longest) if self.jitter else longest
 
     def terms(self, where: str) -> RetryTerms:
-        """What of it can be stored with one job. Raises DeclarationError for a function and for filters."""
+        """Return the part that can be stored with a job. Raises DeclarationError for a function and for filters."""
         unstored = [name for name in ("backoff", "retry_on", "give_up_on") if getattr(self, name) is not None]
         if unstored:
             raise DeclarationError(
-                f"{where}: {' and '.join(unstored)} of a RetryPolicy cannot be stored with a job; say it where the "
-                "task is declared: its filters hold for jobs with a policy of their own, too"
+                f"{where}: {' and '.join(unstored)} of a RetryPolicy cannot be stored with a job; pass it where the "
+                "task is declared: its filters also apply to jobs with their own policy"
             )
         return RetryTerms(
             retries=self.retries,
@@ -134,9 +134,9 @@ class RetryPolicy:
         )
 
     def with_terms(self, terms: RetryTerms) -> RetryPolicy:
-        """The stored policy of one job, with the filters of this one, its task's."""
+        """Return the stored policy of one job, with the filters of this policy of its task."""
         filters: dict[str, Any] = {"retry_on": self.retry_on, "give_up_on": self.give_up_on}
-        # An older release may have stored what is beyond the bounds of today.
+        # An older release may have stored values beyond the current bounds.
         if terms.delays is not None:
             delays = tuple(_bounded(delay) for delay in terms.delays)
             return RetryPolicy(retries=len(delays), delays=delays, **filters)
@@ -148,7 +148,7 @@ class RetryPolicy:
 
 
 def require_policy(retry: object, where: str) -> None:
-    """Raise DeclarationError unless it is a retry policy."""
+    """Raise DeclarationError unless `retry` is a RetryPolicy."""
     if not isinstance(retry, RetryPolicy):
         raise DeclarationError(f"{where}: retry={retry!r} is not a policy; write retry=RetryPolicy(retries=3)")
 

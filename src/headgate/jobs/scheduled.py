@@ -1,4 +1,4 @@
-"""What a schedule enqueues, again and again."""
+"""The call that a schedule enqueues each time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.jobs.job import JobOptions
 
 
 class ScheduledCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a schedule enqueues: a task with its payload, and how."""
+    """What a schedule enqueues: a task, its payload and its options."""
 
     task: str
     queue: str

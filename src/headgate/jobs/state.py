@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. Scheduled and throttled are views of `waiting`."""
+    """The state of a job. Scheduled and throttled are views of `waiting`."""
 
     WAITING = "waiting"
     RUNNING = "running"

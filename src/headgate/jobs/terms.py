@@ -1,4 +1,4 @@
-"""What a job's limits ask of it beyond its draws and their costs. Most jobs have none: they wait, pay, hold nothing."""
+"""Terms: what limits require of a job besides its draws and costs. Most jobs have none: they hold no permits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class PermitTerms(msgspec.Struct, frozen=True, array_like=True):
-    """How long a job keeps a permit, and the owner that it shares it with; without one, it holds its own.
+    """How long a job keeps a permit, and the owner that shares it; without an owner the job holds its own.
 
-    Until "batch": its owner is its batch, which keeps the permit when none of its jobs uses it, until it is final.
+    With `until` "batch" the owner is the batch: it keeps the permit until it is final, even if none of its jobs runs.
     """
 
     until: Literal["running", "until_final", "until_success", "batch"] = "running"
@@ -25,11 +25,11 @@ class PermitTerms(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def outlasts_attempts(self) -> bool:
-        """Whether the job itself keeps it while it waits again."""
+        """Whether the job keeps the permit while it waits for its next attempt."""
         return self.until in ("until_final", "until_success")
 
     def holder(self, job_id: str) -> str:
-        """Who is written down as holding the permit."""
+        """Return the holder of the permit as it is stored."""
         if self.until == "batch":
             return f"batch:{self.owner}"
         return job_id if self.owner is None else f"owner:{self.owner}"
@@ -38,9 +38,9 @@ class PermitTerms(msgspec.Struct, frozen=True, array_like=True):
 class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     """The terms of one job.
 
-    `holds` says of each draw whether it is on permits (None: a rate); empty when none is. A retry is not charged for
-    the draws in `free_retries`. `patience` is how long the job may wait (µs; 0: not at all), and `cancels` makes a
-    rejected job cancelled instead of failed. One that `skips` is so as well when it expires: an occurrence of a
+    `holds` has an entry for each draw, None for a rate; it is empty if no draw is on permits. A retry is not charged
+    for the draws in `free_retries`. `patience` is how long the job may wait (µs; 0: not at all). With `cancels` a
+    rejected job is cancelled instead of failed. With `skips` an expired job is cancelled, too: an occurrence of a
     schedule that does not run is no failure.
     """
 
@@ -64,7 +64,7 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
         return JobState.CANCELLED if self.skips else JobState.FAILED
 
     def skipping(self) -> GateTerms:
-        """The same for an occurrence of a schedule."""
+        """Return these terms for an occurrence of a schedule."""
         return replace(self, cancels=True, skips=True)
 
     @property
@@ -73,7 +73,7 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
         return draws_where(holding is not None for holding in self.holds)
 
     def kept(self, held: DrawSet, state: JobState) -> DrawSet:
-        """Which of the permits that a job holds it keeps when it becomes `state`."""
+        """Return those of the held permits that a job keeps when it changes to `state`."""
         if state is JobState.WAITING:
             lasting = draws_where(holding is not None and holding.outlasts_attempts for holding in self.holds)
             return intersection(held, lasting)
@@ -84,14 +84,14 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def of_batch(self) -> DrawSet:
-        """The draws whose permits its batch holds."""
+        """The draws whose permits the batch holds."""
         return draws_where(holding is not None and holding.until == "batch" for holding in self.holds)
 
-    def variant(self, passes: DrawSet = NO_DRAWS) -> str:
-        """What else sets its lane apart: whether it waits, and the owners whose permits it shares; "" for most."""
+    def variant(self, exempt_draws: DrawSet = NO_DRAWS) -> str:
+        """Return what else distinguishes its lane: whether it waits, and the owners of shared permits; "" for most."""
         owners = [
             holding.owner
-            for holding in without(self.holds, passes)
+            for holding in without(self.holds, exempt_draws)
             if holding is not None and holding.owner is not None
         ]
         if not owners and not self.discards:
@@ -100,14 +100,14 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def variant_discards(variant: str) -> bool:
-    """Whether the jobs of a lane of this variant are rejected instead of waiting behind a closed bucket."""
+    """Return whether jobs in a lane of this variant are rejected instead of waiting behind a closed bucket."""
     return variant.startswith("[true")
 
 
 def kept_permits(
     job_id: str, before: Sequence[T], old: GateTerms | None, held: DrawSet, after: Sequence[T], new: GateTerms | None
 ) -> frozenset[T]:
-    """Which draws a job keeps its permits of, when its draws and terms change: those that it holds alike in both."""
+    """Return the draws whose permits a job keeps when its draws and terms change: those with the same holder."""
     if old is None or new is None or not held:
         return frozenset()
     holders = {

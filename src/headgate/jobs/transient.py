@@ -1,4 +1,4 @@
-"""Transient errors: those that another try may cure, of the network and of databases."""
+"""Transient errors of the network and of databases, for which a retry may succeed."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from dataclasses import dataclass
 class Transient:
     """A set of errors for `retry_on` and `give_up_on`: `RetryPolicy.NETWORK` or `RetryPolicy.DATABASE`.
 
-    Libraries are named, not imported: an error of one is known once the program itself has imported it. What a
-    certificate that was refused has caused is never among them.
+    Libraries are named and not imported: their errors match once the program itself has imported them. An error caused
+    by a refused certificate never matches.
     """
 
     name: str
     classes: tuple[type[BaseException], ...]
     named: tuple[str, ...]
-    but_not: tuple[str, ...]
-    judge: Callable[[BaseException], bool]
+    excluded: tuple[str, ...]
+    is_transient: Callable[[BaseException], bool]
 
     def matches(self, error: BaseException) -> bool:
-        """Whether it is one of these."""
-        if isinstance(error, _imported(self.but_not)) or _is_of_certificate(error):
+        """Return whether the error is in the set."""
+        if isinstance(error, _imported(self.excluded)) or _is_of_certificate(error):
             return False
-        return isinstance(error, (*self.classes, *_imported(self.named))) or self.judge(error)
+        return isinstance(error, (*self.classes, *_imported(self.named))) or self.is_transient(error)
 
     def __repr__(self) -> str:
         return f"RetryPolicy.{self.name}"
 
 
 def _imported(names: tuple[str, ...]) -> tuple[type[BaseException], ...]:
-    """The classes of these names, of the modules that have been imported."""
+    """Return the classes with these names whose modules are imported."""
     found: list[type[BaseException]] = []
     for name in names:
         module, _, attribute = name.rpartition(".")
@@ -66,7 +66,7 @@ _UNREACHABLE = frozenset(
 def _is_unreachable(error: BaseException) -> bool:
     if not isinstance(error, OSError):
         return False
-    # A host with several addresses, none of which answered, is an OSError without a number to asyncio.
+    # For a host with several addresses, none of which answers, asyncio raises an OSError without a number.
     return error.errno in _UNREACHABLE or (error.errno is None and str(error).startswith("Multiple exceptions: "))
 
 
@@ -85,12 +85,12 @@ _SQLITE = frozenset(
 
 def _is_of_database(error: BaseException) -> bool:
     if isinstance(error, sqlite3.OperationalError):
-        # Of the same class is a table that does not exist; the low byte tells what kind of trouble it is.
+        # A missing table raises the same class; the low byte of the code is the kind of error.
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE
     original = getattr(error, "orig", None)
     if isinstance(original, BaseException) and isinstance(error, _imported(("sqlalchemy.exc.DBAPIError",))):
         return bool(getattr(error, "connection_invalidated", False)) or DATABASE.matches(original)
-    # SQLAlchemy gives an error of asyncpg a class of its own, with the real one as its cause.
+    # SQLAlchemy wraps an error of asyncpg in its own class, with the original as the cause.
     return type(error).__module__.startswith("sqlalchemy.") and (
         error.__cause__ is not None and DATABASE.matches(error.__cause__)
     )

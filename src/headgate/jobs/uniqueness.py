@@ -1,4 +1,4 @@
-"""At most one job of a task waits under a unique key: what becomes of the next one."""
+"""Unique keys: at most one job of a task waits with a unique key; decides about the next one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Key = tuple[str, str]
 
 
 class KeyHolders(NamedTuple):
-    """The ids of the jobs that stand under a key: of the one that waits, and of one that runs."""
+    """The ids of the jobs that hold a key: the waiting one, and a running one."""
 
     waiting: str | None = None
     running: str | None = None
@@ -26,26 +26,26 @@ class KeyHolders(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreNew:
-    """Nothing stands under the key: the job is stored as any other."""
+    """The key is free: the job is stored like any other."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepExisting:
-    """Nothing is stored; that job stands for it."""
+    """Nothing is stored; the caller gets the existing job."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceWaiting:
-    """That waiting job asks for what this one asks for, and stands for it."""
+    """The waiting job takes the arguments and options of the new one; the caller gets the waiting job."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class FollowRunning:
-    """That job is running already: this one is stored, and starts when that has ended."""
+    """A job with the key runs: the new job is stored, and starts when the running one is final."""
 
     id: str
 
@@ -54,29 +54,29 @@ Decision = StoreNew | KeepExisting | ReplaceWaiting | FollowRunning
 
 
 def key_of(job: NewJob) -> Key | None:
-    """What the job must be alone under, if anything."""
+    """Return the unique key of the job with its task, or None."""
     return None if job.unique_key is None else (job.task, job.unique_key)
 
 
-def decide(job: NewJob, stands: KeyHolders) -> Decision:
-    """What becomes of a job with a unique key. Raises DuplicateJob."""
-    standing = stands.waiting or stands.running
-    if standing is None:
+def decide(job: NewJob, holders: KeyHolders) -> Decision:
+    """Decide about a job with a unique key, given the holders of the key. Raises DuplicateJob."""
+    existing = holders.waiting or holders.running
+    if existing is None:
         return StoreNew()
     match job.on_conflict:
         case "keep":
-            return KeepExisting(standing)
+            return KeepExisting(existing)
         case "raise":
             assert job.unique_key is not None
-            raise DuplicateJob(standing, job.task, job.unique_key)
+            raise DuplicateJob(existing, job.task, job.unique_key)
         case "replace":
-            return FollowRunning(standing) if stands.waiting is None else ReplaceWaiting(standing)
+            return FollowRunning(existing) if holders.waiting is None else ReplaceWaiting(existing)
         case _:
             assert_never(job.on_conflict)
 
 
 def successor(job: NewJob, running: str) -> NewJob:
-    """One more run after the one that runs, however that ends. A job that follows another already goes on doing so."""
+    """Return the job so that it follows the running one, whatever its outcome; a follower stays as it is."""
     origin = job.origin or Origin()
     if origin.follows is not None:
         return job
@@ -84,7 +84,7 @@ def successor(job: NewJob, running: str) -> NewJob:
 
 
 def following(job: NewJob, others: Mapping[str, str]) -> NewJob:
-    """It follows the job that stands for the one it was to follow."""
+    """Return the job with its leader replaced by the existing job that `others` has for it."""
     leader = None if job.origin is None else job.origin.follows
     if job.origin is None or leader is None or leader not in others:
         return job
@@ -92,29 +92,29 @@ def following(job: NewJob, others: Mapping[str, str]) -> NewJob:
 
 
 def superseded_error(successor: str) -> JobError:
-    """What a job is cancelled with that would wait again where its successor waits already."""
+    """Return the error of a job that is cancelled instead of retried because its successor already waits."""
     return JobError(
         type=SUPERSEDED,
-        message=f"it would have been tried again, but job {successor} has replaced it meanwhile, and runs instead",
+        message=f"not retried: job {successor} has replaced it and runs instead",
         data={"successor": successor},
     )
 
 
 def key_taken(job_id: str, waiting: str) -> IllegalTransition:
-    """A final job cannot wait again while another one waits under its unique key."""
+    """Return the error for a retry of a final job whose unique key a waiting job holds."""
     return IllegalTransition(
-        f"job {job_id} cannot wait again: job {waiting} waits under its unique key; "
-        "cancel that one first, or let it run"
+        f"job {job_id} cannot wait again: job {waiting} waits with the same unique key; "
+        "cancel that job first, or let it run"
     )
 
 
-def require_no_duplicate(jobs: Iterable[NewJob], standing: Mapping[Key, KeyHolders]) -> None:
-    """Raise DuplicateJob if one of the jobs is not to be stored beside what stands, or beside one before it."""
-    before = dict(standing)
+def require_no_duplicate(jobs: Iterable[NewJob], stored: Mapping[Key, KeyHolders]) -> None:
+    """Raise DuplicateJob if the key of one of the jobs is held in the store, or by an earlier job in `jobs`."""
+    before = dict(stored)
     for job in jobs:
         key = key_of(job)
         if key is not None:
-            stands = before.get(key, KeyHolders())
-            decide(job, stands)
+            holders = before.get(key, KeyHolders())
+            decide(job, holders)
             if job.rejection is None:
-                before[key] = KeyHolders(stands.waiting or job.id, stands.running)
+                before[key] = KeyHolders(holders.waiting or job.id, holders.running)

@@ -1,4 +1,4 @@
-"""What variables say in text: switches."""
+"""Parsing of environment variables: switches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false"
 
 
 def parse_switch(text: str, name: str) -> bool:
-    """Whether it says on or off. Raises DeclarationError with the `name` of what says it."""
+    """Return True for on and False for off. Raises DeclarationError with the `name` of the variable."""
     try:
         return _SWITCH[text.strip().lower()]
     except KeyError:

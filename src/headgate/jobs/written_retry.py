@@ -1,4 +1,4 @@
-"""A retry policy as a variable says it."""
+"""Parsing of a retry policy from an environment variable."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from headgate.jobs.written import parse_switch
 
 
 def parse_retry(text: str, name: str = "HEADGATE_RETRY") -> RetryPolicy:
-    """`5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or `delays=1s+1m+1h`.
+    """Parse `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or `delays=1s+1m+1h`.
 
-    Filters and functions have no text: they are said in code. Raises DeclarationError with the `name` of the variable.
+    Filters and functions have no text form; use code for them. Raises DeclarationError with the `name` of the variable.
     """
-    said: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     is_number = "=" not in text
     for part in [text] if is_number else text.split(","):
         word, _, value = (piece.strip() for piece in (f"retries={part}" if is_number else part).partition("="))
         match word:
             case "retries" if value.isdecimal():
-                said[word] = int(value)
+                options[word] = int(value)
             case "base" | "cap" | "delay" if (length := duration_in(value)) is not None:
-                said[word] = length / SECOND
+                options[word] = length / SECOND
             case "delays" if None not in (delays := [duration_in(each) for each in value.split("+")]):
-                said[word] = [length / SECOND for length in delays if length is not None]
+                options[word] = [length / SECOND for length in delays if length is not None]
             case "jitter":
-                said[word] = parse_switch(value, f"{name}: jitter")
+                options[word] = parse_switch(value, f"{name}: jitter")
             case _:
                 raise DeclarationError(
                     f"{name}={text!r}: {part.strip()!r} cannot be read; write 5, retries=5,base=2s,cap=10m,jitter=off, "
                     "retries=5,delay=30s, or delays=1s+1m+1h (s, m, h, d, w)"
                 )
-    return RetryPolicy(**said)
+    return RetryPolicy(**options)

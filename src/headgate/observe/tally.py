@@ -38,15 +38,15 @@ OPS: Mapping[str, str] = {
     "claiming": "claim",
     "recording finished jobs": "finish",
     "sending a heartbeat": "beat",
-    "looking after the nodes": "watch",
+    "checking the nodes": "watch",
     "leaving": "leave",
     "storing schedules": "schedules",
     "enqueueing occurrences": "fire",
-    "looking for what has expired": "expire",
+    "expiring jobs": "expire",
     "housekeeping": "housekeeping",
-    "storing what jobs say": "report",
-    "laying down starts": "deposit",
-    "taking back starts": "withdraw",
+    "storing the output of jobs": "report",
+    "depositing starts": "deposit",
+    "withdrawing starts": "withdraw",
 }
 """The engine's descriptions of its store operations (of `StorageTroubled`), as labels; others are `other`."""
 

@@ -1,1 +1,1 @@
-"""When the jobs of a schedule run: triggers, and what becomes of the instants that they name."""
+"""When the jobs of a schedule run: triggers, and the rules for their occurrences."""

@@ -1,4 +1,4 @@
-"""Calendar: every so many days, weeks or months, on some of their days, at some times of the day."""
+"""Calendar: every n days, weeks or months, on given days, at given times."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ _EPOCH = date(1970, 1, 1)
 _FORMS = (
     'write Calendar(at=["9:00", "17:30"]), Calendar(weeks=2, on=["mon", "wed"], at="9:00"), Calendar(on=[1, 15]), '
     'Calendar(on=31) for the last day of each month, Calendar(on="first monday"), Calendar(on="last weekday") for the '
-    'last day that is no Saturday or Sunday, or Calendar(in_months=["jan", "jul"], on=1)'
+    'last day from Monday to Friday, or Calendar(in_months=["jan", "jul"], on=1)'
 )
 
 
 class Calendar(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="calendar", omit_defaults=True, dict=True
 ):
-    """Times of some days, on the wall clock of `tz` (default: UTC).
+    """Times on given days, on the wall clock of `tz` (default: UTC).
 
-    Every `days`, every `weeks` or every `months`, one of the three (default: 1 of what `on` asks for). `on` says which
-    days of a week ("mon", "weekday") or of a month: numbers, of which 29 to 31 mean the last day where a month is
-    shorter; "first monday" to "fifth friday" and "last sunday"; "first weekday", "last weekday", "last day". Default:
-    the day of `start`. `in_months` leaves out all other months. `at` are the times (default: midnight).
+    Every `days`, `weeks` or `months`; give one of the three (default: 1, of the unit that `on` needs). `on` lists days
+    of a week ("mon", "weekday") or of a month: numbers, where 29 to 31 mean the last day of a shorter month; "first
+    monday" to "fifth friday" and "last sunday"; "first weekday", "last weekday", "last day". Default: the day of
+    `start`. `in_months` leaves out all other months. `at` are the times (default: midnight).
 
-    `start` (a date; default: when the schedule was declared first) is in the period that weeks=2 or months=3 are
-    counted from; weeks begin on Monday. A time that the clock skips in spring runs at the end of the gap, one that it
-    shows twice in autumn runs the first time. Raises DeclarationError for what cannot be, or never comes.
+    `start` (a date; default: when the schedule was first declared) lies in the period from which weeks=2 or months=3
+    are counted; weeks begin on Monday. A time that the clock skips in spring runs at the end of the gap; a time that it
+    shows twice in autumn runs the first time. Raises DeclarationError for invalid arguments and for days that never
+    come.
     """
 
     days: int | None = None
@@ -69,10 +70,10 @@ class Calendar(
         if isinstance(self.start, datetime):
             raise _error(f"start={self.start!r} must be a date, as date(2027, 1, 31)")
         if self._wall_clock.next_after(0) is None:
-            raise _error(f"{self.describe()} names no day that ever comes")
+            raise _error(f"{self.describe()} has no day that ever comes")
 
     def starting(self, instant: int) -> Calendar:
-        """Counted from the day of that instant, unless it has a start of its own."""
+        """Return the trigger counted from the day of that instant, unless it has its own start."""
         if self.start is not None:
             return self
         return replace(self, start=to_datetime(instant).astimezone(self._wall_clock.zone).date())
@@ -98,7 +99,7 @@ class Calendar(
         given = [(unit, getattr(self, f"{unit}s")) for unit in ("day", "week", "month")]
         given = [(unit, count) for unit, count in given if count is not None]
         if len(given) > 1:
-            raise _error("it counts in " + " and in ".join(f"{unit}s" for unit, _ in given))
+            raise _error("it has " + " and ".join(f"{unit}s=" for unit, _ in given) + ", and takes one of them")
         for unit, count in given:
             if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST:
                 raise _error(f"{unit}s={count!r} is not a whole number from 1 to {_MOST}")
@@ -123,14 +124,14 @@ class Calendar(
         match unit:
             case "day":
                 if on is not None:
-                    raise _error(f"days= with on={self.on!r}: a day is not divided further; use weeks= or months=")
+                    raise _error(f"days= with on={self.on!r}: on= needs weeks= or months=")
                 days = _EveryDays(count, start, months)
             case "week":
                 weekdays = frozenset({start.weekday()} if on is None else set().union(*map(_weekly, on)))
                 days = _EveryWeeks(count, start, months, weekdays)
             case _:
                 if count > 1 and self.in_months is not None:
-                    raise _error(f"months={count} with in_months={self.in_months!r}: either of them says which months")
+                    raise _error(f"months={count} with in_months={self.in_months!r}: give one of them")
                 days = _EveryMonths(count, start, months, tuple(map(_monthly, on or (start.day,))))
         times = sorted({_time(time) for time in _listed(self.at)})
         if not times:
@@ -189,7 +190,7 @@ class _EveryMonths:
 class _DayOfMonth:
     """The nth (0 is the first, -1 the last) of the days of a month that fall on these weekdays.
 
-    `clamps`: the last one if there are fewer, and not none.
+    With `clamps` it is the last one if there are fewer; otherwise there is none.
     """
 
     index: int
@@ -205,7 +206,7 @@ class _DayOfMonth:
 
 
 def _weekdays_named(name: str | int) -> frozenset[int] | None:
-    """The weekdays that a word stands for."""
+    """Return the weekdays of a word; None for any other value."""
     if not isinstance(name, str):
         return None
     word = name.strip().lower()
@@ -222,7 +223,7 @@ def _weekdays_named(name: str | int) -> frozenset[int] | None:
 def _weekly(day: str | int) -> frozenset[int]:
     found = _weekdays_named(day)
     if found is None:
-        raise _error(f"on={day!r} is no day of a week")
+        raise _error(f"on={day!r} is not a day of a week")
     return found
 
 
@@ -234,7 +235,7 @@ def _monthly(day: str | int) -> _DayOfMonth:
             return _DayOfMonth(_ORDINALS[ordinal], weekdays)
     elif not isinstance(day, bool) and isinstance(day, int) and 1 <= day <= 31:
         return _DayOfMonth(day - 1, frozenset(range(7)), clamps=True)
-    raise _error(f"on={day!r} is no day of a month")
+    raise _error(f"on={day!r} is not a day of a month")
 
 
 def _month(month: str | int) -> int:
@@ -244,7 +245,7 @@ def _month(month: str | int) -> int:
                 return names.index(month.strip().lower()) + 1
     elif not isinstance(month, bool) and isinstance(month, int) and 1 <= month <= 12:
         return month
-    raise _error(f"in_months={month!r} is no month")
+    raise _error(f"in_months={month!r} is not a month")
 
 
 def _time(text: str | int) -> int:
@@ -253,7 +254,7 @@ def _time(text: str | int) -> int:
         hour, minute, second = (int(part or 0) for part in match.groups())
         if hour < 24 and minute < 60 and second < 60:
             return hour * 3600 + minute * 60 + second
-    raise _error(f'at={text!r} is no time of day, as "9:00" or "17:30:15"')
+    raise _error(f'at={text!r} is not a time of day such as "9:00" or "17:30:15"')
 
 
 def _listed(given: str | int | Sequence[str | int]) -> tuple[str | int, ...]:
@@ -261,7 +262,7 @@ def _listed(given: str | int | Sequence[str | int]) -> tuple[str | int, ...]:
         return (given,)
     if isinstance(given, list | tuple):
         return tuple(given)
-    raise _error(f"{given!r} is neither one nor a list of them")
+    raise _error(f"{given!r} is neither a value nor a list of values")
 
 
 def _error(why: str) -> DeclarationError:

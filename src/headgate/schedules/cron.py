@@ -1,4 +1,4 @@
-"""Cron: the five fields that everybody knows, or six with seconds first, in any time zone."""
+"""Cron: expressions of five fields, or six with seconds first, in any time zone."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ MonthDays = Callable[[int, int], set[int]]
 
 
 class Cron(msgspec.Struct, frozen=True, tag_field="kind", tag="cron", omit_defaults=True, dict=True):
-    """The instants that a cron expression names, on the wall clock of `tz` (default: UTC).
+    """The instants of a cron expression, on the wall clock of `tz` (default: UTC).
 
-    Five fields, or six with the second first. If day and weekday are both restricted, either will do, as in every
-    cron. A time that the clock skips in spring runs at the end of the gap, one that it shows twice in autumn runs the
-    first time; with `*` as its hour it runs in each real hour. Raises DeclarationError for what is no cron, names no
-    zone, or never comes (30 February).
+    Five fields, or six with the second first. If day and weekday are both restricted, one of them has to match, as in
+    every cron. A time that the clock skips in spring runs at the end of the gap; a time that it shows twice in autumn
+    runs the first time; with `*` as the hour it runs in each real hour. Raises DeclarationError for an invalid
+    expression, an unknown zone, and a time that never comes (30 February).
     """
 
     expression: str
@@ -56,10 +56,10 @@ class Cron(msgspec.Struct, frozen=True, tag_field="kind", tag="cron", omit_defau
 
     def __post_init__(self) -> None:
         if not isinstance(self.expression, str):
-            raise _error(repr(self.expression), "it is no text")
+            raise _error(repr(self.expression), "it is not a string")
         force_setattr(self, "expression", " ".join(self.expression.split()))
         if self._wall_clock.next_after(0) is None:
-            raise _error(repr(self.expression), "it names no day that ever comes")
+            raise _error(repr(self.expression), "it has no day that ever comes")
 
     def next_after(self, instant: int) -> int | None:
         return self._wall_clock.next_after(instant)
@@ -80,7 +80,7 @@ class Cron(msgspec.Struct, frozen=True, tag_field="kind", tag="cron", omit_defau
         if len(fields) != 6:
             raise _error(where, f"it has {len(fields)} fields")
         second, minute, hour, day, month, weekday = fields
-        # Other crons write ? for a day that the other field decides.
+        # Other cron dialects write ? for the day field that does not restrict.
         day, weekday = ("*" if field == "?" else field for field in (day, weekday))
         hours = _HOUR.values(hour, where)
         times = TimeFields(hours, _MINUTE.values(minute, where), _SECOND.values(second, where))
@@ -95,7 +95,7 @@ class Cron(msgspec.Struct, frozen=True, tag_field="kind", tag="cron", omit_defau
 
 @dataclass(frozen=True, slots=True)
 class _Days:
-    """The days that the last three fields allow."""
+    """The days that match the last three fields."""
 
     months: frozenset[int]
     of_month: MonthDays
@@ -111,7 +111,7 @@ class _Days:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field: its range and the names that stand for its values."""
+    """A field: its range, and names for its values."""
 
     name: str
     low: int
@@ -119,11 +119,11 @@ class _Field:
     names: Mapping[str, int]
 
     def values(self, text: str, where: str) -> Sequence[int]:
-        """All that a field of plain values allows, sorted."""
+        """Return the values that match the field, sorted."""
         return sorted(set[int]().union(*(self.item(item, where) for item in text.split(","))))
 
     def item(self, text: str, where: str) -> range:
-        """One of its list: a value, a range or a star, with or without a step."""
+        """Parse one item of the list: a value, a range or a star, with or without a step."""
         span, slash, step_text = text.partition("/")
         step = 1
         if slash:
@@ -139,7 +139,7 @@ class _Field:
             if self is _WEEKDAY and last == 0 < first:
                 last = 7
         else:
-            # 5/15 is from 5 on, every 15.
+            # 5/15 means every 15 from 5 on.
             last = self.high if slash else first
         if last < first:
             raise _error(where, f"{self.name} {text!r} ends before it begins")
@@ -181,7 +181,7 @@ def _days_of_month(text: str, where: str) -> MonthDays:
 
 
 def _days_of_week(text: str, where: str) -> MonthDays:
-    """What the field of the day of the week allows."""
+    """Return the days of a month that match the weekday field."""
     plain: set[int] = set()
     numbered: list[tuple[int, int]] = []
     for item in text.split(","):
@@ -209,4 +209,4 @@ def _days_of_week(text: str, where: str) -> MonthDays:
 
 
 def _error(expression: str, why: str) -> DeclarationError:
-    return DeclarationError(f"{expression} is no cron expression: {why}; {_FORMS}{', '.join(_MACROS)}")
+    return DeclarationError(f"{expression} is not a cron expression: {why}; {_FORMS}{', '.join(_MACROS)}")

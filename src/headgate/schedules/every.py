@@ -1,4 +1,4 @@
-"""Every: real elapsed time, whatever the clock on the wall does."""
+"""Every: a period of real elapsed time, independent of the wall clock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headgate.clock import FARTHEST, SECOND, from_datetime, microseconds, to_dat
 from headgate.errors import DeclarationError
 
 LEAST = 100_000
-"""The shortest period, microseconds: what comes more often is the work of a loop."""
+"""The shortest period, in microseconds: use a loop for more frequent work."""
 
 _FIRST, _LAST = (from_datetime(datetime(*day, tzinfo=UTC)) for day in ((1, 1, 4), (9999, 12, 28)))
-"""The instants that a datetime can tell in every zone."""
+"""The first and last instant that a datetime can represent in every zone."""
 
 _UNITS = {"weeks": 7 * 86400, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
@@ -25,12 +25,12 @@ _UNITS = {"weeks": 7 * 86400, "days": 86400, "hours": 3600, "minutes": 60, "seco
 if TYPE_CHECKING:
     Length = str | timedelta | None
 else:
-    # It is read before anything is stored, and msgspec cannot tell the two apart.
+    # It is read before anything is stored, and msgspec cannot distinguish the two types.
     Length = Any
 
 
 class _Length(msgspec.Struct, frozen=True, dict=True):
-    """The one argument of `Every` that has no name."""
+    """The positional argument of `Every`."""
 
     length: Length = None
 
@@ -45,10 +45,10 @@ class Every(
     repr_omit_defaults=True,
     dict=True,
 ):
-    """Once every so much real time: `Every(minutes=5)`, `Every("5m")`, `Every(hours=1, minutes=30)`.
+    """Once per period of real time: `Every(minutes=5)`, `Every("5m")`, `Every(hours=1, minutes=30)`.
 
-    One text or `timedelta` may say all of it. Counted from `start` (an aware datetime; default: when the schedule was
-    declared first). A day is 24 hours here; for a time of the day see `Calendar` and `Cron`. Raises DeclarationError
+    The period may also be one text or `timedelta`. It is counted from `start` (an aware datetime; default: when the
+    schedule was first declared). A day is 24 hours; for a time of day use `Calendar` or `Cron`. Raises DeclarationError
     for less than 0.1 s and for more than a hundred years.
     """
 
@@ -65,11 +65,11 @@ class Every(
         for unit in _UNITS:
             value = getattr(self, unit)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise DeclarationError(f"Every: {unit}={value!r} is no length of time; write Every(minutes=5)")
+                raise DeclarationError(f"Every: {unit}={value!r} is not a length of time; write Every(minutes=5)")
         if not LEAST <= self.period <= FARTHEST:
             raise DeclarationError(
-                f"{self._call()} comes every {self.period / 1_000_000:g} seconds, and can be from 0.1 s to a hundred "
-                "years; write Every(minutes=5)"
+                f"{self._call()} has a period of {self.period / 1_000_000:g} s; use 0.1 s to a hundred years, "
+                "such as Every(minutes=5)"
             )
         if self.start is not None and (not isinstance(self.start, datetime) or self.start.tzinfo is None):
             raise DeclarationError(
@@ -77,7 +77,7 @@ class Every(
             )
 
     def _take_length(self) -> None:
-        """Keep the length in its largest unit, as if that had been named."""
+        """Store the length in its largest whole unit, as if it were given by name."""
         if not isinstance(self.length, str | timedelta) or (
             isinstance(self.length, str) and self.length[-1:].isdigit()
         ):
@@ -95,11 +95,11 @@ class Every(
 
     @cached_property
     def period(self) -> int:
-        """Microseconds from one to the next."""
+        """The microseconds between two occurrences."""
         return sum(microseconds(getattr(self, unit) * seconds) for unit, seconds in _UNITS.items())
 
     def starting(self, instant: int) -> Every:
-        """Counted from that instant, unless it has a start of its own."""
+        """Return the trigger counted from that instant, unless it has its own start."""
         return self if self.start is not None else replace(self, start=to_datetime(instant))
 
     def next_after(self, instant: int) -> int | None:

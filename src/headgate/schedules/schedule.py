@@ -1,4 +1,4 @@
-"""A schedule as pure rules: what is due at an instant, and what becomes of it when it is declared again."""
+"""The pure rules of a schedule: what is due at an instant, and how a new declaration changes it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from headgate.clock import LAST, SECOND
 from headgate.schedules.trigger import Trigger
 
 LATE = 60 * SECOND
-"""An occurrence that nobody has looked at for so long was missed (microseconds)."""
+"""An occurrence that is overdue for this long is a misfire (microseconds)."""
 
 FARTHEST_INSTANT = 1 << 62
-"""Beyond it an instant no longer fits a database."""
+"""The bound of instants that fit a database."""
 
-AT_ONCE = 1000
-"""How many occurrences of one schedule are enqueued in one commit."""
+MAX_PER_COMMIT = 1000
+"""The most occurrences of one schedule that one commit enqueues."""
 
 Misfire = Literal["run_once", "skip", "run_all"]
 Overlap = Literal["skip", "queue", "allow"]
@@ -25,10 +25,10 @@ Skipped = Literal["misfire", "overlap", "max_runs"]
 
 
 class ScheduleRules(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was declared of a schedule but for its job; instants are wall microseconds.
+    """The declared rules of a schedule, without its job; instants are wall microseconds.
 
-    `trigger` is text as `dump_trigger` makes it. `first_at` is an instant of its own for the first occurrence, and no
-    occurrence is due at or after `until`.
+    `trigger` is text from `dump_trigger`. `first_at` is a separate instant for the first occurrence. No occurrence is
+    due at or after `until`.
     """
 
     trigger: str
@@ -40,10 +40,10 @@ class ScheduleRules(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ScheduleProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a schedule is; instants are wall microseconds.
+    """The progress of a schedule; instants are wall microseconds.
 
-    It is counted from `started_at`. `next_at` is the occurrence to come (None: there is none any more) and `last_at`
-    the last one that was looked at. `runs` of its jobs have really run to their end, `open` are not final yet.
+    It is counted from `started_at`. `next_at` is the next occurrence (None: there is none any more), `last_at` the last
+    one that was fired or skipped. `runs` counts jobs that ran to their end, `open` jobs that are not final yet.
     """
 
     started_at: int
@@ -54,7 +54,7 @@ class ScheduleProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DueOccurrences(NamedTuple):
-    """What is to be enqueued now, and when to look again; `skipped` says why others are not, if any are not."""
+    """The occurrences to enqueue now, and the next check; `skipped` is why others are left out, if any are."""
 
     occurrences: tuple[int, ...]
     next_at: int | None
@@ -62,59 +62,59 @@ class DueOccurrences(NamedTuple):
     skipped: Skipped | None = None
 
 
-def begin(rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
-    """A schedule that is declared for the first time, or anew; a first instant that has passed was missed."""
+def first_progress(rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
+    """Return the progress of a schedule declared for the first time or anew."""
     if rules.first_at is not None:
         return ScheduleProgress(now, _before(rules.first_at, rules.until))
     return ScheduleProgress(now, _before(_after(trigger, now), rules.until))
 
 
-def go_on(course: ScheduleProgress, rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
-    """The course of a schedule that is declared again: its count and its rhythm stay, its next occurrence is that of
-    the trigger as it is now, also if the zone has changed its rules. What is due is due still, and a first instant that
-    is to come stays.
+def updated_progress(progress: ScheduleProgress, rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
+    """Return the progress of a schedule that is declared again.
 
-    One that had come to its end goes on if its new rules let it.
+    Its run count and its rhythm stay. An occurrence that is due stays due, and a `first_at` in the future stays; else
+    the next occurrence is computed by the new trigger and the current rules of its zone. An ended schedule continues
+    if its new rules allow it.
     """
-    if course.next_at is not None and course.next_at <= now:
-        return course
+    if progress.next_at is not None and progress.next_at <= now:
+        return progress
     if (
-        course.last_at is None
+        progress.last_at is None
         and rules.first_at is not None
-        and course.next_at in (None, rules.first_at)
+        and progress.next_at in (None, rules.first_at)
         and rules.first_at >= now
     ):
-        return replace(course, next_at=_before(rules.first_at, rules.until))
-    if rules.max_runs is not None and course.runs >= rules.max_runs:
-        return replace(course, next_at=None)
-    return replace(course, next_at=_before(_after(trigger, max(now, course.last_at or 0)), rules.until))
+        return replace(progress, next_at=_before(rules.first_at, rules.until))
+    if rules.max_runs is not None and progress.runs >= rules.max_runs:
+        return replace(progress, next_at=None)
+    return replace(progress, next_at=_before(_after(trigger, max(now, progress.last_at or 0)), rules.until))
 
 
-def resume(course: ScheduleProgress, rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
-    """The course of a schedule whose pause ends: what was due meanwhile is not made up for."""
-    if course.next_at is None or course.next_at > now:
-        return course
-    return replace(course, next_at=_before(_after(trigger, now), rules.until))
+def resume(progress: ScheduleProgress, rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
+    """Return the progress of a schedule whose pause ends; occurrences due during the pause are dropped."""
+    if progress.next_at is None or progress.next_at > now:
+        return progress
+    return replace(progress, next_at=_before(_after(trigger, now), rules.until))
 
 
-def skip_next(course: ScheduleProgress, rules: ScheduleRules, trigger: Trigger) -> ScheduleProgress:
-    """The course of a schedule whose next occurrence is left out."""
-    if course.next_at is None:
-        return course
-    return replace(course, next_at=_before(_after(trigger, course.next_at), rules.until))
+def skip_next(progress: ScheduleProgress, rules: ScheduleRules, trigger: Trigger) -> ScheduleProgress:
+    """Return the progress of a schedule without its next occurrence."""
+    if progress.next_at is None:
+        return progress
+    return replace(progress, next_at=_before(_after(trigger, progress.next_at), rules.until))
 
 
-def due(rules: ScheduleRules, trigger: Trigger, course: ScheduleProgress, now: int) -> DueOccurrences:
-    """What a schedule whose `next_at` has come enqueues.
+def due(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress, now: int) -> DueOccurrences:
+    """Return the due occurrences of a schedule whose `next_at` has come.
 
-    However long nobody was there: what was missed is not walked through, unless each of it is to run.
+    Missed occurrences are not enumerated, unless `misfire` is "run_all"; so a long downtime costs nothing.
     """
-    first = course.next_at
+    first = progress.next_at
     assert first is not None
     assert first <= now
     horizon = now if rules.until is None else min(now, rules.until - 1)
     if first > horizon:
-        return DueOccurrences((), None, course.last_at)
+        return DueOccurrences((), None, progress.last_at)
     skipped: Skipped | None = None
     if first >= now - LATE or rules.misfire == "run_all":
         points, next_at = _points(trigger, first, horizon)
@@ -122,19 +122,19 @@ def due(rules: ScheduleRules, trigger: Trigger, course: ScheduleProgress, now: i
         points, next_at = _points(trigger, _after(trigger, now - LATE - 1), horizon)
         skipped = "misfire"
     else:
-        # The first one need not be of the trigger, and may be all that there was.
+        # `first` may come from `first_at` instead of the trigger, and may be the only occurrence.
         latest = max(first, _latest(trigger, horizon) or first)
         points, next_at = [latest], _after(trigger, max(latest, horizon))
         skipped = None if latest == first else "misfire"
     last_at = points[-1] if points else horizon
     if rules.overlap == "skip" and points:
-        free = 0 if course.open else 1
+        free = 0 if progress.open else 1
         if len(points) > free:
             skipped = skipped or "overlap"
         points = points[len(points) - free :]
     if rules.max_runs is not None:
-        left = rules.max_runs - course.runs - course.open
-        if left <= 0 and not course.open:
+        left = rules.max_runs - progress.runs - progress.open
+        if left <= 0 and not progress.open:
             return DueOccurrences((), None, last_at, skipped)
         if len(points) > left:
             skipped = skipped or "max_runs"
@@ -142,17 +142,17 @@ def due(rules: ScheduleRules, trigger: Trigger, course: ScheduleProgress, now: i
     return DueOccurrences(tuple(points), _before(next_at, rules.until), last_at, skipped)
 
 
-def is_over(rules: ScheduleRules, course: ScheduleProgress) -> bool:
-    """Whether it will never be due again."""
-    return course.next_at is None or (rules.max_runs is not None and course.runs >= rules.max_runs)
+def is_over(rules: ScheduleRules, progress: ScheduleProgress) -> bool:
+    """Return whether the schedule will never be due again."""
+    return progress.next_at is None or (rules.max_runs is not None and progress.runs >= rules.max_runs)
 
 
-def upcoming(rules: ScheduleRules, trigger: Trigger, course: ScheduleProgress, count: int) -> list[int]:
-    """The next instants at which it is due, as far as its limits and its jobs do not change that."""
+def upcoming(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress, count: int) -> list[int]:
+    """Return the next `count` instants at which it is due, unless limits or open jobs change that."""
     found: list[int] = []
-    instant = course.next_at
+    instant = progress.next_at
     if rules.max_runs is not None:
-        count = min(count, max(0, rules.max_runs - course.runs - course.open))
+        count = min(count, max(0, rules.max_runs - progress.runs - progress.open))
     while instant is not None and len(found) < count:
         found.append(instant)
         instant = _before(_after(trigger, instant), rules.until)
@@ -160,36 +160,36 @@ def upcoming(rules: ScheduleRules, trigger: Trigger, course: ScheduleProgress, c
 
 
 def _points(trigger: Trigger, first: int | None, horizon: int) -> tuple[list[int], int | None]:
-    """The instants from `first` to the horizon, no more than go into one commit, and the one after them."""
+    """Return the instants from `first` to the horizon, at most as many as fit one commit, and the next one."""
     points: list[int] = []
-    while first is not None and first <= horizon and len(points) < AT_ONCE:
+    while first is not None and first <= horizon and len(points) < MAX_PER_COMMIT:
         points.append(first)
         first = _after(trigger, first)
     return points, first
 
 
 def _after(trigger: Trigger, instant: int) -> int | None:
-    """The trigger's next instant. Raises ValueError for one of a user's own that stands still: it would never end.
+    """Return the trigger's next instant, or None beyond the range of datetime.
 
-    What no datetime can tell never comes.
+    Raises ValueError for a custom trigger that does not advance, which would loop forever.
     """
     found = trigger.next_after(instant)
     if type(found) is int and instant < found and found > LAST:
         return None
     if found is not None and not (type(found) is int and instant < found):
         raise ValueError(
-            f"next_after({instant}) of {trigger.describe()!r} returned {found!r}, which is not later, or no instant"
+            f"next_after({instant}) of {trigger.describe()!r} returned {found!r}, which is not a later instant"
         )
     return found
 
 
 def _latest(trigger: Trigger, instant: int) -> int | None:
-    """The trigger's last instant until then. Raises ValueError for what a user's own returns that is none."""
+    """Return the trigger's last instant until `instant`. Raises ValueError for an invalid result."""
     found = trigger.latest_at_or_before(instant)
     if found is not None and not (type(found) is int and -FARTHEST_INSTANT < found <= instant):
         name = trigger.describe()
         raise ValueError(
-            f"latest_at_or_before({instant}) of {name!r} returned {found!r}, which is no instant until then"
+            f"latest_at_or_before({instant}) of {name!r} returned {found!r}, which is not an instant until then"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Triggers as text: how the trigger of a schedule is stored."""
+"""Conversion of triggers to and from the text that is stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate.schedules.trigger import Trigger
 
 
 class CodeOnlyTrigger(msgspec.Struct, frozen=True, tag_field="kind", tag="own"):
-    """A trigger that only the code knows which declares it."""
+    """The stored form of a custom trigger, which exists only in the code that declares it."""
 
     description: str
 
@@ -26,20 +26,20 @@ _decode = msgspec.json.Decoder(StoredTrigger).decode
 
 
 def dump_trigger(trigger: Trigger) -> str:
-    """The trigger as JSON, with its kind as the tag; triggers that are equal give the same text."""
+    """Return the trigger as JSON, with its kind as the tag; equal triggers give the same text."""
     stored = trigger if isinstance(trigger, Cron | Every | Calendar) else CodeOnlyTrigger(trigger.describe())
     return msgspec.json.encode(stored).decode()
 
 
 def load_trigger(text: str) -> StoredTrigger:
-    """What `dump_trigger` made text of. Raises DeclarationError for what this version cannot read."""
+    """Return the trigger from the text of `dump_trigger`. Raises DeclarationError if this version cannot read it."""
     try:
         found: StoredTrigger = _decode(text)
     except msgspec.DecodeError as error:
-        raise DeclarationError(f"{text[:200]!r} is no trigger that this version knows: {error}") from None
+        raise DeclarationError(f"{text[:200]!r} is not a trigger of this version: {error}") from None
     return found
 
 
 def counted_from(trigger: Trigger, instant: int) -> Trigger:
-    """The trigger as it runs: counted from that instant if it has to be counted from somewhere."""
+    """Return the trigger with `instant` as its start, if it needs a start and has none."""
     return trigger.starting(instant) if isinstance(trigger, Every | Calendar) else trigger

@@ -1,4 +1,4 @@
-"""Times of day, as seconds since midnight: those that were listed, and those that the fields of a cron allow."""
+"""Times of day, as seconds since midnight: a list, or the fields of a cron expression."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ MINUTE = 60
 
 
 class TimesOfDay(Protocol):
-    """At least one time, in order."""
+    """A sorted set of at least one time of day."""
 
     def first_from(self, time: int) -> int | None:
-        """The first one that is not before `time`."""
+        """Return the first time that is not before `time`; None if there is none."""
         ...
 
     def last_until(self, time: int) -> int | None:
-        """The last one that is not after `time`."""
+        """Return the last time that is not after `time`; None if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ListedTimes:
-    """Times that were listed, sorted."""
+    """A sorted list of times."""
 
     times: Sequence[int]
 

@@ -1,8 +1,8 @@
-"""Points on a wall clock, as instants: what becomes of them where the clock is put forward or back.
+"""Conversion of local times to instants, across changes of the clock.
 
-A local time that the clock skips stands for the first instant after the gap; one that it shows twice stands for the
-first of the two. So a daily job runs once a day, on each day, whatever the zone does. What runs in every hour is meant
-otherwise: it runs whenever the clock reads so, which is every real hour.
+A local time that the clock skips maps to the first instant after the gap; one that it shows twice maps to the first of
+the two. So a daily job runs once on each day, whatever the zone does. An hourly job differs: it runs whenever the clock
+shows the time, which is every real hour.
 
 Local times are counted like instants, in seconds since 1970 on the wall clock itself.
 """
@@ -18,21 +18,21 @@ from headgate.clock import SECOND
 from headgate.schedules.times_of_day import DAY, TimesOfDay
 
 MONTHS_OF_A_CYCLE = 400 * 12
-"""After 400 years the calendar begins anew, weekdays included: what has not come by then never comes."""
+"""After 400 years the calendar repeats, weekdays included: a day that has not come by then never comes."""
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of the wall clock
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
-# A little inside what a datetime can hold, so that no offset leads out of it.
+# Slightly inside the range of datetime, so that no offset leaves it.
 _FIRST = -(_EPOCH_ORDINAL - 2) * DAY
 _LAST = (date(MAXYEAR, 12, 28).toordinal() - _EPOCH_ORDINAL) * DAY
 
 
 @dataclass(frozen=True, slots=True)
 class WallClock:
-    """Some times of some days, in a zone. `days_in` gives the days of a month, sorted.
+    """Times on given days, in a zone. `days_in` returns the days of a month, sorted.
 
-    `repeats`: at every instant at which the clock reads so, and not once for each reading.
+    With `repeats` a local time that is shown twice counts both times; otherwise once.
     """
 
     days_in: Callable[[int, int], Sequence[int]]
@@ -41,7 +41,7 @@ class WallClock:
     repeats: bool = False
 
     def next_after(self, instant: int) -> int | None:
-        """The first point later than `instant` (microseconds)."""
+        """Return the first occurrence later than `instant` (microseconds)."""
         second = instant // SECOND
         if second < _FIRST:
             second = _FIRST
@@ -51,7 +51,7 @@ class WallClock:
         return None if found is None else found * SECOND
 
     def latest_at_or_before(self, instant: int) -> int | None:
-        """The last point not later than `instant` (microseconds)."""
+        """Return the last occurrence not later than `instant` (microseconds)."""
         second = instant // SECOND
         if second > _LAST:
             second = _LAST
@@ -64,35 +64,35 @@ class WallClock:
 
     def _next_once(self, second: int) -> int | None:
         point = self._first_from(self._reached(second) + 1)
-        return None if point is None else self._stands_for(point)
+        return None if point is None else self._instant_of(point)
 
     def _last_once(self, second: int) -> int | None:
         point = self._last_until(self._reached(second))
-        return None if point is None else self._stands_for(point)
+        return None if point is None else self._instant_of(point)
 
     def _reached(self, second: int) -> int:
-        """The latest local time that stands for this instant or an earlier one."""
+        """Return the latest local time that maps to this instant or an earlier one."""
         local = second + self._offset_at(second)
         first, again = self._offsets(local)
         if first > again and local - again == second:
-            # The second time round: all that is shown twice has been there before.
+            # In the second pass: every local time that is shown twice has already occurred.
             return self._change(local, first, again) + first - 1
         return local
 
-    def _stands_for(self, local: int) -> int:
+    def _instant_of(self, local: int) -> int:
         before, after = self._offsets(local)
         if before < after:
             return self._change(local, before, after)
         return local - before
 
-    # ----------------------------------------------------------------------------- whenever the clock reads so
+    # ----------------------------------------------------------------------------- every time that the clock shows it
 
     def _next_reading(self, second: int) -> int | None:
-        """The first point from this second on."""
+        """Return the first occurrence from this second on."""
         local = second + self._offset_at(second)
         first, again = self._offsets(local)
         if first > again and local - first == second:
-            # Inside what is shown twice, for the first time: its rest, and then all of it again.
+            # In the first pass of a repeated period: its rest, and then the whole period again.
             change = self._change(local, first, again)
             for start, offset in ((local, first), (change + again, again)):
                 point = self._first_from(start)
@@ -135,12 +135,12 @@ class WallClock:
         return _seconds((_EPOCH_UTC + timedelta(seconds=second)).astimezone(self.zone).utcoffset())
 
     def _offsets(self, local: int) -> tuple[int, int]:
-        """The offsets before and after a change at this local time; they are equal where there is none."""
+        """Return the offsets before and after a change at this local time; equal without a change."""
         reading = (_EPOCH + timedelta(seconds=local)).replace(tzinfo=self.zone)
         return _seconds(reading.utcoffset()), _seconds(reading.replace(fold=1).utcoffset())
 
     def _change(self, local: int, before: int, after: int) -> int:
-        """The instant at which the offset changes, around a local time that is skipped or shown twice."""
+        """Return the instant at which the offset changes, near a local time that is skipped or shown twice."""
         low, high = sorted((local - before, local - after))
         while high - low > 1:
             middle = (low + high) // 2
@@ -153,7 +153,7 @@ class WallClock:
     # -------------------------------------------------------------------------------------------- the calendar
 
     def _first_from(self, local: int) -> int | None:
-        """The first local time of the pattern that is not before this one."""
+        """Return the first local time of the pattern that is not before this one."""
         day, time = divmod(local, DAY)
         found = self._first_day(day)
         if found == day:
@@ -166,7 +166,7 @@ class WallClock:
         return None if found is None else found * DAY + of_day
 
     def _last_until(self, local: int) -> int | None:
-        """The last local time of the pattern that is not after this one."""
+        """Return the last local time of the pattern that is not after this one."""
         day, time = divmod(local, DAY)
         found = self._last_day(day)
         if found == day:

@@ -9,7 +9,7 @@ from headgate.errors import DeclarationError
 
 
 def zone_of(name: str, where: str) -> ZoneInfo:
-    """The zone of that name. Raises DeclarationError for one that is not known here."""
+    """Return the zone of that name. Raises DeclarationError for an unknown zone."""
     if not isinstance(name, str):
         raise DeclarationError(f"{where}: tz={name!r} must be the name of a zone, such as 'Europe/Rome' or 'UTC'")
     try:

@@ -80,8 +80,8 @@ class HeadgateInThread(LiveHeadgate):
     def prepare_thread(self) -> EnginePortal:
         """Connect all that uses the app to the engine's thread; the returned portal begins and ends it."""
         client = self._client
-        client.opening = opening = _OpenInThread(
-            open=client._open, last_words=client._end_callbacks, close=client._close
+        client.lifecycle = opening = _OpenInThread(
+            open=client._open, before_close=client._end_callbacks, close=client._close
         )
         # Sync verbs run on the loop of the engine.
         client.portal = portal = EnginePortal(lambda: self, lambda: opening.loop)

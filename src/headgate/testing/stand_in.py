@@ -59,7 +59,7 @@ class ManualClient(Client):
         if connection is None:
             jobs = await super().enqueue(task, calls)
         else:
-            new = await self.intake.jobs_to_enlist(task, group_calls(task, calls))
+            new = await self.enqueuer.jobs_for_transaction(task, group_calls(task, calls))
             jobs = self._handles(new, await self.storage.add(new))
             self.connections |= dict.fromkeys([job.id for job in jobs], connection)
         await self.app.after_enqueueing([job.id for job in jobs])
@@ -140,10 +140,10 @@ class StandIn(InTest):
             bus=self._bus,
             random=self._random,
             ids=self._ids,
-            # Its own: what a callback runner waits with belongs to one event loop.
-            teller=CallbackRunner(storage, self._registry, self._clock, self._bus),
-            historian=self._client.historian,
-            tracing=self._client.intake.tracing,
+            # One of its own: what a callback runner waits with belongs to one event loop.
+            callback_runner=CallbackRunner(storage, self._registry, self._clock, self._bus),
+            history_writer=self._client.history_writer,
+            tracing=self._client.enqueuer.tracing,
             pool=waiting_thread(),
             latest=self.performed,
         )
@@ -168,18 +168,18 @@ class _OpenAnywhere(AppLifecycle):
     """The lifecycle of an app that counts as open; entering it sets the event loop on which it is used."""
 
     def __init__(self) -> None:
-        super().__init__(open=_nothing, last_words=_nothing, close=_nothing)
+        super().__init__(open=_nothing, before_close=_nothing, close=_nothing)
 
     def require(self) -> None:
         """Do nothing: it is always open."""
 
     async def enter(self) -> None:
-        self._entered += 1
+        self._open_count += 1
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
 
     async def leave(self) -> None:
-        self._entered -= 1
-        if not self._entered:
+        self._open_count -= 1
+        if not self._open_count:
             self._loop = None
 
 
@@ -200,7 +200,7 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
     if isinstance(app, InTest):
         raise HeadgateError("this app is in a test already: inline, manual and live do not go into one another")
     client = app._client
-    if client.opening.is_open:
+    if client.lifecycle.is_open:
         raise HeadgateError(
             f"this app is open on {client.address.shown}: use it in the test before it is opened; if "
             "code that cannot await has opened it, app.sync.close() closes it"
@@ -219,15 +219,15 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
         new = stand_in._client
         client.__class__, client.__dict__ = type(new), vars(new)
         stand_in._client = client
-        client.elsewhere = _LimitsWithJobs(stand_in._registry.limits, storage, clock, None)
+        client.remote_limits = _LimitsWithJobs(stand_in._registry.limits, storage, clock, None)
         if isinstance(stand_in, StandIn):
             stand_in.performed = {}
             stand_in.at_work = []
             stand_in._client.app = stand_in
             stand_in._client.connections = {}
-            client.opening = _OpenAnywhere()
-            client.portal = CallingPortal(lambda: client, lambda: client.opening.loop)
-            client.intake._backlogs = _ImpatientBacklogs(storage, clock, stand_in._registry.queues.__getitem__)
+            client.lifecycle = _OpenAnywhere()
+            client.portal = CallingPortal(lambda: client, lambda: client.lifecycle.loop)
+            client.enqueuer._backlogs = _ImpatientBacklogs(storage, clock, stand_in._registry.queues.__getitem__)
             bus.subscribe(log_event, *logged_kinds())
         yield stand_in
     finally:

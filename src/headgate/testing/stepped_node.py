@@ -65,9 +65,9 @@ class KeptAttempt(RunningAttempt):
         self.outcome = super().outcome_of(done)
         return self.outcome
 
-    def _keep(self, error: BaseException) -> None:
+    def _keep_error(self, error: BaseException) -> None:
         self.kept = error
-        super()._keep(error)
+        super()._keep_error(error)
 
 
 class NodeInTest(Node):
@@ -92,9 +92,11 @@ class SteppedNode(NodeInTest):
     It runs claimed jobs one after the other, so a rerun of a test does the same again.
     """
 
-    def __init__(self, *args: Any, teller: CallbackRunner, latest: dict[str, RunAttempt], **kwargs: Any) -> None:
-        super().__init__(*args, teller=teller, on_concluded=self._on_concluded, **kwargs)
-        self._teller = teller
+    def __init__(
+        self, *args: Any, callback_runner: CallbackRunner, latest: dict[str, RunAttempt], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, callback_runner=callback_runner, on_concluded=self._note_concluded, **kwargs)
+        self._callback_runner = callback_runner
         self.performed: list[RunAttempt] = []
         self.recorded: dict[str, asyncio.Future[None]] = {}
         self._latest = latest
@@ -125,14 +127,14 @@ class SteppedNode(NodeInTest):
             self._capture.stop()
             await self.attempts.close(5.0)
             await self._storage.leave(self.id)
-            await self._teller.close(5.0)
+            await self._callback_runner.close(5.0)
             await self._bus.drain()
 
     async def run_due(self) -> NextEvent:
         """Run all that is due now, and what follows from it; return when more will be due."""
         while True:
             scheduled_at = await self._recurring.fire_now()
-            publish_dropped(self._bus, self._teller, self._clock, await self._storage.expire())
+            publish_dropped(self._bus, self._callback_runner, self._clock, await self._storage.expire())
             asked = [await self._claim_one(queue, room) for queue, room in self._slots.rooms().items()]
             if not any(claimed.jobs or claimed.more for claimed in asked):
                 break
@@ -145,10 +147,10 @@ class SteppedNode(NodeInTest):
         claim = self._claims.claim_for({queue: replaced(room, slots=1)})
         claimed = await self._storage.claim(claim)
         if claimed.astray and not claimed.jobs:
-            self._regater.take_up(claimed.astray)
-            await self._regater.move_met()
+            self._backlog_migrator.add_met(claimed.astray)
+            await self._backlog_migrator.move_met()
             claimed = await self._storage.claim(claim)
-        publish_dropped(self._bus, self._teller, self._clock, claimed.dropped)
+        publish_dropped(self._bus, self._callback_runner, self._clock, claimed.dropped)
         self._notices.publish_throttled(claimed.throttled)
         for job in claimed.jobs:
             await self.perform(job)

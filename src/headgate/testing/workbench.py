@@ -199,7 +199,7 @@ class Workbench:
         enqueued.
         """
         now = self.clock.now()
-        (job,) = self._app._client.intake._jobs_of(task, group_calls(task, [Call(args, kwargs, task)]))
+        (job,) = self._app._client.enqueuer._jobs_of(task, group_calls(task, [Call(args, kwargs, task)]))
         job = replace(job, delayed=False, run_at=now, expires_at=None, unique_key=None, gate="")
         scratch = SharedMemory(self.clock, gated=False)
         await scratch.add([job])

@@ -116,7 +116,7 @@ class AuditingConformance(Conformance):
         await hands.storage.add([rival])
         before = await hands.record(ended.id)
         clock.advance(5)
-        with pytest.raises(IllegalTransition, match="waits under its unique key"):
+        with pytest.raises(IllegalTransition, match="waits with the same unique key"):
             await hands.storage.retry(ended.id, deed=deed("retry", ended.id))
         assert await hands.record(ended.id) == before
         assert await entries(hands) == []

@@ -29,18 +29,18 @@ VERBS: dict[str, Verb] = {
 }
 
 _RETRY = "job {id} is {state}; only a failed or cancelled one can be retried"
-_RUN_NOW = "job {id} is {state}; only one that waits for its time can be told to run now"
-_RESCHEDULE = "job {id} is {state}; only a waiting one can be given another time or priority"
+_RUN_NOW = "job {id} is {state}; only a job that waits for its time can be run now"
+_RESCHEDULE = "job {id} is {state}; only the time or priority of a waiting job can be changed"
 
 REFUSALS: dict[tuple[str, str], str] = {
     **{("retry", state): _RETRY for state in ("waiting", "scheduled", "blocked", "running", "succeeded")},
     **{("run now", state): _RUN_NOW for state in ("running", "succeeded", "failed", "cancelled")},
     **{("reschedule", state): _RESCHEDULE for state in ("running", "succeeded", "failed", "cancelled")},
     ("run now", "waiting"): (
-        "job {id} does not wait for its time: that has come, and what it waits for is a limit or a free slot; "
-        "`headgate jobs explain {id}` tells which"
+        "job {id} does not wait for its time, which has come, but for a limit or a free slot; "
+        "run `headgate jobs explain {id}` to see which"
     ),
-    ("run now", "blocked"): "job {id} is blocked: it follows {leader}, and waits until that is final",
+    ("run now", "blocked"): "job {id} is blocked: it waits until {leader} is final",
 }
 """What is refused, by verb and state; everything else is done."""
 
@@ -135,8 +135,8 @@ class RefusalsConformance(Conformance):
         with pytest.raises(IllegalTransition) as taken:
             await storage.retry(first.id)
         assert str(taken.value) == (
-            f"job {first.id} cannot wait again: job {second.id} waits under its unique key; cancel that one first, or "
-            "let it run"
+            f"job {first.id} cannot wait again: job {second.id} waits with the same unique key; cancel that job "
+            "first, or let it run"
         )
 
     async def test_a_refused_job_is_told_why_in_the_same_words(self, hands: Hands) -> None:

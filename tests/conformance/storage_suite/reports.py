@@ -12,8 +12,8 @@ from headgate.jobs.report import (
     LogLine,
     kept_level,
     kept_line,
+    kept_message,
     kept_name,
-    kept_word,
     too_many,
 )
 from headgate.testing.manual_clock import ManualClock
@@ -82,7 +82,7 @@ class ReportsConformance(Conformance):
     async def test_any_text_is_kept_cut_and_cleaned(self, hands: Hands, clock: ManualClock, text: str) -> None:
         id = await hands.add_one()
         job = await hands.take_one()
-        said = Progress(1e-300, kept_word(text), clock.now())
+        said = Progress(1e-300, kept_message(text), clock.now())
         line = LogLine(PLACES, clock.now(), 1, 20, kept_name(text), kept_line(text))
         assert list(await hands.storage.report(hands.node, [AttemptReport(id, job.fence, said, (line,))], 10)) == [True]
         assert list(await hands.storage.logs(id)) == [line]

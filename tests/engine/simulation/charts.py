@@ -61,21 +61,23 @@ class Charts:
         self._apps.remove(app)
         claimed = sum(owner == node for _, _, owner, _ in self._world.history.starts)
         self._missing["started"] += max(0, claimed - self._begun[id(app)])
-        historian = app._client.historian
-        for row in _unwritten(historian):
+        history_writer = app._client.history_writer
+        for row in _unwritten(history_writer):
             self._missing.update({kind: getattr(row, kind) for kind in KINDS})
-        historian._is_on = False
-        historian._steps, historian._waiting, historian._sent = {}, {}, None
-        if historian._timer is not None:
-            historian._timer.cancel()
-        if historian._writing is not None:
-            historian._writing.cancel()
+        history_writer._is_on = False
+        history_writer._steps, history_writer._waiting, history_writer._sent = {}, {}, None
+        if history_writer._timer is not None:
+            history_writer._timer.cancel()
+        if history_writer._writing is not None:
+            history_writer._writing.cancel()
 
     async def settle(self) -> None:
         """Everybody who lives writes what is left."""
         for app in self._apps:
-            await app._client.historian.close(60)
-            assert app._client.historian.statistics() == {"unwritten": 0, "lost": 0}, app._client.historian.statistics()
+            await app._client.history_writer.close(60)
+            assert app._client.history_writer.statistics() == {"unwritten": 0, "lost": 0}, (
+                app._client.history_writer.statistics()
+            )
         await self._world.store.gather_history()
 
     async def check(self) -> None:
@@ -92,8 +94,8 @@ class Charts:
             assert fewest <= shown[kind] <= most, f"{shown[kind]} {kind} in charts, and there were {fewest} to {most}"
 
 
-def _unwritten(historian: HistoryWriter) -> list[JobsStep]:
-    steps = [*historian._steps.values(), *historian._waiting.values()]
+def _unwritten(history_writer: HistoryWriter) -> list[JobsStep]:
+    steps = [*history_writer._steps.values(), *history_writer._waiting.values()]
     rows = [tally.row(SHORTEST, *place, step.at) for step in steps for place, tally in step.tallies.items()]
-    sent = () if historian._sent is None else historian._sent.jobs
+    sent = () if history_writer._sent is None else history_writer._sent.jobs
     return rows + [row for row in sent if (row.step, row.queue) == (SHORTEST, ALL)]

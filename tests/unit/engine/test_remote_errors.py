@@ -6,7 +6,7 @@ import pytest
 
 from headgate import RetryPolicy
 from headgate.engine.child_messages import ErrorClass
-from headgate.engine.remote_error import remade
+from headgate.engine.remote_error import rebuild_error
 
 
 class Demanding(ValueError):
@@ -30,7 +30,7 @@ def names_of(kind: type[BaseException]) -> tuple[str, ...]:
     [ValueError, OSError, UnicodeDecodeError, ExceptionGroup, KeyError, SystemExit, Demanding, Both, StopIteration],
 )
 def test_a_remade_error_is_one_of_all_its_classes_and_says_what_the_first_said(kind: type[BaseException]) -> None:
-    error = remade(ErrorClass(names_of(kind), "what it said"))
+    error = rebuild_error(ErrorClass(names_of(kind), "what it said"))
     assert isinstance(error, kind)
     assert str(error) == "what it said"
     assert type(error).__name__ == kind.__name__
@@ -38,7 +38,7 @@ def test_a_remade_error_is_one_of_all_its_classes_and_says_what_the_first_said(k
 
 def test_classes_that_this_process_does_not_have_are_left_out() -> None:
     kinds = ["not_imported:Special", "builtins:TimeoutError", "not_imported:Other", "builtins:LookupError"]
-    error = remade(ErrorClass((*kinds, "builtins:Exception"), "late"))
+    error = rebuild_error(ErrorClass((*kinds, "builtins:Exception"), "late"))
     assert isinstance(error, TimeoutError)
     assert type(error).__name__ == "Special"
     assert type(error).__module__ == "not_imported"
@@ -46,14 +46,14 @@ def test_classes_that_this_process_does_not_have_are_left_out() -> None:
 
 @pytest.mark.parametrize("kinds", [[], ["nowhere:Error"], ["builtins:int"], ["headgate.errors:f.<locals>.Local"]])
 def test_an_error_of_which_nothing_is_known_is_an_exception_with_its_text(kinds: list[str]) -> None:
-    error = remade(ErrorClass(tuple(kinds), "what it said"))
+    error = rebuild_error(ErrorClass(tuple(kinds), "what it said"))
     assert isinstance(error, Exception)
     assert str(error) == "what it said"
 
 
 def test_a_group_keeps_its_members_whose_kinds_decide_on_a_retry() -> None:
     inner = [ErrorClass(names_of(kind), "part") for kind in (ConnectionError, TimeoutError)]
-    group = remade(ErrorClass(names_of(ExceptionGroup), "some", tuple(inner)))
+    group = rebuild_error(ErrorClass(names_of(ExceptionGroup), "some", tuple(inner)))
     assert isinstance(group, ExceptionGroup)
     assert [str(member) for member in group.exceptions] == ["part", "part"]
     assert RetryPolicy(retry_on=(ConnectionError, TimeoutError)).accepts(group)

@@ -231,7 +231,7 @@ def drawn(limit: Limit, **using: Any) -> tuple[Draw, ...]:
     async def call(tenant: str | None, order: Order | None = None) -> None: ...
 
     task = call.using(**using)
-    (job,) = app._client.intake._jobs_of(task, group_calls(task, [task.call("acme")]))
+    (job,) = app._client.enqueuer._jobs_of(task, group_calls(task, [task.call("acme")]))
     assert isinstance(job, NewJob)
     return job.draws
 

@@ -115,7 +115,7 @@ async def test_an_argument_may_have_the_name_of_an_option(app: Headgate) -> None
 
 async def test_a_synchronous_with_is_told_what_to_write(app: Headgate) -> None:
     untyped: Any = app
-    message = re.escape("write `async with app:`, or `with app.sync:` in code that cannot await")
+    message = re.escape("write `async with app:`, or `with app.sync:` in synchronous code")
     with pytest.raises(TypeError, match=message), untyped:
         raise AssertionError("it was entered")
 

@@ -1,0 +1,28 @@
+"""Turns any exception into text that a row can hold."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+
+from headgate.jobs.job import JobError, truncated_error
+
+USER_CODE_ERRORS = (Exception, SystemExit, asyncio.CancelledError, GeneratorExit)
+"""What a plain function of the user (a trigger, a backoff, a key) may raise. Uncaught, the last three would end the
+node or the program. Such a function awaits nothing, so a CancelledError is its own and does not cancel the caller."""
+
+
+def summarize_error(error: BaseException) -> str:
+    """Return the error in one line; never raises."""
+    text = truncated_error(error)
+    return f"{text.type}: {text.message}"
+
+
+def describe_error(error: BaseException) -> JobError:
+    """Return the error with the last 20 frames of its traceback; never raises."""
+    try:
+        trace = "".join(traceback.format_exception(error, limit=-20))
+    except BaseException as unprintable:
+        # An exception's own __str__ may raise anything; the job still fails with what is available.
+        trace = f"<no traceback: {type(unprintable).__name__} while formatting it>"
+    return truncated_error(error, trace)
