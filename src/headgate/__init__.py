@@ -2,7 +2,7 @@
 
 A name is imported when it is first used, so a program that takes a `Limiter` loads no engine and no storage.
 
-PYTEST_DONT_REWRITE: pytest finds our plugin, and would otherwise warn where this is imported before pytest is.
+PYTEST_DONT_REWRITE: pytest loads our plugin, and would otherwise warn if this module is imported before pytest.
 """
 
 from importlib import import_module

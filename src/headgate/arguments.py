@@ -1,4 +1,4 @@
-"""Arguments of public calls: durations, instants and whole numbers, each read and bounded in one place.
+"""Arguments of public calls: durations, instants and whole numbers, each parsed and bounded in one place.
 
 A duration is seconds, a `timedelta`, or text like "5m". It is at most a hundred years, so that sums of several still
 fit a 64-bit integer of microseconds, and the numbers of Redis's scripts. An instant is an aware `datetime`.
@@ -19,10 +19,10 @@ LONGEST = FARTHEST / SECOND
 """The longest duration, in seconds: a hundred years."""
 
 LARGEST_COUNT = 1_000_000_000_000
-"""The largest count, burst, cost, capacity or backlog: exact in every store, also times a few thousand."""
+"""The largest count, burst, cost, capacity or backlog: exact in every store, even times a few thousand."""
 
 MOST_SLOTS = 1_000_000
-"""The most jobs that one process may be told to run at once."""
+"""The most jobs that one process may run at once."""
 
 _UNITS = {"ms": 1000, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND, "d": 86400 * SECOND, "w": 7 * 86400 * SECOND}
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
@@ -34,10 +34,10 @@ DURATION_FORMS = 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5
 
 
 def parse_duration(value: object, name: str, where: str = "", *, allow_zero: bool = True) -> int:
-    """A duration in microseconds; `name` is the argument, `where` what it belongs to.
+    """Return a duration in microseconds; `name` is the argument, `where` what it belongs to.
 
-    Raises DeclarationError for what is no duration, is negative, or is longer than a hundred years; and for 0 unless
-    `allow_zero`.
+    Raises DeclarationError for a value that is not a duration, is negative, or is longer than a hundred years; and for
+    0 unless `allow_zero`.
     """
     length = read_duration(value, name, where)
     if length < 0:
@@ -55,15 +55,15 @@ def parse_seconds(value: object, name: str, where: str = "", *, allow_zero: bool
 
 
 def parse_wait(value: object, name: str, where: str = "") -> int:
-    """A duration in microseconds that a program may have computed, as what is left until a deadline.
+    """Return a duration in microseconds, bounded to 0 and a hundred years, for computed values such as time left.
 
-    Less than 0 is 0, and more than a hundred years is a hundred years. Raises DeclarationError for what is no duration.
+    Raises DeclarationError for a value that is not a duration.
     """
     return min(max(0, read_duration(value, name, where)), FARTHEST)
 
 
 def read_duration(value: object, name: str, where: str = "") -> int:
-    """A duration in microseconds, which may be negative and of any length. Raises DeclarationError for what is none."""
+    """Return a duration in microseconds, of any length and sign. Raises DeclarationError if it is not a duration."""
     if isinstance(value, timedelta):
         return microseconds(value)
     if isinstance(value, str):
@@ -82,7 +82,7 @@ def read_duration(value: object, name: str, where: str = "") -> int:
 
 
 def duration_in(text: str) -> int | None:
-    """The microseconds of "90", "1.5m", "250ms" or "1h30m"; None for what is no duration."""
+    """Return the microseconds of "90", "1.5m", "250ms" or "1h30m"; None if it is not a duration."""
     if len(text) > _LONGEST_TEXT:
         return None
     found = _SECONDS.fullmatch(text)
@@ -96,12 +96,12 @@ def duration_in(text: str) -> int | None:
 
 
 def parse_instant(value: object, name: str, where: str = "") -> int:
-    """An aware datetime as wall microseconds, within the years 1 to 9999 of UTC. Raises DeclarationError."""
+    """Return an aware datetime as wall microseconds, within the years 1 to 9999 of UTC. Raises DeclarationError."""
     if not isinstance(value, datetime):
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         forms = "datetime.fromtimestamp(…, UTC), or datetime.now(UTC) + timedelta(minutes=5)"
         raise DeclarationError(
-            f"{_shown(name, value, where)} is {'a number' if is_number else 'no instant'}; pass an aware datetime: "
+            f"{_shown(name, value, where)} is {'a number' if is_number else 'not a datetime'}; pass an aware datetime: "
             f"{forms}"
         )
     if value.tzinfo is None:
@@ -112,23 +112,23 @@ def parse_instant(value: object, name: str, where: str = "") -> int:
 
 
 def parse_until(until: object, name: str, where: str, now: int) -> int:
-    """Microseconds from `now` until an aware datetime, or of a duration; at least 0, at most a hundred years."""
+    """Return the microseconds from `now` until a datetime, or of a duration; from 0 to a hundred years."""
     if isinstance(until, datetime):
         return min(max(0, parse_instant(until, name, where) - now), FARTHEST)
     return parse_wait(until, name, where)
 
 
 def parse_count(value: object, name: str, where: str = "", *, least: int = 1, most: int = LARGEST_COUNT) -> int:
-    """A whole number within bounds. Raises DeclarationError."""
+    """Return a whole number from `least` to `most`. Raises DeclarationError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise DeclarationError(f"{_shown(name, value, where)} must be a whole number of at least {least}")
     if value > most:
-        raise DeclarationError(f"{_shown(name, value, where)} is more than {most:,}, the largest that is allowed")
+        raise DeclarationError(f"{_shown(name, value, where)} is more than {most:,}, the largest allowed")
     return value
 
 
 def _shown(name: str, value: object, where: str) -> str:
-    """The argument and its value as an error names them; a long value is cut."""
+    """Return the argument and its value for an error message; a long value is cut."""
     try:
         text = repr(value)
     except ValueError:  # of an integer with more digits than Python prints

@@ -1,6 +1,6 @@
-"""Time, handed in: the only module that reads a clock.
+"""Clocks: the only module that reads the time.
 
-Two scales, both in integer microseconds. `now()` is wall time since the Unix epoch: what people and cron mean; it can
+Two scales, both in integer microseconds. `now()` is wall time since the Unix epoch, which people and cron use; it can
 step. `monotonic()` runs since boot, counts sleep, is the same for all processes of a machine and never steps.
 """
 
@@ -17,20 +17,20 @@ from typing import Protocol
 SECOND = 1_000_000
 
 FARTHEST = 100 * 365 * 86400 * SECOND
-"""A hundred years in microseconds: a longer wait is a mistake, and beyond it an instant no longer fits a database."""
+"""A hundred years in microseconds: a longer wait is a mistake, and instants beyond it do not fit a database."""
 
 Duration = float | timedelta | str
-"""Seconds, a `timedelta`, or text like "5m": what users pass; `headgate.arguments` reads it."""
+"""Seconds, a `timedelta`, or text like "5m", as users pass it; `headgate.arguments` parses it."""
 
 
 class Timer(Protocol):
-    """A callback that has been scheduled and can still be called off."""
+    """A scheduled callback that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """What time it is, and a call when it is later."""
+    """The current time, and timers."""
 
     def now(self) -> int:
         """Wall time, microseconds since the Unix epoch."""
@@ -41,11 +41,11 @@ class Clock(Protocol):
         ...
 
     def boot_id(self) -> str:
-        """Which boot `monotonic()` counts from; two readings compare only under the same id."""
+        """The boot that `monotonic()` counts from; only readings with the same id can be compared."""
         ...
 
     def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
-        """Call back on the running loop when `monotonic()` reaches `when`, never before."""
+        """Call `callback` on the running loop when `monotonic()` reaches `when`, never before."""
         ...
 
 
@@ -53,9 +53,9 @@ class SystemClock:
     """The machine's own clocks."""
 
     def __init__(self) -> None:
-        # CLOCK_BOOTTIME goes on while the machine sleeps, as a limit must; macOS's monotonic clock does the same.
+        # CLOCK_BOOTTIME counts while the machine sleeps, as a limit must; macOS's monotonic clock does the same.
         self._source = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-        # Read once: it never changes, and a process that ran out of files could not read it again.
+        # Read once: it never changes, and a process without free file descriptors could not read it again.
         self._boot_id = self._read_boot_id()
 
     def now(self) -> int:
@@ -71,8 +71,8 @@ class SystemClock:
         path = Path("/proc/sys/kernel/random/boot_id")
         if path.exists():
             return path.read_text().strip()
-        # No boot id here: the minute of the boot tells boots apart. A wall clock that steps looks like a new boot, and
-        # a new boot only re-anchors limit time, never below the last one used.
+        # Without a boot id, the minute of the boot is the id. A step of the wall clock looks like a new boot, which
+        # only re-anchors limit time, never below the last one used.
         return f"booted-{(self.now() - self.monotonic()) // (60 * SECOND)}"
 
     def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
@@ -80,7 +80,7 @@ class SystemClock:
 
 
 class _ExactTimer:
-    """asyncio and uvloop round to their own ticks and may fire early; this one looks again before it calls."""
+    """A timer that never fires early: asyncio and uvloop round to their own ticks, so it checks the time again."""
 
     def __init__(self, clock: SystemClock, when: int, callback: Callable[[], None]) -> None:
         self._clock = clock
@@ -90,7 +90,7 @@ class _ExactTimer:
         self._arm()
 
     def _arm(self) -> None:
-        # A long wait is cut: the machine may have slept, and loop time does not count that everywhere.
+        # A long wait is split: the machine may sleep, and loop time does not count sleep on every system.
         seconds = min((self._when - self._clock.monotonic()) / SECOND, 60.0)
         self._handle = self._loop.call_later(max(seconds, 0.0), self._fire)
 
@@ -125,17 +125,17 @@ async def sleep_until(clock: Clock, when: int) -> None:
 
 
 async def wait_for_event(clock: Clock, event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for `event`, at most `seconds`; True when it is set, False when the time is up."""
+    """Wait for `event`, at most `seconds`; return True if it was set, False after the timeout."""
     if event.is_set():
         return True
     if seconds is None:
         return await event.wait()
     waiting = asyncio.ensure_future(event.wait())
 
-    def give_up() -> None:
+    def time_out() -> None:
         waiting.cancel()
 
-    timer = clock.call_at(clock.monotonic() + microseconds(seconds), give_up)
+    timer = clock.call_at(clock.monotonic() + microseconds(seconds), time_out)
     try:
         await asyncio.wait([waiting])
         # Set and cleared again counts as set, as it does for `event.wait()`.
@@ -146,7 +146,7 @@ async def wait_for_event(clock: Clock, event: asyncio.Event, seconds: float | No
 
 
 def microseconds(duration: float | timedelta) -> int:
-    """A duration as integer microseconds, rounded. Raises ValueError for one that is not finite."""
+    """Return a duration as integer microseconds, rounded. Raises ValueError for one that is not finite."""
     if isinstance(duration, timedelta):
         return duration // timedelta(microseconds=1)
     length = duration * SECOND
@@ -156,7 +156,7 @@ def microseconds(duration: float | timedelta) -> int:
 
 
 def from_datetime(instant: datetime) -> int:
-    """An aware datetime as microseconds since the epoch, within the years 1 to 9999 of UTC.
+    """Return an aware datetime as microseconds since the epoch, within the years 1 to 9999 of UTC.
 
     Raises ValueError for a naive one.
     """
@@ -166,7 +166,7 @@ def from_datetime(instant: datetime) -> int:
 
 
 def to_datetime(instant: int) -> datetime:
-    """Microseconds since the epoch as an aware UTC datetime; the first or the last there is for one that is beyond."""
+    """Return microseconds since the epoch as an aware UTC datetime, bounded to the range of datetime."""
     return _EPOCH + timedelta(microseconds=min(max(_FIRST, instant), LAST))
 
 
@@ -175,4 +175,4 @@ _MICROSECOND = timedelta(microseconds=1)
 _FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
 LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-"""The last microsecond of the year 9999: the last instant that a `datetime` can be."""
+"""The last microsecond of the year 9999: the last instant of a `datetime`."""

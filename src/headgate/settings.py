@@ -16,31 +16,31 @@ from headgate.jobs.retry import DEFAULT_RETRY, RetryPolicy, require_policy
 from headgate.jobs.written import parse_switch
 from headgate.jobs.written_retry import parse_retry
 
-MOST_LOG_LINES = 100_000
+MAX_LOG_LINES = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What an app can be told. Each is also read from `HEADGATE_<NAME>`.
+    """The settings of an app. Each is also read from `HEADGATE_<NAME>`.
 
-    Durations are seconds, a timedelta, or text like "5m"; they are kept as seconds.
+    Durations are seconds, a timedelta, or text like "5m"; they are stored as seconds.
 
-    `concurrency`: slots per queue and node, where the queue does not say (default: 100, or max(4, 2 × cores) for a
-    queue whose tasks are all plain functions). `retry`: of tasks that have none (default: 3 retries,
-    1 s × 2ⁿ with full jitter, up to 1 h); in the environment `5`, `retries=5,base=2s,cap=10m,jitter=off`,
-    `retries=5,delay=30s` or `delays=1s+1m+1h`. `timeout`: for each attempt of a task that has none (default: none).
-    `heartbeat` (5) renews a node's lease, which others take for lost after `lease` (30). `grace` (30): how long running
-    jobs may go on after the node was asked to stop. `retention` (7 days): how long final jobs are kept; also by how
-    they ended, as `{"succeeded": 3600, "failed": 30 * 86400}`, in the environment `succeeded=1h,failed=30d`.
-    `audit` ("full"): what is kept of a job's life, "none", "errors", "minimal" or "full", where its task does not say.
-    `log_lines` (1,000): of what a job logs the first so many lines are kept, 0 for none; of `log_level` ("INFO") and
-    above.
-    `history` (True): whether this process counts what charts show, and adds it to the store every 10 s.
-    `max_payload` (262,144): bytes of JSON that the arguments or the result of one job may take.
+    `concurrency`: slots per queue and node, unless the queue sets it (default: 100, or max(4, 2 × cores) for a queue
+    whose tasks are all plain functions). `retry`: the policy of tasks without one (default: 3 retries, 1 s × 2ⁿ with
+    full jitter, up to 1 h); in the environment `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or
+    `delays=1s+1m+1h`. `timeout`: of each attempt of a task without one (default: none).
+    `heartbeat` (5): the interval at which a node renews its lease; other nodes treat it as lost after `lease` (30).
+    `grace` (30): how long running jobs may continue after a stop was requested. `retention` (7 days): how long final
+    jobs are kept; also by state, `{"succeeded": 3600, "failed": 30 * 86400}`, in the environment
+    `succeeded=1h,failed=30d`.
+    `audit` ("full"): the audit level of tasks without one: "none", "errors", "minimal" or "full".
+    `log_lines` (1,000): how many log lines of a job are stored, 0 for none; of `log_level` ("INFO") and above.
+    `history` (True): whether this process counts jobs for the charts, and adds the counts to the store every 10 s.
+    `max_payload` (262,144): the most bytes of JSON for the arguments or the result of one job.
     `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…",
-    "postgresql://…"): where the limits that count starts are kept, unless they say `store=` (default: with the jobs).
-    On PostgreSQL: `schema` ("headgate") is where the tables live; `connections` (8) is how many a process opens at
-    most; `listen_url`, where the URL leads through PgBouncer, is a way to the database itself, to be woken at once
+    "postgresql://…"): the store of the limits that count starts, unless they set `store=` (default: with the jobs).
+    On PostgreSQL: `schema` ("headgate") is the schema of the tables; `connections` (8) is the most connections that a
+    process opens; `listen_url`, for a URL through PgBouncer, is a direct URL of the database, which wakes nodes at once
     instead of polling.
     """
 
@@ -80,12 +80,12 @@ class Settings:
             )
         if self.connections < 2:
             raise DeclarationError(
-                f"connections={self.connections} must be at least 2: claiming must not wait for finishing"
+                f"connections={self.connections} must be at least 2, so that claims do not wait for endings"
             )
-        if not 0 <= self.log_lines <= MOST_LOG_LINES:
-            raise DeclarationError(f"log_lines={self.log_lines} must be from 0 to {MOST_LOG_LINES}")
+        if not 0 <= self.log_lines <= MAX_LOG_LINES:
+            raise DeclarationError(f"log_lines={self.log_lines} must be from 0 to {MAX_LOG_LINES}")
         if self.log_level not in logging.getLevelNamesMapping():
-            raise DeclarationError(f"log_level={self.log_level!r} must be the name of a level of logging, as INFO")
+            raise DeclarationError(f"log_level={self.log_level!r} must be a level name of logging, such as INFO")
         if not isinstance(self.history, bool):
             raise DeclarationError(f"history={self.history!r} must be True or False")
         if self.max_payload < 1024:
@@ -93,11 +93,11 @@ class Settings:
 
 
 def storage_url(environment: Mapping[str, str] = os.environ) -> str:
-    """Where jobs live by `HEADGATE_URL`. Raises DeclarationError if it is unset or empty: no place is guessed."""
+    """Return `HEADGATE_URL`. Raises DeclarationError if it is unset or empty; there is no default store."""
     url = environment.get("HEADGATE_URL", "").strip()
     if not url:
         raise DeclarationError(
-            'Headgate() does not say where jobs live: pass a URL, as Headgate("sqlite:///jobs.db") or '
+            'Headgate() has no store for its jobs: pass a URL, such as Headgate("sqlite:///jobs.db") or '
             'Headgate("postgresql://user@host/database"), or set the variable HEADGATE_URL to one; '
             '"memory://" keeps jobs in this process, for tests'
         )
@@ -105,9 +105,9 @@ def storage_url(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of an app; a variable that is empty says nothing.
+    """Return the settings of an app; empty variables are ignored.
 
-    Raises DeclarationError for a name or a value that makes no sense.
+    Raises DeclarationError for an unknown name or an invalid value.
     """
     known = {field.name for field in fields(Settings)}
     values: dict[str, object] = {}
@@ -117,7 +117,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
             values[name] = _parse(name, text)
     for name, value in given.items():
         if name not in known:
-            raise DeclarationError(f"{name!r} is not a setting; there are: {', '.join(sorted(known))}")
+            raise DeclarationError(f"{name!r} is not a setting; the settings are: {', '.join(sorted(known))}")
         if value is not None:
             values[name] = _converted(name, value)
     return Settings(**values)  # type: ignore[arg-type]

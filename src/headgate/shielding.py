@@ -1,4 +1,4 @@
-"""Waiting for work that a cancellation must not leave half done."""
+"""Waiting for work that a cancellation must not interrupt."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 async def shield_until_done(work: Awaitable[T]) -> T:
-    """Return the result of `work`. A cancellation meanwhile does not reach it, and is raised once it is done.
+    """Return the result of `work`. A cancellation of the caller does not reach it, and is raised once it is done.
 
-    An error of `work` itself goes before the cancellation.
+    An error of `work` takes precedence over the cancellation.
     """
     running = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

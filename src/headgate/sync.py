@@ -1,4 +1,4 @@
-"""The same verbs for code that cannot await: one background thread with one event loop, opened on first use."""
+"""The synchronous API: one background thread with one event loop, opened on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class SyncApp:
-    """The app's verbs for code that cannot await; tasks, chains, batches and limiters have a `sync` of their own.
+    """The methods of the app for synchronous code; tasks, chains, batches and limiters have their own `sync`.
 
     Each opens the app on first use; `with app.sync:` opens it at once, and closes it at the end.
     """
@@ -24,7 +24,7 @@ class SyncApp:
         self._client = client
 
     def ask(self, question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-        """What an operator asks or does: `app.sync.ask(lambda admin: admin.cancel(job_id))`; see `Admin`."""
+        """Run an operation of `Admin` and return its result: `app.sync.ask(lambda admin: admin.cancel(job_id))`."""
 
         async def answer() -> T:
             return await question(self._client.admin)
@@ -44,11 +44,11 @@ class SyncApp:
         return SyncSchedule(self._client.schedule(name), self._client.portal)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run any coroutine on the app's event loop and return its result; blocks this thread."""
+        """Run a coroutine on the app's event loop and return its result; blocks this thread."""
         return self._client.portal.run(coroutine)
 
     def close(self) -> None:
-        """End the background thread, if there is one; the next call opens it again."""
+        """End the background thread, if any; the next call starts it again."""
         self._client.portal.close()
 
     def __enter__(self) -> Self:

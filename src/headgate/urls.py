@@ -1,4 +1,4 @@
-"""URLs as they may be shown: in errors, log lines, lists and on the dashboard, without what is secret in them."""
+"""URLs for display in errors, log lines, lists and the dashboard: without their secrets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OPTION = re.compile(r"(?i)\b([\w-]*(?:pass|pwd|secret|token|key|auth)[\w-]*)\s*
 _SEPARATORS = re.compile(r"[/#?@:&=,]")
 
 _SHORTEST = 3
-"""Characters of a secret that are looked for in the text of an error; fewer would be found everywhere."""
+"""The shortest secret that is searched in the text of an error; shorter ones would match everywhere."""
 
 
 def displayed_url(url: str) -> str:
     """Return a URL without its password, options and fragment: `postgresql://ada@host:5432/shop`.
 
-    It need not be well formed. A password may hold `/ # ? @ :` as they are, or stand where a port should; the scheme
-    may be missing or unknown. What cannot be told from a secret is shown as `***`.
+    The URL may be malformed: a password may contain `/ # ? @ :` unescaped, or be in the place of a port; the scheme may
+    be missing or unknown. A part that may be a secret is replaced by `***`.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -33,7 +33,7 @@ def displayed_url(url: str) -> str:
         return f"{scheme}://{rest.partition('?')[0]}"
     credentials, at, place = rest.rpartition("@")
     if _OPTIONS.search(credentials):
-        # The `@` may be one of the password, or of an option behind the host.
+        # The `@` may be part of the password, or of an option after the host.
         return f"{scheme}://{HIDDEN}"
     hosts, slash, path = place.partition("?")[0].partition("#")[0].partition("/")
     shown = ",".join(_shown_host(host) for host in hosts.split(","))
@@ -43,7 +43,7 @@ def displayed_url(url: str) -> str:
 def without_secrets(text: str, url: str) -> str:
     """Return the text of an error about a URL with every secret part of that URL replaced by `***`.
 
-    The parsers of URLs quote what they could not read, which may be a piece of the password.
+    URL parsers quote the part that they could not parse, which may be a piece of the password.
     """
     for secret in sorted(_secrets(url), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
@@ -51,7 +51,7 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def _without_scheme(url: str) -> str:
-    """`host/database`, `ada:secret@host/database`, or words such as `host=… password=…`."""
+    """Return `host/database`, `ada:secret@host/database` or `host=… password=…` without secrets."""
     if "=" in url and "@" not in url.partition("=")[0]:
         return _OPTION.sub(rf"\1={HIDDEN}", url.partition("?")[0])
     _, at, place = url.rpartition("@")
@@ -73,7 +73,7 @@ def _shown_host(host: str) -> str:
 
 
 def _secrets(url: str) -> set[str]:
-    """What must not be shown of a URL, whole, decoded, and in the pieces that a parser may have cut it into."""
+    """Return the secrets of a URL: whole, decoded, and in the pieces that a parser may split them into."""
     rest = url.partition("://")[2] or url
     credentials, at, place = rest.rpartition("@")
     wholes = [credentials.partition(":")[2]] if at else []

@@ -250,7 +250,7 @@ def test_a_number_in_place_of_an_instant_is_told_what_to_write() -> None:
     for option in ("at", "expires_at"):
         with pytest.raises(DeclarationError, match=rf"{option}=1700000000.0 is a number; pass an aware datetime"):
             task.using(**{option: 1700000000.0})
-        with pytest.raises(DeclarationError, match=rf"{option}='tomorrow' is no instant; pass an aware datetime"):
+        with pytest.raises(DeclarationError, match=rf"{option}='tomorrow' is not a datetime; pass an aware datetime"):
             task.using(**{option: "tomorrow"})
         with pytest.raises(DeclarationError, match=rf"{option}=.* has no time zone; pass an aware datetime"):
             task.using(**{option: datetime(2030, 1, 1)})  # noqa: DTZ001
