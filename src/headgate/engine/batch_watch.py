@@ -17,7 +17,7 @@ POLL_INTERVAL = 1.0
 async def wait_for_batch(
     storage: Store, clock: Clock, batch_id: str, timeout: float | None, is_open: Callable[[], bool]
 ) -> BatchRecord:
-    """Return the batch when all its jobs are final. Raises TimeoutError, BatchNotFound; NotOpen if the app is closed."""
+    """Return the batch when all its jobs are final. Raises TimeoutError, BatchNotFound; NotOpen if the app closes."""
     changed = asyncio.Event()
     unwatch = storage.watch(changed.set)
     until = None if timeout is None else clock.monotonic() + round(timeout * SECOND)

@@ -95,7 +95,7 @@ class SteppedNode(NodeInTest):
     def __init__(
         self, *args: Any, callback_runner: CallbackRunner, latest: dict[str, RunAttempt], **kwargs: Any
     ) -> None:
-        super().__init__(*args, callback_runner=callback_runner, on_concluded=self._note_concluded, **kwargs)
+        super().__init__(*args, callback_runner=callback_runner, on_concluded=self._on_concluded, **kwargs)
         self._callback_runner = callback_runner
         self.performed: list[RunAttempt] = []
         self.recorded: dict[str, asyncio.Future[None]] = {}
