@@ -264,7 +264,7 @@ def test_what_cannot_be_a_batch_is_told_where_it_is_made() -> None:
 
     async def main(clock: VirtualClock) -> None:
         async with app.open():
-            with pytest.raises(DeclarationError, match="no call in this batch"):
+            with pytest.raises(DeclarationError, match="this batch has no calls"):
                 await batch([]).enqueue()
             with pytest.raises(DeclarationError, match="make a batch of each"):
                 await batch([work.call("a"), work.call("b")], limits=[Mutex("api:{tenant}")]).enqueue()

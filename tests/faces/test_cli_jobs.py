@@ -185,7 +185,7 @@ def test_a_waiting_job_is_given_another_time_and_priority(project: Project) -> N
     back = call("jobs", "reschedule", id, "--delay", "0", final)
     assert back.exit_code == 1
     assert f"{id}: waits to run as soon as it can, with priority 7" in back.output
-    assert "is succeeded; only a waiting one" in back.output
+    assert "is succeeded; only the time or priority of a waiting job can be changed" in back.output
     assert "say when" in call("jobs", "reschedule", id).stderr
     assert "take one of them" in call("jobs", "reschedule", id, "--delay", "1", "--at", "2099-01-01").stderr
 

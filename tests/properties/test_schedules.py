@@ -163,5 +163,5 @@ def test_a_trigger_that_stands_still_is_an_error_and_no_endless_loop() -> None:
         def describe(self) -> str:
             return "still"
 
-    with pytest.raises(ValueError, match="'still' returned 0, which is not later"):
+    with pytest.raises(ValueError, match=r"next_after\(0\) of 'still' returned 0, which is not a later instant"):
         due(ScheduleRules("{}"), Still(), ScheduleProgress(0, 0), 0)

@@ -25,7 +25,7 @@ from headgate.cli.locate import (
 from headgate.cli.output import json_option, make_console, print_json, print_table, until
 from headgate.cli.query import instant, query_at, seconds, takes_query
 from headgate.clock import SystemClock, sleep, to_datetime
-from headgate.errors import HeadgateError, JobNotFound
+from headgate.errors import BatchNotFound, HeadgateError, JobNotFound
 from headgate.escaping import indented, one_line
 from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobRecord, JobState
 from headgate.jobs.report import LogLine
@@ -231,9 +231,17 @@ async def _details(admin: Admin, *, ids: Sequence[str]) -> list[tuple[JobDetails
     for id in ids:
         try:
             found.append((await admin.job(id), await admin.explain(id)))
-        except JobNotFound:
-            found.append(await admin.batch(id))
+        except JobNotFound as error:
+            found.append(await _batch_of(admin, id, error))
     return found
+
+
+async def _batch_of(admin: Admin, id: str, not_found: JobNotFound) -> BatchStatus:
+    """Return the batch of this id; raise `not_found` if it is the id of neither."""
+    try:
+        return await admin.batch(id)
+    except BatchNotFound:
+        raise not_found from None
 
 
 async def _explanations(admin: Admin, *, ids: Sequence[str]) -> list[Explanation | BatchStatus]:
@@ -241,8 +249,8 @@ async def _explanations(admin: Admin, *, ids: Sequence[str]) -> list[Explanation
     for id in ids:
         try:
             found.append(await admin.explain(id))
-        except JobNotFound:
-            found.append(await admin.batch(id))
+        except JobNotFound as error:
+            found.append(await _batch_of(admin, id, error))
     return found
 
 

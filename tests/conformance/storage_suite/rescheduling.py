@@ -143,7 +143,7 @@ class ReschedulingConformance(Conformance):
         running, done = await hands.take()
         await hands.succeed(done)
         for id in (running.id, done.id):
-            with pytest.raises(IllegalTransition, match="only a waiting one"):
+            with pytest.raises(IllegalTransition, match="only the time or priority of a waiting job can be changed"):
                 await later(hands, id, 60)
         assert await later(hands, "nobody", 60) is None
         await hands.succeed(running)

@@ -316,10 +316,7 @@ class SqliteDriver(Driver):
         except (sqlite3.Error, OSError) as error:
             raise self._translated(error) from error
         # After the commit: what was written to a file that nobody can open again is not reported as stored.
-        if self._neighbours is not None and self._neighbours.is_file_lost():
-            lost = self._neighbours.lost()
-            self._break(lost)
-            raise StorageUnavailable(str(lost))
+        self._require_same_file()
         return results
 
     # --------------------------------------------------------------------------------------------- reads
@@ -352,6 +349,7 @@ class SqliteDriver(Driver):
 
     async def _count(self, procedure: Procedure[R]) -> R:
         """A count, on a connection of its own, which is opened for the first one; cancelled, it ends."""
+        self._require_usable()
         if (counter := self._counter) is None:
             opened = await self._open_reader("counts")
             if self._counter is None:
@@ -368,11 +366,11 @@ class SqliteDriver(Driver):
             raise self._translated(error) from error
 
     async def _open_reader(self, name: str) -> Reader:
-        self._require_usable()
+        self._require_file()
         reader = await asyncio.to_thread(Reader, self.path, name)
         try:
-            # The store may have been closed meanwhile.
-            self._require_usable()
+            # The store may have been closed meanwhile, or the file lost: then this is another one.
+            self._require_file()
         except BaseException:
             await reader.close()
             raise
@@ -398,6 +396,17 @@ class SqliteDriver(Driver):
 
     async def _in_thread(self, thread: CallThread, work: Callable[..., R], *arguments: Any) -> R:
         return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
+
+    def _require_file(self) -> None:
+        """Raise unless the store is open, on the file that it has opened."""
+        self._require_usable()
+        self._require_same_file()
+
+    def _require_same_file(self) -> None:
+        if self._neighbours is not None and self._neighbours.is_file_lost():
+            lost = self._neighbours.lost()
+            self._break(lost)
+            raise StorageUnavailable(str(lost))
 
     def _require_usable(self) -> None:
         if self._broken is not None:
