@@ -152,7 +152,7 @@ async def test_after_a_rollback_the_backlog_waits_under_the_older_limits_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog_migrator, "NOTE_EVERY", 0.3)
-    monkeypatch.setattr(backlog_migrator, "LIVES", 2_000_000)
+    monkeypatch.setattr(backlog_migrator, "LIVE_FOR", 2_000_000)
     older, newer = world.release(StrictRate("2/h", name="old")), world.release(StrictRate("3/h", name="new"))
     await world.enqueue(older, 100)
     async with older:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,4 @@ class SlowCounts:
 
     async def close(self) -> None:
         """End the counts that are under way."""
-        await self.unfinished.close()
-        await self.finals.close()
-        await self.tasks.close()
+        await asyncio.gather(self.unfinished.close(), self.finals.close(), self.tasks.close())

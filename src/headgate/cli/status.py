@@ -137,9 +137,9 @@ async def _fetch(admin: Admin) -> Status:
         done, _ = await asyncio.wait([answering], timeout=STUCK_AFTER)
         blocking: list[Blocker] = []
         if not done:
-            # It waits for the same, on the connection that it takes to look for that.
-            await counts.close()
+            # Before the counts are ended: it may be they that wait.
             blocking = [each for each in await admin.obstacles() if each.kind == "blocks"]
+            await counts.close()
         try:
             return await answering
         except StorageUnavailable as error:

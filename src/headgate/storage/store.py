@@ -342,7 +342,8 @@ class Store:
 
     async def obstacles(self) -> Sequence[Blocker]:
         """What stands in the way of the store right now, longest first; nothing where nothing can."""
-        return await self.driver.read(listing.obstacles, "scan")
+        # Not among the scans, which may be waiting for what this finds.
+        return await self.driver.read(listing.obstacles, "lookup")
 
     async def buckets(
         self,
