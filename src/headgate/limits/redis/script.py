@@ -66,7 +66,7 @@ def from_script(text: bytes) -> str:
 def _check(rule: AnyRule, highest_count: int, longest_time: int) -> None:
     if longest_time > FARTHEST:
         raise DeclarationError(
-            f"{rule.describe()} longest_time further than the hundred years that fit into Redis's numbers"
+            f"{rule.describe()} reaches further than the hundred years that fit into Redis's numbers"
         )
     if highest_count > LARGEST_EXACT_COUNT:
         raise DeclarationError(
