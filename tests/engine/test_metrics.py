@@ -7,7 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from fastapi import FastAPI
@@ -348,6 +348,23 @@ async def test_each_store_can_be_read(stored: Headgate) -> None:
         assert (value(metrics, "headgate_queue_oldest_age_seconds", queue="still") or 0) > 0
         assert value(metrics, "headgate_queue_lag_seconds", queue="still") == 0
         assert value(metrics, "headgate_nodes", state="alive") == 1
+
+
+async def test_a_store_that_counts_for_long_is_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: until the first count was done the store counted as away, which is an alert."""
+    app = Headgate("memory://")
+    metrics = measured(app, store=True, max_age=0)
+
+    async def endless(**_options: Any) -> NoReturn:
+        await asyncio.Event().wait()
+        raise AssertionError("never set")
+
+    monkeypatch.setattr(app._storage, "counts", endless)
+    async with app:
+        await metrics.refresh()
+        assert value(metrics, "headgate_up") == 1
+        assert value(metrics, "headgate_nodes", state="alive") == 1
+        assert value(metrics, "headgate_queue_depth", queue="default", state="waiting") is None
 
 
 def test_without_metrics_no_event_of_a_job_is_made() -> None:

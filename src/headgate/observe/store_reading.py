@@ -14,7 +14,7 @@ from headgate.errors import HeadgateError
 from headgate.observe import metric
 from headgate.observe.instrument import Observed
 from headgate.observe.labels import Labels
-from headgate.storage.background_counts import BackgroundCounts
+from headgate.storage.background_counts import BackgroundCounts, CountReading
 from headgate.storage.records import BucketRecord, NodeRecord, QueueCounts, QueueRecord, WaitingCount
 from headgate.storage.store import Store
 
@@ -95,24 +95,25 @@ def _set(is_done: asyncio.Event, _: asyncio.Future[tuple[Number, ...]]) -> None:
 async def _numbers(
     storage: Store, labels: Labels, top_keys: int, queues: BackgroundCounts[Sequence[Number]]
 ) -> tuple[Number, ...]:
-    """Those of the queues as they were counted last: many keys take longer to count than a scrape may."""
+    """Return the numbers, those of the queues as of their last count; before the first one is done they are missing."""
     queues.begin(lambda: _count_queues(storage, labels), lambda: to_datetime(storage.now()))
     nodes, paused = await storage.nodes(), await storage.paused_queues()
     buckets = [each for each in await storage.buckets(None, None, MOST_KEYS) if each.waiting]
     counted = await queues.read()
     now = storage.now()
-    if counted is None:
-        # The store refuses to count, or has not answered yet.
-        return STORE_AWAY
     return (
         (metric.UP, (), 1.0),
-        (metric.COUNTED_AGE, (), max(0.0, (to_datetime(now) - counted.at).total_seconds())),
-        *counted.found,
+        *(() if counted is None else _counted(counted, now)),
         *_pauses(paused, labels),
         *_added_up(_throttled(buckets, labels)),
         *_top_keys(buckets, labels, top_keys),
         *_nodes(nodes, now),
     )
+
+
+def _counted(counts: CountReading[Sequence[Number]], now: int) -> tuple[Number, ...]:
+    age = max(0.0, (to_datetime(now) - counts.at).total_seconds())
+    return ((metric.COUNTED_AGE, (), age), *counts.found)
 
 
 async def _count_queues(storage: Store, labels: Labels) -> Sequence[Number]:
