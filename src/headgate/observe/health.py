@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 from headgate.clock import wait_for_event
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import NodeStarted, NodeStopping
 from headgate.observe.instrument import Observed
+
+R = TypeVar("R")
 
 DEADLINE = 2.0
 """Seconds that the store gets to answer `/ready`; probes are given up after 1 to 5."""
@@ -73,17 +76,9 @@ class HealthServer:
         writer.close()
 
     async def _request(self, reader: asyncio.StreamReader) -> tuple[str, str] | None:
-        """The method and the path of a request; None if it is none, or does not come in time."""
-        assert self._observed is not None
-        read = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
-        is_over = asyncio.Event()
-        read.add_done_callback(lambda _: is_over.set())
-        try:
-            if not await wait_for_event(self._observed.clock, is_over, REQUEST_DEADLINE):
-                return None
-            line = read.result().partition(b"\r\n")[0].decode("latin-1").split(" ")
-        finally:
-            read.cancel()
+        """Return the method and the path of a request; None if it is malformed. Raises TimeoutError if it is late."""
+        head = await self._within(REQUEST_DEADLINE, reader.readuntil(b"\r\n\r\n"))
+        line = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
         return (line[0], line[1].partition("?")[0]) if len(line) == 3 else None
 
     async def _status(self, method: str, path: str) -> tuple[int, str]:
@@ -97,21 +92,29 @@ class HealthServer:
         return 404, "there are /live and /ready"
 
     async def _why_not_ready(self) -> str | None:
-        """What keeps the worker from taking jobs, if anything does."""
+        """Return what keeps the worker from taking jobs; None if nothing does."""
         assert self._observed is not None
         if not self._is_started:
             return "the worker has not started yet"
         if self._is_stopping:
             return "the worker is stopping"
-        read = asyncio.ensure_future(self._observed.storage.upkeep())
-        is_over = asyncio.Event()
-        read.add_done_callback(lambda _: is_over.set())
         try:
-            if not await wait_for_event(self._observed.clock, is_over, DEADLINE):
-                return f"the store did not answer within {DEADLINE:g} s"
-            read.result()
+            await self._within(DEADLINE, self._observed.storage.upkeep())
+        except TimeoutError:
+            return f"the store did not answer within {DEADLINE:g} s"
         except StorageUnavailable as error:
             return f"the store cannot be used: {error}".replace("\n", " ")
-        finally:
-            read.cancel()
         return None
+
+    async def _within(self, seconds: float, work: Coroutine[Any, Any, R]) -> R:
+        """Return what `work` returns; raise TimeoutError if that takes longer."""
+        assert self._observed is not None
+        task = asyncio.ensure_future(work)
+        is_over = asyncio.Event()
+        task.add_done_callback(lambda _: is_over.set())
+        try:
+            if not await wait_for_event(self._observed.clock, is_over, seconds):
+                raise TimeoutError
+            return task.result()
+        finally:
+            task.cancel()
