@@ -109,22 +109,33 @@ async def _asked(app: Headgate, *paths: str) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_worker_the_command_line_and_the_dashboard_go_on_beside_rows_that_cannot_be_read(project: Project) -> None:
+def test_a_worker_the_command_line_and_the_dashboard_go_on_beside_rows_that_cannot_be_read(
+    project: Project, tmp_path: Path
+) -> None:
     module = project.module
     bad, good = module.do(_fill)
     project.spoil("job", "options", '{"timeout": "soon"}', f"id = '{bad}'")
     project.spoil("schedule", "call", "[1]", "name = 'bad'")
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "headgate", "worker", module.target], stderr=subprocess.PIPE, text=True
+    log = tmp_path / "worker.log"
+    expected = (
+        f"job {bad} in the store cannot be read: options",
+        "schedule bad in the store cannot be read: call",
     )
-    try:
-        module.do(lambda app: _is_worked_off(app, bad, good))
-    finally:
-        worker.send_signal(signal.SIGTERM)
-        _, said = worker.communicate(timeout=20)
-    assert worker.returncode == 0, said
-    assert f"job {bad} in the store cannot be read: options" in said
-    assert "schedule bad in the store cannot be read: call" in said
+
+    async def _is_logged() -> bool:
+        return all(line in log.read_text() for line in expected)
+
+    async def _is_done(app: Headgate) -> None:
+        await _is_worked_off(app, bad, good)
+        await until(_is_logged)
+
+    with log.open("w") as stream:
+        worker = subprocess.Popen([sys.executable, "-m", "headgate", "worker", module.target], stderr=stream)
+        try:
+            module.do(_is_done)
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(timeout=20) == 0, log.read_text()
 
     jobs = {job["id"]: job for job in answer("jobs", "list", module.target)}
     assert "options" in jobs[bad]["unreadable"]

@@ -20,7 +20,7 @@ def make_app(scene: DemoLoad) -> Headgate:
     app = Headgate(scene.url)
     api = ApiClient(scene.port)
 
-    @app.task(limits=[StrictRate(scene.calls, per=scene.window, key="{tenant_id}")], timeout=10)
+    @app.task(limits=[StrictRate(scene.calls, per=scene.window, key="{tenant_id}", margin=scene.margin)], timeout=10)
     async def sync_tenant(tenant_id: str, page: int) -> int:
         answer = await api.get("/call", tenant=tenant_id, job=current_job().id)
         if answer.status == 429:
