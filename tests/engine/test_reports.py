@@ -737,6 +737,7 @@ def test_final_jobs_are_kept_for_as_long_as_the_way_they_ended_says() -> None:
     run_virtual(main)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_hundred_thousand_final_jobs_are_pruned_in_steps_between_which_others_have_their_turn() -> None:
     async def main(clock: VirtualClock) -> None:

@@ -13,7 +13,7 @@ from tests.engine.simulation.world import simulate
 
 SEEDS = int(os.environ.get("HEADGATE_SIM_SEEDS", "150"))
 ONLY = os.environ.get("HEADGATE_SIM_SEED")
-CHUNK = 25
+CHUNK = 10
 
 
 # The first few for everybody, the rest where there is time.
