@@ -12,6 +12,9 @@ BENCH_STAMP := $(VENV)/.stamp-bench
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
+# The versions that the tests passed with. `make lock` renews them.
+LOCK := constraints.txt
+
 SEEDS ?= 5000
 
 .PHONY: help
@@ -43,8 +46,12 @@ test-slow: $(STAMP) ## Run the others: processes killed, servers restarted, brow
 	$(BIN)/python -m pytest -m slow --ignore=tests/cluster $(ARGS)
 	$(BIN)/python -m pytest -m slow -n 0 tests/cluster $(ARGS) # they measure budgets and waits under load: alone on the machine
 
+.PHONY: test-pythons
+test-pythons: ## Run the tests that need no server on each other supported Python that is installed
+	@./tests/other_pythons.sh $(ARGS)
+
 .PHONY: test-all
-test-all: test test-slow ## Run all tests
+test-all: test test-slow test-pythons ## Run all tests
 
 .PHONY: demo
 demo: $(STAMP) ## Watch Headgate work
@@ -74,9 +81,14 @@ pooler: ## Install the PgBouncer that some tests stand behind, where there is no
 		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends pgbouncer; \
 	} >/dev/null
 
+.PHONY: lock
+lock: $(STAMP) ## Renew the versions in constraints.txt that the tools and tests are installed with (needs uv)
+	uv pip compile --quiet --universal --upgrade --python-version 3.11 --all-extras --group dev --group bench \
+		--no-emit-index-url --no-annotate --no-header --output-file $(LOCK) pyproject.toml
+
 .PHONY: clean
 clean: ## Remove .venv, caches and build output
-	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-3.* build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 .PHONY: ci
@@ -84,13 +96,13 @@ ci: check test-all ## The gate: check and test-all
 
 # ------------------------------------------------------------------------------------------------------- set-up
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(LOCK)
 	@$(if $(UV),$(make_venv_with_uv),$(make_venv_with_python))
-	$(INSTALL) --editable . --group dev
+	$(INSTALL) --constraint $(LOCK) --editable . --group dev
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)
-	$(INSTALL) --group bench
+	$(INSTALL) --constraint $(LOCK) --group bench
 	@touch $@
 
 define make_venv_with_uv

@@ -56,6 +56,16 @@ def test_every_file_beside_the_code_is_in_the_wheel(wheel: Path) -> None:
     assert not [name for name in there if "conformance" in name], "the suites for stores are tests, and stay here"
 
 
+def test_the_description_on_the_package_index_has_no_link_into_the_repository(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as content:
+        (metadata,) = (name for name in content.namelist() if name.endswith("/METADATA"))
+        description = content.read(metadata).decode()
+    links = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", description)
+    targets = [markdown or html for markdown, html in links]
+    assert len(targets) > 30
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+
+
 def test_the_installed_program_is_that_of_the_wheel(programs: Path, tmp_path: Path) -> None:
     where = run(programs / "python", "-c", "import headgate; print(headgate.__file__)", cwd=tmp_path).stdout
     assert where.startswith(str(programs.parent))
