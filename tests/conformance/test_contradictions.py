@@ -104,7 +104,7 @@ async def test_a_bucket_that_waits_for_a_permit_which_nobody_holds_is_found(stor
     assert list(await hands.storage.check()) == []
     await store.overwrite(NOBODY)
     (found,) = await hands.storage.check()
-    assert "opens when a permit comes back, and nobody holds one" in found
+    assert "opens when a permit is returned, but has no holder" in found
 
 
 async def test_a_paused_bucket_waits_for_nobodys_permit(store: Overwritable) -> None:

@@ -233,7 +233,7 @@ def test_the_app_is_named_by_the_argument_the_option_or_the_environment(project:
 
 def test_an_unknown_storage_url_is_told_in_one_line(tmp_path: Path, project: Project) -> None:
     odd = Project(tmp_path, 'from headgate import Headgate\napp = Headgate("oracle://x")\n')
-    assert_one_line(call("status", odd.target), 1, "storage URL 'oracle://x' is of no known scheme")
+    assert_one_line(call("status", odd.target), 1, "storage URL 'oracle://x' has an unknown scheme")
 
 
 def test_an_app_without_a_url_is_told_in_one_line(tmp_path: Path, project: Project) -> None:

@@ -198,7 +198,7 @@ async def test_where_nothing_can_be_made_beside_it_is_said(tmp_path: Path) -> No
 def test_what_cannot_be_measured_is_told_in_one_line() -> None:
     result = CliRunner().invoke(main, ["bench", "mysql://jobs"])
     assert result.exit_code == 1
-    assert "'mysql://jobs' is of no known scheme" in result.stderr
+    assert "'mysql://jobs' has an unknown scheme" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 

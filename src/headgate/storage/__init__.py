@@ -1,1 +1,1 @@
-"""What survives: jobs, lanes, buckets and nodes, behind one protocol."""
+"""Storage of jobs, lanes, buckets and nodes: `Store`, its procedures, and a driver for each database."""

@@ -1,4 +1,4 @@
-"""Where a store is, in words for operators: several programs that work on one have to mean the same."""
+"""The address of a store as text for operators. All programs that use one store print the same address."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 
 class StoreAddress(NamedTuple):
-    """The store as it is told, and its file, if it is one."""
+    """The address of a store as it is shown, and the file of the store if it is in one."""
 
     shown: str
     file: Path | None = None
 
     @property
     def is_missing(self) -> bool:
-        """Whether opening the store would make its file."""
+        """Whether the file does not exist yet, so that opening the store would create it."""
         return self.file is not None and not self.file.exists()
 
 
 def address_of_file(path: Path) -> StoreAddress:
-    """A file, by its absolute path."""
+    """Return the address of a file: its absolute path."""
     return StoreAddress(str(path), path)

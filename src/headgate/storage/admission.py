@@ -1,9 +1,9 @@
-"""Admission: how many jobs of which lanes may start now. Pure, and the same for every store.
+"""Admission: decide how many jobs of each lane may start now. Pure, and the same for every store.
 
-A store reads the lanes that are due or behind an opened bucket, the buckets they draw on and the first jobs of each;
-`admit` decides; the store writes what it decided. Lanes take turns of a few jobs. A lane that meets a closed bucket
-waits behind it. A bucket that lanes already wait behind is closed to newcomers until it opens, so that a costly job at
-the head of its wait list is not starved by cheap ones.
+A store reads the lanes that are due or that wait behind an opened bucket, their buckets and the first jobs of each
+lane; `admit` decides; the store writes the decision. Lanes take turns of a few jobs. A lane that meets a closed bucket
+waits behind it. A bucket with lanes behind it is closed to other lanes until it opens, so that cheap jobs do not
+starve a costly job at the head of its wait list.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from headgate.storage.fetched import charged_elsewhere, is_starved
 from headgate.storage.records import Room, Starved
 
 TURN = 4
-"""How many jobs a lane may take before the next lane has its turn."""
+"""How many jobs a lane may start before the next lane has its turn."""
 
 FOR_ALL_KEYS = ""
-"""The key of the bucket in which a dynamic window keeps the one state of all its keys."""
+"""The key of the bucket in which a dynamic window stores one state for all its keys."""
 
 
 RowId = str
 """The id of a lane or a bucket."""
 
 Ask = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
-"""What a job asks of its lane's buckets: the cost in each (None: 1), and who is to hold its permits (None: rates)."""
+"""What a job draws from its lane's buckets: the cost in each (None: 1) and the permit holder in each (None: rates)."""
 
 
 class BucketView:
-    """A bucket during one claim. `opens_at` is set while lanes wait behind it; `state` None is a bucket never seen.
+    """A bucket during one claim.
 
-    The state of a dynamic window covers all keys: it is that of `home`, the bucket of the limit itself, which also
-    knows the `rivals`: keys with an opened bucket that others wait behind. Every other bucket is its own home.
+    `opens_at` is set while lanes wait behind it. `state` is None for a bucket that no job has drawn on.
+
+    A dynamic window has one state for all keys, in `home`, the bucket of the limit itself. `home` also has the
+    `rivals`: keys with an opened bucket and lanes behind it. Every other bucket is its own home.
     """
 
     __slots__ = ("charged", "closed_until", "draw", "home", "id", "opens_at", "rivals", "rule", "state")
@@ -67,40 +69,40 @@ class BucketView:
         self.rivals: set[str] = set()
 
     def ask(self, now: int, cost: int = 1, holder: str = "") -> tuple[int, Any]:
-        """When its rule lets `cost` go, and the state of its home after that."""
+        """Return when the rule admits `cost`, and the state of the home after that."""
         home = self.home
         return self.rule.for_key(self.draw.key, home.rivals, holder).take(home.state, now, cost)
 
     def snapshot(self, now: int) -> Snapshot:
-        """What people see of it."""
+        """Return what is shown of the bucket."""
         return self.rule.for_key(self.draw.key).snapshot(self.home.state, now)
 
     @property
     def elsewhere(self) -> ChargedElsewhere | None:
-        """When what it grants was charged in the store where its limit is kept, if that is another."""
+        """The charge of its starts in another store, if its limit is kept in one."""
         return charged_elsewhere(self.rule, self.state)
 
     def is_starved(self, now: int, cost: int = 1) -> bool:
-        """Whether starts have to be fetched for it."""
+        """Whether more starts have to be fetched from another store before it can grant `cost`."""
         return self.closed_until <= now and is_starved(self.rule, self.state, now, cost)
 
     def is_held_by(self, holder: str | None) -> bool:
-        """Whether `holder` has a permit of it already, and so may go whatever others wait for."""
+        """Whether `holder` already has a permit and so may start, whichever lanes wait behind the bucket."""
         return holder is not None and self.rule.holds_permits and holder in (self.state or NO_PERMITS).holders
 
     def keep(self, state: Any) -> None:
-        """What was asked for has gone."""
+        """Store the state after a charge."""
         home = self.home
         home.state = state
         home.charged = True
 
     @property
     def stored(self) -> tuple[str | None, int]:
-        """The state as it is stored, and from when on it may be forgotten; a bucket may be as it never was drawn on."""
+        """The stored state, and the limit time from which it may be deleted; (None, 0) if never drawn on."""
         return (None, 0) if self.state is None else (self.rule.dump(self.state), self.rule.idle_at(self.state))
 
     def amend(self, charged_at: int, cost: int, started_at: int, actual: int) -> None:
-        """Let a start count as what it was and when, as `Rule.amend` says."""
+        """Correct the cost and the time of a charged start, as `Rule.amend` does."""
         home, rule = self.home, self.rule.for_key(self.draw.key)
         if home.state is None:
             home.state = rule.amend_forgotten(charged_at, started_at, actual)
@@ -110,24 +112,24 @@ class BucketView:
             home.charged = True
 
     def grants(self, now: int, most: int) -> int:
-        """How many starts of cost 1 it would grant now, at most `most`."""
+        """Return how many starts of cost 1 it grants now, at most `most`."""
         if self.closed_until > now:
             return 0
         home = self.home
         return self.rule.for_key(self.draw.key, home.rivals).grants(home.state, now, most)
 
     def reopens_at(self, now: int) -> int:
-        """When it opens for the lanes that still wait behind it; `now` if it is open."""
+        """Return when it opens for the lanes that still wait behind it; `now` if it is open."""
         if self.opens_at is not None and self.opens_at > now:
             return self.opens_at
         if self.closed_until > now and self.rule.holds_permits and batches_of(self.state or NO_PERMITS):
-            # The jobs of a batch that holds a permit go then, whoever holds the others.
+            # The other jobs of a batch that holds a permit start then, even if all permits are held.
             return self.closed_until
         return max(now, self.closed_until, self.ask(now)[0])
 
 
 class BucketVisit:
-    """A bucket as plain code changes it in one transaction, with what is noted under the id of its request."""
+    """A bucket that plain code changes in one transaction, with the note that is stored under the id of the request."""
 
     __slots__ = ("note", "noted_until", "now", "reopens", "view")
 
@@ -136,23 +138,23 @@ class BucketVisit:
         self.now = now
         self.note = note
         self.noted_until: int | None = None
-        # Whether something was given back, so that those in line are to be looked at.
+        # Whether permits were returned, so that the lanes behind it have to be read again.
         self.reopens = False
 
     def remember(self, note: str, until: int) -> None:
-        """Answer the same to a repeat of the request, until that limit time."""
+        """Store an answer, and return the same one to a repeated request until that limit time."""
         self.note, self.noted_until = note, until
 
     def forget(self) -> None:
-        """The request counts no more."""
+        """Delete the stored answer of the request."""
         self.note, self.noted_until = None, 0
 
 
 class LaneView:
-    """A lane during one claim: its buckets and what its first ready jobs ask; how many of them were admitted.
+    """A lane during one claim: its buckets, the demands of its first ready jobs, and how many jobs were admitted.
 
-    An ask of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
-    `behind` it, which opens at `opens_at`; one that `discards` its jobs instead closes it for nobody else.
+    A demand of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
+    `behind` it, until `opens_at`. A lane that `discards` its jobs does not close the bucket for other lanes.
     """
 
     __slots__ = ("asks", "behind", "buckets", "discards", "failed", "id", "opens_at", "queue", "taken")
@@ -177,7 +179,7 @@ class LaneView:
         self.failed: CostExceedsLimit | None = None
 
     def go_behind(self, bucket: BucketView, opens_at: int) -> None:
-        """Its next job met a closed bucket."""
+        """Put the lane behind the closed bucket that its next job met."""
         self.behind = bucket
         self.opens_at = opens_at
         if not self.discards:
@@ -189,7 +191,7 @@ class LaneView:
 
     @property
     def turn(self) -> int:
-        """Keys that share a ceiling take it in turns of one, so that each gets its part of it."""
+        """How many jobs it starts in its turn: 1 for keys that share a ceiling, so that each gets its part."""
         for bucket in self.buckets:
             if bucket.home is not bucket:
                 return 1
@@ -197,15 +199,15 @@ class LaneView:
 
 
 def gated_share(room: Room, ungated_ready: int) -> int:
-    """How many of a queue's free slots gated jobs may take, when so many ungated ones are ready."""
+    """Return how many free slots of a queue gated jobs may take while `ungated_ready` ungated jobs are ready."""
     half = (room.slots + room.gated_first) // 2
     return max(half, room.slots - ungated_ready)
 
 
 def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> None:
-    """Decide how many jobs of each lane start at limit time `now`; the lanes and their buckets hold the decision.
+    """Decide how many jobs of each lane start at limit time `now`, and write the decision into lanes and buckets.
 
-    `lanes` come in the order of their turns; `shares` is how many gated jobs each queue may start.
+    `lanes` are in the order of their turns; `shares` is how many gated jobs each queue may start.
     """
     left = dict(shares)
     turns = deque(lane for lane in lanes if lane.asks)
@@ -224,7 +226,7 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
 
 
 def _take(lane: LaneView, now: int) -> None:
-    """Charge all the lane's buckets for its next job, or none and put it behind the closed one that opens last."""
+    """Charge all the lane's buckets for its next job; if one is closed, charge none and wait for the last to open."""
     ask = lane.asks[lane.taken]
     costs, holders = (None, None) if ask is None else ask
     buckets = lane.buckets
@@ -273,13 +275,13 @@ def _ask(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now:
 
 
 def charges_elsewhere(buckets: Sequence[BucketView]) -> tuple[ChargedElsewhere | None, ...] | None:
-    """Of each bucket of a lane, whether its starts were charged in another store; None if none was."""
+    """Return the charge of each bucket of a lane in another store; None if no bucket was charged in one."""
     charges = [bucket.elsewhere for bucket in buckets]
     return tuple(charges) if charges.count(None) < len(charges) else None
 
 
 def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:
-    """The bucket for which starts have to be fetched so that the lane can go on, if that is what it waits for."""
+    """Return the bucket that the lane waits for, if starts have to be fetched for it; None otherwise."""
     bucket = lane.behind
     if bucket is None or not lane.has_more:
         return None
@@ -294,7 +296,7 @@ def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:
 def ask_of(
     job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, passes: DrawSet = NO_DRAWS
 ) -> Ask | None:
-    """What a job asks, of all its draws but those in `passes`."""
+    """Return the demand of a job for all its draws except those in `passes`."""
     if costs is None and (terms is None or not terms.holds):
         return None
     holders = None

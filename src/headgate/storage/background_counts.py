@@ -1,4 +1,4 @@
-"""What takes a store long to count, counted in the background beside the reads that show it."""
+"""Counts that take a store long, made in the background while other reads show the last result."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FRESH_FOR = SECOND
 """Microseconds for which a count of final jobs, or of jobs by task, is reused at least."""
 
 SHARE = 50
-"""A count is reused for so many times as long as it took, so that counting takes at most a 50th of the time."""
+"""A count is reused for 50 times as long as it took, so that counting takes at most a 50th of the time."""
 
 PATIENCE = 0.03
-"""Seconds that a reader waits for a count that is under way."""
+"""Seconds for which a reader waits for a running count."""
 
 T = TypeVar("T")
 
@@ -28,19 +28,19 @@ _log = logging.getLogger("headgate.admin")
 
 @dataclass(frozen=True, slots=True)
 class CountReading(Generic[T]):
-    """What was counted, and when."""
+    """The result of a count, and when it began."""
 
     at: datetime
     found: T
 
 
 class BackgroundCounts(Generic[T]):
-    """A count that is repeated in the background while somebody reads it.
+    """A count that is repeated in the background while it is read.
 
-    `read` waits `patience` seconds (None: without end) for a count that is under way, and returns the one before if it
-    takes longer; as long as there is none before, it waits `first_patience`. A count is reused for 50 times as long as
-    it took, and for `fresh_for` microseconds at least. If the store refuses to count, `read` returns the last one, and
-    the store is asked again after the same time.
+    `read` waits `patience` seconds (None: without end) for a running count, and returns the last result if the count
+    takes longer. Before the first result it waits `first_patience`. A result is reused for 50 times as long as the
+    count took, and at least for `fresh_for` microseconds. If the store refuses to count, `read` returns the last
+    result, and the store is asked again after the same time.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class BackgroundCounts(Generic[T]):
         self._counting: asyncio.Task[None] | None = None
 
     def begin(self, count: Callable[[], Awaitable[T]], now: Callable[[], datetime]) -> None:
-        """Start to count, unless a count is under way or the last one is fresh."""
+        """Start a count, unless one is running or the last result is fresh."""
         fresh_for = max(self._fresh_for, SHARE * self._took)
         is_due = self._counted_at is None or self._clock.monotonic() - self._counted_at >= fresh_for
         if is_due and (self._counting is None or self._counting.done()):
             self._counting = asyncio.ensure_future(self._count(count, now))
-            # No reader may come after it has failed.
+            # If no read follows a failed count, asyncio must not warn that its exception was never retrieved.
             self._counting.add_done_callback(lambda counting: counting.cancelled() or counting.exception())
 
     async def read(self) -> CountReading[T] | None:
-        """Return the last count; None before the first one is done. Raises what a count raised, but HeadgateError."""
+        """Return the last result; None before the first. Raises what a count raised, except HeadgateError."""
         counting = self._counting
         if counting is not None:
             patience = self._first_patience if self._known is None else self._patience
@@ -91,14 +91,14 @@ class BackgroundCounts(Generic[T]):
             self._is_refused = False
         except HeadgateError as error:
             if not self._is_refused:
-                _log.warning("%s were not counted, and are shown as they were counted last: %s", self._what, error)
+                _log.warning("%s could not be counted; the last counts are shown instead: %s", self._what, error)
             self._is_refused = True
         finally:
             self._counted_at = self._clock.monotonic()
             self._took = self._counted_at - began_at
 
     async def close(self) -> None:
-        """Cancel a count that is under way, and wait until it has ended."""
+        """Cancel a running count, and wait until it has ended."""
         counting, self._counting = self._counting, None
         if counting is not None and not counting.done():
             counting.cancel()

@@ -1,4 +1,4 @@
-"""Groups of writes are one commit: while one is under way, new writes gather for the next."""
+"""Commits writes in groups: while one group commits, new writes gather for the next."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Commit = Callable[[Sequence[W]], Awaitable[Sequence[Any]]]
 
 
 class Batcher(Generic[W]):
-    """Hands writes to `commit` in groups, at once when idle, and gives each caller its own result.
+    """Passes writes to `commit` in groups, at once when idle, and returns to each caller its own result.
 
-    `commit` returns one result for each write, in order; a result that is an exception is raised for that caller only.
-    An exception that `commit` itself raises is everybody's.
+    `commit` returns one result for each write, in order. A result that is an exception is raised for its caller only;
+    an exception that `commit` itself raises is raised for all callers of the group.
     """
 
     def __init__(self, commit: Commit[W], most: int = 1000) -> None:
@@ -25,7 +25,7 @@ class Batcher(Generic[W]):
         self._committing: asyncio.Task[None] | None = None
 
     async def write(self, write: W) -> Any:
-        """Return when the group of this write has committed. A caller that is cancelled meanwhile does not undo it."""
+        """Return the result after the commit of this write. Cancelling the caller does not undo the write."""
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending.append((write, done))
         if self._committing is None:
@@ -33,13 +33,13 @@ class Batcher(Generic[W]):
         return await done
 
     async def drain(self) -> None:
-        """Return when nothing is being committed or waits for it."""
+        """Return when no write is being committed or waits for a commit."""
         while self._committing is not None:
             await asyncio.wait([self._committing])
 
     def _start(self) -> None:
         self._committing = asyncio.get_running_loop().create_task(self._commit_pending(), name="headgate-commits")
-        # Not at the end of the task itself: one that is cancelled before its first step has none.
+        # Not at the end of the task: a task that is cancelled before its first step never gets there.
         self._committing.add_done_callback(self._ended)
 
     async def _commit_pending(self) -> None:
@@ -50,7 +50,7 @@ class Batcher(Generic[W]):
     def _ended(self, committing: asyncio.Task[None]) -> None:
         self._committing = None
         if committing.cancelled() or committing.exception() is not None:
-            # Nobody waits for a commit that never comes.
+            # These writes will not be committed, so their callers must not wait.
             for _, done in self._pending:
                 done.cancel()
             self._pending.clear()

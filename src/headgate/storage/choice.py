@@ -1,4 +1,4 @@
-"""The choice of a store: the one place that picks it by its URL, and tells where it is."""
+"""The choice of a store by its URL, and the address of the chosen store."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headgate.urls import displayed_url
 def choose_storage(
     url: str, clock: Clock, *, synchronous: str, schema: str, listen_url: str | None, connections: int
 ) -> Store:
-    """Return the store that a URL names; it connects when it is opened.
+    """Return the store for a URL; it connects when it is opened.
 
-    `synchronous` is of SQLite; `schema`, `listen_url` and `connections` are of PostgreSQL. Raises DeclarationError.
+    `synchronous` applies to SQLite; `schema`, `listen_url` and `connections` to PostgreSQL. Raises DeclarationError.
     """
     if not isinstance(url, str):
         raise DeclarationError(f"storage URL {url!r:.80} is not text; pass a store of your own as Headgate(storage=…)")
@@ -32,20 +32,20 @@ def choose_storage(
             return _postgres(url, clock, schema=schema, listen_url=listen_url, connections=connections)
         case _:
             raise DeclarationError(
-                f"storage URL {displayed_url(url)!r} is of no known scheme; use sqlite:///path, "
-                "postgresql://host/database, or memory:// for tests and throw-away work"
+                f"storage URL {displayed_url(url)!r} has an unknown scheme; use sqlite:///path, "
+                "postgresql://host/database, or memory:// for tests and temporary work"
             )
 
 
 def _file_of(url: str, path: str) -> str:
     if urlsplit(url).netloc or not path.strip("/"):
         raise DeclarationError(
-            f"storage URL {displayed_url(url)!r} names no file; write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db "
+            f"storage URL {displayed_url(url)!r} has no path; write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db "
             "for an absolute path"
         )
     if "?" in path:
         raise DeclarationError(
-            f"storage URL {displayed_url(url)!r} has options; pass them to Headgate(…), as synchronous="
+            f"storage URL {displayed_url(url)!r} has options; pass them to Headgate(…), such as synchronous="
         )
     return unquote(path[1:])
 
@@ -63,7 +63,7 @@ def _postgres(url: str, clock: Clock, *, schema: str, listen_url: str | None, co
 
 
 def address_of(url: str | None, storage: Store) -> StoreAddress:
-    """Return where a store is; without a `url`, which it was not chosen by, its class names it."""
+    """Return the address of a store. A store that was passed without a `url` is shown by the name of its class."""
     if storage.driver.file is not None:
         return address_of_file(storage.driver.file)
     return StoreAddress(type(storage).__name__ if url is None else displayed_url(url))

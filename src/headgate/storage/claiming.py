@@ -1,7 +1,7 @@
-"""What one claim takes and leaves: decided from the rows that a store has read, and told as the rows it is to write.
+"""One claim: which jobs it starts and which rows it writes, decided from the rows that a store has read.
 
-A store that keeps rows claims in three steps. It reads lanes, the first jobs of each and their buckets; lets a
-`ClaimPlan` decide; and writes what came of it, all in one transaction.
+A store that keeps rows claims in three steps, all in one transaction. It reads lanes, the first jobs of each lane and
+their buckets; a `ClaimPlan` decides; and the store writes the decision.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import note_unreadable
 
 EXPIRED_A_VISIT = 100
-"""How many expired jobs of one lane a claim passes over before it leaves the lane for the next claim."""
+"""How many expired jobs of one lane a claim ends; it leaves the others in the lane for the next claim."""
 
 LOCKED_FOR = SECOND
-"""After how long a lane is looked at again of which somebody else has all jobs locked. Their end arrives in it."""
+"""After how long a lane is visited again if other transactions have locked all its jobs. Their ends wake it too."""
 
 
 class LaneRow(msgspec.Struct):
-    """A lane as it is stored; the lane of jobs without limits draws on nothing.
+    """A lane as it is stored. The lane of jobs without limits has no draws.
 
-    At `opened_at` (limit time) the bucket opened that it waited behind last: those of its jobs that were ready before
-    waited for that limit until then, and for a slot since.
+    `opened_at` (limit time) is when the bucket opened that the lane last waited behind. Its jobs that were ready before
+    have waited for that limit until then, and for a slot since then.
     """
 
     id: RowId
@@ -63,7 +63,7 @@ class LaneRow(msgspec.Struct):
 
 
 class LaneHead(msgspec.Struct):
-    """A job near the front of its lane. Ids grow as jobs are added."""
+    """A job near the front of its lane. The id of a later job is greater."""
 
     id: str
     lane: RowId
@@ -86,10 +86,10 @@ class LaneHead(msgspec.Struct):
     passed: DrawSet
     give_up_at: int | None
     draws: tuple[Draw, ...] | None
-    """All its draws, if it holds permits of some."""
+    """All draws of the job, if it holds permits of some."""
     gate: str
     unreadable: str | None = None
-    """What of its row could not be read, and why."""
+    """Which field of its row could not be read, and why."""
 
     @property
     def passes(self) -> DrawSet:
@@ -97,14 +97,14 @@ class LaneHead(msgspec.Struct):
         return union(self.held, self.passed)
 
     def is_late(self, now: int) -> bool:
-        """Whether its time to start has passed."""
+        """Whether the time by which it had to start has passed."""
         expires_at, give_up_at = self.expires_at, self.give_up_at
         return (expires_at is not None and expires_at <= now) or (give_up_at is not None and give_up_at <= now)
 
     def hold_against(self, draws: int) -> None:
-        """Compare what it says of each draw with how many its lane has; a row that contradicts it is unreadable.
+        """Compare the lengths of its costs and holders with the number of its draws; if they differ, it is unreadable.
 
-        Whatever it costs and holds is unknown then, so it is charged as a job that costs 1 and holds nothing.
+        Its cost or its permits are then unknown, so it is charged as a job that costs 1 or holds nothing.
         """
         expected = draws + size(self.passes)
         costs, terms = self.costs, self.terms
@@ -121,7 +121,7 @@ class LaneHead(msgspec.Struct):
 
 
 class JobStart(msgspec.Struct):
-    """A job that starts, as it was read; which permits it holds now, and which of its draws were not charged."""
+    """A job that starts, as it was read, with the permits that it holds now and the draws that were not charged."""
 
     id: str
     lane: RowId
@@ -131,7 +131,7 @@ class JobStart(msgspec.Struct):
 
 
 class LaneMove(msgspec.Struct):
-    """Where a lane is after the claim, and how many jobs are gone from it."""
+    """The new place of a lane after the claim, and how many jobs have left it."""
 
     id: RowId
     gone: int
@@ -142,14 +142,14 @@ class LaneMove(msgspec.Struct):
 
 
 class BatchLanes(NamedTuple):
-    """The lanes of a batch that wait behind a bucket."""
+    """The lanes of one batch that wait behind a bucket."""
 
     bucket: RowId
     batch: str
 
 
 class LaneVisit:
-    """A lane that a claim looks at, and what became of it."""
+    """A lane that a claim visits, and the decision about it."""
 
     __slots__ = ("complete", "expired", "has_locked", "heads", "rejected", "row", "taken", "view")
 
@@ -157,9 +157,9 @@ class LaneVisit:
         self.row = row
         self.heads: list[LaneHead] = []
         self.expired: list[LaneHead] = []
-        # Whether all ready jobs of the lane that this node knows were read.
+        # Whether all ready jobs of the lane were read that this node can run.
         self.complete = True
-        # Whether jobs were passed over that somebody else has locked.
+        # Whether jobs were skipped because other transactions have locked them.
         self.has_locked = False
         self.taken = 0
         self.rejected: list[LaneHead] = []
@@ -167,16 +167,16 @@ class LaneVisit:
 
     @property
     def is_barren(self) -> bool:
-        """Whether nothing of use was found in it."""
+        """Whether no job was found in it that can start or has expired."""
         return not self.heads and not self.expired
 
     def wakes_by(self, now: int) -> bool:
-        """Whether jobs that asked for a time may be due."""
+        """Whether delayed jobs of the lane may be due."""
         return self.row.wakes_at is not None and self.row.wakes_at <= now
 
     @property
     def closed(self) -> BucketView | None:
-        """The closed bucket that the lane met."""
+        """The closed bucket that the lane's next job met."""
         return self.view.behind if self.view is not None else None
 
     @property
@@ -186,7 +186,7 @@ class LaneVisit:
 
     @property
     def gone(self) -> int:
-        """How many jobs left the lane: started, expired, rejected, or failed for being impossible."""
+        """How many jobs left the lane: started, expired, rejected, or failed because their cost is impossible."""
         impossible = self.view is not None and self.view.failed is not None
         return self.taken + len(self.expired) + len(self.rejected) + impossible
 
@@ -196,7 +196,7 @@ class LaneVisit:
 
     @property
     def cut_short(self) -> bool:
-        """Whether jobs of the lane may be left that could go at once."""
+        """Whether jobs may be left in the lane that could start at once."""
         return self.behind is None and not self.all_gone
 
 
@@ -207,7 +207,7 @@ class ClaimPlan:
         self.claim = claim
         self.newest = newest
         self.known = claim.known(newest)
-        """What jobs have to be known by so that they may start here."""
+        """The gates of jobs that may start on this node."""
         self.now = now
         self.limit_now = limit_now
         self.gated: list[LaneVisit] = []
@@ -218,7 +218,7 @@ class ClaimPlan:
         self.has_strange_lanes = False
         self.given: list[PermitRelease] = []
         self._dropped: list[Dropped] = []
-        # The opened buckets that were starving before anything was taken.
+        # The opened buckets that needed a fetch before anything was taken.
         self._starving: set[Draw] = set()
         self._page_was_full = False
         self._more_opened = False
@@ -226,7 +226,7 @@ class ClaimPlan:
         self._next_wake: int | None = None
 
     def at(self, now: int, limit_now: int) -> ClaimPlan:
-        """The same at a later instant, for a store that waits for locks between choosing lanes and reading them."""
+        """Return the same plan at a later instant, for a store that waits for locks before it reads the lanes."""
         later = ClaimPlan(self.claim, now, limit_now, self.newest)
         later.unknown, later.astray, later._page_was_full = self.unknown, self.astray, self._page_was_full
         later.has_strange_lanes = self.has_strange_lanes
@@ -236,18 +236,18 @@ class ClaimPlan:
 
     @property
     def page(self) -> int:
-        """How many lanes and buckets of each kind are worth reading; more could not be used."""
+        """How many lanes, and how many buckets, are worth reading; no more could be used."""
         return max([1, *(room.slots for room in self.claim.rooms.values())])
 
     def pass_over(self, id: str, task: str, queue: str) -> None:
-        """A job is not known here: its task is not, or it was enqueued under another gate."""
+        """Note a job that must not start here: its task is unknown, or it was enqueued under another gate."""
         if task not in self.claim.tasks:
             self.unknown.add(task)
         elif self.claim.is_astray(task, queue, self.newest):
             self.astray.add(id)
 
     def has_unknown(self, heads: Iterable[LaneHead]) -> bool:
-        """Whether jobs among them must not start here."""
+        """Whether some of these jobs must not start here; they are noted."""
         known = self.known
         strange = [head for head in heads if head.gate not in known]
         for head in strange:
@@ -255,7 +255,7 @@ class ClaimPlan:
         return bool(strange)
 
     def usable(self, rows: Iterable[LaneRow]) -> list[LaneRow]:
-        """The lanes of which this node knows all limits."""
+        """Return the lanes of which this node has the rules of all limits."""
         rules = self.claim.rules
         read = list(rows)
         usable = [row for row in read if all(draw.limit in rules for draw in row.draws)]
@@ -263,15 +263,15 @@ class ClaimPlan:
         return usable
 
     def grants(self) -> dict[RowId, int]:
-        """Of each opened bucket whose lanes are worth a visit, how many starts it grants.
+        """Return how many starts each opened bucket grants, without buckets that grant none.
 
-        A starving one counts as if it granted 1: the first job in line says what is to be fetched.
+        A bucket that needs a fetch counts as if it granted 1: its first waiting job determines what is fetched.
         """
         grants = {view.id: view.grants(self.limit_now, self.page) or self._is_starving(view) for view in self.opened}
         return {id: int(grant) for id, grant in grants.items() if grant and id is not None}
 
     def _is_starving(self, view: BucketView) -> bool:
-        """Whether it is kept elsewhere, has nothing left here, and more may be fetched."""
+        """Whether the limit is kept in another store, no start is left here, and more may be fetched."""
         return view.is_starved(self.limit_now) and not view.grants(self.limit_now, 1)
 
     def choose(
@@ -281,9 +281,10 @@ class ClaimPlan:
         due: Sequence[LaneRow],
         shares: Mapping[str, int],
     ) -> list[LaneVisit]:
-        """Lanes behind opened buckets, then due ones, each kind longest waiting first.
+        """Return the lanes behind opened buckets, then the due ones; in each group the longest waiting first.
 
-        No more than can be expected to fill the `shares`: what is read and locked in vain costs the most.
+        It returns no more lanes than are expected to fill the `shares`: reading and locking lanes in vain costs the
+        most.
         """
         rows = sorted(self.usable(behind), key=_place_in_line)
         order = {id: index for index, id in enumerate(grants)}
@@ -300,7 +301,7 @@ class ClaimPlan:
         seen: set[RowId] = set()
         visits: list[LaneVisit] = []
         for row in (*released, *sorted(self.usable(due), key=_place_in_line)):
-            # One behind a starving bucket starts nothing yet. There has to be room for what is fetched.
+            # A lane behind a bucket that needs a fetch starts nothing yet. There has to be room for what is fetched.
             is_asked_only = row.behind is not None and row.behind in starving
             if row.id not in seen and (shares if is_asked_only else left).get(row.queue, 0) > 0:
                 if not is_asked_only:
@@ -311,13 +312,13 @@ class ClaimPlan:
         return visits
 
     def shares(self, ready: Mapping[str, int]) -> dict[str, int]:
-        """How many gated jobs each queue may start, when so many ungated ones are ready."""
+        """Return how many gated jobs each queue may start while so many ungated jobs are ready."""
         return {queue: gated_share(room, ready.get(queue, 0)) for queue, room in self.claim.rooms.items()}
 
     def heads_wanted(self, visits: Sequence[LaneVisit], wanted: int, view: Callable[[Draw], BucketView]) -> int:
-        """How many jobs of each lane are worth reading: those that can start, and one that meets a closed bucket.
+        """Return how many jobs of each lane to read: those that can start, and one more that meets a closed bucket.
 
-        Jobs that cost nothing may be more. A lane of which all were taken that were read is visited again.
+        More jobs can start if they cost nothing. A lane from which all read jobs were taken is visited again.
         """
         most = self.most_heads(visits, wanted)
         count = 1
@@ -328,13 +329,13 @@ class ClaimPlan:
         return count
 
     def most_heads(self, visits: Sequence[LaneVisit], wanted: int) -> int:
-        """How many jobs of each lane are worth reading, whatever their buckets grant."""
+        """Return how many jobs of each lane to read at most, whatever their buckets grant."""
         return max(TURN, -(-wanted // len(visits)))
 
     def _can_start(self, row: LaneRow, view: Callable[[Draw], BucketView], most: int) -> int:
-        """How many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
+        """Return how many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
         if row.variant:
-            # They are rejected, or share permits that one of them holds.
+            # These jobs are rejected instead of waiting, or share permits that one of them holds.
             return most
         for draw in row.draws:
             bucket = view(draw)
@@ -343,15 +344,15 @@ class ClaimPlan:
         return most
 
     def sort_in(self, visits: Sequence[LaneVisit], heads: list[LaneHead], count: int) -> None:
-        """Give each lane the jobs that were read of it, at most `count`, in their order."""
+        """Assign the jobs that were read to their lanes, at most `count` to each, in the order of their starts."""
         put_in_order(heads)
         lanes = {visit.row.id: visit for visit in visits}
         for visit in visits:
             visit.heads, visit.expired, visit.complete = [], [], True
         for head in heads:
             visit = lanes[head.lane]
-            # Of jobs that asked for a time and jobs that did not, `count` each were read: beyond the first `count` of
-            # all of them, those of one kind may stand in front of the other's that were not read.
+            # `count` jobs with a run_at and `count` jobs without one were read. Beyond the first `count` of both
+            # together, jobs may be missing between those that were read.
             if len(visit.heads) + len(visit.expired) >= count or len(visit.expired) >= EXPIRED_A_VISIT:
                 visit.complete = False
             elif head.is_late(self.now):
@@ -367,7 +368,7 @@ class ClaimPlan:
     # --------------------------------------------------------------------------------------------- decide
 
     def decide(self, gated: Sequence[LaneVisit], view: Callable[[Draw], BucketView], shares: Mapping[str, int]) -> None:
-        """Let the rules say how many jobs of each lane start."""
+        """Decide by the rules how many jobs of each lane start."""
         self.gated = list(gated)
         opened_at = {view.id: view.opens_at for view in self.opened}
         for visit in gated:
@@ -385,7 +386,7 @@ class ClaimPlan:
                 visit.rejected = visit.heads[visit.taken :]
 
     def rest_for_ungated(self) -> dict[str, int]:
-        """How many ungated jobs each queue may start now that the gated ones are decided."""
+        """Return how many ungated jobs each queue may start after the gated jobs are decided."""
         left = {queue: room.slots for queue, room in self.claim.rooms.items()}
         for visit in self.gated:
             left[visit.row.queue] -= visit.taken
@@ -403,7 +404,7 @@ class ClaimPlan:
         return [head for visit in self.visits for head in visit.heads[: visit.taken]]
 
     def starts(self, visits: Iterable[LaneVisit], *, all: bool = True) -> list[JobStart]:
-        """The jobs of these lanes that start: all of them, or those that have terms."""
+        """Return the jobs of these lanes that start: all of them, or only those that have terms."""
         rows: list[JobStart] = []
         for visit in visits:
             views = () if visit.view is None else visit.view.buckets
@@ -419,9 +420,9 @@ class ClaimPlan:
         return rows
 
     def drop(self) -> list[DroppedRow]:
-        """The jobs that end without running: expired ones, rejected ones, and those that cost more than can ever be.
+        """Return the jobs that end without running: expired, rejected, or with a cost that no limit can ever grant.
 
-        What they held is in `given` afterwards.
+        Afterwards `given` has the permits that they release.
         """
         rows: list[DroppedRow] = []
         for visit in self.visits:
@@ -445,16 +446,16 @@ class ClaimPlan:
             opens_at = self._in_wall_time(visit.view.opens_at)
             yield head, head.terms.rejected_as, rejection_error(closed.draw, opens_at, 0)
         if visit.view is not None and visit.view.failed is not None:
-            # A limit was lowered below what a job costs: the job could only wait for ever.
+            # A limit was lowered below the cost of a job, so the job would wait for ever.
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)
 
     def move(
         self, visit: LaneVisit, *, has_ready: bool, earliest: int | None, is_emptied: bool = False
     ) -> LaneMove | None:
-        """Where the lane is after this claim: empty, asleep, behind a bucket or last in line; None if unmoved.
+        """Return the new place of the lane after this claim: empty, asleep, behind a bucket or last in line.
 
-        `has_ready` is whether a job is left in it that asked for no time, `earliest` when the next delayed one is due,
-        both without those that somebody else has locked; `is_emptied` is that none is left.
+        None if it does not move. `has_ready` is whether a job without a run_at is left in it, and `earliest` is when
+        the next delayed job is due; both ignore jobs that other transactions have locked. `is_emptied`: no job is left.
         """
         row, gone, behind = visit.row, visit.gone, visit.behind
         stays_behind = behind is not None and row.behind is not None and bucket_id(behind.draw) == row.behind
@@ -464,13 +465,13 @@ class ClaimPlan:
             return LaneMove(row.id, gone, None, None, None, None)
         wakes_at = row.wakes_at
         if visit.wakes_by(self.now):
-            # Delayed jobs of this lane were due and may be gone.
+            # Delayed jobs of this lane were due and may have left it.
             wakes_at = earliest
         if visit.has_locked:
             wakes_at = min(self.now + LOCKED_FOR, self.now + LOCKED_FOR if wakes_at is None else wakes_at)
         is_ready = not visit.all_gone or (wakes_at is not None and wakes_at <= self.now) or has_ready
         if is_ready and not gone and not visit.heads and row.behind is None:
-            # Only jobs that this node does not know: the lane is left as it is.
+            # All jobs left are unknown to this node: the lane stays as it is.
             return None
         if not is_ready:
             self.note_wake(wakes_at)
@@ -479,16 +480,16 @@ class ClaimPlan:
             return LaneMove(row.id, gone, None, None, wakes_at, row.opened_at)
         if behind is None:
             return LaneMove(row.id, gone, self.limit_now, None, wakes_at, row.opened_at)
-        # Who got nothing keeps the place that it had in the line.
+        # A lane that started nothing keeps its place in the line.
         since = row.since if not gone and row.since is not None else self.limit_now
         return LaneMove(row.id, gone, since, bucket_id(behind.draw), wakes_at, row.opened_at)
 
     @property
     def lines_of_batches(self) -> list[BatchLanes]:
-        """The buckets that lanes wait behind and batches hold permits of, by id, each with the batch.
+        """The buckets that lanes wait behind and that batches hold permits of, by id, each with the batch.
 
-        All lanes of such a batch may go: its permit comes back only when all its jobs are final. Where the bucket is
-        paused they cannot, until they are looked at again.
+        All lanes of such a batch may start jobs: the batch returns its permit only when all its jobs are final. A
+        paused bucket is left out until it is resumed and its lanes are visited again.
         """
         lines: list[BatchLanes] = []
         for view in self._touched():
@@ -499,7 +500,7 @@ class ClaimPlan:
         return lines
 
     def _touched(self) -> list[BucketView]:
-        """The buckets whose lines have changed."""
+        """The buckets that lanes wait behind, or waited behind before this claim."""
         touched = {id(view): view for view in self.opened}
         for visit in self.gated:
             if visit.behind is not None:
@@ -507,45 +508,45 @@ class ClaimPlan:
         return list(touched.values())
 
     def timers(self, reopened: Set[Draw]) -> list[tuple[BucketView, int]]:
-        """When each bucket opens that lanes wait behind; `reopened` are those that permits have come back to."""
+        """Return when each bucket opens that lanes wait behind; to the `reopened` ones, permits have been returned."""
         timers = [
             (view, self.limit_now if view.draw in reopened else self._reopens_at(view)) for view in self._touched()
         ]
         for _, opens_at in timers:
             if opens_at > self.limit_now:
                 self.note_timer(opens_at)
-                # Closed again, it makes room on the page for one that is open.
+                # A bucket that closes again makes room on the page for one that is open.
                 self._more_opened = self._more_opened or len(self.opened) >= self.page
         return timers
 
     def _reopens_at(self, view: BucketView) -> int:
         opens_at = view.reopens_at(self.limit_now)
         if (opens_at <= self.limit_now or self._is_starving(view)) and view.opens_at is not None:
-            # Open as it was: a lane that another node is waited for behind it costs no write, and a starving bucket
-            # that no lane has asked yet is left for the next claim.
+            # Unchanged, so that no write is needed: a lane behind it waits for another node, or no lane has yet
+            # requested a fetch for it. The next claim visits it.
             return view.opens_at
         return opens_at
 
     def note_timer(self, opens_at: int) -> None:
-        """A bucket opens then."""
+        """Note that a bucket opens then."""
         if opens_at < NEVER and (self._next_timer is None or opens_at < self._next_timer):
             self._next_timer = opens_at
 
     def note_wake(self, wakes_at: int | None) -> None:
-        """A delayed job of another lane is due then (wall time)."""
+        """Note that a delayed job of another lane is due then (wall time)."""
         if wakes_at is not None and (self._next_wake is None or wakes_at < self._next_wake):
             self._next_wake = wakes_at
 
     # --------------------------------------------------------------------------------------- what to tell
 
     def claimed(self, *, progressed: bool, reopened: bool, still_open: bool) -> Claimed:
-        """What came of it. `progressed`: something was written; `still_open`: an opened bucket grants more."""
+        """Return the result. `progressed`: a row was written; `still_open`: an opened bucket grants more."""
         cut_short = still_open or self._page_was_full or any(visit.cut_short for visit in self.visits)
         return Claimed(
             jobs=[job for visit in self.visits if visit.taken for job in self._jobs(visit)],
             next_in=self._next_in(),
-            # Without progress the next look would see the same, so it waits for something to change.
-            # Whoever waits for what came back is to be looked at again.
+            # If nothing was written, the next claim would read the same rows, so it waits until something changes.
+            # After a release of permits, the lanes that wait for them have to be visited.
             more=(progressed and cut_short) or reopened or self._more_opened,
             throttled=[throttled for visit in self.gated if (throttled := self._throttled(visit)) is not None],
             starved=self._starved(),
@@ -562,14 +563,14 @@ class ClaimPlan:
         return Throttled(behind.draw, self._in_wall_time(behind.opens_at), visit.row.waiting - visit.gone)
 
     def _starved(self) -> list[Starved]:
-        """The buckets that are kept elsewhere and have nothing left here, each once."""
+        """Return the buckets that need starts from another store, each once."""
         now = self.limit_now
         starved: dict[Draw, Starved] = {}
         for visit in self.gated:
             found = None if visit.view is None else starved_by(visit.view, visit.row.waiting - visit.gone, now)
             if found is None:
                 continue
-            # The first in line says what each start costs: it could use nothing that is fetched at a lower cost.
+            # The first job in line sets the cost of each start: starts fetched at a lower cost are no use to it.
             first = starved.setdefault(found.draw, replace(found, waiting=0))
             starved[found.draw] = replace(first, waiting=first.waiting + found.waiting)
         for draw in starved.keys() & self._starving:
@@ -578,7 +579,7 @@ class ClaimPlan:
         return list(starved.values())
 
     def _in_wall_time(self, instant: int | None) -> int | None:
-        """An instant of limit time as wall time; None for never."""
+        """Convert limit time to wall time; None for never."""
         return None if instant is None or instant >= NEVER else self.now + (instant - self.limit_now)
 
     def _next_in(self) -> int | None:
@@ -590,7 +591,7 @@ class ClaimPlan:
         return max(0, min(waits)) if waits else None
 
     def _jobs(self, visit: LaneVisit) -> list[ClaimedJob]:
-        """The jobs of a lane that start."""
+        """Return the jobs of a lane that start."""
         now, limit_now, row = self.now, self.limit_now, visit.row
         opened_at = None if row.opened_at is None else now - (limit_now - row.opened_at)
         elsewhere = None if visit.view is None else charges_elsewhere(visit.view.buckets)
@@ -621,9 +622,9 @@ class ClaimPlan:
 
 
 def put_in_order(heads: list[LaneHead]) -> None:
-    """Sort jobs of a lane as they are started."""
+    """Sort jobs of a lane in the order in which they start."""
     heads.sort(key=_by_time)
-    # What is equal stays in its order.
+    # The sort is stable, so jobs of one priority keep their order.
     heads.sort(key=_by_priority, reverse=True)
 
 
@@ -632,7 +633,7 @@ _by_priority = attrgetter("priority")
 
 
 def throttled_for(run_at: int, started_at: int, opened_at: int) -> int:
-    """How long a job waited for a limit that opened for its lane then; all three in wall time."""
+    """Return how long a job waited for a limit that opened for its lane at `opened_at`; all in wall time."""
     return max(0, min(opened_at, started_at) - run_at)
 
 
@@ -641,7 +642,7 @@ def _place_in_line(row: LaneRow) -> tuple[int, RowId]:
 
 
 def _expected(row: LaneRow, sharing: Mapping[RowId | None, int], grants: Mapping[RowId, int]) -> int:
-    """How many starts a lane is likely to make. Those that share what a bucket grants may get one each."""
+    """Return how many starts a lane is likely to make. Lanes that share the grants of a bucket may get one each."""
     turn = max(1, min(TURN, row.waiting))
     if row.behind is None:
         return turn

@@ -1,7 +1,7 @@
 """The port that a database implements: a driver runs procedures in transactions, and a transaction runs statements.
 
-A procedure is an `async def` over a `Transaction`. It reads rows, decides in plain functions, and writes. Rows are
-locked where several clients write at once; where there is only one writer, nothing in a procedure ever suspends.
+A procedure is an `async def` over a `Transaction`. It reads rows, decides in plain functions, and writes. It locks
+rows where several clients write at once. Where there is only one writer, a procedure never suspends.
 """
 
 from __future__ import annotations
@@ -28,107 +28,107 @@ R = TypeVar("R")
 
 
 class Transaction(Protocol):
-    """Statements by name, inside one transaction. A parameter is passed by its name in the statement."""
+    """Statements by name, inside one transaction. Parameters are keywords, by their names in the statement."""
 
     has_one_writer: bool
-    """Whether nobody else can write until this transaction ends, so that no row is locked by another client."""
+    """Whether no other client can write until this transaction ends, so that no row is locked by one."""
 
     estimates_rows: bool
-    """Whether the database plans a statement by how many rows it estimates, for the values that are passed."""
+    """Whether the database plans a statement by estimating how many rows the passed values match."""
 
     stepped: int
-    """By how much the clock of the database had stepped when rows were locked, microseconds."""
+    """By how much the database's clock had stepped when rows were locked, in microseconds."""
 
     @property
     def now(self) -> int:
-        """Wall time, microseconds."""
+        """Wall time, in microseconds."""
         ...
 
     @property
     def limit_now(self) -> int:
-        """Limit time, microseconds."""
+        """Limit time, in microseconds."""
         ...
 
     def take_places(self, count: int) -> int:
-        """The first of so many places in the line of lanes: limit time, and after all that were taken before."""
+        """Return the first of `count` places in the line of lanes: limit time, but after all places taken before."""
         ...
 
     async def fetch(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
-        """The rows of a statement, whose columns are named as the fields of the rows."""
+        """Return the rows of a statement. Its columns have the names of the rows' fields."""
         ...
 
     async def row(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> R:
-        """The only row of a statement, from its columns as they are: JSON text in one is decoded by the caller."""
+        """Return the only row of a statement, with its columns as they are: the caller decodes JSON text."""
         ...
 
     async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
-        """As `fetch`, for a statement that locks rows; from then on, the time is that at which they were locked."""
+        """As `fetch`, for a statement that locks rows. From then on, the time is that of the lock."""
         ...
 
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
-        """The first column of a statement's rows: text or numbers."""
+        """Return the first column of a statement's rows: text or numbers."""
         ...
 
     async def value(self, statement: str, /, **parameters: Any) -> Any:
-        """The first column of a statement's first row; None without one."""
+        """Return the first column of a statement's first row; None without a row."""
         ...
 
     async def execute(self, statement: str, /, **parameters: Any) -> int:
-        """Run a statement that changes rows; how many it changed."""
+        """Run a statement that changes rows, and return how many it changed."""
         ...
 
     def atomic(self, *, prepares: tuple[str, ...] = ()) -> AbstractAsyncContextManager[None]:
         """Commit the statements of a block together, for a procedure that reads before it locks.
 
-        It is called where each statement would commit by itself; where the transaction is open already, as it always
-        is with one writer, the block is part of that. The statements that the block `prepares` are prepared before
-        it begins, so that nothing is locked meanwhile.
+        It is for a procedure whose statements otherwise commit by themselves. If a transaction is already open, as
+        always with one writer, the block is part of it. The statements named in `prepares` are prepared before the
+        block begins, so that no row is locked meanwhile.
         """
         ...
 
 
 Procedure = Callable[[Transaction], Coroutine[Any, Any, R]]
-"""What runs in a transaction."""
+"""A coroutine function that runs in a transaction."""
 
 Wakes = bool | Callable[[Any], bool]
-"""Whether watchers are called after a write, or a function that says so of its result."""
+"""Whether a write calls the watchers, or a function that decides it by the result."""
 
 ReadKind = Literal["engine", "lookup", "list", "scan", "count", "search"]
-"""What a read may take from others.
+"""What a read costs, and so what may wait for it.
 
-"engine": a few rows by index, for an engine that cannot go on without them. "lookup": the same for somebody who waits
-for one job. "list": many rows by index. "scan": whole tables may be read. "count": all lanes or jobs are counted,
-and no other read waits for it. "search": payloads are read, few searches run at once, and each for a bounded time.
+"engine": a few rows by index, for an engine that cannot continue without them. "lookup": the same for a caller that
+reads one job. "list": many rows by index. "scan": may read whole tables. "count": counts all lanes or jobs; no other
+read waits for it. "search": reads payloads; few searches run at once, and each for a bounded time.
 """
 
 
 class Wake(Protocol):
-    """Tells this process that something has changed, or that jobs have become final and nothing else."""
+    """Wakes this process after a change; `only_endings`: jobs have become final and nothing else has changed."""
 
     def __call__(self, *, only_endings: bool = False) -> None: ...
 
 
 class Watcher(NamedTuple):
-    """What is called when something has changed, and whether also when jobs have become final and nothing else."""
+    """A callback for changes. `endings` is whether it is also called when jobs have only become final."""
 
     wake: Callable[[], None]
     endings: bool
 
 
 class Driver(ABC):
-    """One database: its connections, its transactions, its time, and its wake-ups.
+    """One database: its connections, transactions, time and wake-ups.
 
-    It raises StorageUnavailable for what may not have been stored or read, and as `Store` otherwise.
+    Raises StorageUnavailable for what may not have been stored or read, and otherwise the same errors as `Store`.
     """
 
     is_in_process = False
-    """Whether its jobs are in the memory of this process."""
+    """Whether the jobs are in the memory of this process."""
 
     file: Path | None = None
     """The file of the jobs, if they are in one."""
 
     live: CachedRules
-    """What is set about limits, as this process last read it."""
+    """The rules and settings of limits as this process last read them."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -141,7 +141,7 @@ class Driver(ABC):
 
     @property
     def port(self) -> int | None:
-        """The port on which this process hears of changes, if others have to know it."""
+        """The port on which this process receives wake-ups, if other processes need it."""
         return None
 
     def watch(self, wake: Callable[[], None], *, endings: bool) -> Callable[[], None]:
@@ -169,7 +169,7 @@ class Driver(ABC):
 
     @abstractmethod
     def scratch(self) -> AbstractAsyncContextManager[Callable[[], Driver]]:
-        """As `Store.scratch`, of drivers."""
+        """As `Store.scratch`, for drivers."""
 
     @abstractmethod
     def now(self) -> int:
@@ -185,7 +185,7 @@ class Driver(ABC):
 
     @abstractmethod
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
-        """Run a procedure that only reads; it may run again after a lost connection."""
+        """Run a procedure that only reads. It may run again after a lost connection."""
 
     @abstractmethod
     async def write(
@@ -201,18 +201,23 @@ class Driver(ABC):
         takes_buckets: bool = False,
         reads_summaries: bool = False,
     ) -> R:
-        """Run a procedure in a transaction, and call the watchers of all processes after it if it `wakes`.
+        """Run a procedure in a transaction. If it `wakes`, call the watchers of all processes after it.
 
-        What a database has no use for, its driver ignores. Unless it `is_atomic`, each of its statements may commit by
-        itself, but for those that it runs in `Transaction.atomic`. It `may_repeat` after a lost reply, which changes
-        nothing then. It `may_be_lost` with the server: the commit does not wait for a disk. Somebody waits for it as it
-        `changes_job`: JobHeld is raised if that job, or what follows it, is locked for a second. It `empties_lanes`:
-        jobs may have left them. It `takes_buckets` in a process that may run no node. It `reads_summaries` of pages.
+        A driver ignores the options that its database does not need:
+        - `is_atomic`: all statements commit together. Otherwise each may commit by itself, except those that it runs in
+          `Transaction.atomic`.
+        - `may_repeat`: it may run again after a lost reply, which then changes nothing.
+        - `may_be_lost`: the commit does not wait for the server's disk.
+        - `changes_job`: a caller waits while this job is changed. Raises JobHeld if the job, or a follower of it, is
+          locked for a second.
+        - `empties_lanes`: jobs may leave their lanes.
+        - `takes_buckets`: it locks buckets, in a process that may run no node.
+        - `reads_summaries`: it reads by an index that has summaries of pages.
         """
 
     @abstractmethod
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
-        """As `Store.add`; additions that wait together are made together."""
+        """As `Store.add`. Additions that wait at the same time are made together."""
 
     @abstractmethod
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
@@ -228,12 +233,12 @@ class Driver(ABC):
 
 
 def has_woken(wakes: Wakes, result: Any) -> bool:
-    """Whether watchers are to be called after a write that has had this result, or has failed with it."""
+    """Whether watchers have to be called after a write with this result or error."""
     return not isinstance(result, Exception) and (wakes(result) if callable(wakes) else wakes)
 
 
 def run_to_end(procedure: Coroutine[Any, Any, R]) -> R:
-    """Run a procedure that never suspends, as none does where there is one writer; its result."""
+    """Run a procedure that never suspends, and return its result. Where there is one writer, no procedure suspends."""
     try:
         procedure.send(None)
     except StopIteration as stop:

@@ -1,4 +1,4 @@
-"""What jobs end with that end without running, and whether an attempt has ended as it says."""
+"""How jobs end that do not run, and whether an attempt's outcome has already been written."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headgate.jobs.terms import GateTerms
 
 
 def poison_error(lost: int) -> JobError:
-    """What a job is failed with that lost too many running attempts with their nodes."""
+    """Return the error of a job that has failed because too many of its attempts were lost with their nodes."""
     return JobError(
         type="PoisonousJob",
-        message=f"{lost} attempts ended with the death of their node; it is not run again until an operator retries it",
+        message=f"{lost} attempts were lost with their nodes; the job does not run again until an operator retries it",
     )
 
 
@@ -29,11 +29,11 @@ REJECTED = "headgate.errors.LimitRejected"
 
 
 def rejection_error(draw: Draw | None, opens_at: int | None, patience: int) -> JobError:
-    """What a job ends with whose limits make it wait longer than its terms allow; `opens_at` is wall time, if known."""
+    """Return the error of a job that waited for its limits longer than allowed; `opens_at` is wall time, if known."""
     waited_for = "its limits" if draw is None else f"key {draw.key!r} of limit {draw.limit!r}"
     until = "" if opens_at is None else f" until {to_datetime(opens_at):%Y-%m-%d %H:%M:%S} UTC"
     if patience == 0:
-        said = f"{waited_for} had nothing left{until}, and the job is not to wait"
+        said = f"{waited_for} had nothing left{until}, and the job may not wait"
     else:
         said = f"{waited_for} kept the job waiting{until} beyond its max_wait of {patience / SECOND:g} s"
     data: dict[str, str | int | None] = {"opens_at": opens_at}
@@ -45,14 +45,14 @@ def rejection_error(draw: Draw | None, opens_at: int | None, patience: int) -> J
 def late_ending(
     now: int, expires_at: int | None, give_up_at: int | None, terms: GateTerms | None, behind: Draw | None
 ) -> tuple[JobState, JobError]:
-    """What becomes of a waiting job whose time to start has passed, at wall time `now`; it waits behind that bucket."""
+    """Return how a job ends that has not started in time, at wall time `now`; `behind` is its closed bucket."""
     if terms is None or give_up_at is None or (expires_at is not None and expires_at <= min(now, give_up_at)):
         return JobState.FAILED if terms is None else terms.expires_as, EXPIRED_ERROR
     return terms.rejected_as, rejection_error(behind, None, terms.patience or 0)
 
 
 class DroppedRow(msgspec.Struct):
-    """A waiting job that ends without having run: as what, and which permits it keeps."""
+    """A waiting job that ends without running: its final state, its error, and which permits it keeps."""
 
     id: str
     lane: str
@@ -62,7 +62,7 @@ class DroppedRow(msgspec.Struct):
 
 
 class EndedHere(msgspec.Struct, array_like=True):
-    """What has become of a job that ran under a node; `state` is as stored, so it may be "blocked"."""
+    """The stored state of a job that ran on a node; `state` is as stored, so it may be "blocked"."""
 
     id: str
     fence: int
@@ -71,9 +71,9 @@ class EndedHere(msgspec.Struct, array_like=True):
     cancel_requested: int
 
     def is_by(self, ending: Ending) -> bool:
-        """Whether the same ending was written before, and only the reply to it was lost.
+        """Whether this ending was written before and only its reply was lost.
 
-        What becomes final without an attempt's word has an error of its own; a cancellation counts if it was asked for.
+        A job that became final by another way has another error; a cancellation counts if one was requested.
         """
         if self.fence != ending.fence or not isinstance(ending, Finished) or ending.state != self.state:
             return False
@@ -81,11 +81,11 @@ class EndedHere(msgspec.Struct, array_like=True):
 
 
 LINES_AT_ONCE = 5000
-"""So many log lines are deleted in one commit, so that nobody waits long for it."""
+"""How many log lines are deleted in one commit at most, so that other writes do not wait long for it."""
 
 
 def prunable_at_once(lines: Sequence[int]) -> int:
-    """How many of the jobs that are to be pruned go in one commit, by the lines that each has logged; at least one."""
+    """Return how many of the jobs to prune go into one commit, given how many lines each has logged; at least 1."""
     total = 0
     for place, count in enumerate(lines):
         total += count
@@ -95,7 +95,7 @@ def prunable_at_once(lines: Sequence[int]) -> int:
 
 
 def limit_in_use(limit: str, waiting: int, held: int) -> LimitInUse:
-    """The refusal to remove a limit that jobs need."""
+    """Return the error for removing a limit that jobs need."""
     return LimitInUse(
         f"limit {limit!r} cannot be removed: {waiting} jobs wait for it and {held} of its permits are held; cancel the "
         "jobs or let them finish first"

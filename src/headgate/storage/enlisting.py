@@ -1,7 +1,7 @@
-"""Putting jobs into a transaction of the caller's own, on the caller's own connection.
+"""Enqueueing jobs in the caller's own transaction, on the caller's own connection.
 
-What follows from it is the same for every driver: the statements run on that connection and nothing else, so code that
-cannot await may use it too, and whether the jobs exist is decided by the caller's commit.
+For every driver, all statements run on that connection and nothing else is awaited, so synchronous code can use it too.
+The jobs exist if the caller commits.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _SQLALCHEMY = ("AsyncSession", "async_scoped_session", "Session", "scoped_sessio
 
 
 class Enlisted(NamedTuple):
-    """A connection of the caller's: that of the driver, whatever it came wrapped in."""
+    """A connection of the caller: the driver's own, without wrappers."""
 
     driver: Driver
     connection: Any
 
 
 async def enlisted(connection: Any) -> Enlisted:
-    """The driver's connection, with the transaction of SQLAlchemy begun. Raises UnfitConnection for what is none."""
+    """Return the driver's connection, with SQLAlchemy's transaction begun. Raises UnfitConnection if none is found."""
     wrapped = connection
     for name in _SQLALCHEMY:
         if _is_a(wrapped, "sqlalchemy", name):
@@ -43,8 +43,8 @@ async def enlisted(connection: Any) -> Enlisted:
     found = _driver(wrapped)
     if found is None:
         raise UnfitConnection(
-            f"connection={type(connection).__module__}.{type(connection).__qualname__} is none that a job can be put "
-            "into; pass a sqlite3, aiosqlite, asyncpg, psycopg or SQLAlchemy connection, or a SQLAlchemy session"
+            f"connection={type(connection).__module__}.{type(connection).__qualname__} cannot be used to enqueue jobs; "
+            "pass a sqlite3, aiosqlite, asyncpg, psycopg or SQLAlchemy connection, or a SQLAlchemy session"
         )
     return Enlisted(found, wrapped)
 
@@ -54,7 +54,7 @@ async def _unwrapped(wrapped: Any, name: str) -> Any:
         wrapped, name = await wrapped.connection(), "AsyncConnection"
     elif name in ("Session", "scoped_session"):
         wrapped, name = wrapped.connection(), "Connection"
-    # It begins a transaction with the first statement, as the driver sees it.
+    # SQLAlchemy begins the driver's transaction with its first statement.
     if name == "AsyncConnection":
         await wrapped.exec_driver_sql("SELECT 1")
         return (await wrapped.get_raw_connection()).driver_connection
@@ -68,19 +68,19 @@ def require_blocking(connection: Any) -> None:
     is_async = any(_is_a(connection, "sqlalchemy", name) for name in _SQLALCHEMY if "sync" in name)
     if is_async or driver in ("aiosqlite", "asyncpg", "psycopg async"):
         raise UnfitConnection(
-            "this connection has to be awaited: `await task.using(connection=…).enqueue(…)`, without .sync"
+            "this connection is async: write `await task.using(connection=…).enqueue(…)`, without .sync"
         )
 
 
 def run_at_once(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that never suspends."""
+    """Run a coroutine that never suspends, and return its result."""
     try:
         work.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     work.close()
-    raise AssertionError("what was to run at once has suspended")
+    raise AssertionError("a coroutine that must not suspend has suspended")
 
 
 def _driver(connection: Any) -> Driver | None:

@@ -1,4 +1,4 @@
-"""What a store says of itself and of the ground that it stands on, for whoever looks for what may go wrong."""
+"""Facts about a store and the machine that it runs on, from which problems can be found."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ SAFE_FOR_SEVERAL = (3, 51, 3)
 NETWORK_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "fuse.sshfs", "afs", "ceph", "beegfs"}
 )
-"""Kinds on which SQLite corrupts under several processes."""
+"""Filesystems on which SQLite corrupts a file that several processes use."""
 
 
 class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True, tag="memory", tag_field="kind"):
-    """A store in memory has nothing to say."""
+    """A store in memory has no facts."""
 
 
 class SqliteFacts(msgspec.Struct, frozen=True, kw_only=True, tag="sqlite", tag_field="kind"):
-    """A SQLite file: the library that opens it, how it is set up, and the disk that it is on; sizes in bytes.
+    """A SQLite file: the version of the library, how the file is set up, and its disk; sizes are in bytes.
 
-    `filesystem` is its kind as the kernel names it, empty where it does not tell. `mode` are the permissions of the
-    file; `is_folder_shared` is whether its folder is shared with a group (setgid, writable for it). `can_write` is
-    whether this user can write the file, and files beside it in its folder.
+    `filesystem` is the kind of filesystem by the kernel's name, empty if unknown. `mode` is the file's permissions;
+    `is_folder_shared` is whether its folder is shared with a group (setgid and writable for the group). `can_write` is
+    whether this user can write the file and create files beside it.
     """
 
     path: str
@@ -42,7 +42,7 @@ class SqliteFacts(msgspec.Struct, frozen=True, kw_only=True, tag="sqlite", tag_f
 
 
 class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of the schema: its live and dead rows as the server estimates them, and whether it is vacuumed."""
+    """A table of the schema: its live and dead rows as the server estimates them, and whether it is ever vacuumed."""
 
     name: str
     live: int
@@ -53,10 +53,10 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
 class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True, tag="postgresql", tag_field="kind"):
     """A PostgreSQL server, as this process reaches it.
 
-    `version` is as the server has it: 150004. `is_pooled`: a pooler stands before it that gives each transaction
-    another connection. `listens`: this process is woken by LISTEN, through a way of its own if need be. `skew` is how
-    far (microseconds) the server's clock is ahead of this process's. `connections` is how many this process opens at
-    most, of `max_connections` of the server, of which `used_connections` are open.
+    `version` is the server's number, such as 150004. `is_pooled`: a pooler in front of the server gives each
+    transaction another connection. `listens`: LISTEN wakes this process, if need be on a connection of its own. `skew`
+    is how far the server's clock is ahead of this process's clock, in microseconds. `connections` is how many
+    connections this process opens at most. The server allows `max_connections`, of which `used_connections` are open.
     """
 
     version: int

@@ -1,8 +1,8 @@
-"""Starts that were fetched from a bucket elsewhere, laid down where jobs can take them in the commit that claims them.
+"""Starts that are fetched from a limit in another store, and stored in a local bucket from which claims take them.
 
-A limit that is kept in Redis cannot be charged in the same commit as the jobs are claimed. So a node fetches starts
-there and lays them down in a local bucket; the claim takes them from it as from any other. What is not taken soon is
-withdrawn and given back. If all nodes die in between, what was fetched and not taken is lost budget, never too much.
+A limit in Redis cannot be charged in the commit that claims the jobs. So a node fetches starts from Redis and stores
+them in a local bucket; a claim takes them as from any other bucket. Starts that are not taken soon are withdrawn and
+given back. If all nodes die in between, the fetched starts are lost budget; the limit is never exceeded.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule, Snapshot
 
 ASK_AGAIN = SECOND
-"""When a bucket that nobody has fetched for is looked at again."""
+"""After how long a claim visits a bucket again for which no starts have been fetched, in microseconds."""
 
 KEPT = 60 * SECOND
-"""How long a balance is kept at least; what nobody has taken by then nobody should."""
+"""How long a balance is kept at least, in microseconds. Starts that are older should not be taken."""
 
 
 class FetchedBalance(msgspec.Struct, frozen=True, array_like=True):
-    """What is left of what was fetched.
+    """The starts that are left of those that were fetched.
 
-    `fetched_at` is local limit time, `charged_at` the instant of the charge in the time of the other store (0: it could
-    not be asked, and nothing was charged). `opens_at` is when (local limit time) more may be fetched, as long as the
-    rule is still the one that was `asked_for`, and no less than `asked_cost` is wanted.
+    `fetched_at` is local limit time. `charged_at` is the time of the charge in the other store (0: the store could not
+    be reached, and nothing was charged). More may be fetched at `opens_at` (local limit time), or earlier if the rule
+    is no longer the one described by `asked_for`, or if a job costs less than `asked_cost`.
     """
 
     left: int
@@ -41,7 +41,7 @@ class FetchedBalance(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def idle_at(self) -> int:
-        """From this limit time on it says nothing any more."""
+        """The limit time from which the balance has no effect."""
         return max(self.fetched_at + KEPT, self.opens_at)
 
 
@@ -49,7 +49,7 @@ NOTHING = FetchedBalance(0, 0, 0, 0)
 
 
 class FetchedStarts(Rule[FetchedBalance], frozen=True):
-    """The rule of a local bucket of fetched starts: it grants what lies there, for half a window of the real rule."""
+    """The rule of a local bucket of fetched starts: grants them for half a window of the real rule after the fetch."""
 
     real: AnyRule
 
@@ -71,7 +71,7 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
         return now + ASK_AGAIN if self.is_starved(balance, now, cost) else balance.opens_at, balance
 
     def is_starved(self, state: FetchedBalance | None, now: int, cost: int = 1) -> bool:
-        """Whether it is time to fetch again."""
+        """Whether starts should be fetched again."""
         balance = state or NOTHING
         return balance.opens_at <= now or cost < balance.asked_cost or balance.asked_for != self.real.describe()
 
@@ -82,7 +82,7 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
         return self.real.counts_until(charged_at)
 
     def amend(self, state: FetchedBalance, charged_at: int, cost: int, started_at: int, actual: int) -> FetchedBalance:
-        # Charges are amended where they were made.
+        # A charge is amended in the store that made it.
         return state
 
     def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> FetchedBalance | None:
@@ -109,7 +109,7 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
 
 
 def set_in_place_of(declared: AnyRule, new: AnyRule) -> AnyRule:
-    """The rule that a bucket is judged by when `new` was set at run time: of fetched starts if it is declared so."""
+    """Return the rule of a bucket after `new` was set at run time; of fetched starts if `declared` is one of those."""
     return FetchedStarts(new) if isinstance(declared, FetchedStarts) else new
 
 
@@ -119,7 +119,7 @@ def is_starved(rule: AnyRule, state: Any, now: int, cost: int) -> bool:
 
 
 def charged_elsewhere(rule: AnyRule, state: Any) -> ChargedElsewhere | None:
-    """When what a bucket grants was charged in the store where its limit is kept, if that is another."""
+    """Return when a bucket's starts were charged in another store; None if its limit is kept in this one."""
     if not isinstance(rule, FetchedStarts) or state is None or not state.charged_at:
         return None
     return ChargedElsewhere(state.charged_at, state.charged_at - state.fetched_at)
@@ -130,21 +130,21 @@ _decode = msgspec.json.Decoder(FetchedBalance).decode
 
 
 def dump_balance(balance: FetchedBalance) -> str:
-    """A balance as a store keeps it."""
+    """Return the text of a balance as it is stored."""
     return _HEAD + msgspec.json.encode(balance).decode()
 
 
 def load_balance(stored: str | None) -> FetchedBalance:
-    """A stored balance. What stood here while the limit was kept in this store says nothing about the other."""
+    """Return a stored balance. A state from when the limit was kept in this store counts as an empty balance."""
     if stored is None or not stored.startswith(_HEAD):
         return NOTHING
     try:
         return _decode(stored[len(_HEAD) :])
     except (msgspec.DecodeError, UnicodeError):
-        # What was fetched is lost, as with a node that dies: the other store has charged it.
+        # The fetched starts are lost, as with a node that dies: the other store has charged them.
         return NOTHING
 
 
 def is_balance(stored: str | None) -> bool:
-    """Whether it is one: the bucket stands for one in another store."""
+    """Whether a stored state is a balance, so that the limit is kept in another store."""
     return stored is not None and stored.startswith(_HEAD)

@@ -1,4 +1,4 @@
-"""Jobs that follow a job or a batch: what becomes of them when it is final. The same for every store."""
+"""Followers of a job or batch: where they are placed, and what happens when the leader is final. For every store."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LEADER_NOT_SUCCEEDED = "LeaderNotSucceeded"
 
 
 FOLLOWERS_AT_ONCE = 1000
-"""How many followers are released or cancelled in one commit; the others of the same leaders are left to later ones."""
+"""How many followers are released or cancelled in one commit; later commits do the rest of the same leaders."""
 
 LEVEL_COST = 50
-"""How many followers more a level of them takes as long as: those of one job, those of these, and so on."""
+"""How many followers a level costs beside its own. The followers of one job are a level, their followers the next."""
 
 
 class FollowerPlacement(NamedTuple):
-    """Where a new job goes: it is `blocked` until its leader is final, or final at once with an `error`, or waits."""
+    """Where a new job goes: `blocked` until its leader is final, or final at once with an `error`, or waiting."""
 
     state: JobState
     is_blocked: bool = False
@@ -32,7 +32,7 @@ class FollowerPlacement(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """A job that has just become final, as far as others look at it."""
+    """A job that has just become final."""
 
     id: str
     state: JobState
@@ -41,7 +41,7 @@ class EndedJob(NamedTuple):
 
 
 class EndedLeader(NamedTuple):
-    """A job or batch that is final, and of whose followers those after an id have still to be released or cancelled."""
+    """A final job or batch whose followers with ids above `after` still have to be released or cancelled."""
 
     id: str
     state: JobState
@@ -49,16 +49,16 @@ class EndedLeader(NamedTuple):
 
 
 class FollowerBudget:
-    """How many followers one commit may still release or cancel."""
+    """How many more followers one commit may release or cancel."""
 
     def __init__(self, most: int = FOLLOWERS_AT_ONCE) -> None:
         self.left = most
         self.rest: list[EndedLeader] = []
 
     def take(self, leaders: Sequence[EndedLeader], followers: Sequence[tuple[str, str]]) -> None:
-        """Count a level: these leaders' followers, as (leader, id) in this order, of which at most `left` were read."""
+        """Count a level: the leaders' followers, as (leader, id) in this order, of which at most `left` were read."""
         if len(followers) >= self.left:
-            # There may be more of the last leader, and of those that come after it.
+            # The last leader, and the leaders after it, may have more followers.
             leader, id = followers[-1]
             more = [each for each in leaders if each.id >= leader]
             self.rest += [each._replace(after=id) if each.id == leader else each for each in more]
@@ -66,9 +66,9 @@ class FollowerBudget:
 
 
 class LeaderError(NamedTuple):
-    """The error with which a leader ended otherwise than its followers need.
+    """The error of a leader that did not succeed.
 
-    Of a batch, that of one of its jobs: of one that had a leader of its own only if all of them had.
+    The error of a batch is that of one of its jobs; of a job that was cancelled for its own leader only if all were.
     """
 
     leader: str
@@ -77,7 +77,7 @@ class LeaderError(NamedTuple):
 
 
 class RootLeader(NamedTuple):
-    """The job or batch at which a line of followers went wrong: what has to be retried for all of them."""
+    """The job or batch at which a chain of followers failed, and which has to be retried for all of them."""
 
     id: str
     ended: JobState
@@ -96,14 +96,14 @@ class RootLeader(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to retry."""
+        """What the user has to retry."""
         if self.is_batch:
             return f"the jobs of {self.named} (`headgate jobs retry --batch {self.id} --state {self.ended.value}`)"
         return self.id
 
 
 def root_of(leader: str, ended: JobState, cause: LeaderError | None) -> RootLeader:
-    """Where it went wrong: at the leader, or at what that itself was cancelled for."""
+    """Return where the failure began: at the leader, or at the job or batch for which the leader was cancelled."""
     error = None if cause is None else cause.error
     if error is not None and error.type == LEADER_NOT_SUCCEEDED and error.data is not None:
         data = error.data
@@ -119,7 +119,7 @@ def root_of(leader: str, ended: JobState, cause: LeaderError | None) -> RootLead
 
 
 def leader_error(leader: str, ended: JobState, cause: LeaderError | None = None) -> JobError:
-    """What a job is cancelled with whose leader ended otherwise than it needs; it names where that began."""
+    """Return the error of a job that is cancelled because its leader did not succeed; it names where that began."""
     root = root_of(leader, ended, cause)
     if root.id == leader:
         why = f"it follows {root.named}, which {root.how}"
@@ -127,7 +127,7 @@ def leader_error(leader: str, ended: JobState, cause: LeaderError | None = None)
         why = f"it follows {leader}, which was cancelled because {root.named} {root.how}"
     return JobError(
         type=LEADER_NOT_SUCCEEDED,
-        message=f"{why}; retry {root.remedy}, and this job comes back with it",
+        message=f"{why}; retry {root.remedy}, and this job waits again with it",
         data={
             "leader": leader,
             "ended": ended.value,
@@ -140,27 +140,27 @@ def leader_error(leader: str, ended: JobState, cause: LeaderError | None = None)
 
 
 def went_wrong(ends: Mapping[str, JobState | None]) -> list[str]:
-    """Of these leaders, those that are final without having succeeded, in the order of their ids."""
+    """Return those of these leaders that are final and did not succeed, in the order of their ids."""
     return sorted(id for id, end in ends.items() if end is not None and end is not JobState.SUCCEEDED)
 
 
 def not_retried(job_id: str, leader: str, ended: JobState, cause: LeaderError | None) -> LeaderNotRetried:
-    """Why a follower is not retried alone: it would run although what it needs has not been done."""
+    """Return the error for retrying a follower alone, which would run before its leader has succeeded."""
     root = root_of(leader, ended, cause)
     return LeaderNotRetried(
         f"job {job_id} follows {leader}, and runs only after that has succeeded: {root.named} {root.how}; "
-        f"retry {root.remedy} first, which brings back whoever was cancelled because of it",
+        f"retry {root.remedy} first, which also brings back the jobs that were cancelled because of it",
         root.id,
     )
 
 
 def is_let_go(on: str, ended: JobState) -> bool:
-    """Whether a job that follows `on` that outcome may run, now that its leader ended so."""
+    """Whether a follower may run after its leader has ended so; `on` is the outcome that it needs."""
     return on == "any" or ended is JobState.SUCCEEDED
 
 
 def leaders_of(jobs: Sequence[NewJob]) -> set[str]:
-    """What new jobs follow."""
+    """Return the ids of the leaders of new jobs."""
     return {job.origin.follows for job in jobs if job.origin is not None and job.origin.follows is not None}
 
 
@@ -170,10 +170,10 @@ def places(
     ends: Mapping[str, JobState | None],
     causes: Mapping[str, LeaderError],
 ) -> dict[str, FollowerPlacement]:
-    """Where new jobs go, by id. A leader that is among them stands before those that follow it.
+    """Return where new jobs go, by id. A leader among them comes before its followers.
 
-    `ends` says of leaders that are stored already how they ended, None while they have not, and `causes` why they did
-    not succeed. Raises LeaderNotFound for a leader that is neither.
+    `ends` has the final states of stored leaders (None: not final), and `causes` the errors of those that did not
+    succeed. Raises LeaderNotFound for a leader that is neither stored nor among the jobs.
     """
     known = dict(ends)
     why = dict(causes)
@@ -193,7 +193,7 @@ def places(
 
 
 def rejected(job: NewJob) -> FollowerPlacement:
-    """Where a job goes that has a rejection."""
+    """Return where a rejected job goes."""
     state = JobState.FAILED if job.terms is None else job.terms.rejected_as
     return FollowerPlacement(state, error=job.rejection)
 
@@ -234,7 +234,7 @@ def _batch_end(states: Sequence[JobState]) -> JobState:
 
 
 class BatchCount(NamedTuple):
-    """How many jobs of a batch have become final, and as what; negative when they have come back."""
+    """How many jobs of a batch have become final, by state; negative if they are no longer final."""
 
     id: str
     succeeded: int = 0
@@ -247,7 +247,7 @@ class BatchCount(NamedTuple):
 
 
 def batch_counts(ended: Sequence[EndedJob]) -> list[BatchCount]:
-    """What to count in the batches of these jobs, in the order of the batches' ids."""
+    """Return what these jobs add to the counts of their batches, in the order of the batches' ids."""
     found: dict[str, list[JobState]] = {}
     for job in ended:
         if job.batch is not None:
@@ -266,7 +266,7 @@ def batch_counts(ended: Sequence[EndedJob]) -> list[BatchCount]:
 def new_batch_counts(
     batches: Sequence[NewBatch], jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]
 ) -> list[BatchCount]:
-    """What of new batches is final from the start."""
+    """Return the counts of new batches: their jobs that are final from the start."""
     ended = [
         EndedJob(job.id, placed[job.id].state, is_followed=False, batch=job.origin.batch)
         for job in jobs

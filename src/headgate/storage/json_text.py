@@ -1,4 +1,4 @@
-"""JSON text, as statements take it."""
+"""JSON text as statements take it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON text."""
+    """Return a value as JSON text."""
     return _encode(value).decode()
 
 
 def optional_json(value: Any) -> str | None:
-    """A value as JSON text; None stays NULL."""
+    """Return a value as JSON text; None stays None."""
     return None if value is None else _encode(value).decode()
 
 
 def limit_needle(limit: str) -> str:
-    """What stands in the draws of whoever draws on a limit, and nowhere else: quotes inside of names are escaped."""
+    """Return text that is in the stored draws on a limit and in no others: quotes inside names are escaped."""
     return f"[{as_json(limit)},"

@@ -1,4 +1,4 @@
-"""Live rules: what is set at run time beats what the code declares, the most specific setting first."""
+"""The rules in force: a setting made at run time takes precedence over the declared rule; the most specific first."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ Scope = Literal["all", "key", "pattern", "tier", "member"]
 
 
 class LimitSetting(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that was set at run time about a limit, and is stored until it is unset.
+    """A setting of a limit that was made at run time, stored until it is unset.
 
-    `scope` says for which keys: `all` of them, one `key`, those that match a `pattern` (`stripe:*`), or those of a
-    `tier`. `member` puts the keys that match the pattern `target` into the tier that it names; `pattern_of` makes one
-    of a single key. `rule` is a stored rule that takes the place of the declared one; nothing starts while it
-    `is_paused`.
+    `scope` selects the keys: `all` of them, one `key`, those that match a `pattern` (`stripe:*`), or those of a `tier`.
+    `member` puts the keys that match the pattern `target` into the tier `tier`; `pattern_of` makes a pattern of a
+    single key. `rule` is a stored rule that replaces the declared one. While it `is_paused`, nothing starts.
     """
 
     limit: str
@@ -40,16 +39,16 @@ class LimitSetting(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def sets_nothing(self) -> bool:
-        """Whether everything is as declared, so that it need not be kept."""
+        """Whether everything is as declared, so that it need not be stored."""
         return self.rule is None and not self.is_paused and self.tier is None
 
 
 EditSetting = Callable[[LimitSetting], LimitSetting]
-"""What becomes of a setting, given what is set."""
+"""Returns the new setting for the current one."""
 
 
 def edited(settings: Iterable[LimitSetting], about: LimitSetting, edit: EditSetting) -> LimitSetting | None:
-    """What is to be kept in place of the setting for the keys of `about`; None if it is what is set already."""
+    """Return the setting to store for the limit, scope and target of `about`; None if it is already stored so."""
     place = (about.limit, about.scope, about.target)
     nothing = replace(about, rule=None, is_paused=False, tier=None)
     known = next((each for each in settings if (each.limit, each.scope, each.target) == place), nothing)
@@ -58,7 +57,7 @@ def edited(settings: Iterable[LimitSetting], about: LimitSetting, edit: EditSett
 
 
 class LiveRules:
-    """All settings of one store, ready to be asked."""
+    """All settings of one store, for lookup by draw."""
 
     def __init__(self, settings: Iterable[LimitSetting] = ()) -> None:
         self._limits: dict[str, _LimitSettings] = {}
@@ -66,7 +65,7 @@ class LiveRules:
             self._limits.setdefault(setting.limit, _LimitSettings()).add(setting)
 
     def rule(self, draw: Draw, declared: AnyRule) -> AnyRule:
-        """The rule that the bucket of `draw` is judged by: what is set for its key, its tier, its pattern, or all."""
+        """Return the rule of the bucket of `draw`: that of its key, its tier, its pattern, or all; else `declared`."""
         limit = self._limits.get(draw.limit)
         found = None if limit is None else limit.rule(draw.key)
         return declared if found is None else set_in_place_of(declared, found)
@@ -77,7 +76,7 @@ class LiveRules:
         return limit is not None and limit.is_paused(draw.key)
 
     def is_set(self, draw: Draw) -> bool:
-        """Whether another rule than the declared one holds."""
+        """Whether a setting replaces the declared rule."""
         limit = self._limits.get(draw.limit)
         return limit is not None and limit.rule(draw.key) is not None
 
@@ -118,7 +117,7 @@ class _LimitSettings:
         return any(setting.is_paused for setting in self._about(key))
 
     def _about(self, key: str) -> Iterable[_Setting]:
-        """Most specific first."""
+        """Yield the settings for a key, the most specific first."""
         if key in self._keys:
             yield self._keys[key]
         tier = self._tier_of_key.get(key) or _first_match(self._tier_of_pattern, key)
@@ -148,17 +147,17 @@ class _Setting:
 
 
 def is_pattern(target: str) -> bool:
-    """Whether it would stand for several keys as a pattern: it has a `*`, `?` or `[`."""
+    """Whether it can match several keys: it has a `*`, `?` or `[`."""
     return any(sign in target for sign in "*?[")
 
 
 def pattern_of(key: str) -> str:
-    """The pattern that matches this key and no other: `order[[]5]` for `order[5]`."""
+    """Return the pattern that matches this key only: `order[[]5]` for `order[5]`."""
     return _SIGN.sub("[\\1]", key)
 
 
 def key_of_pattern(pattern: str) -> str | None:
-    """The key that `pattern_of` made it of; None for a pattern of several keys."""
+    """Return the key from which `pattern_of` made a pattern; None for a pattern of several keys."""
     key = _SINGLE.sub("\\1", pattern)
     return key if pattern_of(key) == pattern else None
 

@@ -1,4 +1,4 @@
-"""Migrations: numbered scripts, applied once each, and never edited once released."""
+"""Migrations: numbered scripts that are applied once each and never edited after a release."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.errors import StorageUnusable
 
 
 class Migration(NamedTuple):
-    """One script, `NNNN_name.sql`. A breaking one says so in its first line: older releases cannot work on after it."""
+    """One script, `NNNN_name.sql`. If older releases cannot work after it, its first line begins with `-- breaking`."""
 
     number: int
     name: str
@@ -27,12 +27,12 @@ class Migration(NamedTuple):
 
 
 def load_migrations(package: str) -> Sequence[Migration]:
-    """The scripts in the folder `migrations` of a package of this program, in their order."""
+    """Return the scripts in the folder `migrations` of a package of this program, in order."""
     return read_migrations(Path(__file__).parents[2].joinpath(*package.split("."), "migrations"))
 
 
 def read_migrations(folder: Path) -> Sequence[Migration]:
-    """The scripts in a folder, in their order."""
+    """Return the scripts in a folder, in order."""
     found: list[Migration] = []
     for entry in folder.iterdir():
         if entry.name.endswith(".sql"):
@@ -48,10 +48,10 @@ def pending(
     where: str,
     tolerated: Collection[int] = (),
 ) -> list[Migration]:
-    """Those that are still to be applied, where name and checksum of the `applied` ones are as given.
+    """Return the migrations that are still to be applied, after comparing the `applied` ones with the known ones.
 
-    Raises StorageUnusable for a database of a newer release, unless all that is unknown here is `tolerated`, or of one
-    that was edited.
+    Raises StorageUnusable for a database of a newer release, unless all its unknown migrations are `tolerated`, and for
+    one with another checksum.
     """
     by_number = {migration.number: migration for migration in known}
     for number, (name, checksum) in applied.items():

@@ -1,4 +1,4 @@
-"""Permits that come back when their jobs leave the states in which they hold them, for stores that keep rows."""
+"""Permits that jobs release when they leave the states in which they hold them, for stores that keep rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.storage.live_rules import LiveRules
 
 
 class PermitRelease(NamedTuple):
-    """What a job gives back, and what it keeps."""
+    """The permits that a job releases, and those that it keeps."""
 
     job_id: str
     draws: tuple[Draw, ...]
@@ -36,7 +36,7 @@ class Holder(msgspec.Struct, array_like=True):
 
 
 def leaving_holders(jobs: Iterable[PermitRelease]) -> dict[Draw, list[str]]:
-    """Who leaves each bucket."""
+    """Return the holders that leave each bucket."""
     leaving: dict[Draw, list[str]] = {}
     for job in jobs:
         # A row that contradicts itself may name more permits than draws.
@@ -47,7 +47,7 @@ def leaving_holders(jobs: Iterable[PermitRelease]) -> dict[Draw, list[str]]:
 
 
 def permits_left(state: str | None, leaving: Iterable[str]) -> HeldPermits:
-    """The permits of a bucket after these holders have left."""
+    """Return the permits of a bucket after these holders have left."""
     permits = load_permits(state)
     for holder in leaving:
         permits = Semaphore.give(permits, holder)
@@ -55,17 +55,17 @@ def permits_left(state: str | None, leaving: Iterable[str]) -> HeldPermits:
 
 
 def draws_of_batch(draws: Sequence[Draw], terms: GateTerms | None) -> list[Draw]:
-    """The buckets of which the batch of such a job holds permits."""
+    """Return the buckets of which the job's batch holds permits."""
     return [] if terms is None else chosen(draws, terms.of_batch)
 
 
 def holding_batches(states: Iterable[str | None]) -> set[str]:
-    """The batches that hold permits of buckets in these states."""
+    """Return the batches that hold permits of buckets in these states."""
     return {batch for state in states for batch in batches_of(load_permits(state))}
 
 
 class PermitBucket(NamedTuple):
-    """A bucket that grants permits: its stored state, and when it opens for those who wait behind it."""
+    """A bucket that grants permits: its stored state, and when it opens for the lanes behind it."""
 
     state: str | None
     opens_at: int | None
@@ -74,7 +74,7 @@ class PermitBucket(NamedTuple):
 def contradictions(
     holders: Iterable[Holder], buckets: Mapping[Draw, PermitBucket], pending: Container[str], rules: LiveRules
 ) -> Iterator[str]:
-    """Where buckets, jobs and `pending` batches do not agree on who holds permits, one sentence each."""
+    """Yield a sentence for each contradiction between buckets, jobs and `pending` batches about who holds permits."""
     expected: dict[Draw, Counter[str]] = {}
     for job in holders:
         holds = () if job.terms is None else job.terms.holds
@@ -83,7 +83,7 @@ def contradictions(
                 expected.setdefault(draw, Counter())[holding.holder(job.id)] += 1
     for draw, bucket in buckets.items():
         permits = load_permits(bucket.state)
-        # A batch keeps its permit when none of its jobs uses it.
+        # A batch keeps its permit while none of its jobs uses it.
         by_bucket = {holder: hold.uses for holder, hold in permits.holders.items() if hold.uses}
         by_jobs = dict(expected.pop(draw, {}))
         for batch in batches_of(permits):
@@ -92,8 +92,8 @@ def contradictions(
         if by_bucket != by_jobs:
             yield f"bucket {draw.limit}:{draw.key} is held by {by_bucket}, and jobs hold {by_jobs}"
         if permits.held != sum(hold.cost for hold in permits.holders.values()):
-            yield f"bucket {draw.limit}:{draw.key} counts {permits.held} held, which its holders do not add up to"
+            yield f"bucket {draw.limit}:{draw.key} counts {permits.held} held, but its holders have another sum"
         if bucket.opens_at == NEVER and not permits.holders and not rules.is_paused(draw):
-            yield f"bucket {draw.limit}:{draw.key} opens when a permit comes back, and nobody holds one"
+            yield f"bucket {draw.limit}:{draw.key} opens when a permit is returned, but has no holder"
     for draw, by_jobs in expected.items():
-        yield f"jobs hold {dict(by_jobs)} of bucket {draw.limit}:{draw.key}, which knows nothing of it"
+        yield f"jobs hold {dict(by_jobs)} of bucket {draw.limit}:{draw.key}, which has no record of it"

@@ -1,4 +1,4 @@
-"""Prediction: when a waiting job will start, as far as its limits decide it, from where it stands now."""
+"""Prediction: when a waiting job will start as far as its limits decide it, from its queue position now."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from headgate.storage.records import BucketRecord, QueuePosition
 from headgate.storage.stored_rows import load_state
 
 REHEARSED = 200
-"""How many starts ahead are played through; what lies beyond goes on at the pace of the last half of them."""
+"""How many starts ahead are simulated; beyond them, the pace of the second half of them is extrapolated."""
 
 
 class Prediction(NamedTuple):
-    """`starts_at` is limit time, None where it cannot be known; `waits_for` the bucket that decides it, if one does."""
+    """`starts_at` is limit time, None if it cannot be predicted; `waits_for` is the bucket that decides it, if any."""
 
     starts_at: int | None
     waits_for: Draw | None
 
 
 def predict(standing: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRules, now: int) -> Prediction:
-    """When the limits let the job start that stands there, if nothing else changes and a slot is free."""
+    """Return when the limits let the job at this position start, if nothing else changes and a slot is free."""
     latest = Prediction(now, None)
     for index, record in enumerate(standing.buckets):
         declared = rules.get(record.draw.limit)
@@ -44,12 +44,12 @@ def predict(standing: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRul
 def _opens_for(standing: QueuePosition, index: int, record: BucketRecord, rule: AnyRule, now: int) -> int:
     ahead = _ahead(standing, record)
     if is_balance(record.state):
-        # What the other store has left for those before it is not known here.
+        # How many starts the other store grants to the jobs ahead is unknown here.
         return NEVER if ahead else max(now, record.closed_until, record.opens_at or 0)
     state = None if record.state is None else load_state(rule, record.draw, record.state, now)
     bucket = BucketView(record.draw, rule, state)
     costs, holders = (None, None) if standing.asks is None else standing.asks
-    # A row that contradicts itself may tell of fewer limits than its lane has.
+    # A row that contradicts itself may have costs for fewer limits than its lane has.
     cost = 1 if costs is None or index >= len(costs) else costs[index]
     holder = None if holders is None or index >= len(holders) else holders[index]
     if rule.holds_permits:
@@ -71,7 +71,7 @@ def _opens_for(standing: QueuePosition, index: int, record: BucketRecord, rule: 
 
 
 def _ahead(standing: QueuePosition, record: BucketRecord) -> int:
-    """How many starts come first: those before it in its lane, and as many of each other lane in the same line."""
+    """Return how many starts come first: the jobs ahead in its lane, and as many of each lane in the same line."""
     before = (standing.place or standing.waiting) - 1
     others = max(0, record.waiting - standing.waiting) if standing.behind == record.draw else record.waiting
     lanes = max(0, record.lanes - (standing.behind == record.draw))

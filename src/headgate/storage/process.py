@@ -1,4 +1,4 @@
-"""Processes of this machine, told apart although their ids are used again."""
+"""Processes of this machine, identified by their id and start, because ids are reused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def process_started(pid: int) -> str:
-    """When a process began, in the kernel's own ticks; empty if it has ended or it cannot be told."""
+    """Return when a process began, in the kernel's ticks; empty if it has ended or this cannot be read."""
     try:
         return _started(pid)
     except OSError:
@@ -16,18 +16,18 @@ def process_started(pid: int) -> str:
 
 
 def _started(pid: int) -> str:
-    """Empty if it has ended. Raises OSError if that cannot be told, as where no more files can be opened."""
+    """Return the start of a process; empty if it has ended. Raises OSError if no more files can be opened."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    # The name in parentheses may hold anything, so count fields from its end.
+    # The name in parentheses may contain anything, so count fields from its end.
     state, *fields = stat.rpartition(")")[2].split()
     return "" if state in "ZX" else fields[18]
 
 
 def pid_space() -> str:
-    """Which process ids this process sees: the same number means another process in another container."""
+    """Return the PID namespace of this process: the same number is another process in another container."""
     try:
         return _own_space()
     except OSError:
@@ -35,12 +35,12 @@ def pid_space() -> str:
 
 
 def is_running(pid: int, started: str) -> bool:
-    """Whether the process that had this id and start is still there."""
+    """Whether the process with this id and start is still running."""
     is_told = bool(started)
     try:
         found = (_own_start() if pid == os.getpid() else _started(pid)) if started else ""
     except OSError:
-        # A process that cannot open files sees no others: it must not take all of them for ended.
+        # This process can open no files, so it cannot read whether others have ended.
         found, is_told = "", False
     if found:
         return found == started
@@ -49,9 +49,9 @@ def is_running(pid: int, started: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        # It is another user's, of whose processes /proc may show nothing (hidepid).
+        # A process of another user, which /proc may hide (hidepid).
         return True
-    # One of this user's, that has a start and shows none, has ended and was not waited for yet.
+    # A process of this user whose start cannot be read any more has ended, and its parent has not waited for it yet.
     return not is_told
 
 

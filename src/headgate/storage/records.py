@@ -17,14 +17,14 @@ from headgate.limits.limit import AnyRule
 from headgate.storage.fetched import FetchedBalance
 
 GATE_LIVES = 180 * SECOND
-"""How long what a release declares counts that no node notes any more, if whoever notes it does not say (µs)."""
+"""How long a gate lives after it was last noted, if the caller gives no other time, in microseconds."""
 
 
 class Room(msgspec.Struct, frozen=True):
     """How many jobs of one queue a node can start now.
 
-    Jobs with limits and jobs without get half of the slots each and what the others leave; `gated_first` says who has
-    the odd one.
+    Jobs with limits and jobs without get half of the slots each, and the slots that the others leave. With
+    `gated_first`, jobs with limits get the odd slot.
     """
 
     slots: int
@@ -32,9 +32,9 @@ class Room(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A node asks for jobs: room per queue, and the rules, tasks and gates that it knows.
+    """A request of a node for jobs: its room per queue, and the rules, tasks and gates that it has.
 
-    Without `gates` it gets jobs that carry none, by their tasks.
+    Without `gates` it gets jobs that carry no gate, by their tasks.
     """
 
     node: str
@@ -44,16 +44,16 @@ class Claim(msgspec.Struct, frozen=True):
     gates: Gates | None = None
 
     def known(self, newest: Mapping[str, str]) -> KnownGates:
-        """What jobs have to be known by so that this node may start them, where these are the newest gates."""
+        """Return the gates of jobs that this node may start, where `newest` are the newest gates by subject."""
         return KnownGates(self.tasks) if self.gates is None else self.gates.startable(self.rooms, newest)
 
     def is_astray(self, task: str, queue: str, newest: Mapping[str, str]) -> bool:
-        """Whether a job that is not known is one of a gate that this node has, enqueued under another one."""
+        """Whether a job that must not start here is of a task and gate of this node but carries another gate."""
         return self.gates is not None and task in self.tasks and self.gates.is_newest(task, queue, newest)
 
 
 class Throttled(msgspec.Struct, frozen=True):
-    """A lane met a closed bucket: which one, until when (None: a permit comes back), and how many jobs wait there."""
+    """A lane met a closed bucket: which, until when (None: until a permit is returned), and how many jobs wait."""
 
     draw: Draw
     opens_at: int | None
@@ -61,9 +61,9 @@ class Throttled(msgspec.Struct, frozen=True):
 
 
 class Starved(msgspec.Struct, frozen=True):
-    """Starts have to be fetched for a bucket that is kept elsewhere: so many jobs wait, the first one of that cost.
+    """Starts have to be fetched for a bucket in another store: `waiting` jobs wait, the first one costs `cost`.
 
-    `rule` is its `Fetched` rule as it is set now.
+    `rule` is its `FetchedStarts` rule as it is set now.
     """
 
     draw: Draw
@@ -73,16 +73,16 @@ class Starved(msgspec.Struct, frozen=True):
 
 
 class Deposit(msgspec.Struct, frozen=True):
-    """What was fetched for a bucket that is kept elsewhere; see `headgate.storage.fetched`."""
+    """Starts that were fetched for a bucket in another store; see `headgate.storage.fetched`."""
 
     draw: Draw
     balance: FetchedBalance
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True):
-    """A waiting job that is final without having run again: it expired, or its limits made it wait too long.
+    """A waiting job that is final without running again: it expired, or its limits made it wait too long.
 
-    `attempt` counts the tries that it had spent.
+    `attempt` is how many attempts it has had.
     """
 
     id: str
@@ -94,12 +94,12 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """The jobs that are now this node's to run.
+    """The jobs that the node may run now.
 
-    `next_in`: microseconds until the next bucket or `run_at` opens, None if there is none. `more`: there may be jobs
-    left that could go at once, so ask again when there is room. `unknown` are tasks that were met and passed over;
-    `astray` the ids of jobs that were passed over because they were enqueued under another gate than this node's.
-    `has_strange_lanes` says that lanes were passed over that draw on limits which this node does not know.
+    `next_in`: microseconds until the next bucket or `run_at` opens, None if there is none. `more`: jobs may be left
+    that could start at once, so claim again when there is room. `unknown` are tasks of jobs that were skipped because
+    the node does not have them. `astray` are the ids of jobs that were skipped because they were enqueued under another
+    gate than the node's. `has_strange_lanes`: lanes were skipped that draw on limits which the node does not have.
     """
 
     jobs: Sequence[ClaimedJob]
@@ -114,7 +114,7 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class Amendment(msgspec.Struct, frozen=True, array_like=True):
-    """A start that a bucket counts as `cost` at one instant, and that is to count as `actual` at another (limit time).
+    """A start that a bucket counted as `cost` at one instant, and has to count as `actual` at another (limit time).
 
     A late start moves, a settled cost grows or shrinks, and an attempt that never began counts as 0.
     """
@@ -127,10 +127,10 @@ class Amendment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A node as others see it. `beat` grows with every heartbeat; `is_gone` when its process is known to have ended.
+    """A node as others see it. `beat` grows with every heartbeat. `is_gone`: its process has ended.
 
-    It serves `queues`, with so many slots each, and runs that `version` of Headgate. `lingering` are the jobs whose
-    attempts were told to end, go on, and take a slot, though they may be over for the store: of the first 100 the ids.
+    `queues` has its slots by queue, and `version` is its version of Headgate. `lingering` are the ids of the first 100
+    jobs whose attempts still occupy a slot although they were asked to end; their jobs may have ended in the store.
     """
 
     id: str
@@ -147,7 +147,7 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """What the lease of a node is judged by: as of `NodeRecord`."""
+    """The fields of a `NodeRecord` that decide about the node's lease."""
 
     id: str
     beat: int
@@ -155,10 +155,10 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Upkeep(msgspec.Struct, frozen=True):
-    """What a node asks for every second.
+    """What a node reads every second.
 
-    `has_expired` says whether there are jobs for `expire`, `has_followers` whether there is something for
-    `release_followers`, `has_arrived` whether jobs have arrived that the next claim is to merge into their lanes.
+    `has_expired`: there are jobs for `expire`. `has_followers`: there is work for `release_followers`. `has_arrived`:
+    jobs have arrived that the next claim has to merge into their lanes.
     """
 
     peers: Sequence[Peer] = ()
@@ -168,10 +168,10 @@ class Upkeep(msgspec.Struct, frozen=True):
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """What a node learns with its heartbeat.
+    """The reply to a heartbeat.
 
-    `known` is False when the node had been declared dead and its jobs taken back. `owned` are the ids and fences of the
-    running jobs that the store has it own; `cancels` those of them that a user wants cancelled.
+    `known` is False if the node was declared dead and its jobs were taken back. `owned` are the ids and fences of the
+    running jobs that the store has under this node. `cancels` are those of them whose cancellation was requested.
     """
 
     known: bool
@@ -180,7 +180,7 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What became of a dead node's jobs: ids that wait again, and ids that were failed as poisonous."""
+    """The jobs of a dead node: the ids of those that wait again, and of those that failed as poisonous."""
 
     returned: Sequence[str] = ()
     poisonous: Sequence[str] = ()
@@ -198,13 +198,13 @@ class QueueCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A queue that is paused or has waiting jobs, as people look at it; instants are wall time.
+    """A queue that is paused or has waiting jobs; instants are wall time.
 
-    `oldest_at` is when the waiting job that has been ready for longest became ready, by its `run_at` and whatever its
-    limits say; a job whose `run_at` is ahead does not count. `ready_at` is since when a job has lacked nothing but a
-    free slot: the first ready one of the open lane, the `since` of a lane that is due, the `run_at` of one that has
-    slept long enough, the opening of a bucket that lanes of the queue wait behind. Both are None if no job is ready,
-    and `ready_at` also while the queue is paused, which it is since `paused_at`.
+    `oldest_at` is when the job became ready that has been ready for longest, by its `run_at` and whatever its limits; a
+    job with a `run_at` in the future does not count. `ready_at` is since when a job has lacked only a free slot: the
+    first ready job of the open lane, the `since` of a due lane, the `run_at` of a lane that has slept long enough, or
+    the opening of a bucket that lanes of the queue wait behind. Both are None if no job is ready, and `ready_at` also
+    while the queue is paused. It is paused since `paused_at`.
     """
 
     queue: str
@@ -214,10 +214,10 @@ class QueueRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Blocker(msgspec.Struct, frozen=True, array_like=True):
-    """What stands in the way of the store: a "long transaction" of whoever, or a connection that "blocks" others.
+    """A session that delays the store: it has a "long transaction" open, or its connection "blocks" others.
 
-    `pid` is that of its connection as the database tells it, `since` wall time, `what` a line for people. `statement`
-    is how its last statement begins, which may hold the data of whoever sent it; None where it cannot be seen.
+    `pid` is the connection's id in the database, `since` is wall time, `what` is a line of text for users. `statement`
+    is the beginning of its last statement, which may contain data of its sender; None where it cannot be read.
     """
 
     kind: Literal["long transaction", "blocks"]
@@ -231,10 +231,10 @@ class Blocker(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A bucket as people look at it; instants are limit time.
+    """A bucket; instants are limit time.
 
-    `state` is as stored: the limit's own where one state covers all keys. `waiting` jobs in `lanes` lanes wait behind
-    it until it opens at `opens_at` (NEVER: when a permit is given back). It is penalised until `closed_until`.
+    `state` is as stored: that of the limit where one state covers all keys. `waiting` jobs in `lanes` lanes wait behind
+    it until it opens at `opens_at` (NEVER: when a permit is returned). It is penalized until `closed_until`.
     """
 
     draw: Draw
@@ -246,9 +246,9 @@ class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BucketPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A place in the list of buckets: those with an `opens_at` come first, then most waiting, then by limit and key.
+    """A position in the list of buckets: those with an `opens_at` first, then most waiting, then by limit and key.
 
-    Where very many are waited for, only by limit and key.
+    Where lanes wait behind very many buckets, it is only by limit and key.
     """
 
     opens: bool
@@ -258,9 +258,9 @@ class BucketPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueuePosition(msgspec.Struct, frozen=True):
-    """Where a waiting job stands: its place in its lane (1 is next), and the buckets that its lane draws on.
+    """The position of a waiting job in its lane (1 is next), and the buckets that the lane draws on.
 
-    `place` is None beyond the first 100,000. `is_due` lanes are looked at by the next claim that has room.
+    `place` is None beyond the first 100,000. `is_due`: the next claim that has room visits the lane.
     """
 
     place: int | None
@@ -272,7 +272,7 @@ class QueuePosition(msgspec.Struct, frozen=True):
 
 
 class RecordedStart(msgspec.Struct, frozen=True, array_like=True):
-    """A start as it was charged: the key, when (limit time), and the cost."""
+    """A start as it was charged: its key, its time (limit time), and its cost."""
 
     key: str
     started_at: int
@@ -280,17 +280,17 @@ class RecordedStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 JobView = Literal["scheduled", "throttled", "ready", "blocked"]
-"""What a waiting job waits for: its time, a limit, a slot, another job."""
+"""What a waiting job waits for: its time, a limit, a slot, or another job."""
 
 FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs to list, by id and so by when they were enqueued, the newest first, or the `oldest_first`.
+    """Which jobs to list, by id and so by when they were enqueued; newest first unless `oldest_first`.
 
-    `cursor` is the id that ended the page before. Instants are wall microseconds, each range from `…_from` up to, not
-    including, `…_until`. `limit` and `key` may be one draw's; `node` is whose job it is or was last; `error` is how the
-    type of its last error begins; `text` is part of its payload, which is JSON text.
+    `cursor` is the last id of the page before. Instants are wall microseconds; each range is from `…_from` up to, but
+    not including, `…_until`. `limit` and `key` match one draw of the job. `node` is the node that runs it or ran it
+    last. `error` is the beginning of the type of its last error. `text` is part of its payload, which is JSON text.
     """
 
     state: JobState | None = None
@@ -315,9 +315,9 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobPage(msgspec.Struct, frozen=True):
-    """A page of jobs; `next` is the cursor of the next one, None at the end.
+    """A page of jobs; `next` is the cursor of the next page, None at the end.
 
-    One that `is_cut` ends before it is full, as so many jobs were read for it: the next one may have more.
+    A page that `is_cut` ended before it was full because too many jobs were read for it; the next page may have more.
     """
 
     jobs: Sequence[JobRecord]
@@ -326,7 +326,7 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class JobCount(msgspec.Struct, frozen=True):
-    """How many jobs there are; not `is_exact` where there may be more than were counted."""
+    """How many jobs there are. Without `is_exact` there may be more than were counted."""
 
     count: int
     is_exact: bool

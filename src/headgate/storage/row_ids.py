@@ -1,7 +1,7 @@
-"""The ids of lanes and buckets: hashes of what they are.
+"""The ids of lanes and buckets: hashes of their names.
 
-So a lane can be named without reading it by whoever adds a job, and buckets can be locked in the order of their ids
-before any of them is there. An id is 128 bits, so that no two keys with the same one can be found, as text of 22
+So a job can be added to a lane without reading the lane, and buckets can be locked in the order of their ids before
+any of them exists. An id is 128 bits, so that nobody can construct two keys with the same id. It is text of 22
 characters, which both databases sort as Python does.
 """
 
@@ -21,13 +21,13 @@ _encode = msgspec.json.Encoder().encode
 
 @lru_cache(100_000)
 def bucket_id(draw: Draw) -> str:
-    """The id of a bucket."""
+    """Return the id of a bucket."""
     return _hash("bucket", draw.limit, draw.key)
 
 
 @lru_cache(100_000)
 def lane_id(queue: str, draws: Sequence[Draw], variant: str) -> str:
-    """The id of a lane."""
+    """Return the id of a lane."""
     return _hash("lane", queue, variant, *(part for draw in draws for part in (draw.limit, draw.key)))
 
 

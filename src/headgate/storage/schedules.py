@@ -17,11 +17,11 @@ _encode = msgspec.json.Encoder().encode
 class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
     """A schedule as it is stored; instants are wall microseconds.
 
-    `last_job` is the id of the job that it enqueued last. It is paused since `paused_at`. `revision` grows with each
-    write, and is what the next one compares. It `is_declared` if code has declared it with `@app.schedule`, and had
-    the name `formerly` if that code has taken it over. Its last occurrence that did not run was `skipped` for that
-    reason at `skipped_at`. What is `unreadable` of its row is named there, with the reason, and blank here: such a
-    record is never written back.
+    `last_job` is the id of the last job that it enqueued. It is paused since `paused_at`. `revision` grows with each
+    write; a write compares it with the one that it has read. `is_declared`: code has declared it with `@app.schedule`;
+    `formerly` is its earlier name if that code has renamed it. `skipped` is why its last occurrence that did not run
+    was skipped, at `skipped_at`. `unreadable` names the fields of the row that could not be read, and why; they are
+    blank, and such a record is never written back.
     """
 
     name: str
@@ -38,7 +38,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
     unreadable: str | None = None
 
     def columns(self) -> dict[str, Any]:
-        """What its row holds but for the revision; what is no single value is JSON."""
+        """Return the columns of its row except the revision; values that are not scalar are JSON text."""
         return {
             "name": self.name,
             "task": self.call.task,
@@ -58,7 +58,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 def blank_call(stored: Any) -> ScheduledCall:
-    """What stands for a call that cannot be read: its task, if at least that can be."""
+    """Return a blank call in place of one that cannot be read, with its task if that can be read."""
     try:
         known = msgspec.json.decode(stored) if isinstance(stored, str) else stored
     except (msgspec.DecodeError, UnicodeError):
@@ -68,7 +68,7 @@ def blank_call(stored: Any) -> ScheduledCall:
 
 
 class Fired(msgspec.Struct, frozen=True):
-    """The jobs of one schedule, and its course after them; written only if the schedule is as it was read."""
+    """The jobs of one schedule, and its progress after them; written only if the schedule's revision is unchanged."""
 
     name: str
     revision: int
@@ -90,7 +90,7 @@ class Fired(msgspec.Struct, frozen=True):
 
 
 class DueSchedules(msgspec.Struct, frozen=True):
-    """The schedules that are due, the longest first, and when the next one is (None: none will be)."""
+    """The due schedules, the longest overdue first, and when the next one is due (None: never)."""
 
     due: Sequence[ScheduleRecord]
     next_at: int | None

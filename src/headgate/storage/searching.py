@@ -1,4 +1,4 @@
-"""Searches in payloads: they read all jobs that a query leaves, so few run at once, and each for a bounded time."""
+"""Searches in payloads: each reads all jobs that the other filters select, so few run at once, for a bounded time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headgate.errors import SearchTooLong, TooManySearches
 R = TypeVar("R")
 
 SEARCH_TIMEOUT = 8.0
-"""Seconds for which a search may read; a browser waits for its answer for 15."""
+"""Seconds for which a search may read; a browser waits 15 seconds for the answer."""
 
 TURN_TIMEOUT = 4.0
-"""Seconds for which a search waits until others have ended."""
+"""Seconds for which a search waits until other searches have ended."""
 
 
 class Searches:
-    """Runs at most `at_once` searches, in the order in which they came."""
+    """Runs at most `at_once` searches, in the order of their arrival."""
 
     def __init__(self, clock: Clock, at_once: int) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class Searches:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def run(self, search: Callable[[], Awaitable[R]]) -> R:
-        """What `search` returns. Raises TooManySearches if others take too long."""
+        """Return the result of `search`. Raises TooManySearches if the others take too long."""
         await self._take_turn()
         try:
             return await search()
@@ -50,7 +50,7 @@ class Searches:
         try:
             await turn
         except BaseException:
-            # It may have been given in the same moment in which it was cancelled.
+            # The turn may have been granted at the moment of the cancellation.
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._end_turn()
             raise
@@ -67,13 +67,11 @@ class Searches:
 
 
 def too_many() -> TooManySearches:
-    return TooManySearches(
-        f"other searches in payloads run here and have not ended within {TURN_TIMEOUT:g} s; try again later"
-    )
+    return TooManySearches(f"other payload searches have not ended within {TURN_TIMEOUT:g} s; try again later")
 
 
 def too_long() -> SearchTooLong:
     return SearchTooLong(
-        f"the search in payloads was ended after {SEARCH_TIMEOUT:g} s, before it had read all jobs that the other "
-        "words leave, and what it had found is not shown; narrow it by state, task, queue, key or time"
+        f"the payload search was stopped after {SEARCH_TIMEOUT:g} s, before it had read all jobs that the other "
+        "filters select; what it had found is not shown; narrow it by state, task, queue, key or time"
     )

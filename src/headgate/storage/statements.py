@@ -1,24 +1,24 @@
 """Statements: named blocks of the .sql files in `storage/sql`, written once and compiled for each database.
 
-A file holds the statements of one subject. A block begins with `-- name: cancel_waiting`; `-- name: arrive [sqlite]` is
-the block of one database, where a statement is better written twice. `@found_job` includes the block that begins with
-`-- part: found_job`. Statements name their tables as `headgate.job` and their parameters as `:name`; `::type` is
-PostgreSQL's, and SQLite ignores it. What the two spell differently is a macro:
+A file has the statements of one subject. A block begins with `-- name: cancel_waiting`; `-- name: arrive [sqlite]` is
+the block for one database, where a statement is better written twice. `@found_job` includes the block that begins with
+`-- part: found_job`. Statements name their tables as `headgate.job` and their parameters as `:name`. `::type` applies
+to PostgreSQL; SQLite ignores it. Where the two differ, a macro is used:
 
 - `{rows:late(id text, error json, place)}` is a table of the rows in parameter `late`: tuples, or objects with an
   attribute for each column. A column of type json takes any value that msgspec encodes; `place` numbers the rows.
-- `{columns:late}` are the names of the columns of that table.
-- `{values:new(id text, payload text; task text, error json)}` is such a table in a statement that inserts its rows: a
-  column that is the same in all rows is sent once. A semicolon stands before columns that differ less often, or which
-  are often the same; PostgreSQL has a statement for each number of such groups that differ. On SQLite it is the only
-  parameter of its statement.
+- `{columns:late}` is the list of the names of the columns of that table.
+- `{values:new(id text, payload text; task text, error json)}` is such a table in a statement that inserts its rows. A
+  column that is the same in all rows is sent once. A semicolon precedes columns that differ less often between rows;
+  PostgreSQL has a statement for each number of such groups that differ. On SQLite it is the only parameter of its
+  statement.
 - `job.id {any:ids text}` tests whether a value is in the list in parameter `ids`.
 - `{for update}`, `{for update skip locked}` lock rows where there is more than one writer.
-- `{greatest}(a, b)`, `{least}(a, b)` of values that are not NULL; `{position}(text, part)`, 0 if it is not in it.
-- `{field:error.type}` is a text field of a column that holds a JSON object; NULL where it has none.
+- `{greatest}(a, b)`, `{least}(a, b)` take values that are not NULL; `{position}(text, part)` is 0 if nothing is found.
+- `{field:error.type}` is a text field of a column with a JSON object; NULL if the object does not have it.
 - `{array:limit_name, key}` is a JSON array of values, as text.
-- `{draws:job.draws}` is a table `draw (limit_name, key, place)` of the draws in a column, `place` from 0 on; where they
-  are no JSON there is one, on a limit that nobody declares.
+- `{draws:job.draws}` is a table `draw (limit_name, key, place)` of the draws in a column, `place` from 0 on. If the
+  column is not JSON, the table has one draw, on a limit that no app can declare.
 - `{record:batch}` are the columns of a table that are fields of its record; `{record:job but state}` are all but one.
 - `{no index}state` keeps SQLite from choosing an index by this condition.
 """
@@ -49,11 +49,11 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 SQL = Path(__file__).with_name("sql")
 
 RECORDS: Mapping[str, type[msgspec.Struct]] = {"job": JobRecord, "batch": BatchRecord, "attempt": AttemptRecord}
-"""What is read of a table whole: its columns are the fields of the record."""
+"""The tables of which whole records are read: their columns are the fields of the record."""
 
 
 class Column(NamedTuple):
-    """A column of a table that is passed as a parameter. One without a type numbers the rows."""
+    """A column of a table that is passed as a parameter. A column without a type numbers the rows."""
 
     name: str
     type: str | None
@@ -61,37 +61,37 @@ class Column(NamedTuple):
 
 
 class Dialect(Protocol):
-    """How one database spells what statements leave open."""
+    """How one database spells the macros of statements."""
 
     name: str
     words: Mapping[str, str]
 
     def rows(self, parameter: str, columns: Sequence[Column]) -> str:
-        """A table expression over the rows of a parameter, with the parameter's name as its alias."""
+        """Return a table expression over the rows of a parameter, with the parameter's name as its alias."""
         ...
 
     def values(self, parameter: str, columns: Sequence[Column]) -> str:
-        """The same for rows that are inserted, of which many columns are the same in all."""
+        """Return the same for rows that are inserted, in which many columns have one value for all rows."""
         ...
 
     def any(self, parameter: str, type: str) -> str:
-        """The rest of a condition that a value is in the list of a parameter."""
+        """Return the rest of a condition that a value is in the list of a parameter."""
         ...
 
     def field(self, column: str, field: str) -> str:
-        """A text field of a JSON object in a column."""
+        """Return an expression for a text field of a JSON object in a column."""
         ...
 
     def array(self, values: str) -> str:
-        """A JSON array of these values, as text."""
+        """Return an expression for a JSON array of these values, as text."""
         ...
 
     def draws(self, column: str) -> str:
-        """A table expression over the draws in a column, with the alias `draw`."""
+        """Return a table expression over the draws in a column, with the alias `draw`."""
         ...
 
     def finish(self, sql: str) -> str:
-        """The statement as the database takes it, but for its parameters, which are `:name` still."""
+        """Return the statement as the database takes it, except that its parameters are still `:name`."""
         ...
 
 
@@ -108,13 +108,13 @@ class Table:
         self._get = attrgetter(*self.columns)
 
     def read(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """The values of each row, in the order of the columns; of a single column the values themselves."""
+        """Return the values of each row in the order of the columns; for a single column, the values themselves."""
         if rows and len(self.columns) > 1 and _is_in_order(type(rows[0]), self.columns):
             return rows
         return [self._get(row) for row in rows]
 
     def read_columns(self, rows: Sequence[Any]) -> list[Sequence[Any]]:
-        """The values of each column. Of rows that are inserted only the first, where it is that of all."""
+        """Return the values of each column; of inserted rows only the first value, if it is the same in all rows."""
         read = self.read(rows)
         if len(self.columns) == 1:
             columns: list[Sequence[Any]] = [read]
@@ -127,7 +127,7 @@ class Table:
         return columns
 
     def read_one(self, row: Any) -> list[Any]:
-        """The values of one row of several columns."""
+        """Return the values of one row of several columns."""
         (read,) = self.read([row])
         values = list(read)
         for place in self._json_places:
@@ -137,12 +137,12 @@ class Table:
 
 
 def _is_in_order(kind: type, columns: tuple[str, ...]) -> bool:
-    """Whether rows of this kind are sent as they are: tuples of the columns."""
+    """Whether rows of this type are sent as they are: tuples of the columns."""
     return kind is tuple or getattr(kind, "_fields", None) == columns
 
 
 class Template(NamedTuple):
-    """A statement for one database, before its parameters are bound, and those of them that are tables."""
+    """A statement for one database with unbound parameters, and the parameters that are tables."""
 
     sql: str
     tables: Mapping[str, Table]
@@ -154,14 +154,14 @@ class Template(NamedTuple):
 
 
 def compile_statements(dialect: Dialect) -> dict[str, Template]:
-    """All statements, by name, for one database."""
+    """Return all statements for one database, by name."""
     blocks = [block for block in _load() if block.database in (None, dialect.name)]
     parts = {block.name: block.text for block in blocks if block.is_part}
     return {block.name: _compile(block.text, parts, dialect) for block in blocks if not block.is_part}
 
 
 def columns_of(part: str) -> tuple[str, ...]:
-    """The columns of the table of rows that a part is, in their order."""
+    """Return the names of the columns of the table of rows in a part, in their order."""
     (text,) = [block.text for block in _load() if block.is_part and block.name == part]
     found = _ROWS.search(text)
     assert found is not None
@@ -189,7 +189,7 @@ def _load() -> list[_Block]:
             if header is not None:
                 key = header["name"], header["database"]
                 if key in blocks:
-                    raise ValueError(f"{file.name} names statement {header['name']} a second time")
+                    raise ValueError(f"{file.name} defines statement {header['name']} a second time")
                 blocks[key] = _Block(*key, is_part=header["kind"] == "part", lines=(lines := []))
             elif lines is not None and not line.lstrip().startswith("--"):
                 lines.append(line)

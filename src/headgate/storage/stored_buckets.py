@@ -1,4 +1,4 @@
-"""The buckets of the jobs, for plain code: what it takes there, jobs cannot take."""
+"""The buckets of jobs, used by plain code: jobs and plain code share what the limits grant."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ R = TypeVar("R")
 
 
 class StoredBuckets:
-    """A BucketStore on a job storage. Rules that were set at run time hold here as they do for jobs.
+    """A BucketStore on the store of the jobs. Rules that were set at run time apply here too.
 
-    Jobs that wait for a bucket and plain code that does are served by whoever comes first when it opens.
+    When a bucket opens, it serves jobs and plain code in the order in which they ask.
     """
 
     def __init__(self, storage: Store) -> None:
         self._storage = storage
 
     async def open(self) -> None:
-        """The storage is opened by the app."""
+        """Do nothing: the app opens the store."""
 
     async def close(self) -> None:
-        """The storage is closed by the app."""
+        """Do nothing: the app closes the store."""
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
         return await self._visit(bucket, lambda visit: _take(visit, cost, count), id)
 
     async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
-        """As `BucketStore.reserve`. Raises LimitRejected while the limit is paused for the key: there is no slot."""
+        """As `BucketStore.reserve`. Raises LimitRejected while the limit is paused for the key."""
         taken = await self._visit(bucket, lambda visit: _reserve(visit, cost), id)
         if taken is None:
             raise LimitRejected(
@@ -75,8 +75,8 @@ class StoredBuckets:
     async def _visit(self, bucket: Bucket, look: Callable[[BucketVisit], R], id: str | None = None) -> R:
         if bucket.rule.holds_permits:
             raise DeclarationError(
-                f"limit {bucket.limit!r} grants permits, which belong to jobs: a crashed job gives its permit back, "
-                "and plain code could not; make the code a job, or use a rate"
+                f"limit {bucket.limit!r} grants permits, which belong to jobs: the permit of a crashed job is "
+                "returned, but that of plain code would not be; make the code a job, or use a rate"
             )
         return await self._storage.visit(
             Draw(bucket.limit, bucket_key(bucket.key)), {bucket.limit: bucket.rule}, look, id=id
@@ -84,7 +84,7 @@ class StoredBuckets:
 
 
 class _StoredReservation(msgspec.Struct, array_like=True):
-    """What is remembered under an id: the answer, and of a reservation the states around it."""
+    """What is stored under the id of a request: its answer, and for a reservation the states before and after it."""
 
     taken: Taken
     before: str | None = None
@@ -95,7 +95,7 @@ _decode = msgspec.json.Decoder(_StoredReservation).decode
 
 
 def _known(visit: BucketVisit) -> _StoredReservation | None:
-    """What is remembered of the request, if it was made before; what cannot be read is forgotten."""
+    """Return what is stored of a repeated request; None if nothing is, or if it cannot be read."""
     if visit.note is None:
         return None
     try:
@@ -124,7 +124,7 @@ def _take(visit: BucketVisit, cost: int, count: int) -> Taken:
 
 
 def _reserve(visit: BucketVisit, cost: int) -> Taken | None:
-    """Book a slot. None while the bucket is paused: a slot at no instant would close it for ever."""
+    """Reserve a slot. None while the bucket is paused: a reservation without a time would close it for ever."""
     view, now = visit.view, visit.now
     known = _known(visit)
     if known is not None:

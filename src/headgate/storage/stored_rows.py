@@ -1,7 +1,7 @@
-"""Rows as they are stored: one that cannot be read names what is wrong with it, and the others are read as ever.
+"""Decoding of stored rows. A row that cannot be read is decoded in part and names the fault; other rows are unaffected.
 
-What a row holds may be damaged, written by hand, or of a newer release. That is no reason to stop: a field that cannot
-be read is replaced by a blank, the row names that field, and each process logs it once.
+A row may be damaged, edited by hand, or written by a newer release. A field that cannot be read is replaced by a blank
+value, the row names that field, and each process logs it once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ R = TypeVar("R")
 logger = logging.getLogger("headgate.storage")
 
 UNREADABLE_DRAWS = (Draw("", "unreadable"),)
-"""What a job draws on whose draws cannot be read: a limit that no app can declare, so no claim takes from its lane."""
+"""The draws of a job whose draws cannot be read: a limit that no app can declare, so no claim takes from its lane."""
 
 MOST_LOGGED = 10_000
-"""So many unreadable rows are remembered as logged by one process; those beyond are not logged."""
+"""How many unreadable rows a process logs; the others are not logged."""
 
 _BLANKS: tuple[Any, ...] = (None, [], {}, "", 0, False)
 
@@ -46,11 +46,11 @@ class Field(NamedTuple):
 
 
 class RowDecoder(Generic[R]):
-    """Reads rows of one kind, a struct or a named tuple, from what a statement returns: a JSON array, or its columns.
+    """Decodes rows of one kind, a struct or a named tuple, from the result of a statement: a JSON array, or columns.
 
-    `what` is what a row is called in the log. A field that cannot be read is replaced by its value in `blanks` (or what
-    a function there makes of the unreadable one), or by the emptiest value of its type; the struct's field
-    `unreadable`, if it has one, says which it was and why.
+    `what` is the name of such a row in the log. A field that cannot be read is replaced by its value in `blanks` (or by
+    the result of a function there, called with the unreadable value), or else by the emptiest value of its type. If the
+    struct has a field `unreadable`, it names the field and the fault.
     """
 
     def __init__(self, kind: type[R], what: str, /, **blanks: Any) -> None:
@@ -75,16 +75,16 @@ class RowDecoder(Generic[R]):
         self._nothing = (None,) * len(places) if len(places) > 1 else None
 
     def decode(self, text: str | bytes) -> list[R]:
-        """The rows; those that cannot be read are blank in part."""
+        """Return the rows; fields that cannot be read are blank."""
         try:
             return self._decode_all(text)
         except (msgspec.DecodeError, UnicodeError):
             return [self.repaired([_value(raw) for raw in _decode_row(row)]) for row in _decode_row(text)]
 
     def of(self, row: Sequence[Any]) -> R:
-        """One row from its columns, as they are stored, in the order of its fields."""
+        """Return one row from its columns as they are stored, in the order of its fields."""
         if self._pick(row) == self._nothing:
-            # Nothing to convert, as in most of the widest rows.
+            # Nothing to convert, as in most rows with many columns.
             return self._kind(*row)
         values = list(row)
         try:
@@ -96,14 +96,14 @@ class RowDecoder(Generic[R]):
         return self._kind(*values)
 
     def all_of(self, rows: Iterable[Sequence[Any]]) -> list[R]:
-        """As `of`, of many rows."""
+        """Return many rows; see `of`."""
         kind, pick, nothing = self._kind, self._pick, self._nothing
         if not self._converters:
             return [kind(*row) for row in rows]
         return [kind(*row) if pick(row) == nothing else self.of(row) for row in rows]
 
     def repaired(self, row: Sequence[Any]) -> R:
-        """One row from its values, as far as they can be read; what is JSON may be text or decoded already."""
+        """Return one row with blanks for what cannot be read; a JSON value may be text or already decoded."""
         values: dict[str, Any] = {}
         faults: list[str] = []
         for (name, kind, blank), value in zip(self._fields, row, strict=False):
@@ -126,7 +126,7 @@ class RowDecoder(Generic[R]):
 
 
 def note_unreadable(what: str, name: str, error: str) -> None:
-    """Log that a row cannot be read, once for each row and field in the life of this process."""
+    """Log that a row cannot be read, once for each row and field in each process."""
     key = what, name, error.partition(":")[0]
     if key not in _logged and len(_logged) < MOST_LOGGED:
         _logged.add(key)
@@ -134,14 +134,14 @@ def note_unreadable(what: str, name: str, error: str) -> None:
 
 
 def load_state(rule: AnyRule, draw: Draw, stored: str, now: int) -> Any:
-    """The state of a bucket as `rule.load` reads it. Of one that cannot be read nothing is left.
+    """Return the state of a bucket, read by `rule.load`; for one that cannot be read, a state in which nothing is left.
 
-    A rate grants nothing for one period, which is as long as what it had granted can matter. Who holds its permits is
-    not known, so a concurrency grants none until an operator resets the bucket.
+    A rate then grants nothing for one period, which is as long as its past grants can matter. The holders of permits
+    are unknown, so a concurrency limit grants none until an operator resets the bucket.
     """
     try:
         return rule.load(stored, now)
-    except Exception as error:  # whatever it stumbles over in the bytes
+    except Exception as error:  # the stored text may fail in any way
         note_unreadable("bucket", f"{draw.limit}:{draw.key}", f"state: {error}")
         return rule.load(UNREADABLE, now)
 
@@ -149,10 +149,10 @@ def load_state(rule: AnyRule, draw: Draw, stored: str, now: int) -> Any:
 def _in_agreement(
     draws: tuple[Draw, ...] | None, terms: GateTerms | None, *, is_read: bool
 ) -> tuple[tuple[Draw, ...], GateTerms | None]:
-    """Draws and terms that fit each other, of which one could not be read (None, not `is_read`).
+    """Return draws and terms that match each other, where one of them could not be read (None, not `is_read`).
 
-    Of a job whose terms are unknown it is taken that it holds each permit itself while it runs, so that it gives back
-    what it holds when it ends.
+    A job with unknown terms is assumed to hold each permit by itself while it runs, so that it returns what it holds
+    when it ends.
     """
     if draws is None:
         return UNREADABLE_DRAWS, None
@@ -172,12 +172,12 @@ def _value(raw: msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeError):
-        # A number beyond all bounds, for instance: whatever it is to be, it is not that.
+        # For example a number beyond all bounds. No field accepts bytes, so it is replaced by a blank.
         return cast(Any, bytes(raw))
 
 
 def _kinds(kind: Any) -> list[Any]:
-    """The types that a column may have, but for NULL."""
+    """Return the types that a column may have, except NULL."""
     if get_origin(kind) in (Union, UnionType):
         return [each for part in get_args(kind) for each in _kinds(part)]
     return [] if kind is NoneType else [kind]
@@ -198,11 +198,11 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _converter(kind: Any, field: Field) -> Any:
-    """What makes a value of its field's type from a column; None where it is one already."""
+    """Return a function that converts a column to its field's type; None if no conversion is needed."""
     kinds = _kinds(kind)
     if field.kind == "json":
         decode = msgspec.json.Decoder(kind).decode
-        # Many jobs have the same ones, and nothing changes them.
+        # Many jobs have equal values, and they are immutable.
         return lru_cache(10_000)(decode) if kinds in ([tuple[Draw, ...]], [GateTerms]) else decode
     if field.kind == "boolean":
         return bool
@@ -212,7 +212,7 @@ def _converter(kind: Any, field: Field) -> Any:
 
 
 def _from_array(kind: type[R]) -> type[R]:
-    """The same struct, read from a JSON array of its fields, as rows are."""
+    """Return a struct with the same fields that is decoded from a JSON array, as rows are."""
     if not issubclass(kind, msgspec.Struct) or kind.__struct_config__.array_like:
         return kind
     metaclass: Any = type(kind)

@@ -126,7 +126,7 @@ class RefusalsConformance(Conformance):
             await storage.retry(follower.id)
         assert str(not_first.value) == (
             f"job {follower.id} follows {leader}, and runs only after that has succeeded: {leader} was cancelled; "
-            f"retry {leader} first, which brings back whoever was cancelled because of it"
+            f"retry {leader} first, which also brings back the jobs that were cancelled because of it"
         )
         first, second = (replace(hands.new(), unique_key="acme") for _ in range(2))
         await storage.add([first])
