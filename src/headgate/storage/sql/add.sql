@@ -1,7 +1,7 @@
 -- New jobs.
 
 -- part: new_job_rows
--- The columns of a new job that are passed: the fields of `NewJob` and what procedures/add.py adds; `waiting` and
+-- The columns of a new job that are passed: the fields of `NewJob` and those that procedures/add.py adds; `waiting` and
 -- `finished_at` follow from its state.
 {values:new(
     id text, payload text, run_at bigint, enqueued_at bigint;
@@ -12,8 +12,8 @@
 )}
 
 -- name: add_jobs [postgres]
--- Store new jobs, and that they have arrived in their lanes. Those that are stored already stay as they are, and those for
--- which another one waits under their unique key are not stored.
+-- Store new jobs, and note their arrival in their lanes. Jobs whose ids are stored already stay as they are; jobs whose
+-- unique key another waiting job has are not stored.
 WITH new AS (
     INSERT INTO headgate.job ({columns:new}, waiting, finished_at)
     SELECT {columns:new}, state = 'waiting', CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
@@ -39,6 +39,6 @@ WHERE true
 ON CONFLICT (id) DO NOTHING
 
 -- name: just_added [sqlite]
--- The ids of the last :count jobs that this connection has stored, in this transaction and by statements that followed
--- each other.
+-- Return the ids of the last :count jobs that this connection has stored, in this transaction and by consecutive
+-- statements.
 SELECT id FROM job WHERE rowid > last_insert_rowid() - :count

@@ -10,9 +10,9 @@ job.id = ended.id AND job.fence = ended.fence AND job.finished_at IS NULL AND NO
     AND job.held = 0 AND NOT job.is_followed AND job.batch IS NULL
 
 -- name: finish_plain [postgres]
--- Running jobs that hold no permits, are not followed and in no batch succeed, where they still are the node's under that
--- fence. The charge of their start is settled, if it is given.
--- A user's transaction may hold one with a unique key, to let another follow it: of these only those that are free.
+-- Let running jobs succeed that hold no permits, have no followers and are in no batch, if they are still the node's
+-- under that fence. The charge of their start is settled, if one is given. A user's transaction may lock a job with a
+-- unique key to let another job follow it: jobs with unique keys are included only if they are not locked.
 WITH free AS (
     SELECT id FROM headgate.job
     WHERE id = ANY(:ended.id::text[]) AND node = :node AND unique_key IS NOT NULL
@@ -24,11 +24,12 @@ WHERE @is_plain AND (job.unique_key IS NULL OR @is_free)
 RETURNING job.id
 
 -- name: finish_plain [sqlite]
--- One JSON text: bound values took 0.3 µs a job less of 3.3, and another statement for each number of jobs.
+-- One JSON text: bound values would save 0.3 of 3.3 µs a job, and need another statement for each number of jobs.
 UPDATE job @plain_ending WHERE @is_plain
 
 -- name: finish_free [postgres]
--- As finish_plain, but what somebody else has locked is left out, so that nobody waits for one transaction of a user's.
+-- As finish_plain, but without jobs that another transaction has locked, so that it never waits for a user's
+-- transaction.
 WITH free AS (
     SELECT id FROM headgate.job WHERE id = ANY(:ended.id::text[]) AND node = :node ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -37,7 +38,7 @@ WHERE @is_plain AND @is_free
 RETURNING job.id
 
 -- part: running_job
--- What the end of an attempt reads of its running job.
+-- The columns of a running job that the end of an attempt reads.
 id, fence, queue, draws, cancel_requested, terms, held, passed, lost, uncharged, delayed, run_at, is_followed, batch,
 unique_key IS NOT NULL AS is_unique
 
@@ -45,26 +46,26 @@ unique_key IS NOT NULL AS is_unique
 FROM headgate.job WHERE id {any:ids text} AND finished_at IS NULL AND NOT waiting AND node = :node
 
 -- name: running_of
--- What is known of those of these jobs that run under a node.
+-- Return those of these jobs that run on a node.
 SELECT @running_job @running_under
 
 -- name: lock_running
--- The same, locked; but for those that somebody else has locked.
+-- Return the same, locked, except those that another transaction has locked.
 SELECT @running_job @running_under ORDER BY id {for update skip locked}
 
 -- name: running_on
--- What is known of all jobs that run under a node.
+-- Return all jobs that run on a node.
 SELECT @running_job FROM headgate.job WHERE state = 'running' AND node = :node ORDER BY id
 
 -- name: settle_charges
--- The last starts of running jobs as they came to be charged.
+-- Correct the charges of the last starts of running jobs.
 UPDATE headgate.job
 SET charged_at = settled.charged_at, settled = settled.costs
 FROM {rows:settled(id text, charged_at bigint, costs json)}
 WHERE job.id = settled.id
 
 -- name: keep_attempts
--- Attempts that did not succeed, as far as their jobs are audited.
+-- Store attempts that did not succeed, as the audit level of their jobs requires.
 INSERT INTO headgate.attempt (job, number, node, started_at, ended_at, outcome, error, charged_at, uncharged, settled)
 SELECT
     job.id, job.attempt, job.node, job.started_at, :now::bigint, ended.outcome, ended.error, job.charged_at, job.uncharged,
@@ -74,7 +75,7 @@ JOIN headgate.job ON job.id = ended.id
 WHERE job.audit >= CASE WHEN ended.error IS NOT NULL OR ended.outcome = 'lost' THEN 1 ELSE 2 END
 
 -- name: finish
--- Running jobs become final; with :lost, because their node has died once too often.
+-- Make running jobs final; with :lost, because too many of their attempts were lost with nodes.
 UPDATE headgate.job
 SET state = ended.state, result = ended.result, error = ended.error, finished_at = :now, held = ended.held,
     lost = job.lost + :lost::integer
@@ -82,7 +83,7 @@ FROM {rows:ended(id text, state text, result text, error json, held bigint)}
 WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: give_back
--- Running jobs wait again, in the lanes of what they ask for next, or are cancelled if that was asked for.
+-- Let running jobs wait again, in the lanes of their next draws, or cancel them if that was requested.
 UPDATE headgate.job
 SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'waiting' END,
     waiting = NOT cancel_requested,
@@ -106,5 +107,5 @@ FROM {rows:back(
 WHERE job.id = back.id AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: ended_on
--- What became of these jobs, as far as they were the node's last.
+-- Return the state of those of these jobs that the node ran last.
 SELECT id, fence, state, error, cancel_requested FROM headgate.job WHERE id {any:ids text} AND node = :node

@@ -1,16 +1,16 @@
--- Jobs that follow jobs or batches.
+-- Followers of jobs and batches.
 
 -- name: states_of_leaders
--- How these jobs ended, locked, so that it stays so.
+-- Return the states of these jobs, locked so that they stay so.
 SELECT id, state FROM headgate.job WHERE id {any:ids text} ORDER BY id {for update}
 
 -- name: counts_of_leaders
--- How far these batches are, locked, so that it stays so.
+-- Return the counts of these batches, locked so that they stay so.
 SELECT id, pending, failed, cancelled FROM headgate.batch WHERE id {any:ids text} ORDER BY id {for update}
 
 -- name: causes [postgres]
--- Why these leaders did not succeed. Of a batch it is the error of one of its jobs, of one that had a leader of its own
--- only if all of them had.
+-- Return the errors of these leaders that did not succeed. The error of a batch is that of one of its jobs; of a job
+-- that was cancelled for its own leader only if all were.
 SELECT id AS leader, error, false AS is_batch FROM headgate.job WHERE id {any:leaders text}
 UNION ALL
 SELECT batch.id, member.error, true
@@ -39,11 +39,11 @@ FROM batch
 WHERE batch.id {any:leaders text}
 
 -- name: mark_followed
--- The end of these jobs is looked at, because others follow them. They are locked already, or new.
+-- Mark these jobs as followed, so that their end releases followers. They are locked already, or new.
 UPDATE headgate.job SET is_followed = true WHERE id {any:ids text} AND NOT is_followed
 
 -- name: add_batches
--- Store new batches with what of their jobs is final from the start; those that are stored already stay as they are.
+-- Store new batches with the counts of their jobs that are final from the start; stored batches stay as they are.
 INSERT INTO headgate.batch (id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at)
 SELECT
     id, total, total - succeeded - failed - cancelled, succeeded, failed, cancelled, enqueued_at,
@@ -54,7 +54,7 @@ ORDER BY id
 ON CONFLICT (id) DO NOTHING
 
 -- name: count_batch
--- Jobs of a batch have become final; or, below 0, have come back.
+-- Count jobs of a batch that have become final; below 0, jobs that are no longer final.
 UPDATE headgate.batch
 SET pending = pending - :succeeded::integer - :failed::integer - :cancelled::integer,
     succeeded = succeeded + :succeeded::integer,
@@ -65,13 +65,13 @@ WHERE id = :id
 RETURNING id, pending, failed, cancelled
 
 -- name: member_of_batch
--- What one of the jobs of a batch asks of its limits.
+-- Return the draws and terms of one of the jobs of a batch.
 SELECT id, draws, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = :batch LIMIT 1
 
 -- name: followers [postgres]
--- Up to so many blocked followers of these leaders, each leader's after an id: in the order of the leaders that are
--- given, as each is looked up after the one before it, and of the followers' ids. They are locked; those that somebody
--- else has locked come without what is to be known of them, and so may one that is released or cancelled meanwhile.
+-- Return up to :count blocked followers of these leaders, those of each leader after an id, in the order of the given
+-- leaders, as each is looked up after the one before it, and of the followers' ids. They are locked. Followers that
+-- another transaction has locked, or that are released or cancelled meanwhile, come with NULL in their other columns.
 WITH wanted AS MATERIALIZED (
     SELECT job.id, job.follows, leaders.place
     FROM {rows:leaders(id text, after text, place)}
@@ -111,7 +111,7 @@ ORDER BY leaders.place, job.id
 LIMIT :count
 
 -- name: release
--- Blocked jobs, which are locked, wait in their lanes, ready now or at the time that was asked for them.
+-- Let blocked jobs, which are locked, wait in their lanes, ready now or at the time that was requested for them.
 UPDATE headgate.job
 SET state = 'waiting', waiting = true, lane = released.lane,
     delayed = delayed AND run_at > :now::bigint,
@@ -121,15 +121,15 @@ FROM {rows:released(id text, lane text, patience bigint)}
 WHERE job.id = released.id AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: cancel_blocked
--- Blocked jobs will never run; those without an error keep the one they have.
+-- Cancel blocked jobs, which will never run; without a new error, a job keeps the one that it has.
 UPDATE headgate.job
 SET state = 'cancelled', finished_at = :now, error = coalesce(ended.error, job.error)
 FROM {rows:ended(id text, error json)}
 WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: cancelled_followers
--- The followers of these leaders that were cancelled because of how they ended, and have not been retried since; locked.
--- One stays as it is if another waits under its unique key by now.
+-- Return the followers of these leaders that were cancelled because of the leaders' ends and have not been retried
+-- since; locked. A follower is left out if another job is waiting under its unique key by now.
 SELECT id, state, is_followed, batch
 FROM headgate.job
 WHERE follows {any:leaders text} AND finished_at IS NOT NULL
@@ -143,7 +143,7 @@ ORDER BY id
 {for update}
 
 -- name: block
--- Final jobs follow others again, which are not final.
+-- Block final jobs again behind leaders that are not final.
 UPDATE headgate.job
 SET state = 'blocked', attempt = 0, lost = 0, finished_at = NULL,
     expires_at = CASE WHEN :is_retry::boolean THEN NULL ELSE expires_at END,
@@ -155,7 +155,7 @@ SET state = 'blocked', attempt = 0, lost = 0, finished_at = NULL,
 WHERE id {any:ids text} AND finished_at IS NOT NULL
 
 -- name: keep_ended_leaders
--- Leaders that are final, and of whose followers not all have been released or cancelled.
+-- Note final leaders of which not all followers have been released or cancelled.
 INSERT INTO headgate.ended_leader (id, ended_as, after)
 SELECT id, state, after FROM {rows:ended(id text, state text, after text)}
 WHERE true
@@ -163,16 +163,15 @@ ORDER BY id
 ON CONFLICT (id) DO UPDATE SET ended_as = excluded.ended_as, after = excluded.after
 
 -- name: take_ended_leaders
--- Some leaders of whose followers not all have been released or cancelled, and that nobody else works on. They are
--- noted again if that is still so.
+-- Delete and return some noted leaders on which no other transaction works. They are noted again if followers are left.
 DELETE FROM headgate.ended_leader
 WHERE id IN (SELECT id FROM headgate.ended_leader ORDER BY id LIMIT :count {for update skip locked})
 RETURNING id, ended_as AS state, after
 
 -- name: forget_ended_leaders
--- Leaders that are not final any more.
+-- Delete the notes of leaders that are no longer final.
 DELETE FROM headgate.ended_leader WHERE id {any:ids text}
 
 -- name: has_ended_leaders
--- Whether followers are left of leaders that are final.
+-- Whether followers of final leaders are left.
 SELECT EXISTS (SELECT 1 FROM headgate.ended_leader)

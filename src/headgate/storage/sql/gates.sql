@@ -4,7 +4,7 @@
 SELECT task, signature FROM headgate.task_gate WHERE is_newest
 
 -- name: gates_changed
--- A gate that is new leaves the backlog of its subject to be moved, whoever has moved it before.
+-- Mark the backlog of subjects whose gate is new as still to be moved, even if it was moved before.
 UPDATE headgate.task_gate SET is_done = false
 WHERE is_done
     AND EXISTS (
@@ -16,7 +16,7 @@ WHERE is_done
     )
 
 -- name: note_gates
--- These gates live. They are not written each time: a third of their lives is soon enough.
+-- Note that these gates are alive. A row is written only after a third of the gate's life.
 INSERT INTO headgate.task_gate (task, signature, first_seen, last_seen, is_done, is_newest)
 SELECT task, signature, :now::bigint, :now::bigint, false, false
 FROM {rows:own(task text, signature text)}
@@ -26,7 +26,7 @@ ON CONFLICT (task, signature) DO UPDATE SET last_seen = excluded.last_seen
 WHERE task_gate.last_seen <= excluded.last_seen - :lives::bigint / 3
 
 -- name: newest_changed
--- The newest gate of a subject is the one that was seen for the first time last, of those that live.
+-- Return the newest gate of each subject: of the gates that are alive, the one that was first noted last.
 UPDATE headgate.task_gate SET is_newest = NOT is_newest
 WHERE task {any:tasks text}
     AND is_newest <> (
@@ -39,18 +39,18 @@ WHERE task {any:tasks text}
     )
 
 -- name: newest_gates
--- Those of these gates that are the newest of their subjects.
+-- Return those of these gates that are the newest of their subjects.
 SELECT task_gate.task, is_done
 FROM headgate.task_gate
 JOIN {rows:own(task text, signature text)} ON own.task = task_gate.task AND own.signature = task_gate.signature
 WHERE is_newest
 
 -- name: gates_done
--- The backlog of these subjects is where these gates would have it, and no longer where others would.
+-- Note that the backlog of these subjects has been moved to these gates, and no longer to others.
 UPDATE headgate.task_gate SET is_done = (task_gate.signature = own.signature)
 FROM {rows:own(task text, signature text)}
 WHERE task_gate.task = own.task
 
 -- name: lock_nodes
--- All nodes, once none of them is in the middle of a claim.
+-- Lock all nodes, once none of them is in the middle of a claim.
 SELECT id FROM headgate.node ORDER BY id {for update}

@@ -1,6 +1,6 @@
--- Charts: what nodes add up, and what the store counts itself because no node does.
+-- Charts: what nodes count, and what the store counts itself because no node does.
 
--- A histogram that is no JSON counts as empty: it must not be an error of the whole statement.
+-- A histogram that is not JSON counts as empty, so that it does not fail the whole statement.
 
 -- part: kept_waits [postgres]
 (CASE WHEN kept.waits ~ '^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$' THEN kept.waits ELSE '[]' END)
@@ -53,8 +53,8 @@
     )
 
 -- name: add_jobs_history
--- Add steps to what is kept of the same curves. They come in one order, so that nodes that do it at once wait for each
--- other in turn.
+-- Add steps to the stored ones of the same curves. They are added in one order, so that nodes that do it at once wait
+-- for each other in turn.
 INSERT INTO headgate.jobs_history AS kept (
     step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
 )
@@ -77,7 +77,7 @@ ON CONFLICT (step, queue, task, at) DO UPDATE SET
     runs = @runs_together
 
 -- name: add_limit_history
--- Add what was charged to what is kept of the same curves; in one order, as in add_jobs_history.
+-- Add charges to the stored steps of the same curves; in one order, as in add_jobs_history.
 INSERT INTO headgate.limit_history AS kept (step, limit_name, of_all, key, at, used)
 SELECT step, limit_name, key IS NULL, coalesce(key, ''), at, used
 FROM {rows:steps(step integer, limit_name text, key text, at bigint, used bigint)}
@@ -85,28 +85,28 @@ WHERE true
 ON CONFLICT (step, limit_name, of_all, key, at) DO UPDATE SET used = kept.used + excluded.used
 
 -- name: note_flush
--- Note a write of a process to the charts, unless it or a later one has been made.
+-- Note a write of a process to the charts, unless this or a later one is noted.
 INSERT INTO headgate.history_flush AS last (writer, number, portion, at)
 VALUES (:writer::text, :number::bigint, :portion::integer, :now::bigint)
 ON CONFLICT (writer) DO UPDATE SET number = excluded.number, portion = excluded.portion, at = excluded.at
 WHERE (excluded.number, excluded.portion) > (last.number, last.portion)
 
 -- name: jobs_history
--- The steps of one curve, in order.
+-- Return the steps of one curve, in order.
 SELECT step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
 FROM headgate.jobs_history
 WHERE step = :step::integer AND queue = :queue::text AND task = :task::text AND at >= :since::bigint
 ORDER BY at
 
 -- name: task_history
--- The steps of one task in each of its queues, in order.
+-- Return the steps of one task in each of its queues, in order.
 SELECT step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
 FROM headgate.jobs_history
 WHERE step = :step::integer AND task = :task::text AND at >= :since::bigint
 ORDER BY at, queue
 
 -- name: limit_history
--- The steps of one curve, in order.
+-- Return the steps of one curve, in order.
 SELECT step, limit_name AS "limit", CASE WHEN of_all THEN NULL ELSE key END AS key, at, used
 FROM headgate.limit_history
 WHERE step = :step::integer AND limit_name = :limit::text AND of_all = :of_all::boolean AND key = :key::text
@@ -114,13 +114,12 @@ WHERE step = :step::integer AND limit_name = :limit::text AND of_all = :of_all::
 ORDER BY at
 
 -- name: prune_history_flushes
--- Forget the writes of processes that have made none since then.
+-- Delete the notes of processes that have written nothing since then.
 DELETE FROM headgate.history_flush WHERE at < :before::bigint
 
 -- name: prune_jobs_history [postgres]
--- Forget steps that began before then; what another node forgets or adds to at this moment is passed over. They are
--- locked when they are found, so where they lie is where they are deleted: by their keys it might be planned over their
--- age.
+-- Delete steps that began before then; steps that another node deletes or adds to at this moment are skipped. They are
+-- locked when they are found, and deleted by their place on disk: by their keys, the planner might read by age.
 DELETE FROM headgate.jobs_history
 WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM headgate.jobs_history
@@ -134,9 +133,8 @@ DELETE FROM jobs_history
 WHERE (step, queue, task, at) IN (SELECT step, queue, task, at FROM jobs_history WHERE step = :step AND at < :before LIMIT :count)
 
 -- name: prune_limit_history [postgres]
--- Forget steps that began before then; what another node forgets or adds to at this moment is passed over. They are
--- locked when they are found, so where they lie is where they are deleted: by their keys it might be planned over their
--- age.
+-- Delete steps that began before then; steps that another node deletes or adds to at this moment are skipped. They are
+-- locked when they are found, and deleted by their place on disk: by their keys, the planner might read by age.
 DELETE FROM headgate.limit_history
 WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM headgate.limit_history
@@ -150,8 +148,8 @@ DELETE FROM limit_history
 WHERE (step, limit_name, of_all, key, at) IN (SELECT step, limit_name, of_all, key, at FROM limit_history WHERE step = :step AND at < :before LIMIT :count)
 
 -- name: gather_history [postgres]
--- Add notes to the steps of all lengths: of their queues and tasks, of their queues, and of all together. Two nodes that do
--- it at once take different notes; in one order, as in add_jobs_history.
+-- Add notes to the steps of all lengths: of their queues and tasks, of their queues, and of all together. Two nodes
+-- that do it at once take different notes; in one order, as in add_jobs_history.
 WITH taken AS (
     DELETE FROM headgate.history_note
     WHERE ctid = ANY (ARRAY(SELECT ctid FROM headgate.history_note LIMIT :count::bigint FOR UPDATE SKIP LOCKED))
@@ -176,14 +174,15 @@ WITH taken AS (
 SELECT count(*) FROM taken
 
 -- name: note_enqueued [postgres]
--- Note that this transaction, which may be somebody else's and be undone, enqueues jobs.
+-- Note that this transaction, which may belong to the caller and may be rolled back, enqueues jobs.
 INSERT INTO headgate.history_note (queue, task, at, enqueued, failed, cancelled)
 SELECT queue, task, :now::bigint, count(*), 0, 0
 FROM {rows:jobs(queue text, task text)}
 GROUP BY queue, task
 
 -- name: note_enqueued [sqlite]
--- Count that this transaction, which may be somebody else's and be undone, enqueues jobs; in steps of all :lengths (seconds).
+-- Count that this transaction, which may belong to the caller and may be rolled back, enqueues jobs; in steps of all
+-- :lengths (seconds).
 INSERT INTO jobs_history (
     step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
 )
@@ -197,7 +196,8 @@ GROUP BY 1, 2, 3
 ON CONFLICT (step, queue, task, at) DO UPDATE SET enqueued = enqueued + excluded.enqueued
 
 -- name: note_unrun [postgres]
--- Note jobs that have become final and that no attempt counts. Notes are added up later, so this waits for nobody.
+-- Note jobs that have become final and that no attempt counts. Notes are added up later, so this never waits for a
+-- lock.
 INSERT INTO headgate.history_note (queue, task, at, enqueued, failed, cancelled)
 SELECT queue, task, :now::bigint, 0, count(*) FILTER (WHERE state = 'failed'), count(*) FILTER (WHERE state = 'cancelled')
 FROM headgate.job

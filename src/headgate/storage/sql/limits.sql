@@ -1,4 +1,4 @@
--- Limits: what is set about them, and their buckets but for claims.
+-- Limits: their settings, and their buckets except in claims.
 
 -- name: settings
 SELECT limit_name AS "limit", scope, target, rule, is_paused, tier FROM headgate.limit_setting
@@ -10,7 +10,7 @@ SELECT revision FROM headgate.limit_revision
 UPDATE headgate.limit_revision SET revision = revision + 1
 
 -- name: lock_settings
--- Nobody else changes a setting until this transaction ends.
+-- Keep other transactions from changing a setting until this one ends.
 SELECT revision FROM headgate.limit_revision {for update}
 
 -- name: set_limit
@@ -23,7 +23,7 @@ ON CONFLICT (limit_name, scope, target) DO UPDATE SET
 DELETE FROM headgate.limit_setting WHERE limit_name = :limit AND scope = :scope AND target = :target
 
 -- name: reopen
--- Buckets of a limit that lanes wait behind are looked at by the next claim; of one key, or of all. They are locked in
+-- Let the next claim visit the buckets of a limit that lanes wait behind: those of one key, or all. They are locked in
 -- the order of their ids.
 UPDATE headgate.bucket SET opens_at = :limit_now
 WHERE id IN (
@@ -34,7 +34,7 @@ WHERE id IN (
 )
 
 -- name: reset_bucket
--- A bucket is as good as new; :keep_state leaves the permits that are still held.
+-- Reset a bucket to the state of a new one; :keep_state leaves the permits that are still held.
 UPDATE headgate.bucket
 SET state = CASE WHEN :keep_state THEN state END,
     idle_at = CASE WHEN :keep_state THEN idle_at ELSE 0 END,
@@ -42,7 +42,7 @@ SET state = CASE WHEN :keep_state THEN state END,
 WHERE id = :id
 
 -- name: close_buckets
--- Buckets grant nothing until then.
+-- Close buckets until then.
 INSERT INTO headgate.bucket AS known (id, limit_name, key, state, idle_at, closed_until)
 SELECT id, limit_name, key, NULL, :until::bigint, :until::bigint
 FROM {rows:closed(id text, limit_name text, key text)}
@@ -53,8 +53,8 @@ ON CONFLICT (id) DO UPDATE SET
     idle_at = {greatest}(known.idle_at, excluded.idle_at)
 
 -- name: charge
--- Keep the states of buckets that were charged. Where others write, they are locked; otherwise the first charge of a
--- bucket makes its row.
+-- Store the states of buckets that were charged. Where there are several writers, they are locked; otherwise the first
+-- charge of a bucket inserts its row.
 INSERT INTO headgate.bucket AS known (id, limit_name, key, state, idle_at)
 SELECT id, limit_name, key, state, idle_at
 FROM {rows:charged(id text, limit_name text, key text, state text, idle_at bigint)}
@@ -62,12 +62,12 @@ WHERE true
 ON CONFLICT (id) DO UPDATE SET state = excluded.state, idle_at = excluded.idle_at
 
 -- name: missing_buckets
--- Those of these buckets that have no row.
+-- Return those of these buckets that have no row.
 SELECT id FROM {rows:wanted(id text, limit_name text, key text)}
 WHERE NOT EXISTS (SELECT 1 FROM headgate.bucket WHERE bucket.id = wanted.id)
 
 -- name: ensure_buckets
--- Make rows for buckets that have none, so that they can be locked, and lanes can wait behind them.
+-- Insert rows for buckets that have none, so that they can be locked, and lanes can wait behind them.
 INSERT INTO headgate.bucket (id, limit_name, key, idle_at)
 SELECT id, limit_name, key, :limit_now::bigint
 FROM {rows:wanted(id text, limit_name text, key text)}
@@ -76,21 +76,21 @@ ORDER BY id
 ON CONFLICT (id) DO NOTHING
 
 -- name: set_timers
--- A bucket opens at its time as long as a lane waits behind it.
+-- Set when a bucket opens, as long as a lane waits behind it.
 UPDATE headgate.bucket
 SET opens_at = wanted.opens_at
 FROM (
     SELECT
         timer.id,
-        -- An EXISTS would be planned as one reading of all lanes.
+        -- The planner would read all lanes for an EXISTS.
         CASE WHEN (SELECT true FROM headgate.lane WHERE behind = timer.id LIMIT 1) THEN timer.opens_at END AS opens_at
     FROM {rows:timer(id text, opens_at bigint)}
 ) AS wanted
 WHERE bucket.id = wanted.id AND coalesce(bucket.opens_at, -1) <> coalesce(wanted.opens_at, -1)
 
 -- name: rivals
--- The keys of a limit whose buckets have opened for those who wait behind them, unless all of these are in paused
--- queues. A key that has starts in the window is let in a microsecond after those that have none, and is a rival already.
+-- Return the keys of a limit whose buckets have opened for the lanes behind them, unless all these lanes are in paused
+-- queues. A key with starts in the window is admitted a microsecond after keys without, but is already a rival.
 SELECT key FROM headgate.bucket
 WHERE limit_name = :limit AND opens_at <= :limit_now::bigint + 1
     AND EXISTS (
@@ -99,7 +99,7 @@ WHERE limit_name = :limit AND opens_at <= :limit_now::bigint + 1
 LIMIT 1000
 
 -- name: note_of_bucket
--- What is noted under the id of a request to a bucket, and counts still.
+-- Return what is stored under the id of a request to a bucket and has not expired.
 SELECT note FROM headgate.bucket_note WHERE bucket = :bucket AND id = :id AND until > :limit_now
 
 -- name: keep_note_of_bucket
@@ -107,11 +107,11 @@ INSERT INTO headgate.bucket_note (bucket, id, note, until) VALUES (:bucket, :id,
 ON CONFLICT (bucket, id) DO UPDATE SET note = excluded.note, until = excluded.until
 
 -- name: lock_limit
--- All buckets of a limit, locked.
+-- Lock and return all buckets of a limit.
 SELECT id FROM headgate.bucket WHERE limit_name = :limit ORDER BY id {for update}
 
 -- name: waits_for_limit [postgres]
--- How many jobs wait that draw on a limit: in lanes, those that have just arrived among them, or blocked.
+-- Return how many waiting jobs draw on a limit: those in lanes, those that have just arrived there, and blocked ones.
 SELECT (
     SELECT count(*)
     FROM headgate.job
@@ -125,12 +125,12 @@ SELECT (
 )
 
 -- name: waits_for_limit [sqlite]
--- There are no arrivals, and lanes count exactly.
+-- There are no arrivals here, and lanes count exactly.
 SELECT (SELECT coalesce(sum(waiting), 0) FROM lane WHERE waiting > 0 AND instr(draws, :needle) > 0)
     + (SELECT count(*) FROM job WHERE state = 'blocked' AND instr(draws, :needle) > 0)
 
 -- name: permits_of_limit
--- The states of all buckets of a limit that hold permits.
+-- Return the states of all buckets of a limit that hold permits.
 SELECT state FROM headgate.bucket WHERE limit_name = :limit AND state LIKE '1:concurrency:%'
 
 -- name: forget_buckets
@@ -140,7 +140,7 @@ DELETE FROM headgate.bucket WHERE limit_name = :limit
 DELETE FROM headgate.limit_setting WHERE limit_name = :limit
 
 -- name: use_limit_time [postgres]
--- Note how far limit time has gone, without waiting for the disk: a restart begins no earlier.
+-- Store how far limit time has gone, without waiting for the disk: after a restart it begins no earlier.
 WITH unsynced AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )

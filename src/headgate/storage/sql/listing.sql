@@ -1,7 +1,7 @@
--- What people read: jobs and batches, what waits and for what, buckets, and starts.
+-- What users read: jobs and batches, waiting jobs and what they wait for, buckets, and starts.
 
 -- part: lane_counts [postgres]
--- How many jobs wait in each lane; what has arrived and is not merged yet is a row of its own.
+-- How many jobs wait in each lane; arrivals that are not merged yet are rows of their own.
 SELECT id, queue, waiting FROM headgate.lane UNION ALL SELECT lane, queue, jobs FROM headgate.arrival
 
 -- part: lane_counts [sqlite]
@@ -14,7 +14,7 @@ coalesce(arrived.jobs, 0)::bigint
 0
 
 -- part: job_record
--- A job as people read it: a field of `JobRecord` that is not worked out here is a column.
+-- A job as users read it: the fields of `JobRecord` that are not computed here are columns.
 {record:job but state, payload, result, throttled_until, waits_for, lane_waiting, is_blocked},
 CASE WHEN job.state = 'blocked' THEN 'waiting' ELSE job.state END AS state,
 CAST(job.payload AS text) AS payload, CAST(job.result AS text) AS result,
@@ -26,8 +26,9 @@ CASE WHEN job.waiting THEN coalesce(lane.waiting, 0) + @arrived ELSE 0 END AS la
 job.state = 'blocked' AS is_blocked
 
 -- part: job_filter
--- What a filter lets through; what is NULL is not asked for. PostgreSQL plans it for its values. :needle is what the draws
--- of a job have to contain. Lanes that nothing holds are few where much waits, and so are those that are not merged yet.
+-- The conditions of a filter; a parameter that is NULL is no condition. PostgreSQL plans it for its values. :needle is
+-- text that the draws of a job have to contain. Where many jobs wait, few lanes are open, and few have unmerged
+-- arrivals.
 (:state::text IS NULL OR job.state = :state OR (:state = 'waiting' AND job.state = 'blocked'))
 AND (:queue::text IS NULL OR job.queue = :queue)
 AND (:task::text IS NULL OR job.task = :task)
@@ -47,7 +48,7 @@ AND (coalesce(:view::text, '') <> 'blocked' OR job.state = 'blocked')
 AND (coalesce(:view::text, '') <> 'scheduled' OR (job.delayed AND job.run_at > :now))
 AND (:view::text IS NULL OR :view NOT IN ('throttled', 'ready') OR NOT (job.delayed AND job.run_at > :now))
 AND (:view::text IS NULL OR :view NOT IN ('throttled', 'ready') OR (:view = 'throttled') = (job.draws <> '[]' AND coalesce(
-    -- Not EXISTS, which may be planned as one reading of all lanes.
+    -- The planner would read all lanes for a NOT EXISTS.
     (SELECT bucket.opens_at FROM headgate.lane JOIN headgate.bucket ON bucket.id = lane.behind WHERE lane.id = job.lane)
         > :limit_now,
     false
@@ -60,14 +61,14 @@ id
 rowid
 
 -- part: lanes_that_came [postgres]
--- What is not merged yet: a lane may not be there, or seem to be empty.
+-- Unmerged arrivals: their lane may not exist yet, or seem to be empty.
 UNION ALL SELECT lane FROM headgate.arrival
 
 -- part: lanes_that_came [sqlite]
 
 -- part: open_lanes
--- Lanes that wait behind no closed bucket, each found by an index of such: those that are due, asleep or without draws, and
--- those behind buckets that have opened. There are empty ones among those without draws.
+-- Lanes that wait behind no closed bucket, each found by an index of such lanes: those that are due, asleep or without
+-- draws, and those behind buckets that have opened. Lanes without draws may be empty.
 SELECT id FROM headgate.lane WHERE gated AND behind IS NULL AND since IS NOT NULL
 UNION ALL SELECT id FROM headgate.lane WHERE gated AND since IS NULL AND wakes_at IS NOT NULL
 UNION ALL SELECT id FROM headgate.lane WHERE id {any:ungated text}
@@ -78,7 +79,7 @@ UNION ALL SELECT line.id FROM headgate.bucket @its_lanes WHERE bucket.opens_at <
 SELECT line.id FROM headgate.bucket @its_lanes WHERE bucket.opens_at > :limit_now
 
 -- part: its_lanes [postgres]
--- OFFSET 0 here and below keeps the planner from reading everything there is, and joining that.
+-- OFFSET 0 here and below keeps the planner from reading whole tables and joining them.
 CROSS JOIN LATERAL (SELECT id, queue, waiting FROM headgate.lane WHERE behind = bucket.id OFFSET 0) AS line
 
 -- part: its_lanes [sqlite]
@@ -91,8 +92,8 @@ CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE lane = line.id AND waiting
 CROSS JOIN job ON job.lane = line.id AND job.waiting
 
 -- part: known_jobs
--- The jobs among which a filter has to look, where an index knows them: :by says which one. Of jobs that wait in :lanes with
--- some draws, those that pass them wait in others.
+-- The jobs that can match a filter, where an index finds them; :by names the index. Jobs that wait in :lanes for some
+-- draws and pass them are in other lanes.
 SELECT @place FROM headgate.job
 WHERE :by = 'failed' AND state IN ('failed', 'cancelled') AND finished_at >= coalesce(:finished_from::bigint, 0)
 UNION ALL
@@ -128,13 +129,13 @@ LEFT JOIN (SELECT lane, sum(jobs) AS jobs FROM headgate.arrival GROUP BY lane) A
 -- part: with_arrivals [sqlite]
 
 -- name: jobs_by_id
--- These jobs; with :final, those that are final.
+-- Return these jobs; with :final, only those that are final.
 SELECT @job_record
 FROM headgate.job @with_lane
 WHERE job.id {any:ids text} AND (NOT :final::boolean OR job.finished_at IS NOT NULL)
 
 -- name: jobs
--- Jobs of a page, newest first; none before :last, where that is not NULL.
+-- Return jobs for a page, newest first; none before :last, if that is not NULL.
 SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
@@ -145,7 +146,7 @@ FROM (
 ORDER BY job.id DESC
 
 -- name: jobs_oldest
--- Jobs of a page, oldest first; none after :last, where that is not NULL.
+-- Return jobs for a page, oldest first; none after :last, if that is not NULL.
 SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
@@ -156,7 +157,7 @@ FROM (
 ORDER BY job.id
 
 -- name: failed_jobs
--- As `jobs`, of jobs that failed or were cancelled.
+-- As `jobs`, for jobs that failed or were cancelled.
 SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
@@ -179,7 +180,7 @@ FROM (
 ORDER BY job.id
 
 -- name: last_read
--- The ids of the job that is read last after so many, newest first, and of the next one.
+-- Return the id of the last job that is read if so many are read, newest first, and the id of the next job.
 SELECT id FROM headgate.job WHERE id < coalesce(:cursor::text, '~') ORDER BY id DESC LIMIT 2 OFFSET :skip
 
 -- name: last_read_oldest
@@ -194,26 +195,26 @@ SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled') AND id > coal
 ORDER BY id LIMIT 2 OFFSET :skip
 
 -- name: count_jobs
--- How many jobs a filter lets through, counted up to so many.
+-- Count the jobs that match a filter, up to a maximum.
 SELECT count(*) FROM (SELECT 1 FROM headgate.job WHERE @beyond_cursor AND @job_filter LIMIT :most) AS passing
 
 -- name: count_newest
--- The same of jobs that are not before :last.
+-- Count the same among jobs that are not before :last.
 SELECT count(*)
 FROM (SELECT 1 FROM headgate.job WHERE id >= coalesce(:last::text, '') AND @job_filter ORDER BY id DESC LIMIT :most) AS passing
 
 -- name: count_known
--- How many jobs an index knows, counted up to so many.
+-- Count the jobs that an index finds, up to a maximum.
 SELECT count(*) FROM (SELECT 1 FROM (@known_jobs) AS known LIMIT :most) AS counted
 
 -- name: count_known_jobs
--- How many of so many jobs that an index knows a filter lets through.
+-- Count the matching jobs among the first that an index finds.
 SELECT count(*)
 FROM (SELECT DISTINCT @place AS place FROM (SELECT @place FROM (@known_jobs) AS known LIMIT :most) AS few) AS known
 WHERE (SELECT true FROM headgate.job WHERE job.@place = known.place AND @job_filter)
 
 -- name: jobs_known [postgres]
--- The same pages, where an index knows the jobs and they are few: they are sorted.
+-- Return the same pages where an index finds the jobs and they are few: they are sorted.
 SELECT @job_record
 FROM (
     SELECT job.*
@@ -260,7 +261,7 @@ CROSS JOIN job ON job.rowid = page.place @with_lane
 ORDER BY job.id
 
 -- name: queues_of_lanes
--- The queues that have lanes, each found by index.
+-- Return the queues that have lanes, each found by index.
 WITH RECURSIVE named (queue) AS (
     SELECT min(queue) FROM headgate.lane
     UNION ALL
@@ -269,15 +270,15 @@ WITH RECURSIVE named (queue) AS (
 SELECT queue FROM named WHERE queue IS NOT NULL
 
 -- name: count_lanes_to_search [postgres]
--- How many lanes `lanes_drawing` reads, counted up to so many. An index of them by their draws took a fifth of the time in
--- which a claim writes one.
+-- Count the lanes that `lanes_drawing` reads, up to a maximum. An index of lanes by their draws would take a fifth of
+-- the time in which a claim writes a lane.
 SELECT count(*) FROM (SELECT 1 FROM headgate.lane LIMIT :most) AS counted
 
 -- name: count_lanes_to_search [sqlite]
 SELECT count(*) FROM (SELECT 1 FROM lane WHERE instr(draws, '"],["') > 0 LIMIT :most)
 
 -- name: lanes_drawing [postgres]
--- Lanes that draw on a bucket: their draws are :draws, or several that contain :needle.
+-- Return lanes that draw on a bucket: their draws are :draws, or are several and contain :needle.
 SELECT id FROM headgate.lane WHERE strpos(draws, :needle) > 0 AND :draws::text IS NOT NULL AND :queues::text[] IS NOT NULL
 UNION
 SELECT lane FROM headgate.arrival WHERE strpos(draws, :needle) > 0
@@ -291,7 +292,7 @@ SELECT id FROM lane WHERE instr(draws, '"],["') > 0 AND instr(draws, :needle) > 
 SELECT {record:batch} FROM headgate.batch WHERE id = :id
 
 -- name: batches
--- A page of batches, the newest first.
+-- Return a page of batches, newest first.
 SELECT {record:batch}
 FROM headgate.batch
 WHERE id < coalesce(:cursor::text, '~')
@@ -299,7 +300,7 @@ ORDER BY id DESC
 LIMIT :count
 
 -- name: batches_pending
--- A page of the batches that are not final, the newest first.
+-- Return a page of the batches that are not final, newest first.
 SELECT {record:batch}
 FROM headgate.batch
 WHERE pending > 0 AND id < coalesce(:cursor::text, '~')
@@ -307,11 +308,11 @@ ORDER BY id DESC
 LIMIT :count
 
 -- name: attempts
--- The attempts of a job that did not succeed, oldest first.
+-- Return the attempts of a job that did not succeed, oldest first.
 SELECT {record:attempt} FROM headgate.attempt WHERE job = :id ORDER BY id
 
 -- name: waiting
--- What waiting jobs wait for, by queue and task; of at most so many of them.
+-- Count waiting jobs by queue, task and what they wait for, among a maximum of jobs.
 SELECT queue, task, view, count(*) AS jobs
 FROM (
     SELECT
@@ -332,7 +333,7 @@ GROUP BY queue, task, view
 ORDER BY queue, task, view
 
 -- part: waiting_lines [postgres]
--- Jobs by lane, with what has not been merged into the lanes yet.
+-- Jobs by lane, with arrivals that have not been merged into the lanes yet.
 SELECT queue, behind, waiting FROM headgate.lane
 UNION ALL
 SELECT arrival.queue, lane.behind, arrival.jobs
@@ -342,7 +343,7 @@ FROM headgate.arrival LEFT JOIN headgate.lane ON lane.id = arrival.lane
 SELECT queue, behind, waiting FROM lane WHERE waiting > 0
 
 -- part: sleeping_lanes [postgres]
--- Lanes in which jobs may wait for their time. Of those without draws it is not kept.
+-- Lanes in which jobs may wait for their time. For lanes without draws, this is not stored.
 SELECT id, queue, behind FROM headgate.lane WHERE wakes_at IS NOT NULL OR NOT gated
 UNION
 SELECT arrival.lane, arrival.queue, lane.behind
@@ -356,8 +357,9 @@ SELECT id, queue, behind FROM lane WHERE waiting > 0 AND wakes_at IS NOT NULL
 CASE WHEN behind IS NOT NULL AND behind NOT IN (SELECT id FROM opened) THEN 'throttled' ELSE 'ready' END
 
 -- name: views
--- What waiting jobs wait for, by queue. Lanes have counted them; only those that wait for their time are read. Buckets
--- that have opened are few while claims are made: to join 200,000 lanes with their buckets takes twice as long.
+-- Count waiting jobs by queue and what they wait for, from the counts of lanes; only jobs that wait for their time are
+-- read. Buckets that have opened are few while nodes claim: to join 200,000 lanes with their buckets takes twice as
+-- long.
 WITH
 opened AS MATERIALIZED (SELECT id FROM headgate.bucket WHERE opens_at <= :limit_now::bigint),
 asleep AS MATERIALIZED (
@@ -388,8 +390,8 @@ HAVING sum(jobs) > 0
 ORDER BY queue, view
 
 -- name: counts
--- Jobs by queue and state. Waiting ones are counted by their lanes, blocked and running ones one by one, and so are final
--- ones, unless they are not asked for.
+-- Count jobs by queue and state. Waiting jobs are counted by their lanes, blocked and running ones one by one, and so
+-- are final ones, unless they are left out.
 SELECT
     queue, {greatest}(0, sum(waiting))::bigint AS waiting, sum(running)::bigint AS running, sum(succeeded)::bigint AS succeeded,
     sum(failed)::bigint AS failed, sum(cancelled)::bigint AS cancelled
@@ -415,15 +417,15 @@ HAVING sum(waiting + running + succeeded + failed + cancelled) > 0
 ORDER BY queue
 
 -- name: backlog
--- How many jobs wait in the lanes of a queue.
+-- Return how many jobs wait in the lanes of a queue.
 SELECT {greatest}(0, coalesce(sum(waiting), 0))::bigint FROM (@lane_counts) AS line WHERE queue = :queue
 
 -- name: paused_queues
--- The queues of which no job is given out, and since when.
+-- Return the paused queues, and since when.
 SELECT queue, paused_at FROM headgate.paused_queue ORDER BY queue
 
 -- name: is_paused
--- Whether no job of a queue is given out.
+-- Whether a queue is paused.
 SELECT EXISTS (SELECT 1 FROM headgate.paused_queue WHERE queue = :queue)
 
 -- part: lines_with_oldest [postgres]
@@ -446,7 +448,7 @@ topmost AS (
     ) AS fresh ON true
     LEFT JOIN LATERAL (
         SELECT priority FROM headgate.job
-        -- Where none sleeps nothing is read. Of lanes without draws that is not kept.
+        -- Reads nothing if no lane sleeps. For lanes without draws, that is not stored.
         WHERE (known.wakes_at IS NOT NULL OR NOT known.gated OR known.id IN (SELECT lane FROM headgate.arrival WHERE wakes_at IS NOT NULL))
             AND lane = known.id AND waiting AND delayed
         ORDER BY priority DESC
@@ -488,7 +490,7 @@ line AS (
 )
 
 -- part: lines_with_oldest [sqlite]
--- The first job of a lane is found once: its instant and its priority, a digit, come as one number.
+-- The first job of a lane is found once: its time and its priority, a digit, are returned as one number.
 topmost AS MATERIALIZED (
     SELECT
         id, queue, gated, since, behind, wakes_at,
@@ -523,9 +525,9 @@ line AS (
 )
 
 -- name: queues
--- Queues that are paused or have waiting jobs: since when the oldest job is ready, and since when one lacks only a slot.
--- Each lane is asked for the first job of its highest priority, and of each below that, so a lane of a million costs no
--- more than one of ten, and one without priorities a single look.
+-- Return the queues that are paused or have waiting jobs: since when the oldest job is ready, and since when one lacks
+-- only a slot. In each lane, the first job of its highest priority is read, and the first of each lower priority, so a
+-- lane of a million jobs costs as much as one of ten, and a lane without priorities costs one lookup.
 WITH
 @lines_with_oldest,
 opened AS MATERIALIZED (SELECT id, opens_at FROM headgate.bucket WHERE opens_at <= :limit_now::bigint),
@@ -561,9 +563,9 @@ LEFT JOIN counted ON counted.queue = named.queue
 ORDER BY named.queue
 
 -- name: is_work_left [postgres]
--- Whether a job of these queues runs, or one of these tasks is left to run in those of them that are not paused; with
--- :ready_only one that could start now. In one statement, so that a job that starts or ends meanwhile is seen as it was
--- or as it is.
+-- Whether a job of these queues is running, or one of these tasks is left to run in those of them that are not paused;
+-- with :ready_only, one that could start now. It is one statement, so that a job that starts or ends meanwhile is
+-- counted once.
 WITH
 served AS MATERIALIZED (
     SELECT queue FROM unnest(:queues::text[]) AS asked (queue) WHERE queue NOT IN (SELECT queue FROM headgate.paused_queue)
@@ -617,12 +619,12 @@ SELECT
     )
 
 -- part: shared_state
--- The state of a limit that keeps one for all its keys.
+-- The state of a limit that has one for all its keys.
 SELECT shared.state FROM headgate.bucket AS shared
 WHERE shared.limit_name = bucket.limit_name AND shared.key = '' AND shared.state LIKE '1:dynamic:%'
 
 -- part: waiting_behind
--- A lane may count fewer jobs than none until what has arrived in it is merged.
+-- A lane may count less than 0 jobs until its arrivals are merged.
 {greatest}(0, coalesce((SELECT sum(waiting) FROM headgate.lane WHERE behind = bucket.id), 0)::bigint)
 
 -- part: bucket_record
@@ -630,18 +632,18 @@ WHERE shared.limit_name = bucket.limit_name AND shared.key = '' AND shared.state
 CASE WHEN opens_at IS NULL THEN 0 ELSE (SELECT count(*) FROM headgate.lane WHERE behind = bucket.id) END AS lanes
 
 -- part: bucket_filter
--- Of a dynamic window the state is the one that covers all keys, and that is no bucket of a key.
+-- A dynamic window stores one state for all keys, in a bucket that is not that of a key.
 NOT (key = '' AND coalesce(state, '') LIKE '1:dynamic:%')
 AND (:limit::text IS NULL OR limit_name = :limit)
 AND (:key::text IS NULL OR key = :key)
 AND (:prefix::text IS NULL OR substr(key, 1, length(:prefix)) = :prefix)
 
 -- name: count_awaited
--- How many buckets lanes wait behind, counted up to so many.
+-- Count the buckets that lanes wait behind, up to a maximum.
 SELECT count(*) FROM (SELECT 1 FROM headgate.bucket WHERE opens_at IS NOT NULL LIMIT :most) AS counted
 
 -- name: buckets_by_waiting
--- Buckets that lanes wait behind, most waiting first; of more than :most, those that open first.
+-- Return buckets that lanes wait behind, most waiting first; if there are more than :most, those that open first.
 SELECT @bucket_record
 FROM (
     SELECT id, limit_name, key, state, opens_at, closed_until, @waiting_behind AS waiting
@@ -653,7 +655,7 @@ ORDER BY waiting DESC, limit_name, key
 LIMIT :count
 
 -- name: buckets_by_name
--- Buckets by limit and key, from one name to another; with :idle those that no lane waits behind.
+-- Return buckets by limit and key, from one name to another; with :idle, those that no lane waits behind.
 SELECT @bucket_record
 FROM (
     SELECT id, limit_name, key, state, opens_at, closed_until, CASE WHEN opens_at IS NULL THEN 0 ELSE @waiting_behind END AS waiting
@@ -666,7 +668,7 @@ FROM (
 ORDER BY limit_name, key
 
 -- name: buckets_drawn
--- Buckets as people read them, in the order in which they are asked for.
+-- Return buckets in the order in which they are requested.
 SELECT
     {array:drawn.limit_name, drawn.key} AS draw,
     coalesce(
@@ -685,7 +687,7 @@ LEFT JOIN headgate.bucket ON bucket.id = drawn.id
 ORDER BY drawn.place
 
 -- part: place_in_lane [postgres]
--- Its place in its lane, up to so many.
+-- The position of a job in its lane, up to a maximum.
 SELECT CASE WHEN count(*) < 100000 THEN count(*) + 1 END
 FROM (
     SELECT 1
@@ -721,7 +723,7 @@ FROM (
 lane.since IS NOT NULL
 
 -- name: standing
--- Where a waiting job stands in its lane, and what it asks.
+-- Return the position of a waiting job in its lane, and its costs and terms.
 SELECT
     job.id,
     (@place_in_lane) AS place,
@@ -735,7 +737,7 @@ LEFT JOIN headgate.bucket ON bucket.id = lane.behind
 WHERE job.id = :id AND job.state = 'waiting'
 
 -- name: outlook
--- How many jobs wait in a lane, and behind which bucket.
+-- Return how many jobs wait in a lane, and behind which bucket.
 SELECT
     coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = :lane), 0)::bigint AS waiting,
     (
@@ -744,8 +746,8 @@ SELECT
     ) AS behind
 
 -- name: starts
--- The newest starts that were charged to a limit in that time, newest first: those of attempts that ended without
--- success, and the last ones of jobs that run or have succeeded.
+-- Return the newest starts that were charged to a limit in that time, newest first: those of attempts that did not
+-- succeed, and the last starts of jobs that are running or have succeeded.
 SELECT draws, coalesce(settled, costs) AS costs, charged_at
 FROM (
     SELECT draws, costs, charged_at, uncharged, settled FROM headgate.job
@@ -762,11 +764,11 @@ ORDER BY charged_at DESC, draws, coalesce(settled, costs)
 LIMIT :count OFFSET :skip
 
 -- part: draws_on_others [postgres]
--- Whether a waiting job draws on a limit that is not among :limits.
+-- Whether a waiting job draws on a limit that is not in :limits.
 EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
 
 -- part: draws_on_others [sqlite]
--- Lanes know it of all that wait in them.
+-- Lanes have the draws of all jobs that wait in them.
 (
     (state = 'blocked' AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text}))
     OR waiting AND lane IN (
@@ -776,12 +778,12 @@ EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits te
 )
 
 -- part: gated_job
--- Waiting jobs with what their limits are asked with.
+-- Waiting jobs with their draws, costs and terms.
 SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate FROM headgate.job
 
 -- name: gated_jobs
--- Waiting jobs of these tasks that carry other gates than these, by id; :limits leaves only those that draw on a limit
--- that is not among them.
+-- Return waiting jobs of these tasks that carry other gates than these, by id; with :limits, only those that draw on a
+-- limit that is not in it.
 @gated_job
 WHERE id > :after AND (waiting OR state = 'blocked') AND task {any:tasks text} AND NOT gate {any:gates text}
     AND (:limits::text[] IS NULL OR @draws_on_others)
@@ -789,14 +791,14 @@ ORDER BY id
 LIMIT :count
 
 -- name: gated_jobs_by_id
--- Those of these jobs that wait and are of these tasks, by id.
+-- Return those of these jobs that are waiting and of these tasks, by id.
 @gated_job
 WHERE id {any:ids text} AND finished_at IS NULL AND node IS NULL AND {no index}task {any:tasks text}
 ORDER BY id
 
 -- name: other_limits_are_waited_for [postgres]
--- Whether jobs wait for a limit that is not among :limits, by their lanes. The draws of lanes without their keys are few,
--- however many lanes there are.
+-- Whether jobs wait for a limit that is not in :limits, read from their lanes. Lanes differ little in their draws
+-- without the keys, however many lanes there are.
 SELECT EXISTS (
     SELECT 1
     FROM (SELECT DISTINCT limits FROM headgate.lane WHERE gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)) AS lane
@@ -818,8 +820,8 @@ OR EXISTS (
 )
 
 -- name: obstacles [postgres]
--- Transactions that are open for long and keep dead rows from being cleared away, and connections that others wait for.
--- Of the sessions of other users a server tells no more than it likes.
+-- Return transactions that have been open for long and keep dead rows from being removed, and connections for which
+-- others wait. The server may hide facts about the sessions of other users.
 WITH session AS (
     SELECT
         pid, xact_start, query_start, wait_event_type,

@@ -1,8 +1,8 @@
--- What running attempts say of themselves.
+-- What running attempts report.
 
 -- name: lock_reported [postgres]
--- Which of these attempts are still the node's, locked, so that what they say is not mixed with what others do; but for
--- those that somebody else has locked.
+-- Return which of these attempts are still the node's, locked, so that their reports do not mix with other changes;
+-- those that another transaction has locked are left out.
 SELECT job.id, job.fence
 FROM headgate.job
 JOIN {rows:said(id text, fence integer)} ON job.id = said.id AND job.fence = said.fence
@@ -17,13 +17,13 @@ CROSS JOIN job ON job.id = said.id AND job.fence = said.fence
 WHERE job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: set_progress
--- How far running attempts say they are.
+-- Store the progress of running attempts.
 UPDATE headgate.job SET progress = said.progress
 FROM {rows:said(id text, progress json)}
 WHERE job.id = said.id
 
 -- name: keep_lines
--- Keep what running attempts have logged, as far as there is room; a line that is kept already stays.
+-- Store log lines of running attempts, as far as there is room; a stored line stays.
 INSERT INTO headgate.log_line (job, number, at, attempt, level, logger, message)
 WITH line AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY job ORDER BY number) AS place, min(number) OVER (PARTITION BY job) AS first
@@ -45,14 +45,14 @@ ORDER BY line.job, number
 ON CONFLICT (job, number) DO NOTHING
 
 -- name: logs
--- What a job has logged: the first lines after that number.
+-- Return the first log lines of a job after that number.
 SELECT number, at, attempt, level, logger, message FROM headgate.log_line
 WHERE job = :id AND number > :after
 ORDER BY number
 LIMIT :count
 
 -- name: last_logs
--- What a job has logged last, after that number; the last line first.
+-- Return the last log lines of a job after that number; the last line first.
 SELECT number, at, attempt, level, logger, message FROM headgate.log_line
 WHERE job = :id AND number > :after
 ORDER BY number DESC

@@ -1,5 +1,5 @@
--- Schedules. Where several write, the jobs of a schedule note what they come to, and the notes are merged when the
--- schedule is written; where one writes, a trigger counts it at once.
+-- Schedules. With several writers, the jobs of a schedule leave notes of their ends, and the notes are merged when the
+-- schedule is written. With one writer, a trigger counts them at once.
 
 -- part: schedule_columns [postgres]
 name, call, rules, started_at, next_at, last_at,
@@ -12,7 +12,7 @@ name, call, rules, started_at, next_at, last_at, runs, open, last_job, paused_at
 skipped_at
 
 -- name: schedules
--- A page of schedules by name: all, the one of that name, or those that had one before.
+-- Return a page of schedules by name: all, the one of that name, or those that had one before.
 SELECT @schedule_columns
 FROM headgate.schedule
 WHERE name > :after AND (:name::text IS NULL OR name = :name) AND (:formerly::text IS NULL OR formerly = :formerly)
@@ -23,7 +23,7 @@ LIMIT :count
 task {any:tasks text} AND NOT (name {any:unable text})
 
 -- name: due_schedules
--- The schedules of these tasks whose next occurrence has come, the longest due first.
+-- Return the schedules of these tasks whose next occurrence is due, the longest overdue first.
 SELECT @schedule_columns
 FROM headgate.schedule
 WHERE next_at IS NOT NULL AND paused_at IS NULL AND next_at <= :now AND @served
@@ -31,7 +31,7 @@ ORDER BY next_at, name
 LIMIT :count
 
 -- name: next_schedule
--- When the first schedule of these tasks is due that is not due yet.
+-- Return when the next schedule of these tasks becomes due.
 SELECT next_at
 FROM headgate.schedule
 WHERE next_at IS NOT NULL AND paused_at IS NULL AND next_at > :now AND @served
@@ -39,7 +39,7 @@ ORDER BY next_at
 LIMIT 1
 
 -- name: overdue_schedules
--- The schedules that were due before then, and are not of these tasks or among those that cannot be fired.
+-- Return schedules that were due before then and are not of these tasks, or cannot be fired.
 SELECT @schedule_columns
 FROM headgate.schedule
 WHERE next_at IS NOT NULL AND paused_at IS NULL AND next_at < :before AND NOT (@served)
@@ -59,7 +59,7 @@ WHERE true
 ON CONFLICT (name) DO NOTHING
 
 -- name: add_schedule [postgres]
--- Store a new schedule; jobs of an earlier one of its name may not be final yet, and what is noted of it is forgotten.
+-- Store a new schedule. Jobs of an earlier schedule with this name may not be final yet; their notes are deleted.
 WITH gone AS (
     DELETE FROM headgate.schedule_note
     WHERE schedule = :name AND NOT EXISTS (SELECT 1 FROM headgate.schedule WHERE name = :name)
@@ -70,7 +70,7 @@ WITH gone AS (
 @insert_schedule
 
 -- name: change_schedule
--- Declare a schedule again; its count is taken from the outside only if it begins anew.
+-- Change a schedule that is declared again; its count is replaced only if it begins anew.
 UPDATE headgate.schedule
 SET task = :task, call = :call, rules = :rules, started_at = :started_at, next_at = :next_at, last_at = :last_at,
     runs = CASE WHEN :anew::boolean THEN :runs ELSE runs END, last_job = :last_job, paused_at = :paused_at,
@@ -78,7 +78,7 @@ SET task = :task, call = :call, rules = :rules, started_at = :started_at, next_a
 WHERE name = :name AND revision = :replaces
 
 -- name: lock_schedules
--- Those of these schedules that are of these revisions, locked; those that somebody else has locked are left to him.
+-- Lock those of these schedules that have these revisions, except those that another transaction has locked.
 SELECT schedule.name
 FROM headgate.schedule
 JOIN {rows:wanted(name text, revision bigint)} ON wanted.name = schedule.name AND wanted.revision = schedule.revision
@@ -86,7 +86,7 @@ ORDER BY schedule.name
 {for update of schedule skip locked}
 
 -- name: merge_schedule_notes [postgres]
--- Count what is noted of these schedules.
+-- Add the notes of these schedules to their counts.
 WITH gone AS (
     DELETE FROM headgate.schedule_note WHERE schedule = ANY(:names::text[]) RETURNING schedule, runs, open
 ), sums AS (
@@ -98,7 +98,7 @@ FROM sums
 WHERE name = sums.schedule
 
 -- name: advance_schedules
--- What these schedules enqueue is enqueued.
+-- Advance schedules after their occurrences have been enqueued.
 UPDATE headgate.schedule
 SET next_at = fired.next_at, last_at = fired.last_at, open = open + fired.opened,
     last_job = coalesce(fired.last_job, schedule.last_job), revision = schedule.revision + 1,
@@ -109,7 +109,7 @@ FROM {rows:fired(
 WHERE schedule.name = fired.name
 
 -- name: move_scheduled_jobs [postgres]
--- The jobs of a schedule that are not final, under its new name.
+-- Move the jobs of a schedule that are not final to its new name.
 UPDATE headgate.job
 SET schedule = :name, origin = regexp_replace(
         origin, '"schedule":"([^"\\]|\\.)*"', '"schedule":' || replace(to_json(:name::text)::text, '\', '\\')
@@ -124,7 +124,7 @@ UPDATE job SET schedule = :name, origin = iif(json_valid(origin), json_set(origi
 WHERE schedule = :was AND finished_at IS NULL
 
 -- name: take_over_schedule [postgres]
--- A schedule goes on with the count of another one, and has its jobs.
+-- Give a schedule the count and the jobs of the one that it replaces.
 WITH gone AS (
     DELETE FROM headgate.schedule_note WHERE schedule IN (:was, :name) RETURNING schedule, runs
 )
@@ -141,7 +141,7 @@ SET runs = (SELECT before.runs FROM schedule AS before WHERE before.name = :was)
 WHERE name = :name
 
 -- name: remove_schedule [postgres]
--- Forget a schedule; its jobs stay.
+-- Delete a schedule; its jobs stay.
 WITH gone AS (DELETE FROM headgate.schedule_note WHERE schedule = :name)
 DELETE FROM headgate.schedule WHERE name = :name
 
@@ -149,15 +149,16 @@ DELETE FROM headgate.schedule WHERE name = :name
 DELETE FROM schedule WHERE name = :name
 
 -- name: share_new_schedules [postgres]
--- Whoever stores a new schedule, until its transaction ends: what is noted of it meanwhile is not to be forgotten.
+-- Taken by a transaction that stores a new schedule, until its end, so that the schedule's notes are not deleted
+-- meanwhile.
 SELECT pg_advisory_xact_lock_shared('headgate.schedule'::regclass::oid::integer, 0)
 
 -- name: own_new_schedules [postgres]
--- Whether nobody stores a new schedule now, nor will until the transaction ends.
+-- Whether no transaction stores a new schedule now, nor can until this one ends.
 SELECT pg_try_advisory_xact_lock('headgate.schedule'::regclass::oid::integer, 0)
 
 -- name: evict_schedule_notes [postgres]
--- Forget what is noted of schedules that are gone.
+-- Delete notes of schedules that do not exist.
 DELETE FROM headgate.schedule_note
 WHERE id IN (
     SELECT id FROM headgate.schedule_note AS note

@@ -1,48 +1,50 @@
 -- name: clock [postgres]
--- The server's wall clock, and what limit time adds to it.
+-- Return the server's wall clock, and the offset of limit time from it.
 SELECT @server_clock AS now, ahead, last_used FROM headgate.limit_time
 
 -- name: raise_limit_time [postgres]
--- Limit time never goes below the last one used, whatever the server's clock did while nobody looked.
+-- Raise limit time to the last value used, whatever the server's clock has done in between.
 UPDATE headgate.limit_time SET ahead = last_used - @server_clock WHERE last_used > @server_clock + ahead
 
 -- name: shift_limit_time [postgres]
--- The server's clock has stepped, and limit time is not to. Nothing is changed if somebody else has said so already, or if
--- limit time would go back behind where it is known to have been: then it is the one who says so that is wrong.
+-- Store a new offset of limit time after the server's clock has stepped. Changes nothing if another client has stored
+-- the step already, or if limit time would go back behind a value that it is known to have had: then this client is
+-- wrong.
 UPDATE headgate.limit_time
 SET ahead = ahead + :shift, last_used = greatest(last_used, @server_clock + ahead + :shift)
 WHERE ahead = :seen AND @server_clock + ahead + :shift >= last_used - 1000000
 
 -- name: identity [postgres]
--- What tells these tables from those of the same name elsewhere.
+-- Return the id that distinguishes these tables from tables with the same names in another place.
 SELECT id::text FROM headgate.identity
 
 -- name: enlisted_at [postgres]
--- Where somebody's transaction is, and what it sees of others.
+-- Whether a caller's transaction can see these tables; its isolation level, and its database.
 SELECT to_regclass('headgate.identity') IS NOT NULL, current_setting('transaction_isolation'), current_database()::text
 
 -- name: notify [postgres]
--- Wake everybody who listens, without waiting for the disk: what is lost with the server is found by polling.
+-- Wake all listeners without waiting for the disk: polling finds what is lost with the server.
 WITH unsynced AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
 SELECT pg_notify(:channel, :news) FROM unsynced
 
 -- name: notify_at_commit [postgres]
--- Wake everybody who listens when this transaction commits.
+-- Wake all listeners when this transaction commits.
 SELECT pg_notify(:channel, '')
 
 -- name: own_transaction [postgres]
--- Which transaction this is, for who may want to end its statement: a process of the server, and when it began it.
+-- Return the backend process of this transaction and when the transaction began, for a client that may end its
+-- statement.
 SELECT pg_backend_pid() AS pid, now() AS began_at
 
 -- name: end_statement [postgres]
--- End what a transaction does, if the process of the server is still in that one: the next may be anybody's.
+-- End the statement of a transaction, if the backend process is still in that transaction and not in a later one.
 SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = :pid AND xact_start = :began_at
 
 -- name: silent_clients [postgres]
--- Sessions of ours that hold locks in these tables, and wait for their clients in the middle of a statement. `statement` is
--- another one for each statement.
+-- Return sessions of this program that hold locks in these tables and wait for their clients in the middle of a
+-- statement. `statement` differs for each statement.
 SELECT pid, concat(backend_start, ' ', query_start) AS statement
 FROM pg_stat_activity AS session
 WHERE datname = current_database() AND usename = current_user AND application_name = 'headgate'
@@ -56,8 +58,8 @@ WHERE datname = current_database() AND usename = current_user AND application_na
     )
 
 -- name: end_silent_clients [postgres]
--- End those of these sessions that still wait for their clients in the same statement. They are found first: a function among
--- conditions may be called for any session.
+-- End those of these sessions that still wait for their clients in the same statement. They are selected first, because
+-- a function among the conditions may be called for any session.
 WITH still AS MATERIALIZED (
     SELECT session.pid
     FROM unnest(:pids::integer[], :statements::text[]) AS silent (pid, statement)
@@ -67,7 +69,7 @@ WITH still AS MATERIALIZED (
 SELECT pid, pg_terminate_backend(pid) AS is_ended FROM still
 
 -- name: server_facts [postgres]
--- What a server says of itself that matters to who works on it.
+-- Return facts about the server that matter to its clients.
 SELECT
     current_setting('server_version_num')::int AS version,
     pg_is_in_recovery() AS is_replica,
@@ -78,7 +80,7 @@ SELECT
     current_setting('synchronous_commit') AS synchronous_commit
 
 -- name: table_facts [postgres]
--- The tables of a schema, with their live and dead rows as the server estimates them.
+-- Return the tables of a schema, with their live and dead rows as the server estimates them.
 SELECT
     stat.relname AS name, stat.n_live_tup AS live, stat.n_dead_tup AS dead,
     NOT coalesce(class.reloptions::text LIKE '%autovacuum_enabled=false%', false) AS is_vacuumed

@@ -1,7 +1,7 @@
 -- Unique keys.
 
 -- name: unique_rivals
--- The unique keys of these jobs, which do not wait, and which other job waits there.
+-- Return the unique keys of these jobs, which are not waiting, and the other job that is waiting under each.
 SELECT job.id, job.task, job.unique_key, other.id AS rival
 FROM headgate.job
 LEFT JOIN headgate.job AS other
@@ -11,7 +11,7 @@ WHERE job.id {any:ids text} AND job.unique_key IS NOT NULL
 ORDER BY job.id
 
 -- name: stored_ids
--- Which of these job ids are stored.
+-- Return which of these job ids are stored.
 SELECT id FROM headgate.job WHERE id {any:ids text}
 
 -- part: standing_job
@@ -19,7 +19,7 @@ job.id, job.task, job.unique_key, job.state, job.queue, job.draws, job.terms, jo
 job.costs IS NOT NULL AS has_costs, job.delayed, job.run_at
 
 -- name: standing_under
--- The jobs that are not final under these unique keys of tasks: the one that waits, and those that run.
+-- Return the jobs that are not final under these unique keys of tasks: the waiting one, and the running ones.
 SELECT @standing_job
 FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.job
@@ -32,16 +32,16 @@ CROSS JOIN headgate.job
 WHERE job.task = keys.task AND job.unique_key = keys.unique_key AND job.unique_key IS NOT NULL AND job.state = 'running'
 
 -- name: lock_standing
--- A job that stood under a unique key, locked.
+-- Lock a job that was found under a unique key.
 SELECT @standing_job FROM headgate.job WHERE id = :id {for update}
 
 -- name: unstore_job
--- A job that this transaction has stored is not to be there after all.
+-- Delete a job that this transaction has stored.
 DELETE FROM headgate.job WHERE id = :id
 
 -- name: replace_job
--- A waiting job, which is locked, asks for what another one asks for that replaces it, as if it had never been tried. Its
--- fence grows, so that a claim that has read it before does not start it as it was.
+-- Give a waiting job, which is locked, the arguments and limits of the job that replaces it, as if it had never been
+-- tried. Its fence grows, so that a claim that has read it before does not start it as it was.
 UPDATE headgate.job
 SET payload = :payload, queue = :queue, priority = :priority::smallint, delayed = :delayed::boolean,
     run_at = :run_at::bigint, expires_at = :expires_at::bigint,
@@ -51,20 +51,20 @@ SET payload = :payload, queue = :queue, priority = :priority::smallint, delayed 
 WHERE id = :id
 
 -- name: forget_starts
--- The starts of a job's attempts were charged to limits that it does not draw on any more.
+-- Remove the charges of a job's attempts: they were made to limits that it no longer draws on.
 UPDATE headgate.attempt SET charged_at = NULL WHERE job = :id AND charged_at IS NOT NULL
 
 -- name: keep_replacement_notes [postgres]
--- Note what replaced jobs ask for no more.
+-- Note the permits, lanes and draws that replaced jobs no longer need.
 INSERT INTO headgate.replacement_note (permits, lane, draws)
 SELECT permits, lane, draws FROM {rows:notes(permits json, lane text, draws json)}
 
 -- name: replacement_notes [postgres]
--- What replaced jobs ask for no more, and has not been given back yet.
+-- Return what replaced jobs no longer need and has not been given back yet.
 SELECT id, permits, lane, draws FROM headgate.replacement_note
 
 -- name: take_replacement_notes [postgres]
--- What replaced jobs ask for no more, which is given back in this transaction.
+-- Delete and return what replaced jobs no longer need; this transaction gives it back.
 DELETE FROM headgate.replacement_note
 WHERE id IN (SELECT id FROM headgate.replacement_note ORDER BY id LIMIT :count {for update skip locked})
 RETURNING id, permits, lane, draws

@@ -1,10 +1,10 @@
--- What nodes do once a minute or so, what operators do to queues, and whether rows agree.
+-- What nodes do about once a minute, what operators do to queues, and checks that rows agree.
 
 -- part: prunable_job
 job.id, job.held, job.draws, job.terms, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch
 
 -- name: prunable [postgres]
--- Jobs that finished in these states before then, how many lines each has logged, and its batch.
+-- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
 SELECT @prunable_job
 FROM (
     SELECT id, held, draws, terms, batch FROM headgate.job
@@ -13,7 +13,7 @@ FROM (
 ) AS job
 
 -- name: prunable [sqlite]
--- The same for one queue after the other, as they stand in the index of final jobs.
+-- Return the same for one queue after another, in the order of the index of final jobs.
 WITH RECURSIVE ended (state, queue) AS (
     SELECT value, (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND state = value) FROM json_each(:states)
     UNION ALL
@@ -29,7 +29,7 @@ CROSS JOIN job ON job.state = ended.state AND job.queue = ended.queue AND job.fi
 LIMIT :count
 
 -- name: prunable_by_id
--- Those of these jobs that finished in these states before then.
+-- Return those of these jobs that finished in these states before then.
 SELECT @prunable_job
 FROM (
     SELECT id, held, draws, terms, batch FROM headgate.job
@@ -38,11 +38,11 @@ FROM (
 ) AS job
 
 -- name: lock_prunable
--- Those of these jobs that are as they were, and that nobody else prunes, locked.
+-- Lock those of these jobs that are unchanged and that no other transaction prunes.
 SELECT id, held FROM headgate.job WHERE id {any:ids text} AND {no index}finished_at < :before {for update skip locked}
 
 -- name: prune_jobs
--- Forget final jobs.
+-- Delete final jobs.
 DELETE FROM headgate.job WHERE id {any:ids text} AND {no index}finished_at IS NOT NULL
 
 -- name: prune_attempts
@@ -52,11 +52,11 @@ DELETE FROM headgate.attempt WHERE job {any:ids text}
 DELETE FROM headgate.log_line WHERE job {any:ids text}
 
 -- name: prune_deeds
--- Forget what was done to pruned jobs.
+-- Delete the audit entries of pruned jobs.
 DELETE FROM headgate.audit_entry WHERE subject {any:ids text} AND kind = 'job'
 
 -- name: prune_batches_of
--- Forget these batches, where they were final before then and no job of them is stored any more.
+-- Delete those of these batches that were final before then and have no stored job.
 DELETE FROM headgate.batch
 WHERE id IN (
     SELECT id FROM headgate.batch
@@ -66,7 +66,7 @@ WHERE id IN (
 )
 
 -- name: prune_batches
--- Forget batches that were final before then, of which no job is stored any more: it reads all that are so old.
+-- Delete batches that were final before then and have no stored job; it reads all batches of that age.
 DELETE FROM headgate.batch
 WHERE id IN (
     SELECT id FROM headgate.batch
@@ -76,7 +76,7 @@ WHERE id IN (
 )
 
 -- name: evict_buckets
--- Forget buckets that are as good as new and have no lane behind them.
+-- Delete buckets that are in the same state as a new one and have no lane behind them.
 DELETE FROM headgate.bucket
 WHERE id IN (
     SELECT id FROM headgate.bucket
@@ -86,12 +86,12 @@ WHERE id IN (
 )
 
 -- name: evict_notes
--- Forget what plain code was answered, where it counts no more.
+-- Delete the stored answers to plain code that have expired.
 DELETE FROM headgate.bucket_note
 WHERE (bucket, id) IN (SELECT bucket, id FROM headgate.bucket_note WHERE until <= :limit_now LIMIT :count)
 
 -- name: evict_lanes [postgres]
--- Forget empty lanes. Whoever comes to one again brings all that it takes to make it anew.
+-- Delete empty lanes. A job that comes to such a lane later brings all that is needed to create it again.
 DELETE FROM headgate.lane
 WHERE id IN (
     SELECT id FROM headgate.lane
@@ -101,7 +101,7 @@ WHERE id IN (
 )
 
 -- name: evict_lanes [sqlite]
--- Forget empty lanes that no running job can come back to.
+-- Delete empty lanes to which no running job can return.
 DELETE FROM lane
 WHERE id IN (
     SELECT id FROM lane
@@ -110,7 +110,7 @@ WHERE id IN (
 )
 
 -- name: pause_queue
--- Let no claim take a job of a queue; nothing is inserted if it is paused already.
+-- Keep claims from taking jobs of a queue; inserts no row if it is already paused.
 INSERT INTO headgate.paused_queue (queue, paused_at) VALUES (:queue, :now)
 ON CONFLICT (queue) DO NOTHING
 
@@ -118,8 +118,8 @@ ON CONFLICT (queue) DO NOTHING
 DELETE FROM headgate.paused_queue WHERE queue = :queue
 
 -- part: lines [postgres]
--- Lanes as they are when what has arrived is merged. Where somebody's transaction held all jobs of a lane, that may sleep
--- for a second; lanes without draws never sleep, and jobs that run need none.
+-- Lanes as they will be when arrivals are merged. If a transaction had locked all jobs of a lane, that lane may sleep
+-- for a second; lanes without draws never sleep, and running jobs need none.
 SELECT
     coalesce(lane.id, arrived.lane) AS id,
     coalesce(lane.waiting, 0) + coalesce(arrived.jobs, 0) AS waiting,
@@ -154,7 +154,7 @@ true
 -- part: noted_of_schedule [sqlite]
 
 -- name: check
--- Contradictions between jobs, lanes and buckets, one sentence each.
+-- Return a sentence for each contradiction between jobs, lanes and buckets.
 WITH line AS MATERIALIZED (@lines)
 SELECT 'lane ' || id || ' counts ' || waiting || ' waiting jobs and has ' || found
 FROM (
@@ -222,13 +222,13 @@ FROM (
 WHERE counted <> found
 
 -- name: holders
--- All jobs that hold permits.
+-- Return all jobs that hold permits.
 SELECT id, draws, terms, held FROM headgate.job WHERE held <> 0
 
 -- name: buckets_of_permits
--- All buckets that grant permits.
+-- Return all buckets that grant permits.
 SELECT id, limit_name AS "limit", key, state, opens_at, closed_until FROM headgate.bucket WHERE state LIKE '1:concurrency:%'
 
 -- name: pending_batches
--- Which of these batches have jobs that are not final.
+-- Return which of these batches have jobs that are not final.
 SELECT id FROM headgate.batch WHERE id {any:ids text} AND pending > 0

@@ -1,4 +1,4 @@
--- Waiting jobs that leave their lanes without having run, or go to another one.
+-- Waiting jobs that leave their lanes without running, or move to another lane.
 
 -- part: found_job
 job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, queue, draws, terms, held, passed,
@@ -15,7 +15,8 @@ SELECT @found_job FROM headgate.job WHERE id = :id {for update}
 SELECT @found_job FROM headgate.job WHERE id = :id {for update skip locked}
 
 -- name: idle_holders
--- Jobs that hold permits of a bucket without running, locked; those that somebody else has locked keep theirs.
+-- Return jobs that hold permits of a bucket without running, locked; jobs that another transaction has locked are left
+-- out.
 SELECT @found_job
 FROM headgate.job
 WHERE held <> 0 AND state <> 'running' AND {position}(draws, :needle) > 0
@@ -26,11 +27,11 @@ ORDER BY id
 UPDATE headgate.job SET state = 'cancelled', waiting = false, finished_at = :now WHERE id = :id AND state = 'waiting'
 
 -- name: request_cancel
--- Ask the node of a running job to cancel it.
+-- Request the cancellation of a running job from its node.
 UPDATE headgate.job SET cancel_requested = true WHERE id = :id AND finished_at IS NULL AND NOT waiting
 
 -- name: retry_job
--- A failed or cancelled job waits again, with all its tries.
+-- Let a failed or cancelled job wait again, with all its attempts.
 UPDATE headgate.job
 SET state = 'waiting', waiting = true, lane = :lane, attempt = 0, lost = 0, run_at = :now, delayed = false,
     finished_at = NULL, expires_at = NULL, give_up_at = :give_up_at::bigint, passed = 0, charged_at = NULL, uncharged = 0,
@@ -39,12 +40,12 @@ SET state = 'waiting', waiting = true, lane = :lane, attempt = 0, lost = 0, run_
 WHERE id = :id AND state IN ('failed', 'cancelled')
 
 -- name: run_now
--- A job that waits for its time is ready at once.
+-- Make a job ready that waits for its time.
 UPDATE headgate.job SET run_at = :now, delayed = false, give_up_at = :give_up_at::bigint
 WHERE id = :id AND state = 'waiting'
 
 -- name: reschedule
--- A waiting job has another time, or another priority; :give_up_at is when it has waited long enough from that time on.
+-- Give a waiting job another time or another priority; :give_up_at is the end of its max_wait, counted from that time.
 -- Its fence grows, so that a claim that has read it before does not start it as it was.
 UPDATE headgate.job
 SET run_at = :run_at, delayed = :delayed::boolean, priority = coalesce(:priority::smallint, priority),
@@ -57,9 +58,9 @@ job.id, job.task, job.queue, job.expires_at, job.give_up_at, job.terms, job.draw
 bucket.limit_name AS "limit", bucket.key, job.costs IS NOT NULL AS has_costs, job.lane, job.waiting, job.attempt
 
 -- name: expired [postgres]
--- Waiting and blocked jobs whose time to start has passed, with the bucket that their lane waits behind; with :lanes, only
--- those that a claim would have started from these lanes. They are locked, but for those that somebody else has locked, or
--- that are :held.
+-- Return waiting and blocked jobs whose time to start has passed, with the bucket that their lane waits behind; with
+-- :lanes, only those that a claim would have started from these lanes. They are locked, except those that another
+-- transaction has locked, or that are :held.
 SELECT @late_job
 FROM (
     SELECT id FROM (
@@ -116,8 +117,8 @@ LEFT JOIN bucket ON bucket.id = lane.behind
 ORDER BY job.id
 
 -- name: lock_waiting
--- Those of these jobs that still wait, or are blocked, locked; but for those that somebody else has locked, which are
--- looked at again another time.
+-- Lock those of these jobs that are still waiting or blocked, except those that another transaction has locked: they
+-- are tried another time.
 SELECT id, lane, held, waiting, is_followed, batch
 FROM headgate.job
 WHERE id {any:ids text} AND finished_at IS NULL AND (waiting OR node IS NULL)
@@ -125,7 +126,7 @@ ORDER BY id
 {for update skip locked}
 
 -- name: drop_waiting [postgres]
--- These waiting jobs end without having run; but for those that somebody else has locked.
+-- End these waiting jobs without running them, except those that another transaction has locked.
 WITH free AS (
     SELECT id FROM headgate.job WHERE id = ANY(:dropped.id::text[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -144,22 +145,22 @@ WHERE job.id = dropped.id AND job.lane = dropped.lane AND +job.state IN ('waitin
 RETURNING id, is_followed, batch
 
 -- name: forget_other_starts
--- The starts of a job's attempts were charged to what it asked before, if it asks for something else now.
+-- Remove the charges of a job's attempts if it draws on other limits now than those they were made to.
 UPDATE headgate.attempt SET charged_at = NULL
 WHERE job = :id AND charged_at IS NOT NULL AND EXISTS (
     SELECT 1 FROM headgate.job WHERE id = :id AND (draws <> :draws OR coalesce(costs, '') <> coalesce(:costs, ''))
 )
 
 -- name: regate
--- A waiting job, which is locked, asks for something else from now on, and waits in another lane; a blocked one will.
+-- Give a waiting job, which is locked, other draws and another lane; a blocked one will wait there.
 UPDATE headgate.job
 SET draws = :draws, costs = :costs, terms = :terms, held = :held, passed = :passed, lane = :lane,
     gate = coalesce(nullif(:gate, ''), gate)
 WHERE id = :id AND finished_at IS NULL
 
 -- name: lock_plain
--- Of these jobs those that wait, hold no permit, cost no more than 1 and have never been tried, locked. Those that
--- somebody else has locked are left to him.
+-- Lock those of these jobs that wait, hold no permit, cost no more than 1 and have never been tried, except those that
+-- another transaction has locked.
 SELECT id, queue, draws, terms, delayed, run_at
 FROM headgate.job
 WHERE id {any:ids text} AND state = 'waiting' AND attempt = 0 AND held = 0 AND passed = 0 AND costs IS NULL
@@ -167,7 +168,7 @@ ORDER BY id
 {for update skip locked}
 
 -- name: regate_plain
--- Waiting jobs, which are locked, ask for something else from now on, and wait in other lanes.
+-- Give waiting jobs, which are locked, other draws and other lanes.
 UPDATE headgate.job
 SET draws = asked.draws, costs = asked.costs, terms = asked.terms, lane = asked.lane,
     gate = coalesce(nullif(asked.gate, ''), job.gate)
@@ -175,11 +176,11 @@ FROM {rows:asked(id text, draws json, costs json, terms json, lane text, gate te
 WHERE job.id = asked.id
 
 -- name: restamp
--- Waiting jobs that ask for the same under another gate.
+-- Give waiting jobs another gate; their draws stay.
 UPDATE headgate.job SET gate = stays.gate
 FROM {rows:stays(id text, before json, gate text)}
 WHERE job.id = stays.id AND finished_at IS NULL AND node IS NULL AND job.draws = stays.before
 
 -- name: set_held
--- A job keeps these permits, passes these draws when it starts next, and waits in this lane.
+-- Store which permits a job keeps, which draws it passes at its next start, and its lane.
 UPDATE headgate.job SET held = :held, passed = :passed, lane = :lane WHERE id = :id
