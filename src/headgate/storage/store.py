@@ -144,7 +144,7 @@ class Store:
         return self.driver.limit_now()
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
-        """Store waiting jobs, all or none. Returns, by their ids, the existing jobs that take the place of duplicates.
+        """Store waiting jobs, all or none. Returns, by the ids of duplicates, the ids of the existing jobs.
 
         Batches are stored with all their jobs, and before jobs that follow them. A job that follows one which is not
         final is blocked and in no lane. The commit that makes its leader final puts it into its lane, ready then or at

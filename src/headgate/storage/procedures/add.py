@@ -1,7 +1,8 @@
-"""Adding jobs: they are inserted with their arrivals, and nothing is locked that others want.
+"""Adding jobs: they are inserted with their arrivals, without locking rows that other transactions need.
 
-Where several clients write, one statement inserts the jobs and notes their arrivals. So jobs that have no ties are
-stored without a transaction around it, and a repeat after a lost reply, which finds them stored, notes nothing.
+Where several clients write, one statement inserts the jobs and notes their arrivals. So jobs without leaders and
+batches are stored without a transaction around it, and a repeat after a lost reply, which finds them stored, notes
+nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from headgate.storage.procedures.lanes import Arrival, Lane, arrive
 from headgate.storage.statements import columns_of
 
 INSERTED_AT_ONCE = 5000
-"""How many jobs of a transaction one statement stores, so that none comes near to its timeout."""
+"""How many jobs of a transaction one statement stores, so that no statement comes near its timeout."""
 
 _WAITS = FollowerPlacement(JobState.WAITING)
 _NOWHERE = Origin()
 
 _ADDED = ("lane", "state", "error", "gate", "give_up_at", "follows", "batch", "schedule", "audit")
-"""Columns of a new job that are not those of `NewJob`, or not as they are there."""
+"""Columns of a new job that are not fields of `NewJob`, or that differ from them."""
 
 _COLUMNS = columns_of("new_job_rows")
 _FIELDS = {name: place for place, name in enumerate((*NewJob.__struct_fields__, *_ADDED))}
@@ -40,7 +41,7 @@ _NewRow = tuple[Any, ...]
 
 
 class _LaneRow(NamedTuple):
-    """A lane that jobs arrive in, as `Lane`, and its place among them."""
+    """A lane in which jobs arrive, as `Lane`, and its place among them."""
 
     id: str
     queue: str
@@ -50,19 +51,19 @@ class _LaneRow(NamedTuple):
 
 
 def need_transaction(jobs: Iterable[NewJob], batches: Sequence[NewBatch]) -> bool:
-    """Whether more than one statement stores these jobs where several clients write."""
+    """Whether storing these jobs takes more than one statement where several clients write."""
     return bool(batches) or any(job.origin is not None or job.rejection is not None for job in jobs)
 
 
 def follows_stored(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
-    """Whether any of these jobs follows one that is not among them, which is locked until they are committed."""
+    """Whether a job follows one that is not among these; that leader is locked until they are committed."""
     return not leaders_of(jobs) <= {job.id for job in jobs} | {batch.id for batch in batches}
 
 
 async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> None:
-    """Store waiting jobs, and rejected ones as final; those that are stored already stay as they are.
+    """Store waiting jobs, and rejected ones as final; jobs that are stored already stay as they are.
 
-    Jobs that follow others lock these until the end of the transaction. Raises LeaderNotFound.
+    The leaders of jobs are locked until the end of the transaction. Raises LeaderNotFound.
     """
     if not batches and all(job.origin is None for job in jobs):
         await _insert(tx, jobs, {})
@@ -80,13 +81,13 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, 
     rows = _rows(jobs, placed, lanes)
     final = [row[_ID] for row in rows if row[_STATE] in ("failed", "cancelled")]
     if final:
-        # A repeat after a lost reply: what is stored stays as it is, and has been counted.
+        # A repeat after a lost reply: stored jobs stay as they are, and have been counted.
         stored = set(await tx.values("stored_ids", ids=final))
         final = [id for id in final if id not in stored]
     if tx.has_one_writer:
         count = await tx.execute("add_jobs", new=rows)
         if count < len(rows):
-            # Where none was stored, the connection's last rowid is of another table.
+            # If no row was inserted, the connection's last rowid is of another table.
             added = set(await tx.values("just_added", count=count)) if count else set()
             rows = list({row[_ID]: row for row in rows if row[_ID] in added}.values())
         await arrive(tx, _arrivals(rows, lanes))
@@ -98,7 +99,7 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, 
 
 
 def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes: dict[str, Lane]) -> list[_NewRow]:
-    """The jobs as they are inserted; their lanes are added to `lanes`."""
+    """Return the jobs as they are inserted; their lanes are added to `lanes`."""
     ids: dict[tuple[str, tuple[Draw, ...], str], str] = {}
     rows: list[_NewRow] = []
     for job in jobs:
@@ -130,7 +131,7 @@ def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes
 
 
 def _arrivals(rows: Iterable[_NewRow], lanes: Mapping[str, Lane]) -> list[Arrival]:
-    """What comes to each lane. It is counted here, as that took SQLite two more passes over all rows."""
+    """Return the arrivals in each lane. They are counted here because SQLite needs two more passes over all rows."""
     counts: dict[str, list[Any]] = {}
     for row in rows:
         if row[_STATE] != "waiting":

@@ -1,4 +1,4 @@
-"""Buckets as admission sees them: locked, judged by the rules that hold now, and charged."""
+"""Buckets for admission: they are locked, viewed under the rules in force, and charged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BucketRow(msgspec.Struct):
 
 
 class BucketName(NamedTuple):
-    """What a bucket without a row is made by."""
+    """The columns of a new bucket row."""
 
     id: str
     limit_name: str
@@ -42,7 +42,7 @@ class BucketName(NamedTuple):
 
 
 class Charged(msgspec.Struct):
-    """The new state of a bucket, and from when on it may be forgotten."""
+    """The new state of a bucket, and the limit time from which it may be deleted."""
 
     id: str
     limit_name: str
@@ -59,7 +59,7 @@ BUCKETS = RowDecoder(BucketRow, "bucket", state=UNREADABLE)
 
 
 class BucketViews:
-    """The buckets that one transaction looks at: one view each, judged by the rule that holds for its key now."""
+    """The buckets that one transaction reads: one view of each, under the rule in force for its key."""
 
     def __init__(self, rules: Mapping[str, AnyRule], live: LiveRules, limit_now: int) -> None:
         self._rules = rules
@@ -71,9 +71,9 @@ class BucketViews:
         return self._found[draw]
 
     def add(self, rows: Iterable[BucketRow], draws: Iterable[Draw] = ()) -> None:
-        """Make the views of these rows, and of these buckets, which need not have one.
+        """Create the views of these rows, and of these buckets, which need not have a row.
 
-        Those of the limits themselves come before those of their keys.
+        The buckets of the limits themselves come before those of their keys.
         """
         for row in sorted(rows, key=lambda row: row.key != FOR_ALL_KEYS):
             self.of(row)
@@ -82,18 +82,18 @@ class BucketViews:
                 self._found[draw] = self._make(draw, None)
 
     def of(self, row: BucketRow) -> BucketView:
-        """The view of a row that was read."""
+        """Return the view of a row."""
         view = self._found.get(row.draw)
         if view is None:
             view = self._found[row.draw] = self._make(row.draw, row)
         return view
 
     def judged_by(self, draw: Draw) -> AnyRule:
-        """The rule that holds for a bucket now."""
+        """Return the rule in force for a bucket."""
         return self._live.rule(draw, self._rules[draw.limit])
 
     def with_homes(self, draws: Iterable[Draw]) -> set[Draw]:
-        """These buckets, and those in which their limits keep the one state of all keys."""
+        """Return these buckets, and the buckets in which their limits keep one state for all keys."""
         found = set(draws)
         for draw in list(found):
             if self.judged_by(draw).shares_state:
@@ -101,18 +101,18 @@ class BucketViews:
         return found
 
     async def read_rivals(self, tx: Transaction) -> None:
-        """Tell the homes which of their keys want to start now."""
+        """Read, for each home, which of its keys have jobs to start now."""
         for view in self._found.values():
             if view.rule.shares_state and view.home is view:
                 view.rivals = set(await tx.values("rivals", limit=view.draw.limit, limit_now=self._limit_now))
 
     @property
     def charged(self) -> list[BucketView]:
-        """Those whose states have changed."""
+        """The views whose states have changed."""
         return [view for view in self._found.values() if view.charged]
 
     async def charge(self, tx: Transaction) -> bool:
-        """Write the states that have changed; whether there were any."""
+        """Write the states that have changed. Returns whether there were any."""
         charged = self.charged
         if charged:
             await tx.execute("charge", charged=[Charged.of(view) for view in charged])
@@ -125,7 +125,7 @@ class BucketViews:
             view.id, view.opens_at, view.closed_until = row.id, row.opens_at, row.closed_until
             if row.state is not None:
                 view.state = load_state(rule, draw, row.state, self._limit_now)
-                # Carried over from other numbers as of now, it has to be kept as of now.
+                # The load converts a state of another rule as of now, so it has to be stored as of now.
                 view.charged = rule.dump(view.state) != row.state
         if self._live.is_paused(draw):
             view.closed_until = NEVER
@@ -140,7 +140,7 @@ class BucketViews:
 
 
 async def lock_buckets(tx: Transaction, draws: Iterable[Draw]) -> list[BucketRow]:
-    """Lock the rows of these buckets, in the order of their ids, as everybody does."""
+    """Lock the rows of these buckets, in the order of their ids, as every transaction does."""
     ids = sorted({bucket_id(draw) for draw in draws})
     return await tx.fetch(BUCKETS, "buckets_for_update", ids=ids) if ids else []
 
@@ -148,15 +148,15 @@ async def lock_buckets(tx: Transaction, draws: Iterable[Draw]) -> list[BucketRow
 async def hold_buckets(
     tx: Transaction, draws: Iterable[Draw], rules: Mapping[str, AnyRule], live: LiveRules
 ) -> BucketViews:
-    """Lock these buckets, which get rows if they have none, and return their views at the time at which they are held.
+    """Lock these buckets, after inserting missing rows, and return their views at the time of the lock.
 
-    The time of the transaction is that time from then on.
+    From then on, the time of the transaction is that of the lock.
     """
     wanted = BucketViews(rules, live, tx.limit_now).with_homes(draws)
     ids = sorted(bucket_id(draw) for draw in wanted)
     rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids) if ids else []
     while len(rows) < len(ids) and not tx.has_one_writer:
-        # New, or forgotten for being idle a moment ago.
+        # New, or deleted for being idle a moment ago.
         await ensure_rows(tx, wanted)
         rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids)
     views = BucketViews(rules, live, tx.limit_now)
@@ -166,7 +166,7 @@ async def hold_buckets(
 
 
 async def ensure_rows(tx: Transaction, draws: Iterable[Draw]) -> None:
-    """Give buckets a row that can be locked, and that lanes can wait behind, where they have none yet."""
+    """Insert a row for each bucket that has none, so that it can be locked and lanes can wait behind it."""
     wanted = {(bucket_id(draw)): BucketName(bucket_id(draw), draw.limit, draw.key) for draw in draws}
     if not wanted:
         return

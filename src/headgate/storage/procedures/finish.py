@@ -1,6 +1,6 @@
 """Attempts that end: their jobs become final or wait again.
 
-Buckets are locked before jobs, in the order of their ids. Jobs that somebody else has locked are not waited for.
+Buckets are locked before jobs, in the order of their ids. It never waits for jobs that another transaction has locked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATEMENTS = (
     "close_buckets",
     "ended_on",
 )
-"""What `finish` runs while it holds its locks, but for batches and followers."""
+"""The statements that `finish` runs while it holds its locks, except those for batches and followers."""
 
 AttemptId = tuple[str, int]
 """An attempt by its job's id and its fence."""
@@ -71,15 +71,15 @@ class RunningJob(msgspec.Struct):
 
     @property
     def state_after(self) -> JobState:
-        """What it becomes where it is to wait again."""
+        """The state in which it is returned: waiting, or cancelled if that was requested."""
         return JobState.CANCELLED if self.cancel_requested else JobState.WAITING
 
     def ended(self, state: JobState) -> EndedJob:
-        """That it has become final so."""
+        """Return the job as one that has become final in this state."""
         return EndedJob(self.id, state, self.is_followed, self.batch)
 
     def kept(self, state: JobState) -> DrawSet:
-        """The permits that it keeps when it becomes `state`."""
+        """Return the permits that it keeps when it becomes `state`."""
         return NO_DRAWS if self.terms is None else self.terms.kept(self.held, state)
 
     @property
@@ -89,7 +89,7 @@ class RunningJob(msgspec.Struct):
 
 
 class ReturnedJob(msgspec.Struct):
-    """A running job that is to wait again."""
+    """A running job that has to wait again."""
 
     job: RunningJob
     unspent: bool
@@ -139,10 +139,10 @@ _ENDED = RowDecoder(EndedHere, "job")
 async def finish_plain(
     tx: Transaction, node: str, endings: Sequence[Ending], *, passes_locked: bool = False
 ) -> Collection[AttemptId]:
-    """Write the successes that are no more than the job's own, in one statement; the attempts that are written.
+    """Write, in one statement, the successes that change nothing but their jobs. Returns the attempts that are written.
 
-    Where it `passes_locked` jobs, it leaves out those that somebody else has locked. That costs a fifth of a worker's
-    throughput, so it is done only where somebody has.
+    With `passes_locked`, it leaves out jobs that another transaction has locked. That costs a fifth of a worker's
+    throughput, so it is used only after a lock was met.
     """
     plain = [ending for ending in endings if _is_plain(ending)]
     if not plain:
@@ -151,7 +151,7 @@ async def finish_plain(
         statement = "finish_free" if passes_locked else "finish_plain"
         written = set(await tx.values(statement, ended=plain, node=node, now=tx.now))
         return {(ending.id, ending.fence) for ending in plain if ending.id in written}
-    # How many is all that comes back, as each row that did would be a step of its own; which they are is seldom asked.
+    # Only the number of rows is returned: each returned row is a step of its own, and their ids are seldom needed.
     count = await tx.execute("finish_plain", ended=plain, node=node, now=tx.now)
     if not count:
         return ()
@@ -163,9 +163,9 @@ async def finish_plain(
 async def finish(
     tx: Transaction, node: str, endings: Sequence[Ending], held: frozenset[str] = frozenset()
 ) -> dict[AttemptId, bool | None]:
-    """Write any endings; by their attempts, what the protocol's `finish` says of each.
+    """Write any endings, and return for each attempt what `Store.finish` returns for it.
 
-    Those of jobs that are `held` are not written. Raises FollowersHeld.
+    Endings of jobs that are `held` are not written. Raises FollowersHeld.
     """
     if not endings:
         return {}
@@ -173,7 +173,7 @@ async def finish(
     running = await still_running(tx, node, asked)
     await _lock_buckets_of(tx, running, asked)
     jobs = {attempt: job for attempt, job in (await _locked(tx, node, running)).items() if attempt in asked}
-    # In the order of the endings: of several that would wait under one unique key, the first does.
+    # In the order of the endings: if several jobs would wait under one unique key, the first does.
     ended = [(jobs[attempt], ending) for attempt, ending in asked.items() if attempt in jobs]
     finished = [(job, ending) for job, ending in ended if isinstance(ending, Finished)]
     returned = [(job, ending) for job, ending in ended if isinstance(ending, Returned)]
@@ -193,7 +193,7 @@ async def finish(
     tied = [job.ended(ending.state) for job, ending in finished if job.is_followed or job.batch is not None]
     if tied or cancelled:
         await tell_followers(tx, cancelled, as_told=tied)
-    # One that is not to be had is another's for the moment. Whether it ends here is known when that one is through.
+    # A job that could not be locked is held by another transaction, and is tried again after that one.
     written: dict[AttemptId, bool | None] = {**dict.fromkeys(running), **dict.fromkeys(jobs, True)}
     gone = [ending for attempt, ending in asked.items() if attempt not in written]
     repeated = await _written_before(tx, node, gone)
@@ -202,14 +202,14 @@ async def finish(
 
 
 class AllFinished(NamedTuple):
-    """What `Store.finish` returns, and whether jobs may have become claimable by it."""
+    """The result of `Store.finish`, and whether jobs may have become claimable."""
 
     written: Sequence[bool | None]
     wakes: bool
 
 
 async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> AllFinished:
-    """As `Store.finish`, in one transaction, in which no other client can hold anything."""
+    """As `Store.finish`, in one transaction, in which no other client can hold a lock."""
     plain = await finish_plain(tx, node, endings)
     if len(plain) == len(endings):
         return AllFinished([True] * len(endings), wakes=False)
@@ -219,26 +219,26 @@ async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> A
 
 
 async def still_running(tx: Transaction, node: str, attempts: Collection[AttemptId]) -> dict[AttemptId, RunningJob]:
-    """Those of these attempts that run under the node, with their jobs."""
+    """Return those of these attempts that run on the node, with their jobs."""
     ids = list({id: None for id, _ in attempts})
     rows = await tx.fetch(_RUNNING, "running_of", node=node, ids=ids) if ids else []
     return {attempt: job for job in rows if (attempt := job.attempt) in attempts}
 
 
 async def lock_all(tx: Transaction, node: str, held: Collection[str]) -> list[RunningJob]:
-    """The running jobs of a node, locked; but for those that are `held`, or that somebody else has locked."""
+    """Lock and return the running jobs of a node, except those that are `held` or locked by another transaction."""
     jobs = {job.attempt: job for job in await running_on(tx, node) if job.id not in held}
     await _lock_buckets_of(tx, jobs, {})
     return list((await _locked(tx, node, jobs)).values())
 
 
 async def running_on(tx: Transaction, node: str) -> list[RunningJob]:
-    """The running jobs of a node."""
+    """Return the running jobs of a node."""
     return await tx.fetch(_RUNNING, "running_on", node=node)
 
 
 async def keep_attempts(tx: Transaction, attempts: Iterable[tuple[RunningJob, str, JobError | None]]) -> None:
-    """Keep attempts that did not succeed: of which jobs, with which outcomes and errors."""
+    """Store attempts that did not succeed: of which jobs, with which outcomes and errors."""
     rows = [_AttemptRow(job.id, outcome, error) for job, outcome, error in attempts]
     if rows:
         await tx.execute("keep_attempts", ended=rows, now=tx.now)
@@ -254,9 +254,9 @@ async def end(
 
 
 async def wait_again(tx: Transaction, backs: Sequence[ReturnedJob]) -> list[EndedJob]:
-    """Let running jobs wait in the lanes of what they ask for next; those of them that become final instead.
+    """Let running jobs wait again in the lanes of their next draws. Returns the jobs that become final instead.
 
-    That are those whose cancellation was asked for, and those in whose places others wait already.
+    These are jobs whose cancellation was requested, and jobs whose unique key another waiting job has by now.
     """
     superseded = await _supersede(tx, [back.job for back in backs])
     left = [back for back in backs if back.job.id not in superseded]
@@ -278,14 +278,14 @@ async def wait_again(tx: Transaction, backs: Sequence[ReturnedJob]) -> list[Ende
 
 
 def states_after(backs: Iterable[ReturnedJob], final: Iterable[EndedJob]) -> Iterator[tuple[RunningJob, JobState]]:
-    """What jobs have become that were to wait again, and of which some are final instead."""
+    """Yield the new states of jobs that were to wait again, of which some are `final` instead."""
     cancelled = {job.id for job in final}
     for back in backs:
         yield back.job, JobState.CANCELLED if back.job.id in cancelled else JobState.WAITING
 
 
 async def give(tx: Transaction, jobs: Iterable[tuple[RunningJob, JobState]]) -> None:
-    """Take back what these jobs have held and do not keep in their new states, as their rows say already."""
+    """Release the permits that these jobs do not keep in their new states; their rows are written already."""
     given = [
         PermitRelease(job.id, job.draws, job.terms, difference(job.held, job.kept(state)), job.kept(state))
         for job, state in jobs
@@ -302,7 +302,7 @@ def _is_plain(ending: Ending) -> TypeGuard[Finished]:
 
 
 async def _written_before(tx: Transaction, node: str, endings: Sequence[Ending]) -> set[AttemptId]:
-    """The attempts of those endings that are written already: a moment ago, or when the reply to them was lost."""
+    """Return the attempts whose endings are already written: a moment ago, or earlier if the reply was lost."""
     if not endings:
         return set()
     rows = await tx.fetch(_ENDED, "ended_on", node=node, ids=[ending.id for ending in endings])
@@ -313,13 +313,13 @@ async def _written_before(tx: Transaction, node: str, endings: Sequence[Ending])
 async def _lock_buckets_of(
     tx: Transaction, jobs: Mapping[AttemptId, RunningJob], endings: Mapping[AttemptId, Ending]
 ) -> None:
-    """Lock all that the transaction needs of the buckets, at once."""
+    """Lock all buckets that the transaction needs, at once."""
     if tx.has_one_writer:
         return
     draws: set[Draw] = set()
     for attempt, job in jobs.items():
         draws.update(chosen(job.draws, job.held))
-        # It may be the last of its batch.
+        # The job may be the last of its batch.
         draws.update(draws_of_batch(job.draws, job.terms))
         ending = endings.get(attempt)
         if isinstance(ending, Returned) and ending.closed_for is not None:
@@ -328,7 +328,7 @@ async def _lock_buckets_of(
 
 
 async def _locked(tx: Transaction, node: str, jobs: dict[AttemptId, RunningJob]) -> dict[AttemptId, RunningJob]:
-    """Those of the jobs that run under the node still, locked; but for those that somebody else has locked."""
+    """Lock and return the jobs that still run on the node, except those that another transaction has locked."""
     if tx.has_one_writer or not jobs:
         return jobs
     locked = await tx.fetch(_RUNNING, "lock_running", node=node, ids=[id for id, _ in jobs])
@@ -346,14 +346,14 @@ async def _settle(tx: Transaction, endings: Iterable[tuple[RunningJob, Ending]])
 
 
 async def _supersede(tx: Transaction, jobs: Sequence[RunningJob]) -> Collection[str]:
-    """End those of these running jobs, which are to wait again, in whose places others wait already; their ids."""
+    """End running jobs that would wait again under a key under which another job is waiting. Returns their ids."""
     unique = {job.id: job for job in jobs if job.is_unique and not job.cancel_requested}
     waiting: dict[tuple[str, str], str] = {}
     successors: dict[str, str] = {}
     rows = {row.id: row for row in await rivals(tx, list(unique))}
     for id in unique:
         row = rows[id]
-        # Several may run where an operator has let one be tried again: the first of them waits.
+        # Several may be running under one key after an operator has retried one: the first of them waits.
         successor = row.rival or waiting.setdefault((row.task, row.unique_key), id)
         if successor != id:
             successors[id] = successor

@@ -1,9 +1,10 @@
-"""Jobs that follow others, and batches.
+"""Followers of jobs, and batches.
 
-A leader is locked before its followers, a job before its batch, and a batch before its followers. Whoever adds a job
-that follows another locks that first: it is blocked only where the leader's end is sure to look for it.
+Locks are taken in this order: a leader before its followers, a job before its batch, a batch before its followers. A
+transaction that adds a follower locks the leader first: the follower is blocked only if the leader's end will find it.
 
-A follower may be locked by a user's transaction that replaces it. It is not waited for: its leader does not end yet.
+A user's transaction that replaces a follower may have locked it. The leader's end does not wait for it: the leader is
+finished later.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from headgate.storage.procedures.permits import give_up
 from headgate.storage.stored_rows import RowDecoder
 
 LEADERS_AT_ONCE = 100
-"""Of how many leaders followers are looked for in one commit."""
+"""For how many leaders followers are read in one commit."""
 
 
 R = TypeVar("R")
 
 
 class FollowersHeld(Exception):
-    """Somebody else has followers of these jobs locked, so that their ends cannot be written now; others' can."""
+    """Another transaction has locked followers of these jobs, so their ends cannot be written now; other ends can."""
 
     def __init__(self, leaders: Collection[str]) -> None:
         super().__init__(*leaders)
@@ -55,7 +56,7 @@ class FollowersHeld(Exception):
 
 
 async def without_held(work: Callable[[frozenset[str]], Awaitable[R]]) -> R:
-    """Do `work`, a transaction, without the jobs that it meets whose followers are held."""
+    """Run `work`, a transaction, again without the jobs whose followers were found locked, until none is."""
     held: frozenset[str] = frozenset()
     while True:
         try:
@@ -96,7 +97,7 @@ class _Follower(msgspec.Struct):
         return lane_of(self.queue, self.draws, self.terms)
 
     def is_let_go(self, ended: JobState) -> bool:
-        """Whether it may run after its leader has ended so."""
+        """Whether it may run after its leader has ended in this state."""
         return is_let_go(self.outcome or "success", ended)
 
 
@@ -118,7 +119,7 @@ _MEMBERS = RowDecoder(_Member, "job of batch")
 async def places_of(
     tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch]
 ) -> dict[str, FollowerPlacement]:
-    """Where new jobs go that belong to something. What they follow is locked until they are stored."""
+    """Return where new jobs go that have leaders or batches. Their leaders are locked until the jobs are stored."""
     own = {job.id for job in jobs} | {batch.id for batch in batches}
     leaders = sorted(leaders_of(jobs) - own)
     ends = await _locked_ends(tx, leaders) if leaders else {}
@@ -128,7 +129,7 @@ async def places_of(
 async def store_ties(
     tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Mapping[str, FollowerPlacement]
 ) -> None:
-    """Mark whom new jobs follow, and store their batches."""
+    """Mark the leaders of new jobs as followed, and store the batches."""
     followed = leaders_of(jobs)
     if followed:
         await tx.execute("mark_followed", ids=sorted(followed))
@@ -141,14 +142,14 @@ async def store_ties(
 
 
 async def tell_followers(tx: Transaction, ended: Sequence[EndedJob], *, as_told: Sequence[EndedJob] = ()) -> None:
-    """Let go or cancel those who follow jobs that have just become final, and whoever follows these.
+    """Release or cancel the followers of jobs that have just become final, and the followers of cancelled ones.
 
-    Where they are many, the first ones; that others are left is noted, for `release_followers`. All of them are noted
-    for the charts but those that are final `as_told` by their attempts: of these their nodes do it. Raises
-    FollowersHeld of those among them whose ends reach jobs that somebody else has locked.
+    If there are many, only the first ones; the rest is noted for `release_followers`. Jobs that became final without an
+    attempt are counted for the charts; those in `as_told` are not, because their nodes count them. Raises FollowersHeld
+    with those of the jobs whose followers another transaction has locked.
     """
     told = [*as_told, *ended]
-    # For whose end among them each is told.
+    # Maps each leader to the jobs of this call because of which it is handled.
     roots = {job.id: {job.id} for job in told}
     leaders = await _leaders(tx, told, roots)
     cancelled = await _release(tx, leaders, roots, FollowerBudget())
@@ -156,14 +157,14 @@ async def tell_followers(tx: Transaction, ended: Sequence[EndedJob], *, as_told:
 
 
 async def are_followers_left(tx: Transaction) -> bool:
-    """Whether there is anything for `release_followers`."""
+    """Whether there is work for `release_followers`."""
     return bool(await tx.value("has_ended_leaders"))
 
 
 async def release_followers(tx: Transaction, most: int, held: frozenset[str] = frozenset()) -> int:
-    """Go on with some leaders of whose followers others are left; with how many of them.
+    """Continue with some leaders that have followers left. Returns the number of these leaders.
 
-    Those that are `held` stay as they are noted. Raises FollowersHeld.
+    Leaders that are `held` stay noted. Raises FollowersHeld.
     """
     ended = sorted(await tx.fetch(_ENDED_LEADERS, "take_ended_leaders", count=LEADERS_AT_ONCE))
     await _keep_ended(tx, [each for each in ended if each.id in held])
@@ -175,7 +176,7 @@ async def release_followers(tx: Transaction, most: int, held: frozenset[str] = f
 
 
 async def _leaders(tx: Transaction, ended: Sequence[EndedJob], roots: dict[str, set[str]]) -> list[EndedLeader]:
-    """Those of the jobs that others follow, and their batches that are final now, in the order of their ids."""
+    """Return the jobs that have followers, and their batches that are final now, in the order of their ids."""
     states = {job.id: job.state for job in ended if job.is_followed}
     states |= await _count(tx, batch_counts(ended))
     for job in ended:
@@ -187,7 +188,7 @@ async def _leaders(tx: Transaction, ended: Sequence[EndedJob], roots: dict[str, 
 async def _release(
     tx: Transaction, leaders: Sequence[EndedLeader], roots: dict[str, set[str]], portion: FollowerBudget
 ) -> list[str]:
-    """Release and cancel a portion of their followers, and note what is left; the ids of those that are cancelled."""
+    """Release and cancel a portion of the followers, and note what is left. Returns the ids of the cancelled ones."""
     unrun: list[str] = []
     while leaders and portion.left > 0:
         followers = await _lock_followers(tx, leaders, roots, portion.left)
@@ -222,7 +223,7 @@ async def _tell(tx: Transaction, followers: Sequence[_Follower], leaders: Mappin
     if released:
         rows = [(job.id, job.lane.id, None if job.terms is None else job.terms.patience or None) for job in released]
         await tx.execute("release", released=rows, now=tx.now)
-        # Whose time has come meanwhile is ready.
+        # A follower whose run_at has passed meanwhile is ready.
         await arrive(
             tx, [arrival_of(job.lane, job.run_at, delayed=job.delayed and job.run_at > tx.now) for job in released]
         )
@@ -239,13 +240,13 @@ async def cancel_blocked(tx: Transaction, jobs: Sequence[tuple[str, JobError | N
 
 
 async def lock_leader(tx: Transaction, leader: str | None) -> None:
-    """Keep what a job follows as it is, before the job is locked."""
+    """Lock the leader of a job before the job is locked."""
     if leader is not None:
         await _locked_ends(tx, [leader])
 
 
 async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str) -> bool:
-    """Whether a follower that is retried has to wait for its leader, which is locked. Raises LeaderNotRetried."""
+    """Whether a follower that is retried has to wait for its leader, which gets locked. Raises LeaderNotRetried."""
     ends = {} if leader is None else await _locked_ends(tx, [leader])
     if leader is None or leader not in ends:
         return False
@@ -256,7 +257,7 @@ async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str
 
 
 async def come_back(tx: Transaction, job: EndedJob) -> None:
-    """A final job will be final no more: nor is its batch, and who was cancelled because of either is blocked."""
+    """Undo the end of a job that is retried: its batch is pending, and followers cancelled for either are blocked."""
     back = [job]
     while back:
         leaders = [each.id for each in back]
@@ -272,12 +273,12 @@ async def come_back(tx: Transaction, job: EndedJob) -> None:
 
 
 async def block(tx: Transaction, ids: Sequence[str], *, is_retry: bool) -> None:
-    """Let final jobs follow others again."""
+    """Block final jobs behind their leaders again."""
     await tx.execute("block", ids=ids, now=tx.now, is_retry=is_retry)
 
 
 async def _locked_ends(tx: Transaction, leaders: Sequence[str]) -> dict[str, JobState | None]:
-    """How leaders ended, as it stays while the transaction lasts; those that are not stored are left out."""
+    """Return the final states of leaders, locked so that they stay so; leaders that are not stored are left out."""
     ends: dict[str, JobState | None] = {}
     for job in await tx.fetch(_LEADERS, "states_of_leaders", ids=leaders):
         ends[job.id] = JobState(job.state) if job.state in ("succeeded", "failed", "cancelled") else None
@@ -295,7 +296,7 @@ async def _causes(tx: Transaction, leaders: Sequence[str]) -> dict[str, LeaderEr
 
 
 async def _count(tx: Transaction, counts: Sequence[BatchCount]) -> dict[str, JobState]:
-    """Count jobs of batches that have become final; how those batches ended of which none is pending any more."""
+    """Count jobs of batches that have become final. Returns the states of the batches that are final now."""
     rows = await _write_counts(tx, counts)
     finals = {batch.id: ended_as(batch.failed, batch.cancelled) for batch in rows if not batch.pending}
     for batch in finals:

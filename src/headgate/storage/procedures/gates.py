@@ -1,4 +1,4 @@
-"""The gates of releases: by which of them jobs are started, and which backlog has still to be moved."""
+"""The gates of releases: which are the newest, and which backlogs still have to be moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Newest(msgspec.Struct):
 
 
 class NotedGates(NamedTuple):
-    """The subjects of which no newer gate lives, each with whether its backlog is to be moved; and if any is new."""
+    """Subjects for which no newer gate is alive, each with whether its backlog has to be moved; whether any is new."""
 
     to_move: Mapping[str, bool]
     has_changed: bool
@@ -27,7 +27,7 @@ _NEWEST = RowDecoder(_Newest, "gate")
 
 
 async def note_gates(tx: Transaction, gates: Mapping[str, str], lives: int) -> NotedGates:
-    """As `Store.note_gates`. Where the newest gates have changed, `await_claims` has to follow."""
+    """As `Store.note_gates`. If the newest gates have changed, `await_claims` has to follow."""
     own = list(gates.items())
     await tx.execute("gates_changed", own=own)
     await tx.execute("note_gates", own=own, now=tx.now, lives=lives)
@@ -44,5 +44,5 @@ async def gates_done(tx: Transaction, gates: Mapping[str, str]) -> None:
 
 
 async def await_claims(tx: Transaction) -> None:
-    """Return once no node is in the middle of a claim that began before."""
+    """Return when all claims that began before have ended."""
     await tx.values("lock_nodes")

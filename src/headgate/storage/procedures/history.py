@@ -1,4 +1,4 @@
-"""Charts: what nodes add up, and what a store counts itself because no node does."""
+"""Charts: what nodes count, and what a store counts itself because no node does."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LIMIT_STEPS = RowDecoder(LimitStep, "history")
 async def add_history(
     tx: Transaction, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None, portion: int = 0
 ) -> None:
-    """Add steps to what is kept; `portion` is the place of these among the steps of their `flush`."""
+    """Add steps to the stored ones; `portion` is the place of these among the steps of their `flush`."""
     if flush is not None and not await tx.execute(
         "note_flush", writer=flush.writer, number=flush.number, portion=portion, now=tx.now
     ):
-        # It was made, and only its answer was lost.
+        # It is already written, and only the reply was lost.
         return
     if jobs:
         await tx.execute(
@@ -50,25 +50,25 @@ async def note_unrun(tx: Transaction, ids: Sequence[str]) -> None:
 
 
 async def gather_history(tx: Transaction, count: int) -> int:
-    """Add up to so many notes to what is kept; how many there were. Where there is one writer, none are left."""
+    """Add up to `count` notes to the history. Returns how many there were; with one writer there are none."""
     return 0 if tx.has_one_writer else int(await tx.value("gather_history", count=count, lengths=_LENGTHS))
 
 
 async def jobs_history(tx: Transaction, step: int, queue: str, task: str, since: int) -> list[JobsStep]:
-    """The steps of one curve, in order; of a task in ALL queues those of each."""
+    """Return the steps of one curve, in order; for a task in ALL queues, the steps of each queue."""
     if queue == ALL != task:
         return await tx.fetch(_JOBS_STEPS, "task_history", step=step, task=task, since=since)
     return await tx.fetch(_JOBS_STEPS, "jobs_history", step=step, queue=queue, task=task, since=since)
 
 
 async def limit_history(tx: Transaction, step: int, limit: str, key: str | None, since: int) -> list[LimitStep]:
-    """The same of a limit: of one key, or of all together."""
+    """Return the same for a limit: of one key, or of all keys together."""
     asked = {"of_all": key is None, "key": key or "", "since": since}
     return await tx.fetch(_LIMIT_STEPS, "limit_history", step=step, limit=limit, **asked)
 
 
 async def prune_history(tx: Transaction, step: int, before: int, count: int) -> int:
-    """Forget up to so many steps of jobs, and as many of limits, that began before then; how many."""
+    """Delete up to `count` steps of jobs that began before then, and as many of limits. Returns how many."""
     if step == SHORTEST:
         await tx.execute("prune_history_flushes", before=before)
     jobs = await tx.execute("prune_jobs_history", step=step, before=before, count=count)

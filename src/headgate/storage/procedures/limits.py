@@ -1,4 +1,4 @@
-"""What plain code and operators do to limits and their buckets."""
+"""What plain code and operators change about limits and their buckets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def visit(
     id: str | None,
     live: CachedRules,
 ) -> tuple[Any, bool]:
-    """As `Store.visit`; the answer of `look`, and whether something was given back."""
+    """As `Store.visit`. Returns the result of `look`, and whether permits or starts were returned."""
     await live.refresh(tx)
     buckets = await hold_buckets(tx, [draw], rules, live.rules)
     noted = {"bucket": bucket_id(draw), "id": id}
@@ -62,7 +62,7 @@ async def visit(
     visited = BucketVisit(buckets[draw], tx.limit_now, note)
     answer = look(visited)
     if await buckets.charge(tx) and tx.has_one_writer:
-        # Where many write, heartbeats do it: all of them would wait for this row.
+        # With several writers, heartbeats do it: every visit would wait for this row.
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
     if id is not None and visited.noted_until is not None:
         await tx.execute("keep_note_of_bucket", **noted, note=visited.note, until=visited.noted_until)
@@ -85,7 +85,7 @@ async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
 
 
 def _with_balance(draw: Draw, balance: FetchedBalance) -> tuple[Any, ...]:
-    """A bucket in which a balance lies, as it is stored."""
+    """Return a bucket with a balance, as it is stored."""
     return bucket_id(draw), draw.limit, draw.key, dump_balance(balance), balance.idle_at
 
 
@@ -96,7 +96,7 @@ async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> list[int]:
     emptied: list[tuple[Any, ...]] = []
     for deposit in deposits:
         balance = load_balance(states.get(deposit.draw))
-        # Another deposit may lie there by now, and is another's to withdraw.
+        # Another node may have stored a newer deposit there, which only it may withdraw.
         mine = balance.left if balance.charged_at == deposit.balance.charged_at else 0
         left.append(mine)
         if mine:
@@ -109,7 +109,7 @@ async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> list[int]:
 async def edit_setting(
     tx: Transaction, about: LimitSetting, edit: EditSetting, deed: AuditRecord | None
 ) -> LimitSetting | None:
-    """As `Store.edit_setting`; what the setting has become, None if that is no change. `reopen` has to follow."""
+    """As `Store.edit_setting`. Returns the new setting, None if nothing changes. `reopen` has to follow."""
     # Where nothing is set there is no row to lock, and two first changes would not see each other.
     await tx.values("lock_settings")
     becomes = edited(await read_settings(tx), about, edit)
@@ -120,8 +120,8 @@ async def edit_setting(
 
 
 async def reopen(tx: Transaction, setting: LimitSetting) -> None:
-    """Let the next claims look at who waits for a limit, under what is set about it by now."""
-    # A claim that is under way under the old rules may be about to close a bucket.
+    """Let the next claims visit the lanes that wait for a limit, under the new setting."""
+    # A running claim under the old rules may be about to close a bucket.
     await tx.values("lock_nodes")
     await _reopen_for(tx, setting)
 
@@ -143,7 +143,7 @@ async def reset(tx: Transaction, draw: Draw, deed: AuditRecord | None) -> int:
 
 async def forget(tx: Transaction, limit: str, deed: AuditRecord | None) -> bool:
     """As `Store.forget`."""
-    # No claim may put a lane behind one of them meanwhile, or take a permit.
+    # Meanwhile, no claim may put a lane behind one of the buckets, or take a permit.
     await tx.values("lock_nodes")
     await tx.values("lock_limit", limit=limit)
     waiting = await tx.value("waits_for_limit", needle=limit_needle(limit))

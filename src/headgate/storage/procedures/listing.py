@@ -1,4 +1,4 @@
-"""What people read: jobs and batches, what waits and for what, buckets, and starts."""
+"""What users read: jobs and batches, waiting jobs and what they wait for, buckets, and starts."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 
 AT_ONCE = 5_000
-"""Jobs that are read at most for a page or a bounded count: in order, or those that an index knows if they are few."""
+"""How many jobs are read at most for a page or a bounded count: in order, or by an index if it finds few."""
 
 
 FEW = 500
-"""Jobs of an index that are read and sorted at once; where there are more, a page is looked for in order first."""
+"""How many jobs of an index are read and sorted at once; if it finds more, a page is first searched in order."""
 
 MORE_AT_ONCE = 20_000
-"""The same for one portion of what may read all jobs."""
+"""The same for one portion of a read that may read all jobs."""
 
 
 LANES_SEARCHED = 250_000
-"""Lanes that are searched at most for those that draw on a bucket."""
+"""How many lanes are searched at most for those that draw on a bucket."""
 
 
 _BEFORE_ALL = BucketPlace(True, 1 << 62, "", "")
 
 
 _LAST = "\U0010ffff"
-"""No other text comes after one that ends so."""
+"""No text is greater than one that ends with it."""
 
 
 class _QueuePosition(msgspec.Struct, array_like=True):
@@ -109,7 +109,7 @@ _GATED = RowDecoder(GatedJob, "job")
 
 
 async def jobs_by_id(tx: Transaction, ids: Sequence[str], *, final: bool = False) -> list[JobRecord]:
-    """Those of these jobs that are stored; with `final`, those that are final."""
+    """Return those of these jobs that are stored; with `final`, those that are final."""
     return await tx.fetch(_JOBS, "jobs_by_id", ids=list(ids), final=final, **_instants(tx))
 
 
@@ -130,13 +130,13 @@ async def page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -
     last = await _last_read(tx, f"last_read{'_failed' * is_failed}{order}", filter.cursor, most)
     walked = await _page(tx, filter, "failed_jobs" if is_failed else "jobs", {**asked, "last": last})
     if walked.is_cut and await _count_known(tx, asked, most) <= most:
-        # They are further away than that, but not too many to be sorted.
+        # The matching jobs are further away than that, but few enough to be sorted.
         return await _page(tx, filter, "jobs_known", asked)
     return walked
 
 
 async def _last_read(tx: Transaction, statement: str, cursor: str | None, most: int) -> str | None:
-    """The last one of so many jobs, where there are more."""
+    """Return the id of the last of `most` jobs, if there are more."""
     last, *others = [*await tx.values(statement, cursor=cursor, skip=most - 1), None]
     return last if len(others) == 2 else None
 
@@ -189,7 +189,7 @@ async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
 
 
 async def _known(tx: Transaction, filter: JobFilter, most: int) -> tuple[dict[str, Any], float]:
-    """What a filter asks and by which index, and how many jobs that knows, counted up to `most` and one more."""
+    """Return the parameters of a filter with its index, and how many jobs that finds, counted up to `most` + 1."""
     lanes = await _lanes_drawing(tx, filter)
     by = _index_of(filter, knows_lanes=lanes is not None)
     # The lane without draws of each queue, by its name.
@@ -207,14 +207,14 @@ def _instants(tx: Transaction) -> dict[str, int]:
 
 
 def _asked(filter: JobFilter) -> dict[str, Any]:
-    """What a filter asks, but for its page, as statements take it."""
+    """Return the conditions of a filter, without its page, as parameters of statements."""
     asked = asdict(filter)
     del asked["limit"], asked["key"], asked["cursor"], asked["oldest_first"], asked["count"]
     return {**asked, "needle": _needle(filter.limit, filter.key)}
 
 
 def _needle(limit: str | None, key: str | None) -> str | None:
-    """What the draws of a job contain that draws on a limit, for a key, or both."""
+    """Return text that is in the draws of a job that draws on a limit, for a key, or both."""
     if limit is None:
         return None if key is None else f",{as_json(key)}]"
     return limit_needle(limit) if key is None else as_json(Draw(limit, key))
@@ -225,7 +225,7 @@ def _waits(filter: JobFilter) -> bool:
 
 
 async def _lanes_drawing(tx: Transaction, filter: JobFilter) -> list[str] | None:
-    """The lanes of the waiting jobs that draw on the bucket of a filter; None where they are not known by an index."""
+    """Return the lanes of the waiting jobs that draw on the bucket of a filter; None if no index finds them."""
     if filter.limit is None or filter.key is None or not _waits(filter):
         return None
     if await tx.value("count_lanes_to_search", most=LANES_SEARCHED + 1) > LANES_SEARCHED:
@@ -236,7 +236,7 @@ async def _lanes_drawing(tx: Transaction, filter: JobFilter) -> list[str] | None
 
 
 def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:
-    """The index that knows the jobs among which a filter looks; None where all there are have to be read."""
+    """Return the index that finds the jobs that can match a filter; None if all jobs have to be read."""
     match filter:
         case JobFilter(batch=str()):
             return "batch"
@@ -383,7 +383,7 @@ async def _buckets_by_name(
     prefix: str | None,
     idle: bool,
 ) -> list[BucketRecord]:
-    # What begins with the prefix lies between these names, so that an index finds where it begins and ends.
+    # Keys with the prefix lie between these two names, so an index finds the first and the last of them.
     begins = key if key is not None else prefix or ""
     first = (limit or "", "" if limit is None else begins)
     last = (limit or _LAST, _LAST if limit is None else begins + _LAST)
@@ -400,7 +400,7 @@ async def _buckets_by_name(
         key=key,
         prefix=prefix,
         idle=idle,
-        # The one that the page before ended with is found again.
+        # The last bucket of the page before is found again.
         count=count + (after is not None),
     )
     return [each for each in found if after is None or each.draw != Draw(after.limit, after.key)][:count]
@@ -440,7 +440,7 @@ async def starts(
 
 
 def _cost(costs: tuple[int, ...] | None, index: int) -> int:
-    # A row that contradicts itself may name fewer costs than draws.
+    # A row that contradicts itself may have fewer costs than draws.
     return 1 if costs is None or index >= len(costs) else costs[index]
 
 

@@ -32,7 +32,7 @@ Gone = Literal["left", "dead"]
 
 
 class _Process(msgspec.Struct):
-    """A node, and what tells whether its process is still there."""
+    """A node, and the facts that show whether its process still runs."""
 
     id: str
     pid: int
@@ -43,11 +43,11 @@ class _Process(msgspec.Struct):
     gone: str | None
 
     def is_gone(self, boot_id: str, space: str) -> bool:
-        """Whether its process is known to have ended, on the machine of that boot, as that process id space sees it.
+        """Whether its process has certainly ended, for a caller in this boot and PID namespace.
 
-        Nothing is seen of another process id space (a container beside this one), nor of another boot: that may be
-        another machine, a container with a kernel of its own, or the same boot of a Mac whose clock was set. The lease
-        decides.
+        Processes in another PID namespace (a container beside this one) cannot be seen, nor those of another boot: that
+        may be another machine, a container with a kernel of its own, or the same boot of a Mac whose clock was set. For
+        them, only the lease decides.
         """
         if self.gone is not None:
             return True
@@ -89,7 +89,7 @@ async def join(
     version: str,
     port: int | None,
 ) -> None:
-    """As `Store.join`, for this process, in this boot of its machine; `port` is where it hears of changes."""
+    """As `Store.join`, for this process, in this boot of its machine; `port` is where it receives wake-ups."""
     pid = os.getpid()
     await tx.execute(
         "join_node",
@@ -140,7 +140,7 @@ async def upkeep(tx: Transaction, boot_id: str) -> Upkeep:
 
 
 async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
-    """All nodes; those whose process is known to have ended, on the machine of that boot, are gone."""
+    """Return all nodes. A node whose process has certainly ended, on the machine of that boot, is gone."""
     space = pid_space()
     return [
         NodeRecord(
@@ -161,7 +161,7 @@ async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
 
 
 async def leave(tx: Transaction, node: str, held: frozenset[str] = frozenset()) -> Recovered:
-    """A node has stopped: what it still owned goes back unspent. Raises FollowersHeld of jobs that are not `held`."""
+    """As `Store.leave`. Raises FollowersHeld for jobs that are not in `held`."""
     await tx.fetch(_LOCKED, "lock_node", id=node, beat=None)
     recovered = await _take_back(tx, node, "left", held)
     await _remove(tx, node, "left")
@@ -169,10 +169,10 @@ async def leave(tx: Transaction, node: str, held: frozenset[str] = frozenset()) 
 
 
 async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = frozenset()) -> Recovered | None:
-    """A node is gone, unless it was heard since: its jobs wait again, and the poisonous among them are failed.
+    """As `Store.recover`: the jobs of a dead node wait again, and the poisonous ones among them fail.
 
-    What somebody else has locked, or what is `held`, stays with the node, which is recovered again later. None if that
-    is all there is. Raises FollowersHeld.
+    Jobs that another transaction has locked, or that are `held`, stay with the node, which is recovered again later.
+    None if nothing could be taken back. Raises FollowersHeld.
     """
     found = await tx.fetch(_LOCKED, "lock_node", id=node, beat=beat)
     if not found:
@@ -186,7 +186,7 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
 
 
 async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str]) -> Recovered:
-    """Let the jobs of a node wait again: unspent where it has left, lost where it has died."""
+    """Let the jobs of a node wait again; their attempts are lost if it has died, and do not count if it has left."""
     jobs = await lock_all(tx, node, held)
     is_lost = gone == "dead"
     await keep_attempts(tx, [(job, "lost" if is_lost else "interrupted", None) for job in jobs])
@@ -205,7 +205,7 @@ async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str
 
 
 async def _remove(tx: Transaction, node: str, gone: Gone) -> bool:
-    """Whether the node is forgotten, which it is when it owns no job any more."""
+    """Delete the node unless it still owns jobs. Returns whether it was deleted."""
     if not tx.has_one_writer and await running_on(tx, node):
         await tx.execute("mark_gone", id=node, gone=gone)
         return False

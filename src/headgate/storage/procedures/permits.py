@@ -1,4 +1,4 @@
-"""Permits that come back when their jobs leave the states in which they hold them."""
+"""Permits that are returned when their jobs leave the states in which they hold them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headgate.storage.procedures.buckets import BucketRow, lock_buckets
 
 
 async def give_permits(tx: Transaction, jobs: Iterable[PermitRelease]) -> Set[Draw]:
-    """Take permits from their holders; the buckets, which the next claim looks at for whoever waits behind them."""
+    """Take permits from their holders. Returns their buckets; the next claim visits the lanes behind them."""
     given = list(jobs)
     leaving = leaving_holders(given)
     if given:
@@ -43,7 +43,7 @@ async def give_up(tx: Transaction, batch: str, draws: Iterable[Draw]) -> None:
 
 
 async def give_up_unused(tx: Transaction, draw: Draw) -> int:
-    """Take permits from batches of which no job runs; how many are held by others."""
+    """Take permits from batches of which no job is running. Returns how many permits others hold."""
     (row,) = await lock_buckets(tx, [draw])
     held = load_permits(row.state)
     left = without_unused(held)

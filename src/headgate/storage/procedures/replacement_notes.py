@@ -1,8 +1,8 @@
-"""What replaced jobs ask for no more, noted in the transaction that replaces them and given back after it.
+"""Permits and costs of replaced jobs, noted in the transaction that replaces them and given back after it.
 
-Where several clients write, a waiting job may be replaced in a transaction that its user holds open for minutes. It
-locks that job and nothing else: a permit that the job held, or the cost for which a bucket was closed, is noted by an
-insertion. Whoever claims next after the commit gives it back, with the buckets locked.
+Where several clients write, a waiting job may be replaced in a transaction that its user keeps open for minutes. That
+transaction locks the job and nothing else: a permit that the job held, or the cost for which a bucket was closed, is
+noted in a new row. The next claim after the commit gives it back, with the buckets locked.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ TAKEN_AT_ONCE = 1000
 
 
 class ReplacementNote(msgspec.Struct):
-    """The permits that a replaced job gives back, by bucket and holder; of a costly one, the lane that it stood in.
+    """The permits that a replaced job gives back, by bucket and holder; for a job with costs also its lane.
 
-    A bucket may have been closed for the cost, among all that the lane draws on.
+    For those costs, one of the buckets of the lane may have been closed.
     """
 
     permits: list[tuple[Draw, str]]
@@ -38,7 +38,7 @@ _NOTES = RowDecoder(ReplacementNote, "replacement note")
 
 
 def note_of(given: PermitRelease | None, lane: str | None, draws: tuple[Draw, ...]) -> ReplacementNote | None:
-    """What is to be noted of a job, if it gives anything back."""
+    """Return the note for a replaced job; None if it gives nothing back."""
     leaving = leaving_holders([] if given is None else [given])
     if not leaving and lane is None:
         return None
@@ -47,22 +47,22 @@ def note_of(given: PermitRelease | None, lane: str | None, draws: tuple[Draw, ..
 
 
 async def keep_notes(tx: Transaction, notes: Sequence[ReplacementNote]) -> None:
-    """Note it in somebody else's transaction."""
+    """Store notes, in the transaction of a user."""
     await tx.execute("keep_replacement_notes", notes=notes)
 
 
 async def read_notes(tx: Transaction) -> list[ReplacementNote]:
-    """What is noted and has not been given back."""
+    """Return the notes whose contents have not been given back."""
     return await tx.fetch(_NOTES, "replacement_notes")
 
 
 async def give_back_noted(tx: Transaction) -> None:
-    """Give back what is noted, in a transaction of its own. What somebody else is giving back is left to him."""
+    """Give back what is noted, in a transaction of its own; notes that another transaction has taken are left out."""
     await give_back(tx, await tx.fetch(_NOTES, "take_replacement_notes", count=TAKEN_AT_ONCE))
 
 
 async def give_back(tx: Transaction, notes: Sequence[ReplacementNote]) -> None:
-    """Whoever waits for what is given back is looked at by the next claim."""
+    """Give back the contents of notes, and let the next claim visit the lanes that wait for them."""
     leaving = holders_in(notes)
     await lock_buckets(tx, [*leaving, *(draw for note in notes if note.lane is not None for draw in note.draws)])
     await take_from(tx, leaving)
@@ -70,7 +70,7 @@ async def give_back(tx: Transaction, notes: Sequence[ReplacementNote]) -> None:
 
 
 def holders_in(notes: Iterable[ReplacementNote]) -> dict[Draw, list[str]]:
-    """Who leaves each bucket."""
+    """Return the holders that leave each bucket."""
     leaving: dict[Draw, list[str]] = {}
     for note in notes:
         for draw, holder in note.permits:

@@ -1,4 +1,4 @@
-"""What running attempts say of themselves: how far they are, and their log lines."""
+"""Reports of running attempts: their progress and log lines."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ async def report(tx: Transaction, node: str, reports: Sequence[AttemptReport], m
         await tx.execute("keep_lines", logged=lines, most=most_lines, marker=too_many(most_lines))
     written: dict[AttemptId, bool | None] = dict.fromkeys(locked, True)
     if not tx.has_one_writer:
-        # Those that run still, and could not be locked.
+        # Attempts that are still running, but could not be locked.
         missing = {(each.id, each.fence) for each in reports} - locked
         written |= dict.fromkeys(await still_running(tx, node, missing))
     return [written.get((each.id, each.fence), False) for each in reports]
 
 
 async def logs(tx: Transaction, job_id: str, after: int, count: int, *, newest: bool) -> list[LogLine]:
-    """What a job has logged, oldest first."""
+    """Return the log lines of a job, oldest first."""
     lines = await tx.fetch(_LINES, "last_logs" if newest else "logs", id=job_id, after=after, count=count)
     return lines[::-1] if newest else lines

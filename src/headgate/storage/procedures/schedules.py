@@ -55,7 +55,7 @@ async def put_schedule(tx: Transaction, record: ScheduleRecord, replaces: int | 
     if await tx.execute("change_schedule", replaces=replaces, anew=False, **values) != 1:
         return False
     if anew:
-        # What is noted of runs is of before: it is counted first, and then forgotten with the rest.
+        # Noted runs are from before: they are counted first, and reset with the others.
         await tx.execute("merge_schedule_notes", names=[record.name])
         await tx.execute("change_schedule", replaces=replaces + 1, anew=True, **values)
     return True
@@ -68,7 +68,7 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, was: str, 
         return False
     if await tx.execute("add_schedule", **record.columns()) != 1:
         return False
-    # Those that end meanwhile are waited for here, so what they note is there for the count.
+    # Waits for jobs that are ending, so that their notes are counted.
     await tx.execute("move_scheduled_jobs", name=record.name, was=was)
     await tx.execute("take_over_schedule", name=record.name, was=was)
     await tx.execute("remove_schedule", name=was)
@@ -96,9 +96,9 @@ async def remove_schedule(tx: Transaction, name: str) -> bool:
 
 
 async def evict_schedule_notes(tx: Transaction, count: int) -> int:
-    """Forget what is noted of removed schedules: their jobs end without them."""
-    # A new schedule counts the jobs that are not final. Of one that ends meanwhile only the note tells it, and that
-    # schedule is not seen here yet.
+    """Delete notes of removed schedules, which their jobs have left."""
+    # A new schedule starts with the number of jobs that are not final. If one of them ends before that commit, only the
+    # note records it, and the schedule cannot be seen here yet.
     if tx.has_one_writer or not await tx.value("own_new_schedules"):
         return 0
     return await tx.execute("evict_schedule_notes", count=count)
@@ -128,6 +128,6 @@ async def overdue_schedules(
 
 
 async def _announce_new(tx: Transaction) -> None:
-    """Keep others from forgetting notes of a schedule that they cannot see yet."""
+    """Keep other transactions from deleting notes of a schedule that they cannot see yet."""
     if not tx.has_one_writer:
         await tx.values("share_new_schedules")

@@ -1,4 +1,4 @@
-"""What is set about limits at run time, and which gates are the newest, read again when that has changed."""
+"""The settings of limits and the newest gates, cached and read again when they have changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GATES = RowDecoder(_Gate, "gate")
 
 
 class CachedRules:
-    """The live rules and the newest gates as this process last read them."""
+    """The rules in force and the newest gates as this process last read them."""
 
     def __init__(self) -> None:
         self.rules: LiveRules = LiveRules()
@@ -30,11 +30,11 @@ class CachedRules:
         self._revision = 0
 
     def forget(self) -> None:
-        """Read them again before they are used next: they may be of a transaction that was undone."""
+        """Read them again before the next use: they may be from a transaction that was rolled back."""
         self._revision = -1
 
     async def refresh(self, tx: Transaction, revision: int | None = None) -> bool:
-        """Read them again unless they are of this revision (None: of whichever holds); whether they were read."""
+        """Read them again unless they have this revision (None: the stored one). Returns whether they were read."""
         if revision is None:
             revision = await tx.value("revision")
         if revision == self._revision:
@@ -46,5 +46,5 @@ class CachedRules:
 
 
 async def read_settings(tx: Transaction) -> list[LimitSetting]:
-    """Everything that is set."""
+    """Return all settings."""
     return await tx.fetch(_SETTINGS, "settings")

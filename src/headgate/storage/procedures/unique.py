@@ -1,11 +1,11 @@
 """Unique keys: at most one job of a task waits under each.
 
-Where several clients write, a conflicting insertion waits for whoever else has one open under the same key. So once a
-job is inserted, the index lets nobody else wait under its key, and a later statement sees every job that was claimed
-before: whichever of several comes first, the others find it.
+Where several clients write, an insertion waits for other open insertions under the same key. So after a job is
+inserted, the index lets no other job wait under its key, and a later statement sees every job that was claimed before.
+Whichever of several jobs comes first, the others find it.
 
-The transaction may be a user's, and stay open for long. So all that is locked are jobs under the key: the one that is
-replaced, or the one that runs and gets a successor.
+The transaction may be a user's and stay open for long. So it locks only jobs under the key: the one that is replaced,
+or the running one that gets a successor.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from headgate.storage.procedures.replacement_notes import ReplacementNote, give_
 from headgate.storage.stored_rows import RowDecoder
 
 TRIES = 100
-"""How often another job may vanish between being met and being looked at."""
+"""How often another job under the key may disappear between two statements before the addition fails."""
 
 
 class ClaimedMeanwhile(Exception):
-    """A job under the key was claimed while another one was stored, which is to be undone."""
+    """A job under the key was claimed while another one was stored; the addition has to be rolled back."""
 
 
 class WaitingRival(msgspec.Struct):
-    """A job that does not wait, its unique key, and the job that waits under that, if one does."""
+    """A job that is not waiting, its unique key, and the job that is waiting under that key, if any."""
 
     id: str
     task: str
@@ -82,12 +82,12 @@ _STANDING = RowDecoder(UniqueJob, "job", state="waiting")
 
 
 async def rivals(tx: Transaction, ids: Sequence[str]) -> list[WaitingRival]:
-    """Those of these jobs that have unique keys, by id, and who waits under them."""
+    """Return those of these jobs that have unique keys, each with the job that is waiting under its key."""
     return await tx.fetch(_RIVALS, "unique_rivals", ids=ids) if ids else []
 
 
 async def enlist(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
-    """Store jobs in a user's transaction, and with them that they were enqueued; otherwise as `add_unique`."""
+    """Store jobs in a user's transaction and count that they were enqueued; otherwise as `add_unique`."""
     others: dict[str, str] = {}
     if any(job.unique_key is not None for job in jobs):
         others = await add_unique(tx, jobs, is_users=True)
@@ -100,10 +100,10 @@ async def enlist(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
 async def add_unique(
     tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = (), *, is_users: bool = False
 ) -> dict[str, str]:
-    """Store jobs some of which have unique keys. Return the ids of the jobs that stand for others, by the others' ids.
+    """Store jobs some of which have unique keys. Returns, by the ids of duplicates, the existing jobs.
 
-    Raises DuplicateJob; nothing is written then if this is the only writer. In a user's transaction no bucket is
-    locked, and RanMeanwhile is raised where it has to be undone and begun anew.
+    Raises DuplicateJob; with one writer, nothing is written then. In a user's transaction no bucket is locked, and
+    ClaimedMeanwhile is raised if the addition has to be rolled back and repeated.
     """
     # A repeat after a lost reply changes nothing.
     stored = set(await tx.values("stored_ids", ids=[job.id for job in jobs]))
@@ -136,7 +136,7 @@ class _Addition:
         self._notes: list[ReplacementNote] = []
 
     async def read(self, keys: Iterable[Key]) -> None:
-        """Read what stands under these keys."""
+        """Read the jobs under these keys."""
         self._known = {key: [] for key in keys}
         rows = list(self._known)
         for standing in await self._tx.fetch(_STANDING, "standing_under", keys=rows) if rows else []:
@@ -144,11 +144,11 @@ class _Addition:
 
     @property
     def stands(self) -> dict[Key, KeyHolders]:
-        """What has been read."""
+        """The jobs that have been read, by key."""
         return {key: _stands(rows) for key, rows in self._known.items()}
 
     async def add(self, job: NewJob) -> str | None:
-        """The id of the job that stands for this one, None if it was stored."""
+        """Store a job. Returns the id of the existing job that takes its place, None if it was stored."""
         for _ in range(TRIES):
             rows = await self._standing(job)
             match decide(job, _stands(rows)):
@@ -164,32 +164,32 @@ class _Addition:
                     if await self._followed(successor(job, id)):
                         return None
         raise StorageUnavailable(
-            f"other jobs of task {job.task!r} came and went under unique_key={job.unique_key!r} all the time"
+            f"other jobs of task {job.task!r} kept appearing and ending under unique_key={job.unique_key!r}; try again"
         )
 
     async def end(self) -> None:
-        """Give back what replaced jobs ask for no more. Last of all, as others may be waited for under a key."""
+        """Give back the permits and costs of replaced jobs. It comes last, because `add` may wait for other keys."""
         if self._notes:
             await (keep_notes if self._is_users else give_back)(self._tx, self._notes)
 
     async def _standing(self, job: NewJob) -> list[UniqueJob]:
         key = key_of(job)
         assert key is not None
-        # What was read holds for the first job under a key, once.
+        # What was read is valid for the first job under a key, once.
         rows = self._known.pop(key, None)
         return await self._tx.fetch(_STANDING, "standing_under", keys=[key]) if rows is None else rows
 
     async def _stored(self, job: NewJob) -> bool:
-        """Whether it could be inserted, and nothing had come and begun to run before it was."""
+        """Insert a job. Returns whether it is stored, and no other job under the key had begun to run before."""
         await add_jobs(self._tx, [job])
         if job.rejection is not None or self._tx.has_one_writer:
-            # A rejected one waits for nothing, and so stands in nobody's way.
+            # A rejected job is not waiting, so it conflicts with no other.
             return True
         rows = await self._standing(job)
         is_there = any(row.id == job.id for row in rows)
         if is_there and any(row.state == "running" for row in rows):
             if self._is_users:
-                # Deleted, it would still stand in the index until the commit: who runs could not wait again.
+                # A deleted row stays in the index until the commit: the running job could not wait again.
                 raise ClaimedMeanwhile
             await self._tx.execute("unstore_job", id=job.id)
             if next(row for row in rows if row.id == job.id).state == "waiting":
@@ -198,18 +198,18 @@ class _Addition:
         return is_there
 
     async def _followed(self, job: NewJob) -> bool:
-        """Whether it could be inserted to follow the one that runs, which is locked: it ends after this or waits."""
+        """Insert a job that follows the running one, which is locked and so ends later. Returns whether it is stored."""
         try:
             await add_jobs(self._tx, [job])
         except LeaderNotFound:
             return False
         if job.rejection is not None:
-            # It is final at once, and so stands under no key.
+            # It is final at once, so it is under no key.
             return True
         return any(row.id == job.id for row in await self._standing(job))
 
     async def _replaced(self, row: UniqueJob, new: NewJob) -> bool:
-        """Whether it still waited, and asks for what the new one asks for."""
+        """Replace a waiting job by a new one. Returns whether it was still waiting."""
         locked = await self._tx.fetch(_STANDING, "lock_standing", id=row.id)
         if not locked or locked[0].state not in ("waiting", "blocked"):
             return False
@@ -247,7 +247,7 @@ class _Addition:
             given = PermitRelease(now.id, now.draws, now.terms, after.gone, difference(now.held, after.gone))
         note = note_of(given, before.id if now.has_costs and in_lane else None, before.draws)
         if note is not None and self._tx.has_one_writer:
-            # At once, as its lane still waits behind the bucket that may have been closed for its cost.
+            # At once, while its lane still waits behind the bucket that may have been closed for its cost.
             await give_back(self._tx, [note])
         elif note is not None:
             self._notes.append(note)

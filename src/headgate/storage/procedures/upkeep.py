@@ -1,4 +1,4 @@
-"""What nodes do once a minute or so, what operators do to queues, and whether rows agree."""
+"""What nodes do about once a minute, what operators do to queues, and checks that rows agree."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ async def prune(
     found = found[: prunable_at_once([job.lines for job in found])]
     if not found:
         if ids is None:
-            # Those that had no job, or lost their last ones to several nodes at once.
+            # Batches that had no job, or whose last jobs were deleted by several nodes at once.
             await tx.execute("prune_batches", before=before, count=count)
         return 0
-    # A permit that was kept for a job until it succeeds is not kept longer than the job.
+    # A permit that was kept until a job succeeds is released with the job at the latest.
     holders = {job.id: job for job in found if job.held and job.terms is not None}
     if holders:
         await lock_buckets(tx, {draw for job in holders.values() for draw in chosen(job.draws, job.held)})
@@ -86,9 +86,9 @@ def _given(job: _Prunable, held: DrawSet) -> PermitRelease:
 
 
 async def evict(tx: Transaction, count: int) -> int:
-    """As `Store.evict`; its statements commit by themselves, with several writers."""
+    """As `Store.evict`; with several writers, its statements commit by themselves."""
     if not tx.has_one_writer:
-        # Where nothing but plain code draws on buckets, nobody's heartbeat does it.
+        # If only plain code draws on buckets, no heartbeat does it.
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
     evicted = await tx.execute("evict_buckets", limit_now=tx.limit_now, count=count)
     evicted += await tx.execute("evict_notes", limit_now=tx.limit_now, count=count)
@@ -98,7 +98,7 @@ async def evict(tx: Transaction, count: int) -> int:
 
 
 async def pause_queue(tx: Transaction, queue: str, deed: AuditRecord | None, *, ends: bool = False) -> bool:
-    """As `Store.pause_queue`, or `resume_queue` where the pause `ends`."""
+    """As `Store.pause_queue`, or as `Store.resume_queue` if the pause `ends`."""
     is_changed = await tx.execute("resume_queue" if ends else "pause_queue", queue=queue, now=tx.now) == 1
     if is_changed:
         await add_audit_record(tx, deed)
@@ -107,7 +107,7 @@ async def pause_queue(tx: Transaction, queue: str, deed: AuditRecord | None, *, 
 
 async def check(tx: Transaction) -> list[str]:
     """As `Store.check`."""
-    # What replaced jobs give back counts as given; where many write, the next claim writes it.
+    # Permits of replaced jobs count as given back; with several writers, the next claim writes it.
     leaving = {} if tx.has_one_writer else holders_in(await read_notes(tx))
     found = await tx.values("check", now=tx.now)
     holders = await tx.fetch(_HOLDERS, "holders")

@@ -1,7 +1,7 @@
-"""Waiting jobs that leave their lanes without having run, or go to another one.
+"""Waiting jobs that leave their lanes without running, or move to another lane.
 
-Jobs are locked first, and the buckets that they concern after them. A user's transaction may hold a job, so nobody who
-holds a bucket waits for one.
+Jobs are locked first, and then the buckets that they affect. A user's transaction may have locked a job, so no
+transaction that has locked a bucket waits for a job.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headgate.storage.stored_rows import RowDecoder
 
 
 class FoundJob(msgspec.Struct):
-    """A job in whatever state."""
+    """A job in any state."""
 
     id: str
     state: JobState
@@ -56,22 +56,22 @@ class FoundJob(msgspec.Struct):
 
     @property
     def on(self) -> str:
-        """The outcome of its leader that it waits for."""
+        """The outcome of its leader that it needs."""
         return self.outcome or "success"
 
     @property
     def lane(self) -> Lane:
-        """Where it waits, if it waits."""
+        """The lane of the job if it is waiting."""
         return lane_of(self.queue, self.draws, self.terms, union(self.held, self.passed))
 
     def gives(self, gone: DrawSet) -> list[PermitRelease]:
-        """What it gives back when these permits go."""
+        """Return what it releases when it loses the permits `gone`."""
         if not gone or self.terms is None:
             return []
         return [PermitRelease(self.id, self.draws, self.terms, gone, difference(self.held, gone))]
 
     def give_up_at(self, ready_at: int) -> int | None:
-        """When it has waited long enough, if it is ready then."""
+        """Return the end of its max_wait if it is ready then; None without one."""
         return None if self.terms is None or not self.terms.patience else ready_at + self.terms.patience
 
 
@@ -100,7 +100,7 @@ class _Expired(msgspec.Struct):
 
     @property
     def concerned(self) -> list[Draw]:
-        """The buckets that may change when it leaves."""
+        """The buckets that may change when it leaves its lane."""
         return concerned(self.draws, self.held, self.terms, has_costs=self.has_costs)
 
     @property
@@ -122,7 +122,7 @@ class _LockedJob(msgspec.Struct):
 
 
 class EndedWaitingJob(msgspec.Struct):
-    """A job that has ended without having run, as far as others look at it."""
+    """A job that has ended without running."""
 
     id: str
     is_followed: bool
@@ -146,10 +146,10 @@ _PLAIN = RowDecoder(_PlainJob, "job")
 
 
 def concerned(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | None, *, has_costs: bool) -> list[Draw]:
-    """The buckets to lock when a job leaves its lane.
+    """Return the buckets to lock when a job leaves its lane.
 
-    Those whose permits it or its batch holds; and for a costly one all, as a claim may be about to close one for its
-    cost.
+    These are the buckets of which it or its batch holds permits; for a job with costs all its buckets, because a claim
+    may be about to close one for its cost.
     """
     return list(draws) if has_costs else [*chosen(draws, held), *draws_of_batch(draws, terms)]
 
@@ -188,7 +188,7 @@ async def retry(tx: Transaction, job_id: str, deed: AuditRecord | None) -> JobSt
             raise key_taken(found.id, found_rival.rival)
     await add_audit_record(tx, deed)
     ended = EndedJob(found.id, found.state, found.is_followed, found.batch)
-    # This may wait for whoever stores another under its unique key, so batches and buckets are locked after it.
+    # This may wait for a transaction that stores another job under its key, so batches and buckets are locked later.
     if is_held_back:
         await following.block(tx, [found.id], is_retry=True)
         await following.come_back(tx, ended)
@@ -213,7 +213,7 @@ async def run_now(tx: Transaction, job_id: str, deed: AuditRecord | None) -> Job
         follows=found.follows if found.is_blocked else None,
     )
     await tx.execute("run_now", id=found.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
-    # It is counted in its lane already, which only has to be looked at.
+    # The job is already counted in its lane, which only has to be visited.
     await arrive(tx, [Arrival(found.lane, 0, is_ready=True)])
     await add_audit_record(tx, deed)
     return found.state
@@ -240,7 +240,7 @@ async def reschedule(
         if found.has_costs:
             await reopen_behind(tx, [found.lane.id])
         if time.has_changed:
-            # It is counted in its lane already, which has to know when to look at it.
+            # The job is already counted in its lane, which needs its new time.
             wakes_at = time.run_at if time.delayed else None
             await arrive(tx, [Arrival(found.lane, 0, not time.delayed, wakes_at)])
     await add_audit_record(tx, deed)
@@ -255,9 +255,9 @@ async def expire(
     *,
     held: frozenset[str] = frozenset(),
 ) -> list[Dropped]:
-    """End up to so many jobs whose time to start has passed; of all, or of these tasks in these lanes.
+    """End up to `count` jobs whose time to start has passed: of all jobs, or of these tasks in these lanes.
 
-    Those that somebody else has locked, or that are `held`, are left for later. Raises FollowersHeld.
+    Jobs that another transaction has locked, or that are `held`, are left for later. Raises FollowersHeld.
     """
     late = await tx.fetch(
         _EXPIRED, "expired", now=tx.now, count=count, lanes=lanes, tasks=list(tasks), held=sorted(held)
@@ -265,7 +265,7 @@ async def expire(
     if not late:
         return []
     await lock_buckets(tx, {draw for job in late for draw in job.concerned})
-    # One that has gone to another lane since it was read is looked at again by the next.
+    # A job that has moved to another lane since it was read is left to the next call.
     unmoved = {row.place: row for row in await tx.fetch(_LOCKED, "lock_waiting", ids=[job.id for job in late])}
     late = [job for job in late if job.place in unmoved]
     rows = [_dropped(job, tx.now) for job in late]
@@ -308,12 +308,12 @@ async def regate(tx: Transaction, jobs: Sequence[GateChange]) -> int:
             async with tx.atomic():
                 count += await _regate(tx, job)
     stays = [job for job in jobs if job.stays]
-    # They ask for the same as before, and carry another gate.
+    # Their draws stay, and their gate changes.
     return count + (await tx.execute("restamp", stays=stays) if stays else 0)
 
 
 async def _regate_plain(tx: Transaction, jobs: Sequence[GateChange]) -> set[str]:
-    """Move those of the jobs, all at once, that hold nothing and have never been tried; the ids of those moved."""
+    """Move, all at once, the jobs that hold nothing and have never been tried. Returns the ids of the moved jobs."""
     by_id = {job.id: job for job in jobs}
     moved: dict[str, tuple[Any, ...]] = {}
     arrivals: list[Arrival] = []
@@ -331,7 +331,7 @@ async def _regate_plain(tx: Transaction, jobs: Sequence[GateChange]) -> set[str]
 
 
 async def _regate(tx: Transaction, job: GateChange) -> bool:
-    """Move a job that still waits to the lane of what it asks for now, unless somebody else has it locked."""
+    """Move a job that is still waiting to the lane of its new draws, unless another transaction has locked it."""
     found = await _locked(tx, job.id, waits=False)
     if found is None or found.state is not JobState.WAITING or found.draws != job.before:
         return False
@@ -353,7 +353,7 @@ async def _regate(tx: Transaction, job: GateChange) -> bool:
 
 
 async def release_idle(tx: Transaction, draw: Draw) -> int:
-    """Take the permits of a bucket from jobs that do not run; how many are held by others."""
+    """Take the permits of a bucket from jobs that are not running. Returns how many permits others hold."""
     rows = await lock_buckets(tx, [draw])
     if not rows or not load_permits(rows[0].state).holders:
         return 0
@@ -362,7 +362,7 @@ async def release_idle(tx: Transaction, draw: Draw) -> int:
         if given and job.terms is not None:
             await give_permits(tx, job.gives(given))
             if job.state is JobState.WAITING:
-                # It asks for that permit again, so it waits elsewhere.
+                # It will draw on that permit again, so its lane is another one.
                 kept = difference(job.held, given)
                 lane = lane_of(job.queue, job.draws, job.terms, union(kept, job.passed))
                 await tx.execute("set_held", id=job.id, held=kept, passed=job.passed, lane=lane.id)
@@ -374,9 +374,9 @@ async def release_idle(tx: Transaction, draw: Draw) -> int:
 async def _locked(
     tx: Transaction, job_id: str, *, with_leader: bool = False, with_buckets: bool = True, waits: bool = True
 ) -> FoundJob | None:
-    """The job, locked after what it follows, and before the buckets that it may give permits back to.
+    """Return the job, locked after its leader, and before the buckets to which it may return permits.
 
-    Where it does not wait for it, None also for one that somebody else has locked.
+    Unless it `waits` for the lock, None also for a job that another transaction has locked.
     """
     if with_leader:
         rows = await tx.fetch(_FOUND, "find_job", id=job_id)
