@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import signal
@@ -26,7 +27,9 @@ from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock, microseconds, wait_for_event
 from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import StorageUnavailable
-from headgate.escaping import indented
+from headgate.escaping import indented, one_line
+from headgate.jobs.event import NodeStarted
+from headgate.observe.log import start_lines
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -248,16 +251,29 @@ def _leave_threads() -> None:
     os._exit(0)
 
 
-class _WorkerLogFormatter(logging.Formatter):
-    """Log lines in which keys and errors, which are data, neither steer the terminal nor forge another line."""
+class WorkerLogFormatter(logging.Formatter):
+    """Formats the log lines of a worker: data in them, such as keys and errors, cannot steer a terminal or forge lines.
+
+    The line of a node that starts also says how to stop it. On a terminal it is a block of lines.
+    """
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s")
+        self._separator = "\n" if is_terminal else "; "
 
     def format(self, record: logging.LogRecord) -> str:
+        if getattr(record, "event", None) == NodeStarted.__name__:
+            event = NodeStarted(**record.__dict__["headgate"])
+            stop = f"to stop: Ctrl+C or SIGTERM, running jobs may continue for {event.grace:g} s; again: ends at once"
+            record = copy.copy(record)
+            record.msg, record.args = self._separator.join(map(one_line, [*start_lines(event), stop])), ()
         return indented(super().format(record))
 
 
 def _log_to_stderr(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_WorkerLogFormatter("%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"))
+    # The lines of several workers are mixed, so each of them is one line.
+    handler.setFormatter(WorkerLogFormatter(is_terminal=sys.stderr.isatty() and NUMBER not in os.environ))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # asyncio's own debug lines say nothing about jobs.
     logging.getLogger("asyncio").setLevel(max(logging.INFO, logging.getLogger().level))

@@ -100,6 +100,7 @@ class Node:
         remote_limits = remote_limits or {}
         lease, interval = round(settings.lease * SECOND), round(settings.heartbeat * SECOND)
         self._storage = storage
+        self._registry = registry
         self._settings = settings
         self._clock = clock
         self._bus = bus
@@ -272,7 +273,7 @@ class Node:
         try:
             self.lease.guard()
             await self.lease.join()
-            self._bus.publish(NodeStarted(at=self._clock.now(), node=self.id, storage=str(self._storage)))
+            self._bus.publish(self._started())
             self.lease.compare_clocks()
             await self._serve()
         except Exception as error:
@@ -289,6 +290,18 @@ class Node:
             self.lease.close()
             await self.attempts.close(self._timeout(5.0))
         await self._leave()
+
+    def _started(self) -> NodeStarted:
+        return NodeStarted(
+            at=self._clock.now(),
+            node=self.id,
+            storage=str(self._storage),
+            version=self._settings.version,
+            queues=self._settings.queues,
+            tasks=tuple(self._registry.tasks),
+            limits={name: limit.rule.describe() for name, limit in self._registry.limits.items()},
+            grace=self._settings.grace,
+        )
 
     async def _serve(self) -> None:
         """Run the services; after `stop`, end them in the order of their dependencies."""

@@ -265,10 +265,19 @@ class TaskUnknown(Event, frozen=True):
 
 
 class NodeStarted(Event, frozen=True):
-    """This node starts to claim jobs."""
+    """This node starts to claim jobs.
+
+    `queues` maps the queues that it serves to their slots, `limits` the limits of the app to their rules in words.
+    Running jobs may continue for `grace` seconds after a stop was requested. `version` is that of Headgate.
+    """
 
     node: str
     storage: str
+    version: str
+    queues: Mapping[str, int]
+    tasks: tuple[str, ...]
+    limits: Mapping[str, str]
+    grace: float
 
 
 class NodeStopping(Event, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
@@ -48,6 +49,9 @@ from headgate.jobs.event import (
 )
 
 logger = logging.getLogger("headgate")
+
+MOST_NAMES = 10
+"""The most queues, tasks or limits that the line of a starting node names."""
 
 
 def log_event(event: Event) -> None:
@@ -108,6 +112,24 @@ def logged_kinds() -> tuple[type[Event], ...]:
         StorageTroubled,
         LoopBlocked,
     )
+
+
+def start_lines(event: NodeStarted) -> list[str]:
+    """Return what a node that starts reports: its store, then its queues, tasks and limits, a line each."""
+    return [
+        f"{event.node} works on {event.storage} with Headgate {event.version}",
+        _listed("queue", [f"{name} ({_counted(slots, 'slot')})" for name, slots in event.queues.items()]),
+        _listed("task", event.tasks),
+        _listed("limit", [f"{name} ({rule})" for name, rule in event.limits.items()]),
+    ]
+
+
+def _listed(noun: str, names: Sequence[str]) -> str:
+    if not names:
+        return f"no {noun}s"
+    omitted = len(names) - MOST_NAMES
+    more = f" and {omitted} more" if omitted > 0 else ""
+    return f"{_counted(len(names), noun)}: {', '.join(names[:MOST_NAMES])}{more}"
 
 
 def _level_and_line(event: Event) -> tuple[int, str] | None:
@@ -226,7 +248,7 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 "aliases= of the task that it has become, or cancel them",
             )
         case NodeStarted():
-            return logging.INFO, f"{event.node} works on {event.storage}"
+            return logging.INFO, "; ".join(start_lines(event))
         case NodeStopping():
             return (
                 logging.INFO,
