@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from headgate import Headgate
+from tests.fundamentals.conftest import RunExample
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -27,6 +26,14 @@ PAGES = [
 ]
 
 
+ELSEWHERE = {
+    "cli.md": "test_cli_page.py",
+    "frameworks.md": "faces/contrib/test_frameworks_page.py",
+    "recurring.md": "test_recurring.py",
+    "tasks.md": "test_tasks_page.py",
+    "testing.md": "faces/test_wheel.py",
+}
+
 DECLARING = ["index.md", "limits.md", "operating.md", "redis.md", "watching.md"]
 
 
@@ -34,11 +41,17 @@ def blocks_of(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
+def test_the_examples_of_every_page_are_run_somewhere() -> None:
+    pages = {page.name for page in DOCS.glob("*.md") if blocks_of(page.read_text())}
+    assert pages == {*PAGES, *DECLARING, *ELSEWHERE, "chains.md"}
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(90)
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None:
+def test_the_examples_of_a_page_do_what_it_says(page: str, tmp_path: Path, run_example: RunExample) -> None:
     blocks = blocks_of((DOCS / page).read_text())
-    run("\n\n".join(blocks), tmp_path)
+    run_example("\n\n".join(blocks), tmp_path)
 
 
 @pytest.mark.parametrize("page", DECLARING)
@@ -47,34 +60,23 @@ def test_the_examples_of_a_page_can_be_declared(page: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_chains_and_batches_of_the_page_run(tmp_path: Path) -> None:
+@pytest.mark.timeout(90)
+def test_the_chains_and_batches_of_the_page_run(tmp_path: Path, run_example: RunExample) -> None:
     blocks = [block for block in blocks_of((DOCS / "chains.md").read_text()) if "current_job().follows" not in block]
-    assert run("\n\n".join(blocks), tmp_path).endswith("of 20 are not final\nacme is here 190\n")
+    assert run_example("\n\n".join(blocks), tmp_path).endswith("of 20 are not final\nacme is here 190\n")
 
 
 @pytest.mark.slow
-def test_a_step_of_a_chain_reads_what_the_one_before_it_returned_as_the_page_says(tmp_path: Path) -> None:
+@pytest.mark.timeout(90)
+def test_a_step_of_a_chain_reads_what_the_one_before_it_returned_as_the_page_says(
+    tmp_path: Path, run_example: RunExample
+) -> None:
     page = (DOCS / "chains.md").read_text()
     (program,) = [block for block in blocks_of(page) if "current_job().follows" in block]
-    assert f"It prints `{run(program, tmp_path).strip()}`" in page
+    assert f"It prints `{run_example(program, tmp_path).strip()}`" in page
 
 
 def test_every_public_name_of_an_app_is_one_that_the_documentation_uses() -> None:
     pages = "\n".join(page.read_text() for page in [DOCS.parent / "README.md", *DOCS.glob("*.md")])
     names = [name for name in dir(Headgate) if not name.startswith("_")]
     assert [name for name in names if not re.search(rf"\bapp\.{name}\b", pages)] == []
-
-
-def run(program: str, folder: Path) -> str:
-    """What it prints."""
-    (folder / "program.py").write_text(program)
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "program.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=15,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import indent
 
 import pytest
+
+from tests.fundamentals.conftest import RunExample
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -79,40 +79,27 @@ if __name__ == "__main__":
 """
 
 
-def run(folder: Path, example: str) -> list[str]:
-    """What a program prints."""
-    (folder / "example.py").write_text(example)
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "example.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=15,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()
-
-
 @pytest.mark.slow
-def test_the_first_example_of_the_readme_does_what_it_says(tmp_path: Path) -> None:
+@pytest.mark.timeout(90)
+def test_the_first_example_of_the_readme_does_what_it_says(tmp_path: Path, run_example: RunExample) -> None:
     example, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(example.strip().splitlines()) <= 25
-    first, second = run(tmp_path, example)
+    first, second = run_example(example, tmp_path).splitlines()
     assert first == "globex, page 1"
     assert second.startswith("waiting behind ('sync_tenant:rate', 'acme') until 2")
     assert (tmp_path / "jobs.db").exists()
 
 
 @pytest.mark.slow
-def test_the_verbs_of_the_readme_do_what_they_say(tmp_path: Path) -> None:
+@pytest.mark.timeout(90)
+def test_the_verbs_of_the_readme_do_what_they_say(tmp_path: Path, run_example: RunExample) -> None:
     _, verbs = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     statements, first, declarations = verbs.partition("@app.schedule")
     # SQLite has one writer: what comes after it would wait for the transaction.
     statements = re.sub(r"(?m)^.*connection=transaction.*$", r"\g<0>\ntransaction.commit()", statements)
     declarations = (first + declarations).replace("def render(order: Order) -> bytes: ...", RENDER)
     example = FRAME.format(statements=indent(statements, " " * 8), declarations=declarations)
-    *tasks, schedules = run(tmp_path, example)
+    *tasks, schedules = run_example(example, tmp_path).splitlines()
     # One with a key, one in the transaction, two of the batch.
     assert tasks == ["export", "render", "report", "sync_tenant", "sync_tenant", "sync_tenant", "sync_tenant", "upload"]
     assert schedules == "1"
