@@ -29,7 +29,7 @@ def in_the_child(storage: SqliteStorage, path: Path) -> None:
             # SQLite itself believes to hold the locks that only the parent has, whichever connection asks.
             SqliteStorage(path, SystemClock()).open(),
         ):
-            with pytest.raises(ForkedConnection, match="open the app only after the fork"):
+            with pytest.raises(ForkedConnection, match="open the app after the fork"):
                 await verb
         await storage.close()
         async with open_store(path.with_name("other.db")) as other:

@@ -92,7 +92,7 @@ async def test_a_file_cut_within_its_header_is_refused(database: Path) -> None:
 
 
 async def test_a_folder_and_a_missing_folder_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(StorageUnusable, match="is a folder; name a file in it"):
+    with pytest.raises(StorageUnusable, match="is a folder; add a file name to the path"):
         await SqliteStorage(tmp_path, SystemClock()).open()
     with pytest.raises(StorageUnusable, match="does not exist; create it first"):
         await SqliteStorage(tmp_path / "missing" / "jobs.db", SystemClock()).open()

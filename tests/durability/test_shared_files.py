@@ -60,7 +60,7 @@ async def test_while_a_lock_holder_is_frozen_writers_wait_readers_go_on_and_nobo
                 assert time.monotonic() - asked < 0.5, "readers are not held up"
                 await asyncio.sleep(0.05)
             assert not pending.done()
-            assert "another connection holds a write transaction open" in caplog.text
+            assert "another connection has an open write transaction" in caplog.text
 
         holder.signal(signal.SIGCONT)
         await holder.hear("released")
@@ -79,7 +79,7 @@ async def test_while_a_lock_holder_is_frozen_writers_wait_readers_go_on_and_nobo
             assert await worker.end() == 0
             assert not worker.has_said("NodeLost")
             assert not worker.has_said("NodeDisowned")
-    assert "another connection holds a write transaction open" in children.log, "the workers tell of it as well"
+    assert "another connection has an open write transaction" in children.log, "the workers tell of it as well"
 
 
 async def test_a_writer_that_waits_longer_than_its_patience_is_told_whose_fault_it_is(
@@ -88,7 +88,7 @@ async def test_a_writer_that_waits_longer_than_its_patience_is_told_whose_fault_
     async with open_store(database, patience=0.3) as storage:
         holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
         await holder.hear("locked")
-        with pytest.raises(StorageUnavailable, match="is locked by another connection that holds a write transaction"):
+        with pytest.raises(StorageUnavailable, match="is locked by another connection with an open write transaction"):
             await storage.add([new_job(now=1)])
         assert await storage.counts() == []
         holder.tell("go")

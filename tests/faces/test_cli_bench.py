@@ -190,7 +190,7 @@ async def test_where_nothing_can_be_made_beside_it_is_said(tmp_path: Path) -> No
     with pytest.raises(DeclarationError, match="nothing can be made beside memory:"):
         async with scratch_of(Headgate("memory://")):
             pass
-    with pytest.raises(StorageUnusable, match="no file can be made beside"):
+    with pytest.raises(StorageUnusable, match="no file can be created beside"):
         async with scratch_of(Headgate(f"sqlite:///{tmp_path}/missing/jobs.db")):
             pass
 

@@ -77,8 +77,8 @@ def failure(code: int, text: str = "it failed") -> sqlite3.OperationalError:
     ("code", "kind", "words"),
     [
         (sqlite3.SQLITE_FULL, StorageUnavailable, "free space and try again"),
-        (sqlite3.SQLITE_BUSY, StorageUnavailable, "holds a write transaction open"),
-        (sqlite3.SQLITE_BUSY_SNAPSHOT, StorageUnavailable, "holds a write transaction open"),
+        (sqlite3.SQLITE_BUSY, StorageUnavailable, "has an open write transaction"),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, StorageUnavailable, "has an open write transaction"),
         (sqlite3.SQLITE_PROTOCOL, StorageUnavailable, "is locked"),
         (sqlite3.SQLITE_IOERR_WRITE, StorageUnavailable, "could not be used"),
         (sqlite3.SQLITE_IOERR_FSYNC, StorageUnavailable, "could not be used"),

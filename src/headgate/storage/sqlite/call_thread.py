@@ -1,4 +1,4 @@
-"""One thread that runs calls in their order and answers the event loop that they came from."""
+"""One thread that runs calls in order and returns each result to the event loop of its caller."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _Waiting = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., A
 
 
 class CallThread(Executor):
-    """An executor for `run_in_executor`, of one thread. What it returns is a future of the running event loop.
+    """An executor with one thread for `run_in_executor`. `submit` returns a future of the running event loop.
 
-    A `ThreadPoolExecutor` has a future of its own, with a lock, which is then copied into one of the loop: that took
-    a lone commit 52 Python calls. The interpreter does not wait for this thread when it ends.
+    A `ThreadPoolExecutor` has a future of its own, with a lock, which is then copied into one of the loop: that took a
+    lone commit 52 Python calls. The interpreter does not wait for this thread when it exits.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,9 +29,9 @@ class CallThread(Executor):
         self._end = weakref.finalize(self, self._calls.put, None)
 
     def submit(self, call: Callable[..., R], /, *arguments: Any) -> asyncio.Future[R]:  # type: ignore[override]
-        """Run the call in the thread, after all before it, unless the future is cancelled before its turn.
+        """Run the call in the thread, after all calls before it, unless the future is cancelled before its turn.
 
-        It is called on the loop that awaits the future.
+        It must be called on the loop that awaits the future.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[R] = loop.create_future()
@@ -39,21 +39,21 @@ class CallThread(Executor):
         return done
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Let the thread end after the calls that wait; nobody waits for that."""
+        """Let the thread end after the calls that wait; this does not wait for it."""
         self._end()
 
 
 def _serve(calls: SimpleQueue[_Waiting | None]) -> None:
     while (waiting := calls.get()) is not None:
         _run(*waiting)
-        # While nothing waits, nothing is kept alive.
+        # An idle thread must not keep the last call alive.
         del waiting
 
 
 def _run(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], call: Callable[..., Any], arguments: Any) -> None:
     if done.cancelled():
         return
-    # The loop may be closed by now, and then nobody waits any more.
+    # The loop may be closed by now, and then the result is dropped.
     with contextlib.suppress(RuntimeError):
         try:
             result = call(*arguments)

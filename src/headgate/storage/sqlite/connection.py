@@ -1,4 +1,4 @@
-"""Opening a SQLite file safely: what it must be, how it is set up, and what its errors mean."""
+"""Opening a SQLite file safely: checks, settings, migrations, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from headgate.storage.facts import NETWORK_FILESYSTEMS
 from headgate.storage.migrations import Migration, load_migrations, pending
 
 APPLICATION_ID = 0x48_64_67_74
-"""`Hdgt`, kept in the file's header: tells a Headgate database from another program's."""
+"""`Hdgt`, stored in the file's header: distinguishes a Headgate database from another program's."""
 
 SMALLEST_DATABASE = 512
 """Bytes: one page of the smallest size."""
 
 OLDEST_SQLITE = (3, 35, 0)
-"""UPDATE … FROM and generated columns."""
+"""The first version with UPDATE … FROM and generated columns."""
 
 _UNUSABLE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _FULL = {sqlite3.SQLITE_FULL}
@@ -41,12 +41,12 @@ _ENVIRONMENT = {
 
 
 def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connection:
-    """A connection in autocommit mode: transactions are begun by hand."""
+    """Open a connection in autocommit mode: transactions are begun by statements."""
     connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16000")
-    # A damaged payload is its own job's trouble: with an error here, no job at all could be read.
+    # A damaged payload must affect only its own job: with an error here, no job at all could be read.
     connection.text_factory = partial(str, encoding="utf-8", errors="replace")
     return connection
 
@@ -54,7 +54,8 @@ def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connecti
 def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False) -> Sequence[Migration]:
     """Make `path` a current Headgate database, or raise StorageUnusable and change nothing.
 
-    The migrations that were applied, or with `dry_run` would be: then nothing is written, nor a file made.
+    Returns the migrations that were applied. With `dry_run`, it returns those that would be, writes nothing and creates
+    no file.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StorageUnusable(
@@ -69,7 +70,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
         _create_private(path)
         connection = connect(path, synchronous=synchronous, timeout=30)
         try:
-            # SQLite does not wait by itself when several switch a new file at once.
+            # SQLite does not wait by itself when several connections change the mode of a new file at once.
             _insist(connection, "PRAGMA journal_mode = WAL", 30, clock, lambda _waited: None)
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -77,7 +78,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
                 connection.execute("COMMIT")
                 return applied
             finally:
-                # SQLite itself has rolled back after some errors, a full disk among them.
+                # After some errors, such as a full disk, SQLite has already rolled back.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
         finally:
@@ -87,18 +88,18 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
 
 
 def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
-    """A SQLite error in our words: what failed, which file, what to do. None for one that is a mistake of ours."""
+    """Return the error to raise for a SQLite error: what failed, which file, what to do. None for a bug in Headgate."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _UNUSABLE:
         return StorageUnusable(
             f"{path} is damaged or not a SQLite database ({error}); nothing was written: restore a backup, "
-            "or move the file away to begin anew"
+            "or move the file away to start with an empty one"
         )
     if code in _FULL:
         return StorageUnavailable(f"the disk of {path} is full; nothing of this was stored: free space and try again")
     if code in _BUSY:
         return StorageUnavailable(
-            f"{path} is locked by another connection that holds a write transaction open; end it and try again"
+            f"{path} is locked by another connection with an open write transaction; end it and try again"
         )
     if code in _ENVIRONMENT:
         return StorageUnavailable(f"{path} could not be used: {error} ({getattr(error, 'sqlite_errorname', '')})")
@@ -106,10 +107,10 @@ def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
 
 
 def withdrawn(error: sqlite3.Error, path: Path) -> HeadgateError | None:
-    """What it means that a table has gone from a file that was in use; None for an error of another kind."""
+    """Return the error for a table that has disappeared from a file in use; None for an error of another kind."""
     if isinstance(error, sqlite3.OperationalError) and str(error).startswith("no such table"):
         return StorageUnavailable(
-            f"{path} has lost a table of its jobs ({error}); put it back, or restore a backup and restart this process"
+            f"a table of {path} is missing ({error}); restore it or a backup, and restart this process"
         )
     return None
 
@@ -118,7 +119,7 @@ def begin(connection: sqlite3.Connection, patience: float, clock: Clock, on_slow
     """Begin a write transaction, waiting up to `patience` seconds for other writers.
 
     SQLite's own busy handler sleeps ever longer and starves some processes; short random waits share the lock evenly.
-    `on_slow` is told once the wait has lasted a second.
+    `on_slow` is called once, when the wait has lasted a second.
     """
     _insist(connection, "BEGIN IMMEDIATE", patience, clock, on_slow)
 
@@ -147,23 +148,23 @@ def _insist(
 
 
 def _require_local(path: Path, mounts: Path = Path("/proc/self/mounts")) -> None:
-    """WAL needs shared memory between all processes, which a network filesystem does not give."""
+    """Raise StorageUnusable on a network filesystem: WAL needs shared memory between all processes."""
     if not mounts.exists():
         return
     point, kind = mount_of(path.resolve().parent, mounts.read_bytes())
     if kind in NETWORK_FILESYSTEMS:
         raise StorageUnusable(
-            f"{path} lies on a network filesystem ({kind} at {point}), where SQLite corrupts under several processes; "
+            f"{path} is on a network filesystem ({kind} at {point}), where SQLite corrupts under several processes; "
             "use a local disk, or PostgreSQL for several machines"
         )
 
 
 def mount_of(folder: Path, mounts: bytes) -> tuple[str, str]:
-    """Where the filesystem of a folder is mounted and of what kind it is, by the kernel's list of mounts."""
+    """Return the mount point and the kind of a folder's filesystem, from the kernel's list of mounts."""
     best, kind = "", ""
     for line in mounts.splitlines():
         _, raw, filesystem, *_ = line.split(b" ")
-        # Spaces and the like are written in octal, everything else as the bytes it is.
+        # Spaces and some other characters are written in octal, everything else as the bytes it is.
         point = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), raw))
         # A later mount covers an earlier one at the same place.
         if folder.is_relative_to(point) and len(point) >= len(best):
@@ -172,9 +173,9 @@ def mount_of(folder: Path, mounts: bytes) -> tuple[str, str]:
 
 
 def _require_ours(path: Path) -> None:
-    """Look at the header before SQLite touches the file: a foreign one is left exactly as it is."""
+    """Check the header before SQLite opens the file: a file of another program is left exactly as it is."""
     if path.is_dir():
-        raise StorageUnusable(f"{path} is a folder; name a file in it")
+        raise StorageUnusable(f"{path} is a folder; add a file name to the path")
     if not path.parent.is_dir():
         raise StorageUnusable(f"the folder of {path} does not exist; create it first")
     if not path.exists() or path.stat().st_size == 0:
@@ -183,8 +184,8 @@ def _require_ours(path: Path) -> None:
     if found is None:
         raise StorageUnusable(f"{path} is not a SQLite database; nothing was changed: choose another file")
     if found != APPLICATION_ID:
-        # 1. A crash right after creation leaves a header without an id and without any table: ours to finish.
-        # 2. What another process has just created is in the write-ahead log first, the id as well.
+        # 1. A crash right after creation leaves a header without an id and without any table: it can be completed.
+        # 2. After another process has just created the file, the tables and the id are in the write-ahead log first.
         if found == 0 and _is_empty_or_ours(path):
             return
         raise StorageUnusable(
@@ -196,16 +197,16 @@ def _require_ours(path: Path) -> None:
 def _create_private(path: Path) -> None:
     """Create a missing file for its owner alone; SQLite gives the files beside it the same permissions.
 
-    In a folder that is shared with a group (setgid and writable for the group) the group may read and write it too.
+    In a folder that is shared with a group (setgid and writable for the group), the group may read and write it too.
     """
     mode = stat.S_IFREG | (0o660 if is_shared(path.resolve().parent) else 0o600)
     try:
-        # Where it can be made without being opened: closing a file drops all locks that this process has on it.
+        # Created without being opened if possible: closing a file drops all locks that this process has on it.
         os.mknod(path, mode)
     except FileExistsError:
         return
     except PermissionError:
-        # Some systems let only root call mknod; and in a folder that cannot be written SQLite says so better.
+        # Some systems allow only root to call mknod. If the folder is not writable, SQLite reports it better.
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode & 0o777))
     except (AttributeError, OSError):
@@ -213,16 +214,16 @@ def _create_private(path: Path) -> None:
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether a folder is shared with a group: what is made in it belongs to that group, which may write there."""
+    """Whether a folder is shared with a group: files in it get that group, which may write there."""
     shared = stat.S_ISGID | stat.S_IWGRP
     return folder.stat().st_mode & shared == shared
 
 
 def _stated_application_id(path: Path) -> int | None:
-    """What the header of the file says, whatever its log says by now; None if it is no database, 0 if it says nothing.
+    """Return the application id in the file's header, without its log; None if it is no database, 0 if there is no id.
 
-    Asked of SQLite, which neither locks nor writes an immutable file. Were it opened and closed by us, the process
-    would lose all its locks on it, also those of the caller's own connections (sqlite.org/howtocorrupt.html, 2.2).
+    SQLite reads it: it neither locks nor writes an immutable file. If this process opened and closed the file itself,
+    it would lose all its locks on it, even those of the caller's own connections (sqlite.org/howtocorrupt.html, 2.2).
     """
     if path.stat().st_size < SMALLEST_DATABASE:
         return None
@@ -239,7 +240,7 @@ def _stated_application_id(path: Path) -> int | None:
             case sqlite3.SQLITE_NOTADB:
                 return None
             case sqlite3.SQLITE_CORRUPT:
-                # While another process empties its log into it, the file is shorter than its header says.
+                # While another process copies its log into it, the file is shorter than its header says.
                 return 0
         raise (translate(error, path) or error) from error
     finally:
@@ -270,7 +271,7 @@ def _missing(path: Path) -> Sequence[Migration]:
 
 
 def migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> Sequence[Migration]:
-    """Apply what is missing, in the open transaction, and return it. `path` is for errors."""
+    """Apply pending migrations in the open transaction, and return them. `path` is for errors."""
     connection.execute(
         "CREATE TABLE IF NOT EXISTS migration"
         " (number INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum TEXT NOT NULL, applied_at INTEGER NOT NULL)"
@@ -284,7 +285,7 @@ def migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> Sequenc
             (migration.number, migration.name, migration.checksum, clock.now()),
         )
     if missing:
-        # A file that is up to date is not written to: whoever looks must be able to while its disk is full.
+        # A file that is up to date is not written to: it can be read even while its disk is full.
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     return missing
 
@@ -298,12 +299,12 @@ def _pending(connection: sqlite3.Connection, path: Path) -> Sequence[Migration]:
 
 
 def migrations() -> Sequence[Migration]:
-    """The migrations of this program."""
+    """Return the migrations of this program."""
     return load_migrations(__package__)
 
 
 def _split(script: str) -> list[str]:
-    """The statements of a script. sqlite3's executescript would commit the transaction that this runs in."""
+    """Split a script into statements. sqlite3's executescript would commit the transaction in which this runs."""
     statements: list[str] = []
     pending = ""
     for line in script.splitlines():

@@ -1,7 +1,7 @@
-"""SQLite's spelling of statements, and how rows go in and come out: as one JSON text each.
+"""SQLite's spelling of statements, and how rows are passed in and out: as one JSON text each.
 
-A statement is then one step of SQLite, which releases the interpreter lock once, however many rows it touches: with a
-row at a time, a busy event loop made the writer thread wait for the lock at each of them.
+A statement is then one step of SQLite, which releases the interpreter lock once, however many rows it touches. With
+one step for each row, a busy event loop made the writer thread wait for the lock at each row.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class SqliteDialect:
         return f"IN (SELECT value FROM json_each(:{parameter}))"
 
     def field(self, column: str, field: str) -> str:
-        # One damaged value would be an error of the whole statement.
+        # One damaged value would fail the whole statement.
         return f"json_extract(iif(json_valid({column}), {column}, 'null'), '$.{field}')"
 
     def array(self, values: str) -> str:
         return f"json_array({values})"
 
     def draws(self, column: str) -> str:
-        # JSON of another shape is an error of the whole statement too: a text in it need not be JSON.
+        # JSON of another shape would fail the whole statement too: a text in it need not be JSON.
         draw = "iif(json_valid(value), value, 'null')"
         return (
             f"(SELECT json_extract({draw}, '$[0]') AS limit_name, json_extract({draw}, '$[1]') AS key, key AS place "
@@ -77,7 +77,7 @@ class SqliteDialect:
 
 
 class Statement(NamedTuple):
-    """A statement, and what makes its parameters from what is passed: JSON text of lists and of rows."""
+    """A statement, and the conversion of its parameters: lists and rows become JSON text."""
 
     sql: str
     tables: Mapping[str, Table]
@@ -88,7 +88,7 @@ class Statement(NamedTuple):
     """The statement for one such row."""
 
     def bind(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The parameters as the connection takes them."""
+        """Return the parameters as the connection takes them."""
         return {
             name: as_json(self.tables[name].read(list(value)) if name in self.tables else list(value))
             if isinstance(value, (list, tuple, set, frozenset))
@@ -97,7 +97,7 @@ class Statement(NamedTuple):
         }
 
     def insertions(self, rows: Sequence[Any]) -> Iterable[tuple[str, Sequence[Any]]]:
-        """The statement for each block of the rows, and its values in their order."""
+        """Return the statement for each block of the rows, and its values in order."""
         assert self.inserted is not None
         table = self.tables[self.inserted]
         return [(self.for_one, table.read_one(rows[0]))] if len(rows) == 1 else self._in_blocks(table, rows)
@@ -120,7 +120,7 @@ class Statement(NamedTuple):
 
 @lru_cache(1000)
 def _with_values(sql: str, columns: Sequence[str], spelled: Sequence[str | None], size: int) -> str:
-    """The statement for so many rows; a column whose word is None has its own value in each of them."""
+    """Return the statement for `size` rows; a column whose word is None has its own value in each of them."""
     read: list[str] = []
     own = 0
     for column, word in zip(columns, spelled, strict=True):
@@ -146,7 +146,7 @@ STATEMENTS = {name: _statement(template) for name, template in compile_statement
 
 @lru_cache(None)
 def as_one_value(statement: str, decoder: RowDecoder[Any]) -> str:
-    """The statement with its rows as one JSON array, each an array of the fields of `decoder`."""
+    """Return the statement with its rows as one JSON array, each an array of the fields of `decoder`."""
     columns = ", ".join(_as_json_value(field) for field in decoder.fields)
     return f"SELECT json_group_array(json_array({columns})) FROM ({STATEMENTS[statement].sql})"
 
@@ -155,11 +155,11 @@ def _as_json_value(field: Field) -> str:
     column = f'"{field.name}"'
     match field.kind:
         case "json":
-            # Text that is no JSON comes out as text, which the decoder of the row refuses.
+            # Text that is not JSON is returned as text, which the row's decoder refuses.
             return (
                 f"CASE WHEN {column} IS NOT NULL THEN iif(typeof({column}) = 'text' AND json_valid({column}), "
                 f"json({column}), CAST({column} AS text)) END"
             )
         case "plain" | "boolean":
-            # The decoder takes 0 and 1 for truth values: to make them JSON's took a third of the time of a read.
+            # The decoder takes 0 and 1 for booleans: converting them to JSON's took a third of the time of a read.
             return column

@@ -72,7 +72,7 @@ class SqliteDriver(Driver):
         self._patience = patience
         self._batcher: Batcher[Write] = Batcher(self._commit)
         self._writer: sqlite3.Connection | None = None
-        # Each kind of reads has a reader of its own.
+        # Each kind of read has a reader of its own.
         self._lookups: Reader | None = None
         self._lists: Reader | None = None
         self._counter: Reader | None = None
@@ -95,13 +95,13 @@ class SqliteDriver(Driver):
 
     @contextlib.asynccontextmanager
     async def scratch(self) -> AsyncIterator[Callable[[], SqliteDriver]]:
-        """A file of its own in a folder beside this one."""
-        import tempfile  # Only benchmarks make one, and it brings 8 modules along.
+        """As `Store.scratch`: a file of its own in a folder beside this one."""
+        import tempfile  # Only benchmarks need it, and it imports 8 modules.
 
         try:
             folder = tempfile.TemporaryDirectory(prefix=".headgate-scratch-", dir=self.path.parent)
         except OSError as error:
-            raise StorageUnusable(f"no file can be made beside {self.path}: {error.strerror or error}") from error
+            raise StorageUnusable(f"no file can be created beside {self.path}: {error.strerror or error}") from error
         with folder as name:
             path = Path(name) / self.path.name
             yield lambda: SqliteDriver(path, self.clock, synchronous=self._synchronous, patience=self._patience)
@@ -131,7 +131,7 @@ class SqliteDriver(Driver):
 
     async def _take_connections(self, thread: CallThread) -> None:
         connecting = asyncio.get_running_loop().run_in_executor(thread, self._connect)
-        # A thread cannot be cancelled, and what it has made nobody else would close.
+        # A thread cannot be cancelled, and the connections that it opens have to be closed.
         try:
             await shield_until_done(connecting)
         finally:
@@ -145,7 +145,7 @@ class SqliteDriver(Driver):
                 made.callback(writer.close)
                 # Fewer, larger checkpoints: each one syncs the file twice.
                 writer.execute("PRAGMA wal_autocheckpoint = 4000")
-                # From here on it waits by its own rules, in `begin`.
+                # From here on, `begin` waits for locks.
                 writer.execute("PRAGMA busy_timeout = 0")
                 lookups = Reader(self.path, "lookups")
                 made.callback(lookups.discard)
@@ -158,7 +158,7 @@ class SqliteDriver(Driver):
         return writer, lookups, lists, ahead
 
     def _anchor(self, writer: sqlite3.Connection) -> int:
-        """Limit time runs on the boot clock; the first to open the file in a boot sets what to add to it."""
+        """Return the offset of limit time from the boot clock, set by the first process in a boot that opens the file."""
         boot_id = self.clock.boot_id()
         sqlite_file.begin(writer, self._patience, self.clock, self._warn_slow)
         try:
@@ -204,14 +204,14 @@ class SqliteDriver(Driver):
         return self.path.resolve(), self._pid
 
     def _require_no_fork(self) -> None:
-        """SQLite counts its locks per file and process, and a fork copies the count but not the locks."""
+        """Raise ForkedConnection in a fork: SQLite counts locks per file and process; a fork copies only the count."""
         here = os.getpid()
         for (path, pid), count in _opened.items():
             if count and pid != here and path == self.path.resolve():
                 raise ForkedConnection(
-                    f"{self.path} was open in process {pid} when this process was forked from it, and SQLite's locks "
-                    "do not survive that: what is written now could be lost; open the app only after the fork, or "
-                    "start the process with 'spawn'"
+                    f"{self.path} was open in process {pid} when this process was forked from it, and SQLite's locks do "
+                    "not survive a fork, so a write could be lost; open the app after the fork, or start the process with "
+                    "'spawn'"
                 )
 
     def now(self) -> int:
@@ -234,7 +234,7 @@ class SqliteDriver(Driver):
         return {}
 
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
-        """As `Store.add_in`. Whoever waits for jobs sees that the file has changed, within 250 ms."""
+        """As `Store.add_in`. Nodes notice the changed file within 250 ms."""
         self._require_usable()
 
         def add(callers: sqlite3.Connection) -> Mapping[str, str]:
@@ -243,12 +243,12 @@ class SqliteDriver(Driver):
         return await run_in(await enlisted(connection), self.path, add)
 
     async def claim(self, claim: Claim) -> Claimed:
-        # Dated as late as can be: what was written before in the same commit has taken its time.
+        # The claim takes the time as late as possible: the writes before it in the same commit have taken some.
         claimed: Claimed = await self._write(
             Write(lambda tx: claim_alone(self._transaction(self._writer), claim, self.live, self.clock))
         )
         if claimed.dropped:
-            # Somebody may wait for their results.
+            # Callers may be waiting for the results of the dropped jobs.
             self._wake()
         return claimed
 
@@ -271,7 +271,7 @@ class SqliteDriver(Driver):
         return results
 
     def _commit_group(self, group: Sequence[Write]) -> Sequence[Any]:
-        """Everything in one transaction; a write that fails is undone alone, and its error is its result."""
+        """Run all writes in one transaction; a write that fails is rolled back alone, and its error is its result."""
         connection = self._writer
         assert connection is not None
         try:
@@ -284,12 +284,12 @@ class SqliteDriver(Driver):
             return [error] * len(group)
         change = change_of(group, results)
         if change is not None and self._neighbours is not None:
-            # From this thread: a node of another process need not wait until this one's event loop has its turn.
+            # From this thread, so that a node of another process does not wait for this process's event loop.
             self._neighbours.call(self._ports, only_endings=change == "endings")
         return [self._translated(result) if isinstance(result, sqlite3.Error) else result for result in results]
 
     def _begun(self) -> SqliteTransaction:
-        """The transaction as it is now, with nothing remembered of what was undone."""
+        """Return the transaction as of now, without the settings that were read before a rollback."""
         self.live.forget()
         return self._transaction(self._writer)
 
@@ -303,11 +303,11 @@ class SqliteDriver(Driver):
             try:
                 results = run(self._transaction(connection), group)
                 if self._neighbours is not None and any(write.wakes or write.ends_jobs for write in group):
-                    # Read here, so that a node that has joined a moment ago is told as well.
+                    # Read here, so that a node that has just joined is notified too.
                     self._ports = _decode_ports(connection.execute(_PORTS).fetchall()[0][0])
                 connection.execute("COMMIT")
             except BaseException:
-                # What was read of the settings may be what was not committed.
+                # The settings that were read may not have been committed.
                 self.live.forget()
                 raise
             finally:
@@ -315,7 +315,7 @@ class SqliteDriver(Driver):
                     connection.execute("ROLLBACK")
         except (sqlite3.Error, OSError) as error:
             raise self._translated(error) from error
-        # After the commit: what was written to a file that nobody can open again is not reported as stored.
+        # After the commit: a write to a file that can no longer be opened is not reported as stored.
         self._require_same_file()
         return results
 
@@ -333,7 +333,7 @@ class SqliteDriver(Driver):
         return await self._read(self._lists, partial(read_facts, self.path, self._synchronous))
 
     async def _search(self, procedure: Procedure[R]) -> R:
-        """A search in payloads, on a connection of its own, since it reads whole tables and lists must not wait."""
+        """Search payloads on a connection of its own, because it reads whole tables and lists must not wait."""
         if self._searcher is None:
             self._searcher = await self._open_reader("searches")
         until = self.clock.monotonic() + microseconds(SEARCH_TIMEOUT)
@@ -348,7 +348,7 @@ class SqliteDriver(Driver):
             raise self._translated(error) from error
 
     async def _count(self, procedure: Procedure[R]) -> R:
-        """A count, on a connection of its own, which is opened for the first one; cancelled, it ends."""
+        """Count on a connection of its own, which the first count opens; a count ends if it is cancelled."""
         self._require_usable()
         if (counter := self._counter) is None:
             opened = await self._open_reader("counts")
@@ -369,7 +369,7 @@ class SqliteDriver(Driver):
         self._require_file()
         reader = await asyncio.to_thread(Reader, self.path, name)
         try:
-            # The store may have been closed meanwhile, or the file lost: then this is another one.
+            # The store may have been closed meanwhile, or the file lost: then this connection is to another file.
             self._require_file()
         except BaseException:
             await reader.close()
@@ -377,7 +377,7 @@ class SqliteDriver(Driver):
         return reader
 
     async def _look(self, reader: Reader | None, procedure: Procedure[R]) -> R:
-        """What a procedure returns that only reads."""
+        """Return the result of a procedure that only reads."""
         return await self._read(reader, lambda connection: run_to_end(procedure(self._transaction(connection))))
 
     def _transaction(self, connection: sqlite3.Connection | None) -> SqliteTransaction:
@@ -419,7 +419,7 @@ class SqliteDriver(Driver):
 
     def _translated(self, error: sqlite3.Error | OSError) -> Exception:
         if isinstance(error, OSError):
-            # No files or no memory is left to this process, which passes.
+            # This process has no file descriptors or memory left, which is temporary.
             return StorageUnavailable(f"{self.path} could not be used: {error}")
         translated = sqlite_file.translate(error, self.path)
         if isinstance(translated, StorageUnusable):
@@ -428,18 +428,18 @@ class SqliteDriver(Driver):
         return translated or sqlite_file.withdrawn(error, self.path) or error
 
     def _break(self, error: HeadgateError) -> None:
-        """From now on every verb raises this: the file is not what it was."""
+        """Let every verb raise this from now on: the file was damaged or replaced."""
         if self._broken is None:
             self._broken = StorageUnavailable(str(error))
             logger.critical("storage stopped: %s", error)
 
     def _warn_slow(self, seconds: float) -> None:
         logger.warning(
-            "waiting for %.0f s to write to %s: another connection holds a write transaction open", seconds, self.path
+            "waiting for %.0f s to write to %s: another connection has an open write transaction", seconds, self.path
         )
 
     async def _look_around(self) -> int:
-        """The version of the file as other processes have changed it."""
+        """Return the file's data version, which other processes change when they commit."""
         assert self._write_thread is not None
         return await self._in_thread(self._write_thread, self._data_version)
 

@@ -1,4 +1,4 @@
-"""Adding jobs inside a transaction that somebody else has open on the file of the jobs."""
+"""Adding jobs inside a transaction that the caller has open on the file of the jobs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 
 async def run_in(caller: Enlisted, path: Path, work: Callable[[sqlite3.Connection], T]) -> T:
-    """Do `work` in the caller's transaction, in the thread in which its connection lives."""
+    """Run `work` in the caller's transaction, in the thread of its connection."""
     match caller.driver:
         case "sqlite3":
             return _run(caller.connection, path, work)
         case "aiosqlite":
-            # The one way that it has to run what is not a method of its own.
+            # aiosqlite has no public way to run another function in the connection's thread.
             connection = caller.connection
             result: T = await connection._execute(_run, connection._conn, path, work)
             return result
         case _:
             raise UnfitConnection(
-                f"this is a connection of {caller.driver}, and the jobs of this app are in {path}; nothing was stored"
+                f"this is a {caller.driver} connection, and the jobs of this app are in {path}; nothing was stored"
             )
 
 
@@ -36,7 +36,7 @@ def _run(connection: sqlite3.Connection, path: Path, work: Callable[[sqlite3.Con
 
 
 class _PlainConnection:
-    """The connection with rows as tuples, whatever the caller has them made into."""
+    """The connection with rows as tuples, whatever the caller's row factory is."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -63,7 +63,7 @@ def _require_transaction(connection: sqlite3.Connection) -> None:
     legacy = getattr(connection, "autocommit", -1) == -1
     if not legacy or connection.isolation_level is None:
         raise UnfitConnection(
-            'this connection has no transaction open; nothing was stored: begin one first, as by execute("BEGIN")'
+            'this connection has no open transaction; nothing was stored: begin one first, as by execute("BEGIN")'
         )
-    # sqlite3 would begin one itself before the first change, to be ended with commit() or rollback().
+    # sqlite3 would itself begin a transaction before the first change, which commit() or rollback() ends.
     connection.execute(f"BEGIN {connection.isolation_level}")

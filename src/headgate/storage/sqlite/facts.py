@@ -1,4 +1,4 @@
-"""What a SQLite file says of itself, and of its disk."""
+"""Facts about a SQLite file and its disk."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MOUNTS = Path("/proc/self/mounts")
 
 
 def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> SqliteFacts:
-    """The facts of an open file."""
-    import shutil  # Only who looks at the facts needs it, and it brings compression along.
+    """Return the facts about an open file."""
+    import shutil  # Only the facts need it, and it imports compression modules.
 
     disk = shutil.disk_usage(path.parent)
     log = path.with_name(f"{path.name}-wal")

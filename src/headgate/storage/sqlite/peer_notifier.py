@@ -1,8 +1,8 @@
-"""Other processes on the same file: telling them of changes, hearing of theirs, and noticing that the file is gone.
+"""Other processes on the same file: notifies them of changes, receives theirs, and notices that the file is gone.
 
-A datagram on loopback after each commit wakes the nodes at once; every quarter of a second a look at SQLite's data
-version finds what no datagram told of, for example a job added inside a user's own transaction. SQLite is asked only
-when its log has been written to: every commit does that.
+A datagram on loopback after each commit wakes the nodes at once. Every quarter of a second, a read of SQLite's data
+version finds changes without a datagram, such as a job that was added inside a user's own transaction. SQLite is read
+only after its log has been written to, as every commit does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger("headgate.storage")
 
 LOOK_EVERY = 0.25
 FILE_EVERY = 8
-"""The file itself is looked at every so many looks."""
+"""After how many reads the file itself is checked."""
 
 WAL_ALARM = 512 * 1024 * 1024
 
@@ -44,7 +44,7 @@ class PeerNotifier:
         wake: Wake,
         on_lost: Callable[[HeadgateError], None],
     ) -> None:
-        # SQLite keeps its log beside the file itself, also where only a link leads to it.
+        # SQLite keeps its log beside the file itself, even if the path is a link to it.
         self._path = path.resolve()
         self._log = self._path.with_name(self._path.name + "-wal")
         self._names = str(self._path), str(self._log)
@@ -81,7 +81,7 @@ class PeerNotifier:
             self._socket = None
 
     def call(self, ports: Sequence[int], *, only_endings: bool = False) -> None:
-        """Send these ports that something changed, from any thread; their look makes up for a lost datagram."""
+        """Notify these ports of a change, from any thread; if a datagram is lost, polling finds the change."""
         own = self._socket
         if own is None:
             return
@@ -91,7 +91,7 @@ class PeerNotifier:
                 try:
                     own.sendto(_ENDINGS if only_endings else _WORD, ("127.0.0.1", port))
                 except OSError as error:
-                    logger.debug("no datagram to port %s: %s", port, error)
+                    logger.debug("no datagram could be sent to port %s: %s", port, error)
 
     def _warn_of_version(self) -> None:
         if not self._is_warned and sqlite3.sqlite_version_info < SAFE_FOR_SEVERAL:
@@ -107,7 +107,7 @@ class PeerNotifier:
         assert self._socket is not None
         heard: set[bytes] = set()
         try:
-            # However much has come in, it means no more than one of each.
+            # Any number of datagrams means no more than one of each kind.
             while True:
                 heard.add(self._socket.recv(64))
         except BlockingIOError:
@@ -127,7 +127,7 @@ class PeerNotifier:
             try:
                 version = await self._look()
             except StorageUnavailable as error:
-                logger.warning("cannot look at %s: %s", self._path, error)
+                logger.warning("the changes of %s could not be read: %s", self._path, error)
                 self._was_written = True
                 continue
             if version != seen:
@@ -135,11 +135,11 @@ class PeerNotifier:
                 self._wake()
 
     def _may_have_changed(self) -> bool:
-        """Whether the log was written to since SQLite was asked; by this process as well.
+        """Whether the log was written to since the last read of SQLite, even by this process.
 
-        A file's time advances in ticks of up to 10 ms, so what is written just after a look may bear the same time as
-        what was written just before. The next look asks once more, and then the tick is over. Times in whole seconds,
-        as some old filesystems keep them, say too little.
+        A file's time advances in ticks of up to 10 ms, so a write just after a check may have the same time as one just
+        before it. So the next check reads once more, when the tick is over. Times in whole seconds, as on some old
+        filesystems, are too coarse.
         """
         stamp = _stamp(self._names[1])
         was_written, self._was_written = self._was_written, stamp != self._stamp
@@ -147,15 +147,15 @@ class PeerNotifier:
         return was_written or self._was_written or stamp is None or stamp.written_at % 1_000_000_000 == 0
 
     def _identify(self) -> tuple[_FileIdentity, _FileIdentity]:
-        """The file and its log, which stays in place as long as anybody has the file open."""
+        """Return the identities of the file and its log, which stays in place while any process has the file open."""
         return _identity(self._names[0]), _identity(self._names[1])
 
     def is_file_lost(self) -> bool:
-        """Whether the file or its log is not the one that was opened; two looks into a folder, 4 µs."""
+        """Whether the file or its log is not the one that was opened; two file lookups, 4 µs."""
         return self._identify() != self._identity
 
     def lost(self) -> StorageUnavailable:
-        """What every verb raises then."""
+        """Return the error that every verb raises then."""
         return StorageUnavailable(
             f"{self._path} was removed or replaced while it was open; what is written now would be lost: "
             "put it back and restart this process"
@@ -168,7 +168,7 @@ class PeerNotifier:
         size = _size(self._log)
         if size > WAL_ALARM and not self._alarmed:
             logger.warning(
-                "%s has grown to %d MiB: a reader that stays open keeps SQLite from emptying it", self._log, size >> 20
+                "%s has grown to %d MiB: an open reader keeps SQLite from emptying it", self._log, size >> 20
             )
         self._alarmed = size > WAL_ALARM
 
@@ -186,7 +186,7 @@ def _identity(path: str) -> _FileIdentity:
 
 
 class _Stamp(NamedTuple):
-    """What the folder says of a file that is written to."""
+    """The size and time of a file that is written to."""
 
     size: int
     written_at: int

@@ -13,13 +13,13 @@ R = TypeVar("R")
 
 
 class Places:
-    """Places in the line of lanes, as one process gives them away."""
+    """Places in the line of lanes, as one process assigns them."""
 
     def __init__(self) -> None:
         self._last = 0
 
     def take(self, limit_now: int, count: int) -> int:
-        """The first of so many places: limit time, and after all that were taken before."""
+        """Return the first of `count` places: limit time, but after all that were taken before."""
         first = max(limit_now, self._last + 1)
         self._last = first + count - 1
         return first
@@ -49,7 +49,7 @@ class SqliteTransaction:
             places = {column[0]: place for place, column in enumerate(cursor.description)}
             order = [places[field.name] for field in decoder.fields]
             return [decoder.of([row[place] for place in order]) for row in cursor.fetchall()]
-        # fetchall, not fetchone: it runs the statement to its end, so that it holds no read transaction open.
+        # fetchall, not fetchone: it runs the statement to its end, so that no read transaction stays open.
         return decoder.decode(self._connection.execute(as_one_value(statement, decoder), bound).fetchall()[0][0])
 
     async def row(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> R:
@@ -60,7 +60,7 @@ class SqliteTransaction:
         return decoder.of([row[places[field.name]] for field in decoder.fields])
 
     async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
-        # Nobody was waited for.
+        # It never waits for a lock.
         return await self.fetch(decoder, statement, **parameters)
 
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
@@ -80,7 +80,7 @@ class SqliteTransaction:
                     count += self._connection.execute(sql, values).rowcount
                 return count
             except OverflowError as error:
-                # An integer of more than 64 bits. Read from JSON it would break a constraint of its column.
+                # An integer of more than 64 bits. Read from JSON, it would violate a constraint of its column.
                 raise sqlite3.IntegrityError(str(error)) from error
         return self._connection.execute(known.sql, known.bind(parameters)).rowcount
 

@@ -15,24 +15,24 @@ from headgate.storage.sqlite.connection import connect
 R = TypeVar("R")
 
 PROGRESS = 100_000
-"""Instructions of SQLite between two looks at whether a query is to end: some milliseconds."""
+"""SQLite instructions between two checks whether a query has to end: some milliseconds."""
 
 
 class Reader:
     """Runs queries one after another, beside the writer and beside other readers."""
 
     def __init__(self, path: Path, name: str) -> None:
-        # It waits for nobody but a file that is just being opened or recovered.
+        # It only waits for a file that is being opened or recovered.
         self._connection = connect(path, synchronous="OFF", timeout=10)
         self._connection.execute("PRAGMA query_only = ON")
         self._thread = CallThread(f"headgate-sqlite-{name}")
 
     async def run(self, query: Callable[[sqlite3.Connection], R]) -> R:
-        """What `query` returns, called with the connection in the reader's thread."""
+        """Return the result of `query`, called with the connection in the reader's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, query, self._connection)
 
     async def run_until(self, query: Callable[[sqlite3.Connection], R], is_over: Callable[[], bool]) -> R:
-        """As `run`, but SQLite interrupts the query, an OperationalError, when `is_over` and when this is cancelled."""
+        """As `run`, but once it `is_over` or cancelled, SQLite interrupts the query with an OperationalError."""
         cancelled = threading.Event()
 
         def bounded(connection: sqlite3.Connection) -> R:
@@ -49,11 +49,11 @@ class Reader:
             raise
 
     def interrupt(self) -> None:
-        """End the query that runs, if one does, with an `OperationalError`; from any thread."""
+        """End the running query, if any, with an OperationalError; from any thread."""
         self._connection.interrupt()
 
     def discard(self) -> None:
-        """Close one that has run nothing yet, from any thread."""
+        """Close a reader that has run no query, from any thread."""
         self._connection.close()
 
     async def close(self) -> None:

@@ -12,9 +12,9 @@ from headgate.storage.store import Store
 class SqliteStorage(Store):
     """Jobs in one SQLite file: embedded, durable, shared by any number of processes of one machine.
 
-    With `synchronous` "FULL" (default) a write has reached the disk when it returns; "NORMAL" may lose the last ones in
-    a power cut, never in a crash of the program. `patience` (30 s) is how long a write waits for another connection's
-    transaction before it raises StorageUnavailable.
+    With `synchronous` "FULL" (default), a write is on the disk when it returns. "NORMAL" may lose the last writes in a
+    power failure, but not in a crash of the program. `patience` (30 s) is how long a write waits for the transaction of
+    another connection before it raises StorageUnavailable.
     """
 
     driver: SqliteDriver

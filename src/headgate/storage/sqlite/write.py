@@ -1,4 +1,4 @@
-"""Writes that share a transaction: run as one, or each so that it can be undone alone."""
+"""Writes that share a transaction: run as one, or with a savepoint each, so that one can be rolled back alone."""
 
 from __future__ import annotations
 
@@ -36,22 +36,25 @@ class Write:
 
 
 def change_of(writes: Sequence[Write], results: Sequence[Any]) -> Literal["any", "endings"] | None:
-    """What watchers are to hear of writes with these results: of any change, of ended jobs only, or nothing."""
+    """Return what watchers are woken for after these results: any change, ended jobs only, or nothing."""
     if any(has_woken(write.wakes, result) for write, result in zip(writes, results, strict=True)):
         return "any"
     return "endings" if any(write.ends_jobs for write in writes) else None
 
 
 class WriteRolledBack(Exception):
-    """A write has failed after it had changed something, so the transaction has to be begun anew."""
+    """A write has failed after it had changed something, so the transaction has to be repeated."""
 
 
 Begun = Callable[[], SqliteTransaction]
-"""The transaction again, after a part of it was undone."""
+"""Returns the transaction again after a part of it was rolled back."""
 
 
 def run_all(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction, writes: Sequence[Write]) -> list[Any]:
-    """The results of all writes. An error of one that has changed nothing is its result; raises Undone for another."""
+    """Return the results of all writes; the result of a failed write that has changed nothing is its error.
+
+    Raises WriteRolledBack if a failed write has changed something.
+    """
     # Additions first, as one: a claim in the same commit already sees them.
     additions = [write for write in writes if write.jobs is not None]
     try:
@@ -76,7 +79,7 @@ def run_all(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction,
 
 
 def run_each(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction, writes: Sequence[Write]) -> list[Any]:
-    """The results of all writes; one that fails is undone, and its error is its result."""
+    """Return the results of all writes; one that fails is rolled back, and its error is its result."""
     failed = dict(_add_each(connection, begun, [write for write in writes if write.jobs is not None]))
     results: list[Any] = []
     tx = begun()
@@ -97,7 +100,7 @@ def run_each(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction
 def _add_each(
     connection: sqlite3.Connection, begun: Begun, writes: Sequence[Write]
 ) -> Iterator[tuple[Write, Exception]]:
-    """Those additions that fail, with their errors; the bad ones are found by halves."""
+    """Yield additions that fail, with their errors; halves are tried until the faulty ones are found."""
     try:
         with _savepoint(connection):
             _add(begun(), writes)
@@ -130,11 +133,11 @@ def _savepoint(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _require_transaction(connection: sqlite3.Connection, error: Exception) -> None:
-    """Raise the error if it is everybody's: SQLite has rolled back, or says something of the file itself."""
+    """Raise the error if it concerns all writes: SQLite has rolled back, or the file itself is at fault."""
     if not connection.in_transaction:
         raise error
     if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.IntegrityError):
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        # A mistake in a statement or its values is of the call that runs it.
+        # An error in a statement or its values belongs to the write that runs it.
         if code not in (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE):
             raise error
