@@ -237,7 +237,7 @@ async def grant(url: str, schema: str, role: str) -> None:
 async def test_a_user_who_may_not_make_tables_opens_what_is_up_to_date_and_nothing_else(
     postgres_url: str, postgres_schema: str, clerk: str, release: Release
 ) -> None:
-    with pytest.raises(StorageUnusable, match=r"has to be made or changed, and this user may not.*headgate migrate"):
+    with pytest.raises(StorageUnusable, match=r"has to be created or changed, and this user may not.*headgate migrate"):
         await opens(as_user(postgres_url, clerk), postgres_schema)
     await opens(postgres_url, postgres_schema)
     with pytest.raises(StorageUnusable, match=r"cannot be read by this user.*GRANT USAGE"):
@@ -246,7 +246,7 @@ async def test_a_user_who_may_not_make_tables_opens_what_is_up_to_date_and_nothi
     await opens(as_user(postgres_url, clerk), postgres_schema)
     release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
     release.install()
-    with pytest.raises(StorageUnusable, match="has to be made or changed, and this user may not"):
+    with pytest.raises(StorageUnusable, match="has to be created or changed, and this user may not"):
         await opens(as_user(postgres_url, clerk), postgres_schema)
     # The owner, before the deploy.
     assert list(map(str, await storage_at(postgres_url, postgres_schema).migrate())) == ["0002 note"]

@@ -160,9 +160,7 @@ def test_the_version_is_told_with_what_it_runs_on() -> None:
 def test_a_port_that_cannot_be_is_told_in_one_line(make: Make) -> None:
     result = call("status", make(APP.replace("sqlite:///jobs.db", "postgresql://postgres@127.0.0.1:99999/jobs")))
     assert result.exit_code == 1
-    assert result.stderr.startswith(
-        "Error: storage URL 'postgresql://postgres@127.0.0.1:99999/jobs' has the port 99999"
-    )
+    assert result.stderr.startswith("Error: storage URL 'postgresql://postgres@127.0.0.1:99999/jobs' has port 99999")
     assert len(result.stderr.splitlines()) == 1
 
 

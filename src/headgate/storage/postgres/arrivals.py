@@ -1,7 +1,7 @@
-"""Jobs that come to lanes and leave them: told by arrivals, which whoever claims next merges into the lanes.
+"""Jobs that come to lanes and leave them: recorded as arrivals, which the next claim merges into the lanes.
 
-Nobody but a claim writes a lane. So adding, giving back and cancelling jobs never wait for each other, and a
-transaction that a user holds open keeps no lane from anybody.
+Only claims write lanes. So adding, returning and cancelling jobs never wait for each other, and a transaction that a
+user keeps open locks no lane.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MERGED_AT_ONCE = 10_000
 
 
 class _Merged(msgspec.Struct):
-    """A lane to which something has come. From `merged` on it is the same in each row: about all that were merged."""
+    """A lane in which jobs have arrived. The columns from `merged` on are about the whole merge, equal in all rows."""
 
     seems_empty: str | None
     since: int | None
@@ -39,10 +39,10 @@ _EMPTY = RowDecoder(_Empty, "lane")
 
 
 async def merge(tx: Transaction, after: int, floors: LowWatermarks) -> tuple[int, bool]:
-    """Count in their lanes what has arrived. Lanes that have become empty wait for nothing any more.
+    """Count arrivals in their lanes. Lanes that have become empty no longer wait for anything.
 
-    `after` is the last place in line that was given away, and so is the first thing that comes back; the second is
-    whether there may be more than was merged at once.
+    `after` is the last place in line that was taken. Returns the last place that is taken now, and whether there may be
+    more arrivals than are merged at once.
     """
     rows = await tx.fetch(_MERGED, "merge", after=after, floor=floors.arrivals, count=MERGED_AT_ONCE)
     if rows:
@@ -57,7 +57,7 @@ async def merge(tx: Transaction, after: int, floors: LowWatermarks) -> tuple[int
 
 
 async def _empty(tx: Transaction, lanes: Sequence[str]) -> None:
-    # Buckets before lanes, and a look into the lanes only when they are held: a job that comes now arrives anew.
+    # Buckets before lanes, and a read of the lanes only when they are locked: a job that comes now is a new arrival.
     behind = sorted(await tx.values("behind_of_lanes", lanes=lanes))
     locked = {*(await tx.values("buckets_for_update", ids=behind) if behind else ()), None}
     held = [row.id for row in await tx.fetch(_EMPTY, "lock_empty", lanes=lanes) if row.behind in locked]

@@ -1,4 +1,4 @@
-"""The claims of one process: arrivals are merged, what has expired is told, and each claim is tried until it holds."""
+"""The claims of one process: arrivals are merged, expired jobs are ended, and each claim is tried until it succeeds."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.records import Claim, Claimed, Dropped
 
 LOOK_LASTS = SECOND // 50
-"""For how long claims go by one look that saw more than they could take. What was not there yet may wait so long."""
+"""For how long claims reuse a snapshot that had more than they could take. Newer jobs may wait so long."""
 
 MERGE_EVERY = SECOND
-"""How often counts are brought up to date at least, where no lane waits for it."""
+"""After how long arrivals are merged at the latest, if no lane waits for it."""
 
 
 class _SkippedHere(SkippedJobs):
-    """What the claims of this process have met."""
+    """The locked jobs and low watermarks that the claims of this process have found."""
 
     def __init__(self, floors: LowWatermarks, locked: LockedJobs) -> None:
         self._floors = floors
@@ -62,7 +62,7 @@ class _SkippedHere(SkippedJobs):
 
 
 class _ReusableSnapshot(NamedTuple):
-    """A look that saw more than the claims after it could take."""
+    """A snapshot that had more than the claims after it could take."""
 
     node: str
     look: ClaimSnapshot
@@ -70,7 +70,7 @@ class _ReusableSnapshot(NamedTuple):
     at: int
 
     def later(self, claim: Claim, monotonic: int) -> ClaimSnapshot | None:
-        """What it would see now, for all that this claim needs to know; None if that is too long ago."""
+        """Return the snapshot as of now, if it has all that this claim needs; None if it is too old or does not."""
         passed = monotonic - self.at
         is_seen = claim.rooms.keys() <= self.look.ungated.keys() and _slots(claim) <= self.slots
         return self.look.later(passed) if passed < LOOK_LASTS and claim.node == self.node and is_seen else None
@@ -81,7 +81,7 @@ def _slots(claim: Claim) -> int:
 
 
 def _is_full(claim: Claim, claimed: Claimed) -> bool:
-    """Whether the claim took all that it had room for."""
+    """Whether the claim took as many jobs as it had room for."""
     return len(claimed.jobs) == _slots(claim) > 0
 
 
@@ -109,14 +109,14 @@ class Claimer:
         self._locked = LockedJobs(clock)
 
     def expect_arrivals(self) -> None:
-        """Jobs with limits were added, here or elsewhere: the next claim merges before it looks."""
+        """Note that jobs with limits were added, in any process: the next claim merges before it reads."""
         self._expects_arrivals = True
 
     async def claim(self, claim: Claim) -> Claimed:
-        """Take what may go now."""
+        """Take jobs that may start now."""
         if not claim.rooms:
             return Claimed(jobs=(), next_in=None)
-        # What has ended without having run is told, also if what follows has to begin anew.
+        # Jobs that ended without running are reported, even if the rest of the claim has to start again.
         dropped: list[Dropped] = []
         begun = await self._claim_by_last_look(claim, dropped)
         if begun is None:
@@ -126,7 +126,7 @@ class Claimer:
         try:
             return together(begun, await self._claim_by_looks(_with_room_left(claim, begun), dropped))
         except StorageUnavailable:
-            # What was taken is taken.
+            # The jobs that were taken stay taken.
             return replace(begun, more=True)
 
     async def _claim_by_looks(self, claim: Claim, dropped: list[Dropped]) -> Claimed:
@@ -136,7 +136,7 @@ class Claimer:
             except ClaimConflict:
                 continue
             return replace(claimed, dropped=[*dropped, *claimed.dropped], more=True) if dropped else claimed
-        # Others are busy with the same jobs.
+        # Other claims hold the same jobs.
         return Claimed(jobs=(), next_in=0, more=True, dropped=dropped)
 
     async def _claim(self, session: Session, asked: Claim, dropped: list[Dropped]) -> Claimed:
@@ -152,7 +152,7 @@ class Claimer:
             async with tx.atomic():
                 await give_back_noted(tx)
         if row.has_arrivals:
-            # Added by others, of whom nothing was heard yet.
+            # Other processes added jobs, and their wake-up has not arrived yet.
             has_more = await self._merge(tx)
         if row.has_notes or row.has_arrivals:
             row = await self._look(tx, claim)
@@ -160,7 +160,7 @@ class Claimer:
         if look.paused != self._paused:
             self._paused = look.paused
             raise ClaimConflict
-        # A node that was declared dead must not own jobs: nobody would take them back.
+        # A node that was declared dead must not own jobs: no other node would take them back.
         if not look.has_joined:
             return Claimed(jobs=(), next_in=None)
         tx.now, tx.limit_now = look.now, look.limit_now
@@ -177,7 +177,7 @@ class Claimer:
         claimed = await one.run(look_again, dropped)
         if not row.has_expired and _is_full(claim, claimed) and look.leaves_work(one.visited, _slots(claim)):
             self._last_look = _ReusableSnapshot(claim.node, look, _slots(claim), self._clock.monotonic())
-        # Others are about to merge arrivals, or something may lie below a floor.
+        # Other claims are about to merge arrivals, or jobs may be below a low watermark.
         again_in = SOON if row.has_arrivals else self.floors.sweeps_in
         if again_in is not None:
             claimed = replace(claimed, next_in=again_in if claimed.next_in is None else min(claimed.next_in, again_in))
@@ -187,7 +187,7 @@ class Claimer:
         return self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY
 
     async def _claim_by_last_look(self, asked: Claim, dropped: list[Dropped]) -> Claimed | None:
-        """Take what was left of what the last look saw a moment ago; None if it takes a new look."""
+        """Take jobs from the last snapshot, if it is a moment old and has some left; None if a new one is needed."""
         last, self._last_look = self._last_look, None
         if last is None or self._is_merge_due() or self.floors.is_sweep_due:
             return None
@@ -217,7 +217,7 @@ class Claimer:
         return claimed
 
     async def _expire(self, session: Session, claim: Claim) -> list[Dropped]:
-        """A job that has expired is told by the claim that would have started it."""
+        """End expired jobs in the claim that would have started them."""
         lanes = [open_lane(queue) for queue in claim.rooms]
 
         async def expire(held: frozenset[str]) -> list[Dropped]:
@@ -228,13 +228,13 @@ class Claimer:
         return await without_held(expire)
 
     def _without_paused(self, claim: Claim) -> Claim:
-        """The claim without the queues that are paused, as far as it is known."""
+        """Return the claim without the queues that are paused as of the last snapshot."""
         if self._paused.isdisjoint(claim.rooms):
             return claim
         return replace(claim, rooms={queue: room for queue, room in claim.rooms.items() if queue not in self._paused})
 
     async def merge(self, session: Session) -> bool:
-        """Count in their lanes what has arrived; whether there may be more."""
+        """Count arrivals in their lanes. Returns whether there may be more."""
         return await self._merge(PostgresTransaction(session, self._time.now(), self._time.limit_now()))
 
     async def _merge(self, tx: PostgresTransaction) -> bool:
@@ -246,7 +246,7 @@ class Claimer:
         return has_more
 
     def _check_connections(self) -> None:
-        """Floors of ids do not outlive a server that was restarted. Behind a pooler nobody knows whether it was."""
+        """Drop the low watermark of arrivals after a server restart; behind a pooler a restart cannot be noticed."""
         if self._database.is_pooled or self._database.connects != self._connects:
             self._connects = self._database.connects
             self.floors.forget_arrivals()
@@ -269,7 +269,7 @@ class Claimer:
     async def _try_look(
         self, tx: PostgresTransaction, claim: Claim, *, known_only: bool
     ) -> MultiWriterSnapshotRow | None:
-        """What a claim starts from; None if the server's clock had stepped, which is made good by now."""
+        """Read what a claim starts from; None if the server's clock had stepped, which is corrected by now."""
         own = self._time.own()
         self._check_connections()
         sent_at = self._clock.monotonic()
@@ -288,7 +288,7 @@ class Claimer:
             due_floor=self.floors.due,
             opened_floor=self.floors.opened,
         )
-        # Where time is told, none passes in the server.
+        # If statements get the time from here, `took` says nothing about the server.
         self.floors.looked(self._clock.monotonic() - sent_at, look.took if own is None else 0)
         stepped = self._time.heard(sent_at, look.now, look.ahead)
         if stepped:

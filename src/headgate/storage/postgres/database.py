@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: a pool of them, transactions, and what their errors mean."""
+"""Connections to PostgreSQL: the pool, transactions, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -28,68 +28,68 @@ COMMAND_TIMEOUT = 10.0
 """Seconds until a server that does not answer counts as gone."""
 
 CANCEL_TIMEOUT = 2.0
-"""Seconds that a statement is given to end that the server was asked to end."""
+"""Seconds that a statement has to end after the server was requested to end it."""
 
 CLOSE_TIMEOUT = 2.0
-"""Seconds that connections are given to end in order."""
+"""Seconds that connections have to close in order."""
 
 LOCK_TIMEOUT = "4s"
-"""How long a statement waits for a lock. Ours last milliseconds; a longer one is a user's, as of ALTER TABLE."""
+"""How long a statement waits for a lock. Our locks last milliseconds; a longer one is a user's, as by ALTER TABLE."""
 
 HELD_FOR = "5s"
-"""How long a transaction of ours lasts at most, and with it its locks. LOCK_TIMEOUT ends first; its error says more."""
+"""The longest duration of a transaction, and so of its locks. LOCK_TIMEOUT ends first; its error says more."""
 
 SETTINGS = {
     "lock_timeout": LOCK_TIMEOUT,
-    # Sooner than the client gives up, so that nothing goes on that nobody waits for.
+    # Earlier than the client gives up, so that no statement goes on without a client.
     "statement_timeout": "9s",
-    # The statements are short and many, and each has one good plan, which is by index: planning a look anew took 0.6 ms
-    # each time, and a plan that was made while the tables were empty read them whole until they were analysed.
+    # The statements are short and many, and each has one good plan, by index. Planning a snapshot anew took 0.6 ms each
+    # time, and a plan that was made while the tables were empty read whole tables until they were analysed.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "jit": "off",
 }
-"""What a session is told; behind a pooler, each transaction."""
+"""Settings of a session; behind a pooler, of each transaction."""
 
 SCANNING = {name: "on" for name in SETTINGS if name.startswith("enable_")} | {"plan_cache_mode": "force_custom_plan"}
-"""What a transaction is told instead that may read whole tables: how that is best done differs by what is asked."""
+"""Other settings for a transaction that may read whole tables: its best plan depends on its parameters."""
 
 SUMMARIES = {"enable_bitmapscan": "on"}
-"""What a transaction is told as well that reads by the summaries of pages: a BRIN index is read in no other way."""
+"""Further settings for a transaction that reads by summaries of pages: a BRIN index is read in no other way."""
 
 FROZEN_AFTER = "2s"
-"""A client that stops between two statements of a transaction must not stop the others: the server ends its session."""
+"""When the server ends a session whose client has stopped between two statements of a transaction and holds locks."""
 
 PATIENCE = 5 * SECOND
-"""How long what may be repeated is repeated, before the caller is told."""
+"""How long repeatable work is repeated before the caller gets the error."""
 
 OLDEST_SERVER = 130000
 
 ENDS_TRANSACTIONS = 170000
-"""The first version with `transaction_timeout`, which ends a session also while it waits for its client."""
+"""The first version with `transaction_timeout`, which ends a session even while it waits for its client."""
 
 CHECKS_CLIENTS = 140000
-"""The first version that notices during a statement that its client has closed the connection."""
+"""The first version that notices during a statement that the client has closed the connection."""
 
 HIGHEST_PORT = 65535
 
-# Deadlock, serialization failure: the same again is expected to go through.
+# Deadlock, serialization failure: the same transaction is expected to succeed if it is repeated.
 _AGAIN = frozenset({"40001", "40P01"})
 # Lock or statement timeout, a full queue of notifications, disk full, out of memory, I/O errors: the connection is
-# fine, the write has not happened.
+# usable, but nothing was written.
 _REFUSED = ("55P03", "57014", "54000", "53", "58")
-# Connection lost, shutting down, too many connections, a read-only server after a failover, a database that nobody may
-# connect to at this moment, a password that was changed.
+# Connection lost, shutting down, too many connections, a read-only server after a failover, a database that allows no
+# connections now, a password that was changed.
 _GONE = ("08", "57P", "53300", "25006", "25P03", "25P04", "26000", "55000", "28", "3D000")
 
-# A right, a table or the whole schema was taken away. A column or a function that is not there is a mistake of ours.
+# A privilege, a table or the whole schema was taken away. A missing column or function is a bug in Headgate.
 _FORBIDDEN = "42501"
 _WITHDRAWN = ("42P01", "3F000")
 
 
 LASTS_IDLE = "30s"
-"""The same for a transaction that locks nothing others want: a large enqueue takes its time between two statements."""
+"""The same for a transaction that locks nothing others need: a large enqueue takes time between two statements."""
 
 IDLE_BOUND: Mapping[str, str] = MappingProxyType({"idle_in_transaction_session_timeout": FROZEN_AFTER})
 LASTING_BOUND: Mapping[str, str] = MappingProxyType({"idle_in_transaction_session_timeout": LASTS_IDLE})
@@ -103,10 +103,10 @@ class Bounds(NamedTuple):
 
     @classmethod
     def at(cls, version: int, *, is_linux: bool) -> Self:
-        """What a server of that version knows."""
+        """Return the settings that a server of that version supports."""
         session: dict[str, str] = {}
         if is_linux:
-            # Others refuse what they cannot do. This one is for a client that no longer reads a large answer.
+            # Other systems refuse this setting. It is for a client that has stopped reading a large answer.
             session["tcp_user_timeout"] = HELD_FOR
             if version >= CHECKS_CLIENTS:
                 session["client_connection_check_interval"] = "1s"
@@ -115,9 +115,9 @@ class Bounds(NamedTuple):
 
 
 class Session:
-    """Statements by name, on one connection. Outside of a `transaction` each commits by itself.
+    """Statements by name, on one connection. Outside a `transaction` each commits by itself.
 
-    Behind a pooler (`is_pooled`) the settings of a session are those of each transaction.
+    Behind a pooler (`is_pooled`), settings are made in each transaction.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class Session:
         self._in_transaction = False
 
     async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
-        """The rows of a statement."""
+        """Return the rows of a statement."""
         if self._is_pooled and not self._in_transaction:
-            # Parsing and running a statement by itself may meet two server connections.
+            # Without it, parsing and running a statement may use two server connections.
             async with self.transaction():
                 return await self.fetch(statement, **values)
         known, bound = fit(self._statements[statement], values)
@@ -145,17 +145,17 @@ class Session:
         return rows
 
     async def row(self, statement: str, /, **values: Any) -> Any:
-        """The only row of a statement, or None."""
+        """Return the only row of a statement, or None."""
         rows = await self.fetch(statement, **values)
         return rows[0] if rows else None
 
     async def value(self, statement: str, /, **values: Any) -> Any:
-        """The first value of the first row of a statement, or None."""
+        """Return the first value of the first row of a statement, or None."""
         rows = await self.fetch(statement, **values)
         return rows[0][0] if rows else None
 
     async def execute(self, statement: str, /, **values: Any) -> int:
-        """Run a statement that changes rows; how many it changed."""
+        """Run a statement that changes rows, and return how many it changed."""
         if self._is_pooled and not self._in_transaction:
             async with self.transaction():
                 return await self.execute(statement, **values)
@@ -164,7 +164,7 @@ class Session:
         return int(status.rpartition(" ")[2])
 
     async def script(self, sql: str) -> None:
-        """Run statements without values."""
+        """Run statements without parameters."""
         await self._connection.execute(sql)
 
     @contextlib.asynccontextmanager
@@ -175,12 +175,12 @@ class Session:
         prepares: tuple[str, ...] = (),
         may_last: bool = False,
     ) -> AsyncIterator[None]:
-        """All of the block commits when it ends, or nothing does.
+        """Commit all statements of the block when it ends, or none.
 
-        A server that has `transaction_timeout` undoes it after `HELD_FOR`, unless it `may_last` because it locks
-        nothing that others wait for. `plans` are settings for it alone. The statements that it `prepares` are prepared
-        before it begins: meanwhile the server waits for this client inside a statement, where few bounds apply, and
-        nothing may be locked.
+        A server that has `transaction_timeout` rolls it back after `HELD_FOR`, unless it `may_last` because it locks
+        nothing that others wait for. `plans` are settings for it alone. The statements named in `prepares` are prepared
+        before it begins: while a statement is prepared, the server waits for this client inside a statement, where few
+        timeouts apply, so nothing may be locked.
         """
         if prepares and not self._is_pooled and prepares not in self._connection.prepared:
             for name in prepares:
@@ -198,7 +198,7 @@ class Session:
         try:
             yield
         except BaseException as error:
-            # A connection in an unknown state is not asked for anything more.
+            # A connection in an unknown state is not used again.
             if _leaves_connection_usable(error):
                 await self._connection.execute("ROLLBACK")
             raise
@@ -210,8 +210,8 @@ class Session:
 class Database:
     """A pool of connections to one database.
 
-    Behind a pooler that gives every transaction another server connection nothing is kept in a session: no prepared
-    statements, no settings, no LISTEN. That it is there shows in the process id, which is not the server's own.
+    Behind a pooler that gives every transaction another server connection, nothing is kept in a session: no prepared
+    statements, no settings, no LISTEN. A pooler is recognized by its process id, which is not that of the server.
     """
 
     def __init__(self, url: str, schema: str, clock: Clock, *, size: int) -> None:
@@ -225,15 +225,15 @@ class Database:
         self._random = Random()
         self.statements = statements_of(schema)
         self.connects = 0
-        """How many connections were made. The server has not been restarted under those there are while it stays so."""
+        """How many connections were made. While it stays the same, the server under them has not been restarted."""
         self._surveys = self._lookups = asyncio.Semaphore()
         self._searches = Searches(clock, at_once=1)
         self._pool: asyncpg.Pool[Any] | None = None
 
     async def open(self) -> None:
-        """Connect. Raises StorageUnavailable if nobody answers, StorageUnusable for a server that is too old."""
+        """Connect. Raises StorageUnavailable if no server answers, StorageUnusable for a server that is too old."""
         await self.repeated(self.probe)
-        # However many people look at once, connections are left for heartbeats and claims.
+        # Connections are left for heartbeats and claims, however many users read at once.
         self._surveys = asyncio.Semaphore(max(1, self._size // 4))
         self._lookups = asyncio.Semaphore(max(1, self._size // 4))
         self._searches = Searches(self._clock, at_once=max(1, self._size // 8))
@@ -245,7 +245,7 @@ class Database:
             connection_class=_Connection,
             init=self._connected,
             statement_cache_size=0 if self.is_pooled else 300,
-            # One that is forgotten would be prepared again, in the middle of a transaction.
+            # A statement that is dropped from the cache would be prepared again, in the middle of a transaction.
             max_cached_statement_lifetime=0,
             max_inactive_connection_lifetime=300.0,
             timeout=CONNECT_TIMEOUT,
@@ -254,11 +254,11 @@ class Database:
         )
 
     async def probe(self) -> None:
-        """Whether the server can be used, and whether a pooler stands before it. Raises as `open`."""
+        """Check whether the server can be used, and whether a pooler is in front of it. Raises as `open`."""
         with self._translated(opening=True):
             connection = await connect(self.url)
             try:
-                # In a transaction: to parse and to run it may otherwise meet two connections of a pooler.
+                # In a transaction: otherwise, parsing and running it may use two connections of a pooler.
                 async with connection.transaction():
                     version, is_linux, pid = await connection.fetchrow(
                         "SELECT current_setting('server_version_num')::int, version() LIKE '%linux%', pg_backend_pid()"
@@ -277,7 +277,7 @@ class Database:
                 async with asyncio.timeout(CLOSE_TIMEOUT):  # noqa: TID251  # real connections, real time
                     await pool.close()
             except Exception as error:
-                # Nobody is left to say goodbye to; what was to be kept has been committed.
+                # The server has already closed the connection; everything that had to be stored has been committed.
                 logger.debug("%s was left without closing: %s", self.name, error)
             finally:
                 pool.terminate()
@@ -288,7 +288,7 @@ class Database:
     # ----------------------------------------------------------------------------------------- connections
 
     async def _once(self, work: Callable[[Session], Awaitable[R]]) -> R:
-        """Do `work` on a connection of the pool."""
+        """Run `work` on a connection of the pool."""
         pool = self._pool
         if pool is None:
             raise StorageUnavailable(f"{self.name} is not open")
@@ -298,10 +298,10 @@ class Database:
                 return await work(Session(connection, self.statements, is_pooled=self.is_pooled, bounds=self.bounds))
             except BaseException as error:
                 if isinstance(error, TimeoutError):
-                    # The others lead to the same silence.
+                    # The other connections lead to the same server, which does not answer.
                     await pool.expire_connections()
                 if not _leaves_connection_usable(error):
-                    # One that the driver has lost is back in the pool by itself.
+                    # A connection that the driver has lost is already back in the pool.
                     with contextlib.suppress(asyncpg.InterfaceError):
                         connection.terminate()
                 raise
@@ -321,12 +321,12 @@ class Database:
     # --------------------------------------------------------------------------------------------- repeats
 
     async def run(self, work: Callable[[Session], Awaitable[R]]) -> R:
-        """Do `work` on a connection; what lost a deadlock is done again."""
+        """Run `work` on a connection, and again if it was rolled back by a deadlock."""
         for tries_left in range(4, -1, -1):
             try:
                 return await self._once(work)
             except (Deadlocked, asyncpg.UniqueViolationError):
-                # A unique key that was free when it was looked at: the same again is told that it is taken.
+                # A unique key that was free when it was read: the repeat finds that it is taken.
                 if not tries_left:
                     raise
                 await sleep(self._clock, self._random.uniform(0.001, 0.02))
@@ -340,7 +340,7 @@ class Database:
         prepares: tuple[str, ...] = (),
         may_last: bool = False,
     ) -> R:
-        """Do `work` in one transaction; the rest is as of `Session.transaction`."""
+        """Run `work` in one transaction; the other parameters are those of `Session.transaction`."""
 
         async def whole(session: Session) -> R:
             async with session.transaction(plans, prepares=prepares, may_last=may_last):
@@ -349,16 +349,16 @@ class Database:
         return await self.run(whole)
 
     async def repeat(self, work: Callable[[Session], Awaitable[R]]) -> R:
-        """Do `work` until its reply is there: only for what may be done twice."""
+        """Run `work` until it returns a reply; `work` may run twice."""
         return await self.repeated(lambda: self.run(work))
 
     async def survey(self, work: Callable[[Session], Awaitable[R]]) -> R:
-        """Do what people look at: whole tables may be read for it, and it may be done twice."""
+        """Run a read that may read whole tables; `work` may run twice."""
         async with self._surveys:
             return await self.repeated(lambda: self.transact(work, SCANNING, may_last=True))
 
     async def search(self, work: Callable[[Session], Awaitable[R]]) -> R:
-        """Read payloads, few at once and each for a bounded time; cancelled, it ends in the server as well.
+        """Read payloads: few searches at once, each for a bounded time. If it is cancelled, it also ends in the server.
 
         Raises SearchTooLong and TooManySearches.
         """
@@ -371,7 +371,7 @@ class Database:
 
         searching = asyncio.ensure_future(self._searches.run(lambda: self.transact(noted, plans, may_last=True)))
         try:
-            # Not cancelled as others are: a connection that is cut off leaves its statement running in the server.
+            # Not cancelled directly: a closed connection leaves its statement running in the server.
             return await asyncio.shield(searching)
         except asyncio.CancelledError:
             try:
@@ -381,7 +381,7 @@ class Database:
             finally:
                 searching.cancel()
                 await asyncio.wait([searching])
-                # What became of it is for nobody.
+                # The caller is gone, so its result is not used.
                 searching.cancelled() or searching.exception()
             raise
         except StorageUnavailable as error:
@@ -390,7 +390,7 @@ class Database:
             raise
 
     async def _end_statement(self, pid: int, began_at: Any) -> None:
-        """End what a transaction does in the server; by a connection of its own, as the pool may be busy."""
+        """End the statement of a transaction in the server, on a connection of its own, as the pool may be busy."""
         known, bound = fit(self.statements["end_statement"], {"pid": pid, "began_at": began_at})
         try:
             connection = await connect(self.url)
@@ -399,16 +399,16 @@ class Database:
             finally:
                 connection.terminate()
         except Exception as error:
-            # It ends by its timeout then.
-            logger.debug("%s was not told to end a search: %s", self.name, error)
+            # Then its timeout ends it.
+            logger.debug("a search on %s could not be ended early: %s", self.name, error)
 
     async def look_up(self, work: Callable[[Session], Awaitable[R]]) -> R:
-        """Do what somebody waits to know, and may be done twice."""
+        """Run a read for a waiting caller, and retry it if the connection is lost; `work` may run twice."""
         async with self._lookups:
             return await self.repeat(work)
 
     async def repeated(self, work: Callable[[], Awaitable[R]]) -> R:
-        """What `work` returns, once the server is there for it."""
+        """Return the result of `work`, retrying it while the server is unavailable."""
         until = self._clock.monotonic() + PATIENCE
         pause = 0.01
         while True:
@@ -422,11 +422,11 @@ class Database:
 
 
 class Deadlocked(StorageUnavailable):
-    """Two transactions stood in each other's way, and this one was undone."""
+    """Two transactions waited for each other, and this one was rolled back."""
 
 
 async def connect(url: str) -> Any:
-    """A connection outside of the pool, which prepares nothing."""
+    """Open a connection outside the pool, which prepares nothing."""
     return await asyncpg.connect(
         url,
         timeout=CONNECT_TIMEOUT,
@@ -437,10 +437,10 @@ async def connect(url: str) -> Any:
 
 
 def translate(error: Exception, url: str, *, opening: bool = False) -> Exception | None:
-    """What an error of the driver means; None for one that is not about the connection or the server's state.
+    """Return the error to raise for a driver's error; None if it is not about the connection or the server's state.
 
-    When it is `opening`, a wrong password or database is a mistake, and so is a right or a table that is missing; later
-    it is somebody's work in progress.
+    While `opening`, a wrong password or database is a mistake of the user, and so is a missing privilege or table;
+    later it may be a change in progress, so it is temporary.
     """
     name, text = displayed_url(url), without_secrets(str(error), url)
     if isinstance(error, asyncpg.PostgresError):
@@ -450,16 +450,16 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
         if opening and code.startswith(("28", "3D000", "42704")):
             return StorageUnusable(f"{name} cannot be opened: {text}")
         if code.startswith((*_REFUSED, *_GONE)):
-            return StorageUnavailable(f"{name} did not take it: {text}")
+            return StorageUnavailable(f"{name} refused the request: {text}")
         if code == _FORBIDDEN and not opening:
             return StorageUnavailable(
-                f"{name} forbids it: {text}; let the owner of the schema GRANT USAGE on it, and SELECT, INSERT, "
+                f"{name} denies access: {text}; let the owner of the schema GRANT USAGE on it, and SELECT, INSERT, "
                 "UPDATE and DELETE on its tables"
             )
         if code in _WITHDRAWN and not opening:
             return StorageUnavailable(
-                f"{name} has lost a table of its jobs: {text}; put it back, or if the whole schema was dropped have "
-                "it made anew by `headgate migrate`"
+                f"a table of {name} is missing: {text}; restore it, or if the whole schema was dropped, create it with "
+                "`headgate migrate`"
             )
         return None
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
@@ -474,7 +474,7 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
 
 
 def _leaves_connection_usable(error: BaseException) -> bool:
-    """Whether the server itself has answered. After anything else nobody knows what the connection is about to say."""
+    """Whether the server itself has answered. After any other error the state of the connection is unknown."""
     if isinstance(error, asyncpg.PostgresError):
         return not (error.sqlstate or "").startswith(_GONE)
     return not isinstance(
@@ -491,7 +491,7 @@ def _leaves_connection_usable(error: BaseException) -> bool:
 
 
 def checked_url(url: str) -> str:
-    """A URL that can be read; it may name several hosts. Raises DeclarationError."""
+    """Return a URL that can be parsed; it may name several hosts. Raises DeclarationError."""
     try:
         hosts = urlsplit(url).netloc.rpartition("@")[2].split(",")
         ports = [port for host in hosts if (port := host.rpartition("]")[2].rpartition(":")[2]) != host]
@@ -502,18 +502,18 @@ def checked_url(url: str) -> str:
     for port in ports:
         if port and not port.isdigit():
             raise DeclarationError(
-                f"storage URL {displayed_url(url)!r} has a port that is no number; a password with / # ? @ or : in it "
-                "has to be written with percent signs"
+                f"storage URL {displayed_url(url)!r} has a port that is not a number; percent-encode / # ? @ and : in "
+                "a password"
             )
         if port and int(port) > HIGHEST_PORT:
             raise DeclarationError(
-                f"storage URL {displayed_url(url)!r} has the port {port}; there is none above {HIGHEST_PORT}"
+                f"storage URL {displayed_url(url)!r} has port {port}; the highest port is {HIGHEST_PORT}"
             )
     return url
 
 
 def place_of(url: str) -> tuple[str, str, str]:
-    """The host, port and database that a URL leads to, as far as it tells: one server may have several names."""
+    """Return the host, port and database of a URL, as far as it shows them: one server may have several names."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     host, port = parts.hostname or options.get("host", ""), str(parts.port or options.get("port", "5432"))
@@ -522,7 +522,7 @@ def place_of(url: str) -> tuple[str, str, str]:
 
 
 class _Connection(asyncpg.Connection):
-    """Nothing is kept in a session but its statements, so there is nothing to reset: one round trip less."""
+    """A session keeps nothing but its statements, so there is nothing to reset: one round trip less."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -533,5 +533,5 @@ class _Connection(asyncpg.Connection):
         return ""
 
     async def prepare_ahead(self, sql: str) -> None:
-        """Prepare a statement as running it for the first time does. The public `prepare` keeps it for its caller."""
+        """Prepare a statement as its first run would. The public `prepare` keeps the statement for its caller."""
         await self._get_statement(sql, None)  # type: ignore[attr-defined]  # it is for subclasses, so not in the stubs

@@ -57,15 +57,15 @@ class PostgresDialect:
         return f"= ANY(:{parameter}::{type}[])"
 
     def field(self, column: str, field: str) -> str:
-        # It is written without spaces, and a quote inside of a value has a backslash before it. JSON that is damaged
-        # would be an error of the whole statement, a pattern is none.
+        # It is written without spaces, and a quote inside a value has a backslash before it. Damaged JSON would fail
+        # the whole statement; a pattern does not.
         return f"""substring({column} FROM '"{field}":"([^"\\\\]*)"')"""
 
     def array(self, values: str) -> str:
         return f"json_build_array({values})::text"
 
     def draws(self, column: str) -> str:
-        # A cast of text that is no JSON would be an error of the whole statement. `IS JSON` is of PostgreSQL 16.
+        # A cast of text that is not JSON would fail the whole statement. `IS JSON` needs PostgreSQL 16.
         read = f"(CASE WHEN {column} ~ '{_DRAWS}' THEN {column} ELSE '{as_json(UNREADABLE_DRAWS)}' END)::json"
         return (
             "(SELECT value ->> 0 AS limit_name, value ->> 1 AS key, place - 1 AS place "
@@ -77,24 +77,24 @@ class PostgresDialect:
 
 
 def checked_schema(schema: str) -> str:
-    """The name of a schema. Raises DeclarationError for one that would need care everywhere it is written."""
+    """Return the name of a schema. Raises DeclarationError for a name that would need quoting."""
     if SCHEMA_NAME.fullmatch(schema) is None or schema.startswith("pg_"):
         raise DeclarationError(
             f"schema={schema!r} must be 1 to 31 lower-case letters, digits and underscores, not begin with a digit, "
-            "and not begin with pg_, which PostgreSQL keeps for itself"
+            "and not begin with pg_, which PostgreSQL reserves"
         )
     return schema
 
 
 def in_schema(script: str, schema: str) -> str:
-    """A script with its tables in that schema."""
+    """Return a script with its tables in that schema."""
     return re.sub(r"\bheadgate\.", f'"{schema}".', script)
 
 
 def _guarded(statement: str) -> str:
-    """The same, with columns whose text may be no JSON: one damaged row would be an error of the whole statement.
+    """Return the statement with a guard around columns that may not be JSON: a damaged row would fail the statement.
 
-    A column is only taken for JSON where it has the shape that is written there. `IS JSON` is of PostgreSQL 16.
+    A column is cast only if it has the shape that is written there. `IS JSON` needs PostgreSQL 16.
     """
 
     def guard(shape: str, otherwise: str) -> Callable[[re.Match[str]], str]:
@@ -113,14 +113,14 @@ def _value(parameter: str, column: Column) -> str:
 
 
 class CompiledStatement(NamedTuple):
-    """A statement as the server takes it, the names of its parameters in their order, and those that are tables."""
+    """A statement as the server takes it, the names of its parameters in order, and the parameters that are tables."""
 
     sql: str
     names: tuple[str, ...]
     tables: Mapping[str, Table]
 
     def bind(self, parameters: Mapping[str, Any]) -> list[Any]:
-        """The parameters in their order."""
+        """Return the parameters in order."""
         if self.tables:
             given = dict(parameters)
             for name, table in self.tables.items():
@@ -131,7 +131,7 @@ class CompiledStatement(NamedTuple):
 
 
 class Insertion:
-    """A statement that inserts rows. Of columns that are the same in all rows one value is sent, of others an array.
+    """A statement that inserts rows. For columns that are equal in all rows one value is sent, for others an array.
 
     An array costs client and server 0.2 µs a row, and 1 µs and more even for one row.
     """
@@ -144,7 +144,7 @@ class Insertion:
         self._compiled: dict[tuple[int, ...], CompiledStatement] = {}
 
     def fit(self, parameters: Mapping[str, Any]) -> tuple[CompiledStatement, Mapping[str, Any]]:
-        """The statement for these rows, and its parameters."""
+        """Return the statement for these rows, and its parameters."""
         given = dict(parameters)
         differ: list[int] = []
         for name, table in self._inserted.items():
@@ -153,7 +153,7 @@ class Insertion:
             groups = 0
             if len(rows) > 1:
                 are_own = zip(table.groups, columns, strict=True)
-                # Rows that are all the same are one.
+                # Rows that are all equal count as one.
                 groups = max((group + 1 for group, values in are_own if len(values) == len(rows)), default=0)
             for column, group, values in zip(table.columns, table.groups, columns, strict=True):
                 if group >= groups:
@@ -195,19 +195,19 @@ AnyStatement = CompiledStatement | Insertion
 
 
 def fit(statement: AnyStatement, parameters: Mapping[str, Any]) -> tuple[CompiledStatement, Sequence[Any]]:
-    """The statement to run with these parameters, and these in the order of its names."""
+    """Return the statement to run with these parameters, and the parameters in the order of its names."""
     if isinstance(statement, Insertion):
         statement, parameters = statement.fit(parameters)
     return statement, statement.bind(parameters)
 
 
 def shapes_of(statement: AnyStatement) -> Sequence[CompiledStatement]:
-    """All statements that may be run for this one."""
+    """Return all statements that may be run for this one."""
     return statement.shapes if isinstance(statement, Insertion) else [statement]
 
 
 def statements_of(schema: str) -> Mapping[str, AnyStatement]:
-    """All statements, with their tables in that schema."""
+    """Return all statements, with their tables in that schema."""
     statements: dict[str, AnyStatement] = {}
     for name, template in compile_statements(PostgresDialect(schema)).items():
         inserts = any(table.is_inserted for table in template.tables.values())

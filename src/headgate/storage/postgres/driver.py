@@ -50,18 +50,18 @@ logger = logging.getLogger("headgate.storage")
 
 
 OBSTRUCTED_FOR = 60 * SECOND
-"""How long locked jobs are looked out for after endings could not be written."""
+"""How long endings leave out locked jobs after endings could not be written."""
 
 IN_TURNS = {"lock_timeout": "100ms"}
-"""What a transaction is told that may wait for a user's: it gives way to others, and tries again."""
+"""Settings of a transaction that may wait for a user's: it gives way to others, and tries again."""
 
 UNSYNCED = {"synchronous_commit": "off"}
-"""What a transaction is told that may be lost with the server."""
+"""Settings of a transaction that may be lost with the server."""
 
 HELD_PAUSE = 0.05
 
 A_SECOND = {"lock_timeout": "1s"}
-"""What a transaction is told that changes one job for somebody who waits for it."""
+"""Settings of a transaction that changes one job for a caller who waits."""
 
 
 class PostgresDriver(Driver):
@@ -110,12 +110,12 @@ class PostgresDriver(Driver):
 
     @property
     def place(self) -> object:
-        """Where its tables are: equal for two of the same, as far as their URLs tell."""
+        """The place of its tables: equal for two drivers with the same tables, as far as their URLs show."""
         return (*place_of(self._database.url), self.schema)
 
     @contextlib.asynccontextmanager
     async def scratch(self) -> AsyncIterator[Callable[[], PostgresDriver]]:
-        """A schema of its own in the same database."""
+        """As `Store.scratch`: a schema of its own in the same database."""
         schema = f"headgate_scratch_{secrets.token_hex(4)}"
         try:
             await shield_until_done(create(self._database, schema))
@@ -154,12 +154,12 @@ class PostgresDriver(Driver):
     async def _read_clock(self, session: Session) -> None:
         await session.execute("raise_limit_time")
         self._identity = await session.value("identity")
-        # Parsing it takes longer the first time: the second reading is the sharper one.
+        # Parsing the statement takes longer the first time, so the second reading is more accurate.
         for _ in range(2):
             await follow_clock(session, self._time, self.clock)
 
     async def _follow_clock(self) -> None:
-        """A process that only enqueues asks for nothing that would tell it the time."""
+        """Read the server's time regularly: a process that only enqueues runs no other statement that returns it."""
         while True:
             await sleep(self.clock, FOLLOW_EVERY)
             try:
@@ -167,7 +167,8 @@ class PostgresDriver(Driver):
             except StorageUnavailable as error:
                 logger.debug("the time of %s could not be read: %s", self._database.name, error)
             except Exception as error:
-                # Whatever it is: without this task a process that only enqueues would lose the server's time for good.
+                # Without this task, a process that only enqueues would lose the server's time, so it outlives any
+                # error.
                 logger.warning("the time of %s could not be read: %r", self._database.name, error)
 
     async def close(self) -> None:
@@ -186,7 +187,7 @@ class PostgresDriver(Driver):
         await self._database.close()
 
     def _changed(self, *, only_endings: bool = False) -> None:
-        """Tell this process and the others that something may have become claimable, or final."""
+        """Wake this process and the others: jobs may have become claimable, or final."""
         self._wake(only_endings=only_endings)
         if self._wake_ups is not None:
             self._wake_ups.tell(only_endings=only_endings)
@@ -202,8 +203,8 @@ class PostgresDriver(Driver):
             raise StorageUnavailable(f"{self._database.name} is not open")
         if self._pid != os.getpid():
             raise ForkedConnection(
-                f"{self._database.name} was open in process {self._pid} when this process was forked from it, and a "
-                "connection cannot serve two; open the app only after the fork, or start the process with 'spawn'"
+                f"{self._database.name} was open in process {self._pid} when this process was forked from it, and two "
+                "processes cannot share a connection; open the app after the fork, or start the process with 'spawn'"
             )
 
     # -------------------------------------------------------------------------------------------- writes
@@ -259,7 +260,7 @@ class PostgresDriver(Driver):
         return others
 
     async def _add_unique(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
-        """By itself: it waits for whoever has a transaction open under one of the keys, and nobody else is to."""
+        """Add jobs apart from other additions: they must not wait for transactions that are open under these keys."""
 
         async def add() -> Mapping[str, str]:
             return await self._database.transact(lambda session: add_unique(self._tx(session), jobs, batches), IN_TURNS)
@@ -267,7 +268,7 @@ class PostgresDriver(Driver):
         async def add_once() -> Mapping[str, str]:
             until = self.clock.monotonic() + PATIENCE
             while True:
-                # Not all connections, however many keys; nor any for as long as somebody waits under his.
+                # Not on all connections, however many keys there are; and on none while it waits for a locked key.
                 async with self._unique:
                     try:
                         return await add()
@@ -277,10 +278,10 @@ class PostgresDriver(Driver):
                             raise
                 await sleep(self.clock, HELD_PAUSE)
 
-        # One attempt a key, however many want it.
+        # One attempt for each key, however many callers there are.
         async with self._keys.held(key_of(job) for job in jobs if key_of(job) is not None):
             if any(job.on_conflict == "replace" for job in jobs):
-                # Not again after a lost reply: what has replaced it since would be lost.
+                # Not again after a lost reply: it would replace a job that has replaced it since.
                 return await add_once()
             return await self._database.repeated(add_once)
 
@@ -294,7 +295,7 @@ class PostgresDriver(Driver):
         return others
 
     async def _add(self, group: Sequence[tuple[Sequence[NewJob], Sequence[NewBatch]]]) -> Sequence[Any]:
-        """Everything in one commit; if that fails for what one of them is, it is found by halves and fails alone."""
+        """Commit all additions together. If that fails, commit halves of them, so that the faulty one fails alone."""
         new = [job for jobs, _ in group for job in jobs]
         batches = [batch for _, added in group for batch in added]
 
@@ -306,7 +307,7 @@ class PostgresDriver(Driver):
                 await add_jobs(self._tx(session), new, batches)
 
         try:
-            # A repeat after a lost reply adds nothing twice: the ids are the jobs' own.
+            # A repeat after a lost reply adds nothing twice: jobs bring their ids.
             await self._database.repeat(add)
         except StorageUnavailable as error:
             return [error] * len(group)
@@ -322,7 +323,7 @@ class PostgresDriver(Driver):
         self._look_after_clients()
         claimed = await self._claimer.claim(claim)
         if claimed.dropped:
-            # Somebody may wait for their results.
+            # Callers may be waiting for the results of the dropped jobs.
             self._changed()
         return claimed
 
@@ -354,7 +355,7 @@ class PostgresDriver(Driver):
             try:
                 return await write(passes_locked=False)
             except StorageUnavailable:
-                # One of the jobs may be locked, which kept all of them waiting: they are repeated without it.
+                # One of the jobs may be locked, so that all waited for it: they are repeated without it.
                 self._obstructed_until = self.clock.monotonic() + OBSTRUCTED_FOR
         return await write(passes_locked=True)
 
@@ -377,11 +378,11 @@ class PostgresDriver(Driver):
     # ------------------------------------------------------------------------------------------- helpers
 
     async def _merge(self) -> None:
-        """Lanes that jobs have left wait for nothing any more, and what they waited for has no timer."""
+        """Merge arrivals, so that empty lanes no longer wait and their buckets have no timer."""
         await self._database.run(self._claimer.merge)
 
     def _look_after_clients(self) -> None:
-        """Those who want buckets look for clients that hold them and say nothing; who only enqueues does not."""
+        """Start to end silent clients that hold buckets; a process that only enqueues does not."""
         if self._looking_after is None:
             looking = SilentClients(self._database, self.clock).run()
             self._looking_after = asyncio.create_task(looking, name="headgate-silent-clients")
@@ -390,14 +391,14 @@ class PostgresDriver(Driver):
         return PostgresTransaction(session, self.now(), self.limit_now(), self._time, self.clock)
 
     async def _when_free(self, job_id: str, work: Work[R]) -> R:
-        """Do `work`, a transaction that changes a job, when nobody else holds that or its followers. Raises JobHeld."""
+        """Run `work`, a transaction that changes a job, once the job and its followers are free. Raises JobHeld."""
         until = self.clock.monotonic() + SECOND
         while True:
             try:
                 return await self._database.transact(work, A_SECOND)
             except FollowersHeld as error:
                 if self.clock.monotonic() > until:
-                    raise _held(job_id, "what follows it") from error
+                    raise _held(job_id, "a follower of it") from error
             except StorageUnavailable as error:
                 if isinstance(error.__cause__, asyncpg.LockNotAvailableError):
                     raise _held(job_id, "it") from error
@@ -407,13 +408,13 @@ class PostgresDriver(Driver):
 
 def _held(job_id: str, what: str) -> JobHeld:
     return JobHeld(
-        f"job {job_id} was not changed: somebody's open transaction holds {what}, to replace or to follow it; "
-        "try again when that has ended (`headgate status` shows what is in the way)"
+        f"job {job_id} was not changed: another open transaction has locked {what}, to replace or to follow it; "
+        "try again when that transaction has ended (`headgate status` shows it)"
     )
 
 
 class _KeyLocks:
-    """One lock a key within this process, kept while somebody wants it. Several are taken in one order by everybody."""
+    """One lock for each key within this process, kept while it is wanted. All callers take them in the same order."""
 
     def __init__(self) -> None:
         self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}

@@ -1,4 +1,4 @@
-"""Adding jobs inside a transaction that somebody else has open on the database of the jobs."""
+"""Adding jobs inside a transaction that the caller has open on the database of the jobs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from headgate.storage.postgres.dialect import AnyStatement, CompiledStatement, f
 from headgate.storage.procedures.unique import ClaimedMeanwhile, enlist
 
 INTRANS = 2
-"""What libpq calls a connection with a transaction open that is fine."""
+"""libpq's state of a connection with an open transaction that has not failed."""
 
 IDLE = 0
 
 TRIES = 100
-"""How often another job under the key may begin to run just when one is stored."""
+"""How often another job under the key may begin to run before the addition fails."""
 
 UNDO = "ROLLBACK TO SAVEPOINT headgate_add; RELEASE SAVEPOINT headgate_add"
 
 
 async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], name: str) -> Session:
-    """The caller's connection as a session. Raises UnfitConnection without a transaction."""
+    """Return the caller's connection as a session. Raises UnfitConnection without a transaction."""
     connection = caller.connection
     match caller.driver:
         case "asyncpg":
@@ -42,17 +42,17 @@ async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], n
             return AsyncPsycopgSession(connection, statements)
         case _:
             raise UnfitConnection(
-                f"this is a connection of {caller.driver}, and the jobs of this app are in {name}; nothing was stored"
+                f"this is a {caller.driver} connection, and the jobs of this app are in {name}; nothing was stored"
             )
 
 
 async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob], identity: str) -> Mapping[str, str]:
-    """Store jobs in the transaction of this session, or nothing at all. `identity` is that of the tables."""
+    """Store jobs in the transaction of this session, all or none. `identity` is that of the tables."""
     has_unique = any(job.unique_key is not None for job in jobs)
     await _require_same_place(session, identity, has_unique=has_unique)
     if not has_unique:
         return await enlist(tx, jobs)
-    # What was stored before a duplicate is met must not be there if the caller goes on.
+    # Jobs that were stored before a duplicate was found must not stay if the caller goes on.
     for _ in range(TRIES):
         await session.script("SAVEPOINT headgate_add")
         try:
@@ -65,29 +65,29 @@ async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob]
         else:
             await session.script("RELEASE SAVEPOINT headgate_add")
             return others
-    raise StorageUnavailable("other jobs under the same unique keys began to run all the time; nothing was stored")
+    raise StorageUnavailable("other jobs under the same unique keys kept starting; nothing was stored; try again")
 
 
 async def _require_same_place(session: Session, identity: str, *, has_unique: bool) -> None:
-    """Look first without naming a table that may not be there: that error would undo the caller's transaction."""
+    """Check the tables without naming a table that may not exist: that error would abort the caller's transaction."""
     ((has_tables, isolation, database),) = await session.fetch("enlisted_at")
     if has_tables:
         ((found,),) = await session.fetch("identity")
         if found == identity:
             if has_unique and isolation != "read committed":
                 raise UnfitConnection(
-                    f"this transaction is {isolation}, and could not see who came first under a unique key; nothing "
-                    "was stored: use READ COMMITTED, PostgreSQL's default"
+                    f"this transaction is {isolation}, in which unique keys cannot be checked; nothing was stored: "
+                    "use READ COMMITTED, PostgreSQL's default"
                 )
             return
     raise UnfitConnection(
         f"the jobs of this app are not in database {database!r} of this connection; nothing was stored: connect to the "
-        "database and schema that the app has"
+        "database and schema of the app"
     )
 
 
 class PsycopgSession(Session):
-    """Statements by name on a psycopg connection, which answers at once."""
+    """Statements by name on a synchronous psycopg connection."""
 
     def __init__(self, connection: Any, statements: Mapping[str, AnyStatement]) -> None:
         super().__init__(connection, statements, is_pooled=False)
@@ -107,7 +107,7 @@ class PsycopgSession(Session):
 
 
 class AsyncPsycopgSession(PsycopgSession):
-    """The same on one that is awaited."""
+    """Statements by name on an async psycopg connection."""
 
     async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
         cursor = await self._run(statement, values)
@@ -127,12 +127,12 @@ def _rows(cursor: Any) -> list[Any]:
 def _cursor(connection: Any) -> Any:
     from psycopg.rows import namedtuple_row
 
-    # Whatever the caller has its own rows made into.
+    # The caller may have set another row factory.
     return connection.cursor(row_factory=namedtuple_row)
 
 
 def _translated(statement: CompiledStatement, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
-    # psycopg takes a tuple for a row, where asyncpg takes it for an array.
+    # psycopg sends a tuple as a row, asyncpg as an array.
     bound = zip(statement.names, values, strict=True)
     return _for_psycopg(statement.sql, statement.names), {
         name: list(value) if isinstance(value, tuple) else value for name, value in bound
@@ -151,6 +151,6 @@ def _require_psycopg_transaction(connection: Any) -> None:
 
 def _no_transaction(how: str) -> UnfitConnection:
     return UnfitConnection(
-        f"this connection has no transaction open, so the job would not wait for what you do; nothing was stored: "
+        f"this connection has no open transaction, so the job would not be part of your changes; nothing was stored: "
         f"begin one first, with {how}"
     )

@@ -1,4 +1,4 @@
-"""Waiting jobs that a claim met and could not have, because somebody's open transaction holds them."""
+"""Waiting jobs that a claim could not take because another open transaction has locked them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from headgate.storage.claiming import LOCKED_FOR, LaneHead
 
 
 class LockedJobs:
-    """Passed over by the claims of this process for a second. One that was replaced meanwhile has another fence."""
+    """Locked jobs that claims of this process skip for a second. A job that is replaced meanwhile has another fence."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until: dict[tuple[str, int], tuple[RowId, int]] = {}
 
     def begin(self) -> None:
-        """A claim begins: those that were met long ago are tried again."""
+        """Begin a claim: jobs that were found locked long ago are tried again."""
         if self._until:
             now = self._clock.monotonic()
             self._until = {job: found for job, found in self._until.items() if found[1] > now}
 
     def met(self, heads: Iterable[LaneHead]) -> None:
-        """These could not be had."""
+        """Note that these jobs are locked."""
         until = self._clock.monotonic() + LOCKED_FOR
         self._until |= {(head.id, head.fence): (head.lane, until) for head in heads}
 
@@ -33,7 +33,7 @@ class LockedJobs:
 
     @property
     def names(self) -> list[str]:
-        """What they are called by statements that leave them out."""
+        """Their names in statements that leave them out."""
         return [f"{id}:{fence}" for id, fence in self._until]
 
     @property

@@ -1,18 +1,18 @@
-"""Floors: where to begin reading, while dead rows make it slow to read from the start.
+"""Low watermarks: where claims begin to read while dead rows make reading from the start slow.
 
-Jobs are taken from the front of an index, and leave their dead entries there. As long as somebody's transaction is open
-that could still see them, nothing clears them away, and whoever reads from the start walks over all of them: one idle
-transaction made claims 50 times slower. So once reading from the start is slow, a process reads from what it took last,
-and only sweeps from the start a second after the last sweep has ended. What the others give back or commit late below
-its floor waits for that sweep, at most; what nothing makes slow has no floor. A claim that sweeps uses no floor at all:
-its look, and the statements that take what the look has seen, begin at the start.
+Claims take jobs from the front of an index and leave dead entries there. While an open transaction could still see
+them, the server cannot remove them, and each read from the start passes all of them: one idle transaction made claims
+50 times slower. So once reading from the start is slow, a process reads from where it last took jobs, and sweeps from
+the start only a second after its last sweep has ended. A job that another process returns, or commits late, below the
+low watermark waits for that sweep at most. While reading is fast, there is no low watermark. A claim that sweeps uses
+none at all: its snapshot, and the statements that take jobs from it, begin at the start.
 
-Arrivals have a floor that is proven, so they are not swept. A transaction has written a job, and so has a transaction
-id, before it draws the id of an arrival. When a merge M1 sees an arrival L, whoever has drawn a lower id than L has a
-lower transaction id than M1. When a later merge M2 sees that no transaction below M1 is open, it sees all arrivals up
-to L that there will ever be, and merges those that nobody else has locked. So none is left below both L + 1 and the
-first arrival that M2 has seen and not merged. An open transaction holds this floor back if it has written, not if it
-only reads.
+The low watermark of arrivals is proven, so they are not swept. A transaction writes a job, and so gets a transaction
+id, before it draws the id of an arrival. When a merge M1 sees an arrival L, every transaction that has drawn a lower
+id than L has a lower transaction id than M1. When a later merge M2 sees that no transaction below M1 is open, it sees
+all arrivals up to L that there will ever be, and merges those that no other transaction has locked. So none is left
+below both L + 1 and the first arrival that M2 has seen and not merged. An open transaction holds this low watermark
+back if it has written, not if it only reads.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from headgate.clock import SECOND, Clock
 from headgate.storage.claiming import LaneHead
 
 SLOW = 3_000
-"""Reading from the start is slow when it takes more microseconds than this."""
+"""Reading from the start is slow if it takes more microseconds than this."""
 
 SWEEP_EVERY = SECOND
 
 SLACK = SECOND // 10
-"""Jobs are committed in about, not exactly, the order in which they were made."""
+"""Jobs commit in about the order in which they were created, not exactly in it."""
 
 
 class LowWatermarks:
-    """The floors of one process: `run_at` of jobs by lane, `since` of due lanes, `opens_at` of opened buckets."""
+    """The low watermarks of one process: `run_at` by lane, `since` of due lanes, `opens_at` of opened buckets."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -44,23 +44,23 @@ class LowWatermarks:
         self._are_used = False
         self._round_trip = 0
         self.arrivals = 0
-        """The id below which there is no arrival, nor ever will be."""
+        """The id below which there is no arrival and never will be."""
         self._unproven: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """A claim begins. It sweeps if the last sweep is a second ago, or was fast."""
+        """Begin a claim. It sweeps if the last sweep was a second ago, or fast."""
         self._are_used = self._is_slow and not self.is_sweep_due
         if not self._are_used:
             self._is_slow = False
             self._swept_at = self._clock.monotonic()
 
     def looked(self, microseconds: int, in_server: int) -> None:
-        """A look took so long, of which it was so long in the server."""
+        """Note how long a snapshot took, in total and in the server."""
         self._round_trip = microseconds - in_server
         self._took(in_server)
 
     def took(self, microseconds: int) -> None:
-        """Another statement that reads from the front took so long, on its way and in the server."""
+        """Note how long another statement took that reads from the front, with its round trip."""
         self._took(microseconds - self._round_trip)
 
     def _took(self, microseconds: int) -> None:
@@ -76,7 +76,7 @@ class LowWatermarks:
 
     @property
     def sweeps_in(self) -> int | None:
-        """Microseconds until a claim sweeps; None if nothing is passed over at this moment."""
+        """Microseconds until a claim sweeps; None if claims read from the start at the moment."""
         return max(0, self._swept_at + SWEEP_EVERY - self._clock.monotonic()) if self._is_slow else None
 
     def of(self, lane: str) -> int:
@@ -94,16 +94,16 @@ class LowWatermarks:
         return self._opened if self._are_used else 0
 
     def taken(self, lane: str, heads: Sequence[LaneHead]) -> None:
-        """These jobs were taken from the front of a lane."""
+        """Note that these jobs were taken from the front of a lane."""
         last = heads[-1]
-        # Those of the lowest priority are taken last: no older job is left then.
+        # Jobs of the lowest priority are taken last: no older job is left then.
         if last.priority == 0:
             self._lanes[lane] = last.run_at - SLACK
         if len(self._lanes) > 10_000:
             self._lanes.clear()
 
     def merged_up_to(self, last: int, first_left: int | None, *, merger: int, oldest_writer: int) -> None:
-        """The transaction `merger` has merged arrivals, and `last` is the highest id among them.
+        """Note that the transaction `merger` has merged arrivals, `last` being the highest id among them.
 
         `first_left` is the first that it saw and did not merge; no transaction below `oldest_writer` was open then.
         """
@@ -115,11 +115,11 @@ class LowWatermarks:
             self._unproven = last, merger
 
     def forget_arrivals(self) -> None:
-        """The server may have lost its last moments, and draws ids once more that it had drawn."""
+        """Reset it: a server that has lost its last moments assigns ids again that it had assigned."""
         self.arrivals = 0
         self._unproven = None
 
     def saw(self, due: Sequence[int], opened: Sequence[int], limit_now: int) -> None:
-        """What was there to be claimed: since when lanes were due, and when buckets had opened."""
+        """Note since when lanes were due, and when buckets had opened, in the last snapshot."""
         self._due = min(due, default=limit_now) - SLACK
         self._opened = min(opened, default=limit_now) - SLACK

@@ -51,7 +51,7 @@ class PostgresTransaction:
         if rows:
             now, ahead = max((row["locked_at"], row["ahead"]) for row in rows)
             own = self._time.own()
-            # A clock that has stepped is set right by the next claim; until then the time that was known goes on.
+            # The next claim corrects limit time after a step; until then, the known time goes on.
             self.stepped = self._time.heard(sent_at, now, ahead)
             self.now, self.limit_now = (now, now + ahead - self.stepped) if own is None else own
         return self._decoded(decoder, rows)

@@ -1,4 +1,4 @@
-"""The schema in which the tables live, made and brought up to date."""
+"""The schema with the tables: created and migrated."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from headgate.storage.postgres.database import COMMAND_TIMEOUT, Database, connec
 from headgate.storage.postgres.dialect import in_schema
 
 MIGRATION_TIMEOUT = 600.0
-"""Seconds that one migration may take; an index on a large table takes its time."""
+"""Seconds that one migration may take; building an index on a large table takes long."""
 
 TURN_TIMEOUT = 60
-"""Seconds that one waits for another who migrates."""
+"""Seconds for which one process waits for another that migrates."""
 
-# Two that begin at once get in each other's way before there is a table to lock.
+# Two processes that begin at once can conflict before there is a table to lock.
 _RACED = ("23505", "42P06", "42P07", "XX000")
 _FORBIDDEN = "42501"
 
 
 async def migrate(database: Database, clock: Clock, *, dry_run: bool = False) -> Sequence[Migration]:
-    """Apply what is missing, once, whoever else begins at the same time; what was, or with `dry_run` would be, applied.
+    """Apply pending migrations, once even if several processes begin together. Returns what (would be) applied.
 
-    A database that is up to date needs no right but to read and write its tables. Releases that are older than the
-    database work on, unless a migration says in its first line that it is breaking. Raises StorageUnusable.
+    If nothing is pending, the user only needs the right to read and write the tables. Releases that are older than the
+    database continue to work, unless the first line of a migration marks it as breaking. Raises StorageUnusable.
     """
     for tries_left in range(9, -1, -1):
         try:
@@ -35,8 +35,8 @@ async def migrate(database: Database, clock: Clock, *, dry_run: bool = False) ->
         except asyncpg.PostgresError as error:
             if error.sqlstate == _FORBIDDEN:
                 raise StorageUnusable(
-                    f"the schema {database.schema!r} of {database.name} has to be made or changed, and this user may "
-                    f"not: {error}; run `headgate migrate` once as its owner"
+                    f"the schema {database.schema!r} of {database.name} has to be created or changed, and this user "
+                    f"may not: {error}; run `headgate migrate` once as its owner"
                 ) from error
             if error.sqlstate not in _RACED or not tries_left:
                 raise
@@ -45,7 +45,7 @@ async def migrate(database: Database, clock: Clock, *, dry_run: bool = False) ->
 
 
 async def create(database: Database, schema: str) -> None:
-    """Make another, empty schema in the database. Raises StorageUnusable if this user may not."""
+    """Create another, empty schema in the database. Raises StorageUnusable if this user may not."""
     try:
         connection = await connect(database.url)
         try:
@@ -54,14 +54,14 @@ async def create(database: Database, schema: str) -> None:
             connection.terminate()
     except asyncpg.InsufficientPrivilegeError as error:
         raise StorageUnusable(
-            f"{database.name} has to get another schema, and this user may not make it: {error}; its owner may"
+            f"{database.name} needs another schema, and this user may not create it: {error}; run it as the owner"
         ) from error
     except Exception as error:
         raise (translate(error, database.url, opening=True) or error) from error
 
 
 async def drop(database: Database, schema: str) -> None:
-    """Delete another schema of the database with all that is in it, if it is there."""
+    """Delete another schema of the database with everything in it, if it exists."""
     try:
         connection = await connect(database.url)
         try:
@@ -86,7 +86,7 @@ async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
 
 
 async def _look(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:
-    """What is missing. In a transaction, as a pooler may give each statement another connection otherwise."""
+    """Return pending migrations. In a transaction, because a pooler may give each statement another connection."""
     try:
         async with connection.transaction(readonly=True):
             return await _pending(connection, database, where)
@@ -98,7 +98,7 @@ async def _look(connection: asyncpg.Connection, database: Database, where: str) 
 
 
 async def _apply(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:
-    """Everything that is missing in one transaction. Those who only look meanwhile see what there was before."""
+    """Apply pending migrations in one transaction. Other readers see the schema as it was before."""
     schema = f'"{database.schema}"'
     settings = {**database.bounds.of_transaction, "lock_timeout": f"{TURN_TIMEOUT}s"}
     if "transaction_timeout" in settings:
@@ -118,7 +118,7 @@ async def _apply(connection: asyncpg.Connection, database: Database, where: str)
         )
     except asyncpg.LockNotAvailableError as error:
         raise StorageUnavailable(f"{where} is being migrated by another process; try again when it is done") from error
-    # Whoever wants a table that a migration waits for waits behind it, workers included: that must not last.
+    # Other transactions on a table that a migration waits for wait behind it, even those of workers: it must be short.
     await connection.execute("SET LOCAL lock_timeout = '5s'")
     missing = await _pending(connection, database, where)
     for migration in missing:
@@ -147,7 +147,7 @@ async def _run(connection: asyncpg.Connection, database: Database, migration: Mi
 
 
 async def _pending(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:
-    """What is missing, inside or outside of the transaction that applies it."""
+    """Return pending migrations, inside or outside the transaction that applies them."""
     table = f'"{database.schema}".migration'
     applied: dict[int, tuple[str, str]] = {}
     tolerated: set[int] = set()

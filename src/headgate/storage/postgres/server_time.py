@@ -1,8 +1,8 @@
-"""What time it is at the server, as this process knows it, and whether the server's clock has stepped.
+"""The server's time as this process knows it, and whether the server's clock has stepped.
 
-Wall time is the server's own: what is stored by one machine is compared by another. Limit time is the server's clock
-and an offset that all nodes share. A node that sees limit time step against its own monotonic clock corrects the
-offset, so that no step of the server's clock opens or closes a limit.
+Wall time is the server's own, because instants that one machine stores are compared by others. Limit time is the
+server's clock and an offset that all nodes share. A node that sees limit time step against its own monotonic clock
+corrects the offset, so that no step of the server's clock opens or closes a limit.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 from headgate.clock import SECOND, Clock
 
 STEP = SECOND
-"""By how much limit time has to be off before it counts as a step. A clock that is slewed is off by far less."""
+"""By how much limit time has to differ to count as a step. A clock that is slewed differs by far less."""
 
 DRIFT = 1000
-"""Two clocks part by less than one microsecond in so many."""
+"""Two clocks differ by less than one microsecond after so many."""
 
 
 class Instants(NamedTuple):
@@ -26,34 +26,34 @@ class Instants(NamedTuple):
 
 
 class StoreTime(Protocol):
-    """Where a store on a server has its time from."""
+    """The source of time for a store on a server."""
 
     def now(self) -> int:
-        """Wall time at this moment, as far as it is known without asking."""
+        """Return wall time at this moment, as far as it is known without a statement."""
         ...
 
     def limit_now(self) -> int:
-        """Limit time at this moment, as far as it is known without asking."""
+        """Return limit time at this moment, as far as it is known without a statement."""
         ...
 
     def own(self) -> Instants | None:
-        """What statements are to take for the time instead of the server's clock."""
+        """Return the time that statements use instead of the server's clock; None for the server's clock."""
         ...
 
     def heard(self, sent_at: int, now: int, ahead: int) -> int:
-        """The server's clock was `now`, and limit time `ahead` of it, in a reply to what was sent at `sent_at`.
+        """Note a reply: the server's clock was `now`, and limit time `ahead` of it, after the request at `sent_at`.
 
-        By how much limit time has stepped; 0 for an honest clock.
+        Returns by how much limit time has stepped; 0 if it has not.
         """
         ...
 
     def believe(self) -> None:
-        """Limit time is where the store has it, whatever was known: take the next reading for granted."""
+        """Take the next reading of limit time as right, whatever was known."""
         ...
 
 
 class OwnTime:
-    """The time of this process, in place of the server's: for tests, where time stands still until it is moved."""
+    """The time of this process in place of the server's: for tests, where time stands still until it is moved."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -72,13 +72,13 @@ class OwnTime:
         return 0
 
     def believe(self) -> None:
-        """There is nobody else to believe."""
+        """Do nothing: there is no other clock."""
 
 
 class ServerTime:
     """The time of the server.
 
-    A reply tells what its clock was between sending and hearing; the later of the two bounds is what is told, so that
+    A reply shows what the server's clock was between request and reply. Of the two bounds, the one is used with which
     `limit_now` is never ahead of the server.
     """
 
@@ -98,7 +98,7 @@ class ServerTime:
 
     def heard(self, sent_at: int, now: int, ahead: int) -> int:
         heard_at = self._clock.monotonic()
-        # Wall time may step as its operators like.
+        # Wall time may step when operators set the clock.
         if self._wall.step(now - heard_at, now - sent_at):
             self._wall = _Offset()
         self._wall.narrow(now - heard_at, now - sent_at, heard_at)
@@ -113,7 +113,7 @@ class ServerTime:
 
 
 class _Offset:
-    """How far another clock is ahead of ours: no less than `least`, no more than `most`."""
+    """How far another clock is ahead of this one: at least `least`, at most `most`."""
 
     def __init__(self) -> None:
         self.least = 0
@@ -121,11 +121,11 @@ class _Offset:
         self._as_of: int | None = None
 
     def forget(self) -> None:
-        """Go on from what is known, until the next reading says otherwise."""
+        """Keep the offset until the next reading replaces it."""
         self._as_of = None
 
     def step(self, least: int, most: int) -> int:
-        """By how much the other clock has stepped, if what was just read of it does not fit what is known."""
+        """Return by how much the other clock has stepped, if the new bounds do not fit the known ones; else 0."""
         if self._as_of is None:
             return 0
         if least > self.most + STEP:
@@ -135,11 +135,11 @@ class _Offset:
         return 0
 
     def narrow(self, least: int, most: int, now: int) -> None:
-        """Know better by one more reading."""
+        """Narrow the bounds by another reading."""
         if self._as_of is None:
             self.least, self.most = least, most
         else:
-            # What was known has become a little less sure since.
+            # The known bounds have become a little less certain since then.
             slack = (now - self._as_of) // DRIFT
             self.least, self.most = max(self.least - slack, least), min(self.most + slack, most)
             if self.least > self.most:

@@ -1,4 +1,4 @@
-"""PostgresBuckets: the buckets of one schema, for plain code and for apps whose jobs are kept elsewhere."""
+"""PostgresBuckets: the buckets of one schema, for plain code and for apps with their jobs in another store."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ R = TypeVar("R")
 logger = logging.getLogger("headgate.storage")
 
 SWEEP_EVERY = 60.0
-"""Seconds after which buckets that are as good as new are deleted. Workers do it too, but there may be none."""
+"""Seconds after which idle buckets are deleted. Workers delete them too, but there may be no workers."""
 
 
 class PostgresBuckets(StoredBuckets):
-    """The BucketStore in a schema of a PostgreSQL database: the same tables, and buckets, as those of jobs there.
+    """The BucketStore in a schema of a PostgreSQL database: its tables and buckets are those of the jobs there.
 
     Connecting, and each request, may take `timeout` seconds, after which StorageUnavailable is raised.
     """
@@ -52,10 +52,10 @@ class PostgresBuckets(StoredBuckets):
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Buckets at `postgresql://user:password@host/database`.
+        """Return the buckets at `postgresql://user:password@host/database`.
 
-        The URL may also say `?schema=`, `?timeout=` and `?connections=`; other options are the driver's. Raises
-        DeclarationError for one that cannot be read.
+        The URL may have `?schema=`, `?timeout=` and `?connections=`; other options are passed to the driver. Raises
+        DeclarationError for a URL that cannot be parsed.
         """
         address, _, query = url.partition("?")
         options = parse_qsl(query, keep_blank_values=True)
@@ -65,7 +65,7 @@ class PostgresBuckets(StoredBuckets):
             given: dict[str, Any] = {name: _OPTIONS[name](value) for name, value in own.items()}
         except ValueError as error:
             raise DeclarationError(
-                f"{displayed_url(url)} is not the URL of a PostgreSQL: {without_secrets(str(error), url)}"
+                f"{displayed_url(url)} is not a PostgreSQL URL: {without_secrets(str(error), url)}"
             ) from None
         return cls(f"{address}?{others}" if others else address, **given)
 
@@ -75,7 +75,7 @@ class PostgresBuckets(StoredBuckets):
         return self._tables.place
 
     async def open(self) -> None:
-        """Connect, and make the tables where there are none. Raises StorageUnusable where the user may not."""
+        """Connect, and create the tables if there are none. Raises StorageUnusable if the user may not."""
         if self._sweeping is not None:
             return
         async with self._opening:
@@ -129,7 +129,7 @@ class PostgresBuckets(StoredBuckets):
             raise StorageUnavailable(f"{self._tables} did not answer within {self._timeout:g} s") from error
 
     async def _until_told(self, work: Callable[[], Awaitable[R]]) -> R:
-        """For what is answered the same when it is asked again: a lost connection is not the caller's to mend."""
+        """Repeat a request whose answer is the same each time while the connection is lost, for `timeout` seconds."""
         until = self._clock.monotonic() + round(self._timeout * SECOND)
         pause = 0.01
         while True:
@@ -148,7 +148,7 @@ class PostgresBuckets(StoredBuckets):
                 while await self._tables.evict(1000) >= 1000:
                     pass
             except StorageUnavailable as error:
-                logger.debug("idle buckets were not swept: %s", error)
+                logger.debug("idle buckets were not deleted: %s", error)
 
 
 _OPTIONS: dict[str, Callable[[str], Any]] = {"schema": str, "timeout": str, "connections": int}

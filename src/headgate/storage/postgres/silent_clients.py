@@ -1,8 +1,8 @@
-"""Ends the sessions of clients that froze in the middle of a statement and hold locks.
+"""Ends the sessions of clients that stopped in the middle of a statement and hold locks.
 
-A server bounds by itself how long a session may be idle in a transaction, and from 17 on how long a transaction may
-last. Older ones have no bound for a session that waits for its client *inside* a statement: for the rest of a message,
-for values after the statement was parsed, or for somebody to read the answer.
+A server limits how long a session may be idle in a transaction, and from version 17 on how long a transaction may last.
+Older servers have no limit for a session that waits for its client *inside* a statement: for the rest of a message, for
+values after the statement was parsed, or for the client to read the answer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headgate.storage.postgres.database import Database, Session
 logger = logging.getLogger("headgate.storage")
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 SILENT_FOR = 3 * SECOND
-"""How long a client is silent before its session is ended; a healthy one is for as long as a round trip takes."""
+"""How long a client is silent before its session is ended; a healthy client is silent for a round trip."""
 
 Silent = tuple[int, str]
 """A session by its process id, and the statement in which it waits."""
@@ -35,7 +35,7 @@ class SilentClients:
         self._since: dict[Silent, int] = {}
 
     async def run(self) -> None:
-        """Look again and again; what keeps it from looking is left to others."""
+        """Check again and again; errors are logged, as other processes check too."""
         while True:
             await sleep(self._clock, LOOK_EVERY)
             try:
@@ -43,7 +43,7 @@ class SilentClients:
             except StorageUnavailable as error:
                 logger.debug("the sessions of %s could not be read: %s", self._database.name, error)
             except Exception as error:
-                # A server may hide its sessions from this user: then its own bounds are what there is.
+                # A server may hide its sessions from this user: then only its own timeouts end them.
                 logger.warning("the sessions of %s could not be read: %r", self._database.name, error)
 
     async def look(self, session: Session) -> None:

@@ -10,11 +10,11 @@ from headgate.storage.store import Store
 class PostgresStorage(Store):
     """Jobs in one schema of a PostgreSQL database, shared by any number of processes on any number of machines.
 
-    Every verb has reached the server's disk when it returns, as far as the server's own `synchronous_commit` promises
-    it. `schema` is where the tables live. `listen_url` is for a `url` that leads through PgBouncer: a way to the
-    database itself, to be woken by other processes; without one they are noticed by polling. `own_time` trusts this
-    process's clock instead of the server's, for tests. Where it is not `is_watched`, nothing is noticed of what other
-    processes do, and no connection is spent on it. Needs PostgreSQL 13 or newer, and asyncpg.
+    When a verb returns, its changes are on the server's disk, as far as the server's own `synchronous_commit`
+    guarantees it. `schema` has the tables. `listen_url` is for a `url` that goes through PgBouncer: the URL of the
+    database itself, on which other processes wake this one; without it, their changes are found by polling. `own_time`
+    uses this process's clock instead of the server's, for tests. Without `is_watched`, changes of other processes are
+    not noticed, and no connection is used for that. Needs PostgreSQL 13 or newer, and asyncpg.
     """
 
     driver: PostgresDriver

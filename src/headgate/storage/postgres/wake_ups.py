@@ -1,9 +1,9 @@
-"""Waking other processes, and being woken by them: NOTIFY as a hint, polling as the truth.
+"""Waking other processes and being woken by them: NOTIFY saves time, polling guarantees that changes are found.
 
-A notification takes a lock on the whole database when it commits, so it never rides in a transaction of jobs: it is
-sent by itself, at most once in 2 ms by each process, or in 5 ms where much changes. A connection of its own listens. It
-is asked something now and then, as a connection that is cut on the way never says so; while nobody listens, polling is
-faster.
+A notification takes a lock on the whole database when it commits, so it is never part of a transaction of jobs. It is
+sent by itself, at most once in 2 ms by each process, or in 5 ms where much changes. A connection of its own listens. A
+query now and then checks it, because a connection that is cut on the way reports nothing; while no connection listens,
+polling is faster.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ logger = logging.getLogger("headgate.storage")
 
 SEND_EVERY = 0.002
 SEND_EVERY_BUSY = 0.005
-"""Seconds between two notifications; the second when many changes come."""
+"""Seconds between two notifications; the second one while many changes come."""
 
 MANY = 4
-"""Changes since the last notification. Each delays all commits of the database that notify by a little."""
+"""Changes since the last notification. Each notification delays all other commits that notify a little."""
 
 LISTENING_POLL = 5.0
-"""Seconds between two polls beside notifications. Nodes look for what has arrived once a second by themselves."""
+"""Seconds between two polls beside notifications. Nodes themselves check for arrivals once a second."""
 
 BLIND_POLL = 0.1
 WATCHDOG = 5.0
 RECONNECT = 1.0
 
 _ENDINGS = " endings"
-"""Follows the origin where jobs have become final and nothing else has changed."""
+"""Appended to the origin if jobs have become final and nothing else has changed."""
 
 
 class WakeUps:
-    """Tells the other processes of changes, and calls `wake` for theirs.
+    """Notifies the other processes of changes, and calls `wake` for theirs.
 
-    `listen_url` is where to listen: the database itself, not a pooler. None: nobody listens, and polling does it all.
+    `listen_url` is where to listen: the database itself, not a pooler. None: no connection listens, and only polling
+    finds changes.
     """
 
     def __init__(self, database: Database, listen_url: str | None, clock: Clock, wake: Wake) -> None:
@@ -60,7 +61,7 @@ class WakeUps:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, *, hears: bool = True) -> None:
-        """Begin. The first connection is waited for, so that nothing is missed that comes after."""
+        """Start. It waits for the first connection, so that no later change is missed."""
         ready = asyncio.Event()
         self._tasks = [asyncio.create_task(self._send(), name="headgate-notify")]
         if not hears:
@@ -73,13 +74,13 @@ class WakeUps:
     async def close(self) -> None:
         tasks, self._tasks = set(self._tasks), []
         while tasks:
-            # A driver may take a cancellation for a timeout of its own; then it is told once more.
+            # The driver may take a cancellation for a timeout of its own; then the task is cancelled again.
             for task in tasks:
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=1.0)
 
     def tell(self, *, only_endings: bool = False) -> None:
-        """Something has changed that others may wait for, or jobs have become final and nothing else has changed."""
+        """Notify other processes of a change, or that jobs have become final and nothing else has changed."""
         self._has_only_endings = self._has_only_endings and only_endings
         self._changes += 1
         self._has_news.set()
@@ -95,9 +96,9 @@ class WakeUps:
             try:
                 await self._tell(news)
             except StorageUnavailable as error:
-                logger.debug("nobody was notified, and will find out by polling: %s", error)
+                logger.debug("other processes were not notified, and find changes by polling: %s", error)
             except Exception as error:
-                # Whatever it is: without this task nobody would be notified any more.
+                # Without this task, other processes would not be notified any more, so it outlives any error.
                 logger.warning("notifying failed, and others find out by polling: %r", error)
             await sleep(self._clock, pause)
 
@@ -139,7 +140,7 @@ class WakeUps:
             await connection.add_listener(self.channel, self._hear)
             self._is_listening = True
             ready.set()
-            # What came before is seen now.
+            # Changes from before the listener are found now.
             self._wake()
             while not await wait_for_event(self._clock, lost, WATCHDOG):
                 await connection.fetchval("SELECT 1", timeout=WATCHDOG)
