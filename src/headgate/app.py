@@ -118,6 +118,7 @@ class Headgate:
             ids=self._ids,
             local_node=lambda: self._node,
             history=history,
+            log_jobs=bool(self._settings.log_jobs),
             limits_url=self._settings.limits_url,
             grace=self._settings.grace,
         )
@@ -335,6 +336,7 @@ class Headgate:
         queues: Mapping[str, int | None] | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
+        log_jobs: bool | None = None,
         handle_signals: bool = True,
     ) -> None:
         """Run as a worker process until SIGTERM or SIGINT; a second signal ends it at once.
@@ -342,7 +344,8 @@ class Headgate:
         `queues` maps the queues to serve to their slots (None: as declared); default: all declared queues. `grace` is
         how long running jobs may continue after the first signal (default: the app's own). With `drain` it also ends
         when no job of its queues runs on any node, and none could start now ("ready"), or none waits for a limit, for
-        its time or for another job either ("all"); paused queues do not count.
+        its time or for another job either ("all"); paused queues do not count. `log_jobs` is whether each job that
+        ends gets a line in the log (default: the app's setting, and without one True).
         """
         if self._storage.is_in_process:
             raise DeclarationError(
@@ -353,6 +356,9 @@ class Headgate:
         # Also during opening and closing, so that a signal does not interrupt them.
         with stopped_by_signals(node) if handle_signals else contextlib.nullcontext():
             async with self.open():
+                if log_jobs is None:
+                    log_jobs = self._settings.log_jobs is not False
+                self._client.log_jobs(log_jobs)
                 self._node = node
                 try:
                     await node.run()

@@ -64,6 +64,7 @@ class Client:
         ids: IdSource,
         local_node: Callable[[], Node | None],
         history: bool,
+        log_jobs: bool,
         limits_url: str | None,
         grace: float,
     ) -> None:
@@ -90,6 +91,7 @@ class Client:
         self._bus = bus
         self._ids = ids
         self._local_node = local_node
+        self._log_jobs = log_jobs
         self._grace = grace
         self._results: ResultWatch | None = None
 
@@ -114,7 +116,12 @@ class Client:
     async def _open(self) -> None:
         await self.storage.open()
         self._results = ResultWatch(self.storage, self._clock)
-        self._end_log = self._bus.subscribe(log_event, *logged_kinds())
+        self._end_log = self._bus.subscribe(log_event, *logged_kinds(jobs=self._log_jobs))
+
+    def log_jobs(self, on: bool) -> None:
+        """Log each job that ends, or not, until the app is closed."""
+        self._end_log()
+        self._end_log = self._bus.subscribe(log_event, *logged_kinds(jobs=on))
 
     async def _end_callbacks(self) -> None:
         # Callbacks that handle the last events may still enqueue and read.

@@ -35,6 +35,8 @@ class Settings:
     `succeeded=1h,failed=30d`.
     `audit` ("full"): the audit level of tasks without one: "none", "errors", "minimal" or "full".
     `log_lines` (1,000): how many log lines of a job are stored, 0 for none; of `log_level` ("INFO") and above.
+    `log_jobs`: whether each job that ends gets a line in the log of this process (default: in a worker process, yes:
+    `headgate worker` and `app.run()`; in a program with other work, no). A failure is always logged.
     `history` (True): whether this process counts jobs for the charts, and adds the counts to the store every 10 s.
     `max_payload` (262,144): the most bytes of JSON for the arguments or the result of one job.
     `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…",
@@ -54,6 +56,7 @@ class Settings:
     audit: AuditLevel = AuditLevel.FULL
     log_lines: int = 1000
     log_level: str = "INFO"
+    log_jobs: bool | None = None
     history: bool = True
     max_payload: int = 256 * 1024
     synchronous: str = "FULL"
@@ -86,8 +89,10 @@ class Settings:
             raise DeclarationError(f"log_lines={self.log_lines} must be from 0 to {MAX_LOG_LINES}")
         if self.log_level not in logging.getLevelNamesMapping():
             raise DeclarationError(f"log_level={self.log_level!r} must be a level name of logging, such as INFO")
-        if not isinstance(self.history, bool):
-            raise DeclarationError(f"history={self.history!r} must be True or False")
+        for name in ("history", "log_jobs"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (name != "log_jobs" or value is not None):
+                raise DeclarationError(f"{name}={value!r} must be True or False")
         if self.max_payload < 1024:
             raise DeclarationError(f"max_payload={self.max_payload} must be at least 1024 bytes")
 
@@ -145,9 +150,9 @@ def _parse(name: str, text: str) -> object:
         return text.upper()
     if name in ("limits_url", "schema", "listen_url"):
         return text
-    if name == "history":
-        return parse_switch(text, "HEADGATE_HISTORY")
     variable = f"HEADGATE_{name.upper()}"
+    if name in ("history", "log_jobs"):
+        return parse_switch(text, variable)
     if name in _DURATIONS:
         return parse_seconds(text, variable)
     try:

@@ -66,7 +66,7 @@ def test_a_worker_writes_one_entry_for_each_message_and_no_line_of_a_message_pas
         assert not set("\r\x1b\u202e") & set(told.output)
 
 
-async def test_a_log_line_of_headgate_is_one_line_whatever_formats_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_line_of_headgate_is_one_entry_whatever_formats_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="headgate")
     app = Headgate("memory://")
 
@@ -81,4 +81,7 @@ async def test_a_log_line_of_headgate_is_one_line_whatever_formats_it(caplog: py
             await first.result()
     messages = [record.getMessage() for record in caplog.records if record.name == "headgate"]
     assert any("failed at attempt 1" in message for message in messages)
-    assert all(message.isprintable() for message in messages)
+    for line, *more in (message.split("\n") for message in messages):
+        assert line.isprintable()
+        # The traceback of a failure.
+        assert all(each.startswith("    ") and each.isprintable() for each in more)

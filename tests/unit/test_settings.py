@@ -29,6 +29,7 @@ SAID: dict[str, tuple[str, Any, Any, Any]] = {
     "audit": ("errors", AuditLevel.ERRORS, "none", AuditLevel.NONE),
     "log_lines": ("10", 10, 0, 0),
     "log_level": ("warning", "WARNING", "ERROR", "ERROR"),
+    "log_jobs": ("on", True, False, False),
     "history": ("off", False, True, True),
     "max_payload": ("2048", 2048, 4096, 4096),
     "synchronous": ("normal", "NORMAL", "OFF", "OFF"),

@@ -109,6 +109,11 @@ def _queues(
 @click.option("--drain-all", is_flag=True, help="End when nothing waits for a limit, its time or another job either.")
 @click.option("--reload", is_flag=True, help="Start anew when the code in the current directory changes.")
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+@click.option(
+    "--log-jobs/--no-log-jobs",
+    default=None,
+    help="Log a line for each job that ends (default: HEADGATE_LOG_JOBS or the app's setting, else yes).",
+)
 @click.option("--end-with-stdin", is_flag=True, hidden=True)
 def worker(
     target: str,
@@ -125,6 +130,7 @@ def worker(
     drain_all: bool,
     reload: bool,
     log_level: str,
+    log_jobs: bool | None,
     end_with_stdin: bool,
 ) -> None:
     """Run jobs until told to stop.
@@ -167,6 +173,8 @@ def worker(
         if health_port is not None:
             command += ["--health-port", str(health_port), "--health-host", health_host]
         command += ["--wait", f"{wait:f}"]
+        if log_jobs is not None:
+            command += ["--log-jobs" if log_jobs else "--no-log-jobs"]
         if until is not None:
             command += ["--drain" if until == "ready" else "--drain-all"]
         if reload:
@@ -187,7 +195,7 @@ def worker(
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, name="headgate-stdin", daemon=True).start()
     with asyncio.Runner(loop_factory=make_loop) as runner:
-        runner.run(_serve(app, queues, grace, until, health, wait))
+        runner.run(_serve(app, queues, grace, until, health, wait, log_jobs))
 
 
 class HealthPort(NamedTuple):
@@ -204,6 +212,7 @@ async def _serve(
     drain: Literal["ready", "all"] | None,
     health: HealthPort | None,
     wait: float,
+    log_jobs: bool | None,
 ) -> None:
     print_stacks_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
     async with AsyncExitStack() as stack:
@@ -214,7 +223,7 @@ async def _serve(
             app.instrument(server)
             await stack.enter_async_context(server.serving(health.port, health.host))
         if await _open(app, wait, stack):
-            await app.run(queues=queues, grace=grace, drain=drain)
+            await app.run(queues=queues, grace=grace, drain=drain, log_jobs=log_jobs)
     # All is recorded now, so a late signal has nothing to interrupt; and Python waits at its end for threads that may
     # never end, but a stopped worker has to.
     for number in (signal.SIGTERM, signal.SIGINT):

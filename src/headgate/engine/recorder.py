@@ -227,6 +227,7 @@ class Recorder:
                             state=ending.state,
                             error=ending.error,
                             ran=ran,
+                            waited=max(0, job.started_at - job.run_at) / SECOND,
                         )
                     )
             case Returned(spent=True, run_at=int(run_at)):

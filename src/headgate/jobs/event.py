@@ -61,7 +61,7 @@ class JobProgressed(Event, frozen=True):
 
 
 class JobFinished(Event, frozen=True):
-    """A job is final; its last attempt `ran` for so many seconds, or None if it did not run."""
+    """A job is final. Its last attempt `ran` for so many seconds after it `waited`; None if it did not run."""
 
     job_id: str
     task: str
@@ -70,6 +70,7 @@ class JobFinished(Event, frozen=True):
     state: JobState
     error: JobError | None = None
     ran: float | None = None
+    waited: float | None = None
 
 
 class JobFailure(JobFinished, frozen=True):

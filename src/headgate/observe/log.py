@@ -54,6 +54,10 @@ MOST_NAMES = 10
 """The most queues, tasks or limits that the line of a starting node names."""
 
 
+MOST_TRACEBACK_LINES = 30
+"""The most lines of a traceback that the log keeps."""
+
+
 def log_event(event: Event) -> None:
     """Write the log line of an event; its fields are in `extra["headgate"]`."""
     described = _level_and_line(event)
@@ -68,15 +72,29 @@ def log_event(event: Event) -> None:
 
 
 def _escaped(line: str, event: Event) -> str:
-    """Return one line, whatever its errors and keys contain; a crash's traceback follows it, indented."""
-    if isinstance(event, NodeCrashed) and event.error.traceback:
-        return f"{one_line(line)}\n{INDENT}{indented(event.error.traceback.rstrip())}"
+    """Return one line, whatever errors and keys contain; after a final failure or a crash the traceback follows."""
+    if isinstance(event, NodeCrashed | JobFailure) and event.error is not None and event.error.traceback:
+        return f"{one_line(line)}\n{INDENT}{indented(_shortened(event.error.traceback.rstrip()))}"
     return one_line(line)
 
 
-def logged_kinds() -> tuple[type[Event], ...]:
-    """Return the kinds of events that the log needs at its level: those of every single job only when debugging."""
-    each_job = (JobStarted, JobFinished, JobReturned) if logger.isEnabledFor(logging.DEBUG) else ()
+def _shortened(traceback: str) -> str:
+    """Return the traceback; of a long one the last lines, where the error is."""
+    lines = traceback.splitlines()
+    omitted = len(lines) - MOST_TRACEBACK_LINES
+    return traceback if omitted <= 0 else "\n".join([f"({omitted} lines left out)", *lines[omitted:]])
+
+
+def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
+    """Return the kinds of events that the log needs at its level, with `jobs` also the end of each job.
+
+    When debugging, all events of each job.
+    """
+    each_job: tuple[type[Event], ...] = ()
+    if logger.isEnabledFor(logging.DEBUG):
+        each_job = (JobStarted, JobFinished, JobReturned)
+    elif jobs and logger.isEnabledFor(logging.INFO):
+        each_job = (JobFinished,)
     return (
         *each_job,
         JobFailure,
@@ -140,7 +158,8 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             error = "" if event.error is None else f": {event.error.type}: {event.error.message}"
             return logging.ERROR, f"job {event.job_id} ({event.task}) failed at attempt {event.attempt}{error}"
         case JobFinished():
-            return logging.DEBUG, f"job {event.job_id} ({event.task}) {event.state}"
+            times = "" if event.ran is None else f" in {event.ran:.3f} s, waited {event.waited or 0:.3f} s"
+            return logging.INFO, f"job {event.job_id} ({event.task}) {event.state}{times}"
         case JobRetried():
             error = "" if event.error is None else f": {event.error.type}: {event.error.message}"
             when = to_datetime(event.run_at).isoformat(timespec="seconds")

@@ -118,6 +118,7 @@ class StandIn(InTest):
         queues: Mapping[str, int | None] | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
+        log_jobs: bool | None = None,
         handle_signals: bool = True,
     ) -> None:
         raise HeadgateError(
