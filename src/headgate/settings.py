@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
 from headgate.errors import DeclarationError
+from headgate.escaping import one_line
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention, parse_retention, retention_of
 from headgate.jobs.retry import DEFAULT_RETRY, RetryPolicy, require_policy
@@ -17,6 +20,16 @@ from headgate.jobs.written import parse_switch
 from headgate.jobs.written_retry import parse_retry
 
 MAX_LOG_LINES = 100_000
+
+_OTHER_VARIABLES = frozenset(
+    {"HEADGATE_URL", "HEADGATE_APP", "HEADGATE_DASHBOARD_USERS", "HEADGATE_DEMONSTRATION", "HEADGATE_WORKER_NUMBER"}
+)
+"""Variables that are not settings of an app; the last two are set by Headgate itself."""
+
+_OF_OTHERS = re.compile(r"^HEADGATE_TEST_|_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?$")
+"""Variables of its tests, and those that Kubernetes sets for a service whose name begins with "headgate"."""
+
+logger = logging.getLogger("headgate.settings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +125,15 @@ def storage_url(environment: Mapping[str, str] = os.environ) -> str:
 def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of an app; empty variables are ignored.
 
-    Raises DeclarationError for an unknown name or an invalid value.
+    A variable `HEADGATE_…` that is no setting is logged once. Raises DeclarationError for an unknown name or an invalid
+    value.
     """
     known = {field.name for field in fields(Settings)}
     values: dict[str, object] = {}
+    variables = {f"HEADGATE_{name.upper()}" for name in known} | _OTHER_VARIABLES
+    for name in environment:
+        if name.startswith("HEADGATE_") and name not in variables and not _OF_OTHERS.search(name):
+            _warn_of_variable(name, frozenset(variables))
     for name in known:
         text = environment.get(f"HEADGATE_{name.upper()}")
         if text is not None and text.strip():
@@ -126,6 +144,15 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
         if value is not None:
             values[name] = _converted(name, value)
     return Settings(**values)  # type: ignore[arg-type]
+
+
+@functools.cache  # Once per process, however many apps it has.
+def _warn_of_variable(name: str, variables: frozenset[str]) -> None:
+    import difflib  # Only a mistake needs it, and importing Headgate is to stay cheap.
+
+    likely = difflib.get_close_matches(name, sorted(variables), n=1)
+    advice = f"did you mean {likely[0]}?" if likely else f"the settings are: {', '.join(sorted(variables))}"
+    logger.warning("the environment variable %s has no effect: it is no setting; %s", one_line(name), advice)
 
 
 _DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace"})

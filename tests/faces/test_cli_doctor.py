@@ -15,6 +15,8 @@ from click.testing import CliRunner, Result
 
 from headgate import Headgate
 from headgate.cli.main import main
+from headgate.urls import displayed_url
+from tests.redis_server import server_in
 
 
 def project(path: Path, url: str = "sqlite:///jobs.db") -> str:
@@ -107,3 +109,36 @@ def test_a_postgres_server_is_examined(folder: Path, postgres_url: Any) -> None:
     for check in ("pooler", "clock", "integrity", "PostgreSQL version"):
         assert found[check][0] == "ok", found[check]
     assert "dead rows in all" in found["autovacuum"][1] or found["autovacuum"][0] != "ok"
+
+
+def test_the_store_of_limits_is_examined(folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = project(folder)
+    open_(target)
+    monkeypatch.setenv("HEADGATE_LIMITS_URL", redis_url)
+    code, found = examine(project(folder))
+    assert code == 0
+    level, seen = found["limits"]
+    assert level == "ok"
+    assert seen.startswith(f"{displayed_url(redis_url)}: Redis ")
+    assert seen.endswith(", maxmemory-policy noeviction")
+
+
+def test_a_redis_that_evicts_buckets_is_a_warning(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_in(tmp_path, "--maxmemory-policy", "allkeys-lru") as server:
+        monkeypatch.setenv("HEADGATE_LIMITS_URL", server.url)
+        _, found = examine(project(folder))
+    assert found["limits"][0] == "warning"
+
+
+def test_a_store_of_limits_that_does_not_answer_is_a_problem_and_its_password_is_not_shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_LIMITS_URL", "redis://ada:secret@127.0.0.1:1/0")
+    code, found = examine(project(folder))
+    assert code == 1
+    level, seen = found["limits"]
+    assert level == "problem"
+    assert seen.startswith("redis://ada@127.0.0.1:1/0: ")
+    assert "secret" not in seen

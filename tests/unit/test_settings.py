@@ -14,7 +14,7 @@ from headgate import DeclarationError, Headgate, RetryPolicy
 from headgate.clock import SystemClock
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.retention import retention_of
-from headgate.settings import Settings, load_settings
+from headgate.settings import Settings, _warn_of_variable, load_settings
 from headgate.storage.sqlite.memory import MemoryStorage
 
 SAID: dict[str, tuple[str, Any, Any, Any]] = {
@@ -70,6 +70,29 @@ def test_no_setting_lacks_a_variable_that_works_and_is_on_the_page() -> None:
 )
 def test_a_retry_policy_is_written_in_words(text: str, policy: RetryPolicy) -> None:
     assert load_settings({}, {"HEADGATE_RETRY": text}).retry == policy
+
+
+def test_an_unknown_variable_is_logged_once_with_the_likely_name(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_variable.cache_clear()
+    environment = {"HEADGATE_CONCURENCY": "5", "HEADGATE_APP": "shop:app", "PATH": "/bin"}
+    load_settings({}, environment)
+    load_settings({}, environment)
+    (record,) = caplog.records
+    assert "HEADGATE_CONCURENCY has no effect" in record.getMessage()
+    assert record.getMessage().endswith("did you mean HEADGATE_CONCURRENCY?")
+
+
+def test_the_variables_that_kubernetes_sets_for_a_service_named_headgate_are_no_mistakes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load_settings(
+        {},
+        dict.fromkeys(
+            ["HEADGATE_PORT", "HEADGATE_SERVICE_HOST", "HEADGATE_WEB_SERVICE_PORT_HTTP", "HEADGATE_PORT_80_TCP_ADDR"],
+            "x",
+        ),
+    )
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("empty", ["", "  "])

@@ -8,13 +8,16 @@ from collections.abc import Sequence
 
 import click
 
-from headgate.admin.findings import Finding, findings_of
+from headgate.admin.findings import Finding, Level, findings_of
 from headgate.app import Headgate
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.output import json_option, make_console, print_json
 from headgate.cli.process_facts import process_facts, process_findings
 from headgate.errors import HeadgateError
 from headgate.escaping import printable
+from headgate.limits.bucket_store import ReportsServer
+from headgate.limits.standalone.limiter import open_store
+from headgate.urls import displayed_url
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
 
@@ -31,7 +34,12 @@ def doctor(target: str, deep: bool, quiet: bool, as_json: bool) -> None:
 
     Exit code 0 if there is no problem (warnings may be), 1 if there is one.
     """
-    found = [*process_findings(process_facts()), *asyncio.run(_examine(locate(target), target, deep=deep))]
+    app = locate(target)
+    found = [
+        *process_findings(process_facts()),
+        *asyncio.run(_examine(app, target, deep=deep)),
+        *asyncio.run(_examine_limit_stores(app)),
+    ]
     if as_json:
         print_json([each for each in found if not quiet or each.level != "ok"])
     else:
@@ -56,6 +64,26 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
             return [*found, *findings_of(await app.admin.checkup(deep=deep))]
     except HeadgateError as error:
         return [*found, Finding("problem", "store", str(error), "the error says what to do")]
+
+
+async def _examine_limit_stores(app: Headgate) -> list[Finding]:
+    """Return a finding for each URL where the app keeps limits, whether a limit uses it or not."""
+    found: list[Finding] = []
+    for url in sorted(app._client.remote_limits.urls):
+        store = open_store(url, None)
+        if not isinstance(store, ReportsServer):
+            continue
+        try:
+            report = await store.report()
+        except HeadgateError as error:
+            advice = "start the server or correct the URL (HEADGATE_LIMITS_URL, limits_url=, or store= of a limit)"
+            found.append(Finding("problem", "limits", f"{displayed_url(url)}: {error}", advice))
+        else:
+            level: Level = "ok" if report.advice is None else "warning"
+            found.append(Finding(level, "limits", f"{displayed_url(url)}: {report.server}", report.advice))
+        finally:
+            await store.close()
+    return found
 
 
 def print_findings(shown: Sequence[Finding], all_of_them: Sequence[Finding]) -> None:

@@ -46,6 +46,12 @@ class RemoteLimits:
         where = getattr(store, "place", None)
         return None if where is not None and where == self._storage.place else store
 
+    @property
+    def urls(self) -> set[str]:
+        """The URLs of the stores of limits, used or not."""
+        places = {self._url, *(limit.store for limit in self._limits.values())}
+        return {place for place in places if isinstance(place, str)}
+
     def check(self, name: str, limit: Limit) -> None:
         """Raise DeclarationError for a limit whose store has an invalid URL or cannot hold its rule."""
         store = self.store_of(limit)

@@ -101,6 +101,22 @@ class ChecksRules(Protocol):
         ...
 
 
+class ServerReport(msgspec.Struct, frozen=True):
+    """The server of a bucket store, for `headgate doctor`; `advice` is what to change about it, if anything."""
+
+    server: str
+    advice: str | None = None
+
+
+@runtime_checkable
+class ReportsServer(Protocol):
+    """A bucket store on a server."""
+
+    async def report(self) -> ServerReport:
+        """Connect and return the report; changes nothing. Raises StorageUnavailable, StorageUnusable."""
+        ...
+
+
 def check_rule(store: object, rule: AnyRule, limit: str) -> None:
     """Raise DeclarationError for a rule that the limit's store cannot hold."""
     if isinstance(store, ChecksRules):

@@ -14,7 +14,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
-from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
+from headgate.limits.bucket_store import Bucket, ServerReport, Taken, snapshot_of
 from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule
 from headgate.limits.redis.bucket_client import MAX_BATCH, BucketClient
@@ -102,8 +102,12 @@ class RedisBuckets:
 
     async def open(self) -> None:
         """Connect once and check the server. Raises StorageUnusable if it is too old or refuses the user."""
-        if self._is_open:
-            return
+        if not self._is_open:
+            self.advice = (await self.report()).advice
+            self._is_open = True
+
+    async def report(self) -> ServerReport:
+        """Return the version and the eviction policy of the server. Raises as `open`."""
         try:
             connection = await connected(self._connect, self._clock, self._timeout)
             try:
@@ -119,12 +123,14 @@ class RedisBuckets:
         version = info.get("redis_version", "unknown")
         if (known := _version(version)) is not None and known < OLDEST:
             raise StorageUnusable(f"Redis {version} is too old; 6.2 is the oldest that Headgate can use")
-        if (policy := info.get("maxmemory_policy", "")).startswith("allkeys"):
-            self.advice = (
+        policy = info.get("maxmemory_policy", "unknown")
+        advice = None
+        if policy.startswith("allkeys"):
+            advice = (
                 f"the server's maxmemory-policy {policy} forgets buckets that are still in use, and their keys then "
                 "start afresh; set it to noeviction or volatile-ttl, or use a server of its own"
             )
-        self._is_open = True
+        return ServerReport(f"Redis {version}, maxmemory-policy {policy}", advice)
 
     async def close(self) -> None:
         self._is_open = False

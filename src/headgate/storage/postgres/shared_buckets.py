@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 from headgate.arguments import parse_seconds
 from headgate.clock import SECOND, Clock, Duration, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable
-from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.bucket_store import Bucket, ServerReport, Taken
 from headgate.limits.rule import Snapshot
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.stored_buckets import StoredBuckets
@@ -82,6 +82,12 @@ class PostgresBuckets(StoredBuckets):
             if self._sweeping is None:
                 await self._tables.open()
                 self._sweeping = asyncio.create_task(self._sweep(), name="headgate-sweep")
+
+    async def report(self) -> ServerReport:
+        """Connect and return how many migrations are missing. Raises as `open`."""
+        missing = await self._tables.migrate(dry_run=True)
+        tables = f"migrations missing: {len(missing)}" if missing else "tables up to date"
+        return ServerReport(f"PostgreSQL, {tables}")
 
     async def close(self) -> None:
         async with self._opening:
