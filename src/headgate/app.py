@@ -33,6 +33,7 @@ from headgate.storage.address import StoreAddress
 from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
+from headgate.suggestion import did_you_mean
 from headgate.sync import SyncApp
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.declaration import TaskBody, body_of_function, body_of_handler, declare_task
@@ -239,7 +240,8 @@ class Headgate:
         limit = self._registry.limits.get(name)
         if limit is None:
             known = ", ".join(sorted(self._registry.limits)) or "none"
-            raise UnknownLimit(f"this app declares no limit {name!r}; it declares: {known}")
+            hint = did_you_mean(name, self._registry.limits)
+            raise UnknownLimit(f"this app declares no limit {name!r}{hint} It declares: {known}")
         store = self._client.remote_limits.store_of(limit)
         if not isinstance(store, MemoryBuckets):
             store = CurrentBuckets(lambda: self._client.remote_limits.store_of(limit) or StoredBuckets(self._storage))

@@ -809,7 +809,7 @@ def test_a_limit_in_use_is_not_removed_and_an_unknown_one_is_named() -> None:
             await job.result()
             await app.admin.limits.remove("lock")
             assert await app.admin.limits.list() == []
-            with pytest.raises(UnknownLimit, match="declares no limit 'other'; it declares: lock"):
+            with pytest.raises(UnknownLimit, match=r"declares no limit 'other'\. It declares: lock"):
                 await app.admin.limits.pause("other")
             with pytest.raises(DeclarationError, match="cannot become"):
                 await app.admin.limits.set("lock", RateLimit("1/s"))

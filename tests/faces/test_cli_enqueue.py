@@ -146,7 +146,7 @@ def test_options_are_those_of_using(project: Project) -> None:
         ("sync", '{"tenant": "a", "pge": 2}', "has no argument 'pge'; it has: tenant, page, since"),
         ("sync", '["a"]', "must be a JSON object"),
         ("sync", '{"tenant"', "are not JSON"),
-        ("snyc", "{}", "declares no task 'snyc'; it declares: Ship, charged, only, stopped, sync"),
+        ("snyc", "{}", "declares no task 'snyc'; did you mean 'sync'? It declares: Ship, charged, only, stopped, sync"),
     ],
 )
 def test_what_enqueue_would_refuse_is_told_in_one_line(project: Project, task: str, payload: str, said: str) -> None:

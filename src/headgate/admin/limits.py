@@ -25,6 +25,7 @@ from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules, is
 from headgate.storage.records import BucketPlace, BucketRecord, RecordedStart
 from headgate.storage.store import Store
 from headgate.storage.stored_rows import load_state
+from headgate.suggestion import did_you_mean
 
 AUDITED_AT_ONCE = 250_000
 """Starts that an audit asks for at once; no more are ever in memory, however many are kept."""
@@ -303,7 +304,8 @@ class LimitsAdmin:
         rule = self._rules.get(limit)
         if rule is None:
             raise UnknownLimit(
-                f"this app declares no limit {limit!r}; it declares: {', '.join(sorted(self._rules)) or 'none'}"
+                f"this app declares no limit {limit!r}{did_you_mean(limit, self._rules)} It declares: "
+                f"{', '.join(sorted(self._rules)) or 'none'}"
             )
         return rule
 

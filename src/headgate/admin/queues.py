@@ -11,6 +11,7 @@ from headgate.errors import UnknownQueue
 from headgate.jobs.audit import AuditRecord
 from headgate.storage.records import QueueCounts, QueueRecord
 from headgate.storage.store import Store
+from headgate.suggestion import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,9 @@ class QueuesAdmin:
             known = self._declared | {each.queue for each in await self._storage.counts()}
             if queue not in known:
                 raise UnknownQueue(
-                    f"queue {queue!r} is not declared by this app and has no job, so there is nothing to pause; check "
-                    f"its name, or declare it with app.queue({queue!r}). There are: {', '.join(sorted(known))}"
+                    f"queue {queue!r} is not declared by this app and has no job, so there is nothing to pause"
+                    f"{did_you_mean(queue, known)} Check its name, or declare it with app.queue({queue!r}). "
+                    f"There are: {', '.join(sorted(known))}"
                 )
         return await self._storage.pause_queue(queue, deed=AuditRecord(self.actor, "pause", "queue", queue))
 

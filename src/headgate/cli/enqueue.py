@@ -22,6 +22,7 @@ from headgate.cli.output import json_option, print_json, progress_bar
 from headgate.cli.query import instant, seconds
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
 from headgate.jobs.job import MAX_PRIORITY
+from headgate.suggestion import did_you_mean
 from headgate.tasks.options import OnConflict
 from headgate.tasks.task import Call, Task
 
@@ -102,7 +103,8 @@ def _task(app: Headgate, target: str, name: str) -> Task[Any, Any]:
     task = app.tasks.get(name)
     if task is None:
         known = ", ".join(sorted(app.tasks)) or "none"
-        raise DeclarationError(f"{target} declares no task {name!r}; it declares: {known}")
+        hint = did_you_mean(name, app.tasks)
+        raise DeclarationError(f"{target} declares no task {name!r}{hint} It declares: {known}")
     return task
 
 

@@ -22,6 +22,7 @@ from headgate.clock import SECOND
 from headgate.limits.kinds import KINDS, limit_of, spelled_limit
 from headgate.limits.limit import Limit
 from headgate.limits.rate import parse_rate
+from headgate.suggestion import did_you_mean
 
 CHART_ROWS = 20
 """More bars than that are drawn as one line."""
@@ -134,7 +135,8 @@ def _of_task(target: str | None, name: str, changes: Sequence[str]) -> list[Vari
         raise click.UsageError("--task is of an app: name it by -A module:app or HEADGATE_APP")
     tasks = locate(target).tasks
     if name not in tasks:
-        raise click.UsageError(f"{target} declares no task {name!r}; it declares: {', '.join(sorted(tasks)) or 'none'}")
+        names = ", ".join(sorted(tasks)) or "none"
+        raise click.UsageError(f"{target} declares no task {name!r}{did_you_mean(name, tasks)} It declares: {names}")
     limits = limits_of(tasks[name])
     found: list[Variant] = [("as declared", limits)]
     known = {limit.name: limit for limit in limits}

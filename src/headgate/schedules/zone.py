@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from headgate.errors import DeclarationError
+from headgate.suggestion import did_you_mean
 
 
 def zone_of(name: str, where: str) -> ZoneInfo:
@@ -16,6 +16,7 @@ def zone_of(name: str, where: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         # An OSError is a folder of zones ("Europe") or a name too long for a file.
-        similar = get_close_matches(name, available_timezones(), n=1)
-        hint = f"did you mean {similar[0]!r}?" if similar else "use a name such as 'Europe/Rome' or 'UTC'"
-        raise DeclarationError(f"{where}: there is no time zone {name!r}; {hint}") from None
+        hint = did_you_mean(name, available_timezones())
+        raise DeclarationError(
+            f"{where}: there is no time zone {name!r}{hint} Use a name such as 'Europe/Rome' or 'UTC'"
+        ) from None

@@ -30,6 +30,11 @@ def choose_storage(
             return SqliteStorage(_file_of(url, path), clock, synchronous=synchronous)
         case "postgresql" | "postgres":
             return _postgres(url, clock, schema=schema, listen_url=listen_url, connections=connections)
+        case "redis" | "rediss" | "valkey":
+            raise DeclarationError(
+                f"jobs cannot be kept in Redis, where {displayed_url(url)!r} is: use sqlite:///path or "
+                'postgresql://host/database. The limits that count starts can: Headgate(limits_url="redis://…")'
+            )
         case _:
             raise DeclarationError(
                 f"storage URL {displayed_url(url)!r} has an unknown scheme; use sqlite:///path, "

@@ -13,7 +13,8 @@ from headgate.jobs.audit import AuditWord, audit_level
 from headgate.jobs.job import MAX_PRIORITY, JobOptions
 from headgate.jobs.retry import RetryPolicy, require_policy
 from headgate.limits.key import named_arguments
-from headgate.limits.limit import Limit
+from headgate.limits.limit import Limit, RateOptions
+from headgate.suggestion import did_you_mean
 
 if TYPE_CHECKING:
     from headgate.tasks.payload import Upgrade
@@ -221,7 +222,10 @@ def require_names(changes: Mapping[str, Any], known: Iterable[str], where: str) 
     """Raise TypeError, as Python does, for an unknown option."""
     for name in changes:
         if name not in known:
-            raise TypeError(f"{where} got an unexpected keyword argument {name!r}; it takes: {', '.join(known)}")
+            hint = did_you_mean(name, known)
+            if name in RateOptions.__annotations__:
+                hint = f", which is an option of a limit: limits=[StrictRate(…, {name}=…)]."
+            raise TypeError(f"{where} got an unexpected keyword argument {name!r}{hint} It takes: {', '.join(known)}")
 
 
 def require_priority(priority: int, where: str) -> None:

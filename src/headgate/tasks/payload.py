@@ -226,9 +226,7 @@ class PayloadType:
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
-            raise TypeError(
-                f"{self._where} takes {len(self._positional)} positional arguments but {len(args)} were given"
-            )
+            raise TypeError(f"{self._where} takes {_arguments(len(self._positional))} but {len(args)} were given")
         given = dict(zip(self._positional, args))  # noqa: B905  # `strict=` costs a tenth of an encoding
         if kwargs:
             for name, value in kwargs.items():
@@ -340,3 +338,7 @@ def _result_decoder(kind: Any) -> tuple[msgspec.json.Decoder[Any], Any]:
         return decoder(kind), kind if kind in (str, int, bool) else None
     except (TypeError, ValueError, NameError):
         return msgspec.json.Decoder(Any), Any
+
+
+def _arguments(count: int) -> str:
+    return "1 positional argument" if count == 1 else f"{count} positional arguments"

@@ -237,7 +237,7 @@ def test_what_is_no_cron_is_refused_where_it_is_declared_and_told_the_forms(expr
 def test_a_zone_that_does_not_exist_is_refused_with_a_similar_one() -> None:
     for trigger in (Cron, Calendar):
         arguments = {"expression": "0 6 * * *"} if trigger is Cron else {}
-        for name, hint in (("Europe/Roma", "did you mean 'Europe/Rome'"), ("", "use a name such as"), ("../etc", "")):
+        for name, hint in (("Europe/Roma", "did you mean 'Europe/Rome'"), ("", "Use a name such as"), ("../etc", "")):
             with pytest.raises(ValueError, match="there is no time zone") as caught:
                 trigger(**arguments, tz=name)  # type: ignore[arg-type]
             assert hint in str(caught.value)

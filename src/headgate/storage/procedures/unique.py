@@ -198,7 +198,7 @@ class _Addition:
         return is_there
 
     async def _followed(self, job: NewJob) -> bool:
-        """Insert a job that follows the running one, which is locked and so ends later. Returns whether it is stored."""
+        """Insert a job that follows the running one, locked so that it ends later. Returns whether it is stored."""
         try:
             await add_jobs(self._tx, [job])
         except LeaderNotFound:

@@ -158,7 +158,7 @@ class SqliteDriver(Driver):
         return writer, lookups, lists, ahead
 
     def _anchor(self, writer: sqlite3.Connection) -> int:
-        """Return the offset of limit time from the boot clock, set by the first process in a boot that opens the file."""
+        """Return the offset of limit time from the boot clock, set by the first process to open the file in a boot."""
         boot_id = self.clock.boot_id()
         sqlite_file.begin(writer, self._patience, self.clock, self._warn_slow)
         try:
@@ -209,9 +209,9 @@ class SqliteDriver(Driver):
         for (path, pid), count in _opened.items():
             if count and pid != here and path == self.path.resolve():
                 raise ForkedConnection(
-                    f"{self.path} was open in process {pid} when this process was forked from it, and SQLite's locks do "
-                    "not survive a fork, so a write could be lost; open the app after the fork, or start the process with "
-                    "'spawn'"
+                    f"{self.path} was open in process {pid} when this process was forked from it, and SQLite's locks "
+                    "do not survive a fork, so a write could be lost; open the app after the fork, or start the "
+                    "process with 'spawn'"
                 )
 
     def now(self) -> int:

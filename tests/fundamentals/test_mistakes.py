@@ -1,0 +1,95 @@
+"""The likeliest mistakes of newcomers, and what each is told: what is wrong, and what to write instead."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from textwrap import indent
+
+import pytest
+
+TASK = "@app.task\nasync def sync(tenant_id: str, page: int = 1): ...\n"
+
+# What somebody writes after `app = Headgate("memory://")`, and a part of the message that ends it.
+MISTAKES = [
+    # Where jobs live
+    ('Headgate("jobs.db")', "has an unknown scheme; use sqlite:///path, postgresql://host/database"),
+    ('Headgate("sqlite://jobs.db")', "has no path; write sqlite:///jobs.db"),
+    ('Headgate("redis://localhost")', "jobs cannot be kept in Redis"),
+    ('Headgate("memory://", concurrency=0)', "concurrency=0 must be a whole number of at least 1"),
+    ('Headgate("memory://", timeout="5 minutes")', 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5m"'),
+    ('Headgate("memory://", retry="lots")', "is not a policy; write retry=RetryPolicy(retries=3)"),
+    # Tasks
+    ("@app.task\ndef sync(*args): ...", "takes *args; a job's arguments are stored by name, so declare each"),
+    ("@app.task(limit=[])\nasync def sync(): ...", "unexpected keyword argument 'limit'; did you mean 'limits'?"),
+    ('@app.task(max_wait="5m")\nasync def sync(): ...', "is an option of a limit: limits=[StrictRate(…, max_wait=…)]"),
+    ("@app.task(timeout=0)\nasync def sync(): ...", "timeout=0 must be above 0 seconds"),
+    ('@app.task(queue="mail")\nasync def sync(): ...', "not declared; declare it first with app.queue('mail')"),
+    ("@app.task(process=True)\nasync def sync(): ...", "process=True is for a plain def that computes"),
+    (TASK + TASK, "task 'sync' is declared twice; give one of them another name="),
+    # Limits
+    (
+        '@app.task(limits=StrictRate("15/m"))\nasync def sync(): ...',
+        "write limits=[StrictRate(…)]",
+    ),
+    ('@app.task(limits=["15/m"])\nasync def sync(): ...', 'not the name of a limit; write limits=[StrictRate("15/m")]'),
+    ('@app.task(limits=["stripe"])\nasync def sync(): ...', "declare it first: app.limit('stripe', …)"),
+    ('StrictRate("15 per minute")', "is not a rate; write it as"),
+    ('StrictRate("0/m")', "allows 0 starts; a rate needs a count of at least 1"),
+    ('@app.task(limits=[StrictRate("15/m", key="{tenant}")])\nasync def sync(tenant_id): ...', "write {tenant_id}"),
+    ('@app.task(limits=[StrictRate("15/m", key="tenant_id")])\nasync def sync(tenant_id): ...', 'write "{tenant_id}"'),
+    ("Mutex()", "a mutex needs the resource that it guards: Mutex("),
+    ('Concurrency("3")', "must be a whole number of at least 1"),
+    ('Limiter("15/m")', "is not a limit; write Limiter(RateLimit('15/m'))"),
+    ('await app.admin.limits.set("stripe", "30/m")', "this app declares no limit 'stripe'. It declares:"),
+    # Enqueueing
+    (TASK + 'sync("acme")', "enqueues nothing and runs nothing; write await sync.enqueue(…)"),
+    (TASK + 'sync.delay("acme")', "has no .delay(); write await sync.enqueue(…)"),
+    (TASK + 'sync.apply_async(args=("acme",))', "write await sync.using(delay=…, queue=…).enqueue(…)"),
+    (
+        TASK + "await sync.enqueue(17)",
+        "argument 'tenant_id' of task 'sync' does not fit its annotation",
+    ),
+    (TASK + "await sync.enqueue()", "task 'sync' lacks argument 'tenant_id'"),
+    (TASK + 'await sync.enqueue("acme", 1, 2)', "takes 2 positional arguments but 3 were given"),
+    (TASK + 'await sync.enqueue("acme", delay=5)', "an option of enqueueing; write .using(delay=5).enqueue('acme')"),
+    (TASK + 'await sync.enqueue("x" * 300_000)', "store the data elsewhere and pass a reference"),
+    (TASK + "sync.using(delays=5)", "unexpected keyword argument 'delays'; did you mean 'delay'?"),
+    (TASK + 'sync.using(delay="soon")', "is not a duration; write seconds"),
+    (
+        TASK + "import datetime\nsync.using(at=datetime.datetime(2030, 1, 1))",
+        "pass an aware datetime",
+    ),
+    (TASK + 'sync.using(priority="high")', "must be a whole number from 0 to 9"),
+    (TASK + 'sync.using(unique_key="a", on_conflict="ignore")', 'must be "keep", "replace" or "raise"'),
+    (TASK + "chain(sync, sync)", "takes calls, chains and batches, not Task('sync'); write task.call(…)"),
+    # Schedules
+    ('@app.schedule("0 6 * * *")\nasync def nightly(): ...', 'is not a trigger; pass Cron("0 6 * * *")'),
+    ('Cron("0 25 * * *")', "hour 25 is not in 0-23"),
+    ('Cron("0 6 * *")', "it has 4 fields; write"),
+    ('Cron("0 6 * * *", tz="Europe/Roma")', "there is no time zone 'Europe/Roma'; did you mean 'Europe/Rome'?"),
+    ("@app.schedule(Every(minutes=5))\nasync def nightly(page: int): ...", "pass them as args= and kwargs="),
+    # Where code runs
+    ("current_job()", "current_job() is only known inside a handler"),
+    ('await app.job("nonsense").status()', "no job nonsense is stored; it may have been pruned after its retention"),
+    ('await app.admin.queues.pause("mail")', "queue 'mail' is not declared by this app and has no job"),
+    ('await app.admin.jobs(state="done")', "must be one of waiting, running, succeeded, failed, cancelled"),
+]
+
+
+@pytest.mark.parametrize(("written", "message"), MISTAKES, ids=[written.splitlines()[-1] for written, _ in MISTAKES])
+def test_a_mistake_is_told_what_to_write_instead(written: str, message: str) -> None:
+    program = (
+        f"from headgate import {NAMES}\n"
+        'app = Headgate("memory://")\n'
+        "async def main():\n"
+        "    async with app.open():\n"
+        f"{indent(written, ' ' * 8)}\n"
+    )
+    namespace: dict[str, object] = {}
+    exec(program, namespace)
+    with pytest.raises(Exception, match=re.escape(message)):
+        asyncio.run(namespace["main"]())  # type: ignore[operator]
+
+
+NAMES = "Concurrency, Cron, Every, Headgate, Limiter, Mutex, StrictRate, chain, current_job"
