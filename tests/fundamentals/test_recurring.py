@@ -20,7 +20,7 @@ def test_the_examples_of_the_page_are_declared_as_they_stand_there() -> None:
 
 
 def test_the_triggers_of_its_table_are_triggers() -> None:
-    table = PAGE.read_text().partition("| trigger | comes |")[2].partition("\n\n")[0]
+    table = PAGE.read_text().partition("| trigger | is due |")[2].partition("\n\n")[0]
     calls = re.findall(r"`((?:Cron|Every|Calendar)\(.*?\))`", table)
     assert len(calls) == 12
     names = {name: getattr(headgate, name) for name in headgate.__all__}
