@@ -54,7 +54,7 @@ def test_each_setting_is_read_from_its_variable_and_an_argument_goes_before_it(n
 
 def test_no_setting_lacks_a_variable_that_works_and_is_on_the_page() -> None:
     assert SAID.keys() == {field.name for field in fields(Settings)}
-    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
     assert [name for name in SAID if f"`HEADGATE_{name.upper()}`" not in page] == []
 
 
