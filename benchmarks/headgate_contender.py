@@ -16,7 +16,7 @@ class HeadgateContender:
     ended = "SELECT count(*) FROM headgate.job WHERE state = 'succeeded'"
 
     def __init__(self, url: str, load: Load, board: Board | None = None) -> None:
-        self.app = app = Headgate(url, concurrency=load.slots)
+        self.app = app = Headgate(url, concurrency=load.slots, migrate=True)
         tenant_limit = StrictRate(load.count, per=load.per, key="{tenant}") if load.count else None
 
         @app.task(name="noop")

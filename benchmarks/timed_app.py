@@ -33,7 +33,7 @@ class TimedStore(Store):
 def make_app(url: str, ears: str) -> tuple[Headgate, Task[[int], None]]:
     """The app, and its task that sends its hops to `ears`."""
     store = TimedStore(storage_at(url).driver)
-    app = Headgate(storage=store)
+    app = Headgate(storage=store, migrate=True)
     send = mouth_of(ears) if ears else None
 
     @app.task(name="probe")

@@ -16,7 +16,7 @@ class Probed:
 
     def __init__(self, url: str | None = None) -> None:
         # A worker is told in its environment; whoever only imports this has none.
-        self.app = Headgate(url or os.environ.get("HEADGATE_URL", "memory://"))
+        self.app = Headgate(url or os.environ.get("HEADGATE_URL", "memory://"), migrate=True)
         self._say: Callable[[int], None] | None = None
         limit = StrictRate("1/d", key="{key}", name=LIMIT)
         self.gated: Task[..., None] = self.app.task(name="gated", limits=[limit])(self._gated)

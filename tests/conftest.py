@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Generator
 
@@ -15,6 +16,9 @@ pytest.register_assert_rewrite("tests.conformance.storage_suite", "tests.conform
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else lambda *_: None)
+
+# Each test's schema of PostgreSQL is new; without this, each would have to be made before an app opens it.
+os.environ.setdefault("HEADGATE_MIGRATE", "true")
 
 pytest_plugins = ["tests.postgres_server", "tests.redis_server"]
 

@@ -46,7 +46,7 @@ def real(folder: Path, *, count: int, per: int, seconds: float, jobs: int) -> di
 
 
 async def _real(url: str, count: int, per: int, seconds: float, jobs: int) -> tuple[list[int], int]:
-    app = Headgate(url)
+    app = Headgate(url, migrate=True)
     started: list[int] = []
 
     @app.task(limits=[_limit(count, per, strict=True)])

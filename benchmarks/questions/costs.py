@@ -65,7 +65,7 @@ def _each(spent: Reading, jobs: int) -> dict[str, float]:
 
 @asynccontextmanager
 async def _lone_enqueues(url: str, jobs: int) -> AsyncIterator[Work]:
-    app = Headgate(url)
+    app = Headgate(url, migrate=True)
 
     @app.task
     async def noop(number: int) -> None:
@@ -81,7 +81,7 @@ async def _lone_enqueues(url: str, jobs: int) -> AsyncIterator[Work]:
 
 @asynccontextmanager
 async def _bulks(url: str, jobs: int) -> AsyncIterator[Work]:
-    app = Headgate(url)
+    app = Headgate(url, migrate=True)
 
     @app.task
     async def noop(number: int) -> None:
@@ -131,7 +131,7 @@ def _claims(*, is_gated: bool, finishes: bool) -> Step:
 
 @asynccontextmanager
 async def _worker(url: str, jobs: int) -> AsyncIterator[Work]:
-    app = Headgate(url, concurrency=SLOTS)
+    app = Headgate(url, concurrency=SLOTS, migrate=True)
     all_began = asyncio.Event()
     began = 0
 

@@ -18,7 +18,7 @@ def headgate(folder: Path, *, jobs: int, producers: int = 1, bulk: int = 1, memo
 
 
 async def _headgate(url: str, jobs: int, producers: int, bulk: int) -> dict[str, float]:
-    app = Headgate(url)
+    app = Headgate(url, migrate=True)
 
     @app.task
     async def noop(number: int) -> None:

@@ -25,7 +25,7 @@ def embedded(folder: Path, *, probes: int, memory: bool = False) -> dict[str, fl
 
 
 async def _embedded(url: str, probes: int) -> dict[str, float]:
-    app = Headgate(url)
+    app = Headgate(url, migrate=True)
     began: asyncio.Queue[float] = asyncio.Queue()
 
     @app.task

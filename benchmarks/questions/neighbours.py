@@ -32,7 +32,7 @@ def headgate(
 async def _headgate(
     url: str, tenants: int, ahead: int, each: int, count: int, per: int, slots: int, work: float
 ) -> dict[str, float]:
-    app = Headgate(url, concurrency=slots)
+    app = Headgate(url, concurrency=slots, migrate=True)
     started: dict[str, list[int]] = {}
     others_left = (tenants - 1) * each
     others_done = asyncio.Event()

@@ -25,7 +25,7 @@ def headgate(
 
 
 async def _headgate(url: str, jobs: int, slots: int, keys: int) -> dict[str, float]:
-    app = Headgate(url, concurrency=slots)
+    app = Headgate(url, concurrency=slots, migrate=True)
     all_began = asyncio.Event()
     began_jobs = 0
 

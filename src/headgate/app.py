@@ -122,6 +122,7 @@ class Headgate:
             log_jobs=bool(self._settings.log_jobs),
             limits_url=self._settings.limits_url,
             grace=self._settings.grace,
+            migrate=storage.driver.migrates_when_opened if self._settings.migrate is None else self._settings.migrate,
         )
 
     # ------------------------------------------------------------------------------------------- declaring
@@ -288,13 +289,20 @@ class Headgate:
     # ---------------------------------------------------------------------------------------- open and run
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Self]:
-        """Connect, for enqueueing and reading; runs no jobs. May be entered again while open, on the same loop."""
-        async with self._client:
+    async def open(self, *, migrate: bool | None = None) -> AsyncIterator[Self]:
+        """Connect, for enqueueing and reading; runs no jobs. May be entered again while open, on the same loop.
+
+        `migrate` (default: the setting) says whether missing tables are made. Without it, StorageUnusable is raised for
+        a store that has no tables, or those of an older release; nothing is made or changed.
+        """
+        await self._client.enter(migrate=migrate)
+        try:
             yield self
+        finally:
+            await self._client.lifecycle.leave()
 
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
-        """Apply missing migrations to the store, as opening does; return their names.
+        """Make the tables of the store, or apply what they lack; return the names of the applied migrations.
 
         With `dry_run` nothing is written: return the names of the missing ones. Raises StorageUnusable for tables that
         are newer than this program, or that this user may not change.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from headgate.admin import Admin
@@ -67,6 +68,7 @@ class Client:
         log_jobs: bool,
         limits_url: str | None,
         grace: float,
+        migrate: bool,
     ) -> None:
         self.storage = storage
         self.registry = registry
@@ -93,17 +95,22 @@ class Client:
         self._local_node = local_node
         self._log_jobs = log_jobs
         self._grace = grace
+        self._migrate = migrate
         self._results: ResultWatch | None = None
 
     # ------------------------------------------------------------------------------------------ connecting
 
     async def __aenter__(self) -> Self:
-        self.require_shared()
-        await self.lifecycle.enter()
+        await self.enter()
         return self
 
     async def __aexit__(self, *details: object) -> None:
         await self.lifecycle.leave()
+
+    async def enter(self, *, migrate: bool | None = None) -> None:
+        """Open it, as `async with` does, until `lifecycle.leave()`; `migrate` as in `Headgate.open`."""
+        self.require_shared()
+        await self.lifecycle.enter(partial(self._open, migrate))
 
     def require_shared(self) -> None:
         """Raise DeclarationError in a child process whose store would be separate from that of the app."""
@@ -113,8 +120,8 @@ class Client:
                 "use sqlite:///path or postgresql://…"
             )
 
-    async def _open(self) -> None:
-        await self.storage.open()
+    async def _open(self, migrate: bool | None = None) -> None:
+        await self.storage.open(migrate=self._migrate if migrate is None else migrate)
         self._results = ResultWatch(self.storage, self._clock)
         self._end_log = self._bus.subscribe(log_event, *logged_kinds(jobs=self._log_jobs))
 

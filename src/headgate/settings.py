@@ -54,6 +54,8 @@ class Settings:
     `max_payload` (262,144): the most bytes of JSON for the arguments or the result of one job.
     `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…",
     "postgresql://…"): the store of the limits that count starts, unless they set `store=` (default: with the jobs).
+    `migrate` (True for SQLite and memory, False for PostgreSQL): whether opening the app makes the tables, or brings
+    them up to date; `headgate migrate` and `await app.migrate()` do it in any case.
     On PostgreSQL: `schema` ("headgate") is the schema of the tables; `connections` (8) is the most connections that a
     process opens; `listen_url`, for a URL through PgBouncer, is a direct URL of the database, which wakes nodes at once
     instead of polling.
@@ -74,6 +76,7 @@ class Settings:
     max_payload: int = 256 * 1024
     synchronous: str = "FULL"
     limits_url: str | None = field(default=None, repr=False)  # a URL may hold a password
+    migrate: bool | None = None
     schema: str = "headgate"
     connections: int = 8
     listen_url: str | None = field(default=None, repr=False)
@@ -102,9 +105,9 @@ class Settings:
             raise DeclarationError(f"log_lines={self.log_lines} must be from 0 to {MAX_LOG_LINES}")
         if self.log_level not in logging.getLevelNamesMapping():
             raise DeclarationError(f"log_level={self.log_level!r} must be a level name of logging, such as INFO")
-        for name in ("history", "log_jobs"):
+        for name in ("history", "log_jobs", "migrate"):
             value = getattr(self, name)
-            if not isinstance(value, bool) and (name != "log_jobs" or value is not None):
+            if not isinstance(value, bool) and (name == "history" or value is not None):
                 raise DeclarationError(f"{name}={value!r} must be True or False")
         if self.max_payload < 1024:
             raise DeclarationError(f"max_payload={self.max_payload} must be at least 1024 bytes")
@@ -178,7 +181,7 @@ def _parse(name: str, text: str) -> object:
     if name in ("limits_url", "schema", "listen_url"):
         return text
     variable = f"HEADGATE_{name.upper()}"
-    if name in ("history", "log_jobs"):
+    if name in ("history", "log_jobs", "migrate"):
         return parse_switch(text, variable)
     if name in _DURATIONS:
         return parse_seconds(text, variable)

@@ -110,8 +110,8 @@ class HoldingDriver(SqliteDriver):
         super().__init__(path, SystemClock(), synchronous="FULL", patience=30)
         self._points = points
 
-    def _connect(self) -> tuple[sqlite3.Connection, Reader, Reader, int]:
-        connections = super()._connect()
+    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Reader, Reader, int]:
+        connections = super()._connect(migrate)
         connections[0].set_trace_callback(self._before)
         return connections
 

@@ -88,7 +88,7 @@ class FaultyStorage:
         if self._faults.delay:
             await asyncio.sleep(self._random.uniform(0, self._faults.delay))
 
-    async def open(self) -> None:
+    async def open(self, *, migrate: bool = True) -> None:
         """The shared store is open already."""
 
     async def close(self) -> None:

@@ -27,7 +27,7 @@ class Reluctant(MemoryStorage):
         super().__init__(clock)
         self.opening = self.most_at_once = self.openings = 0
 
-    async def open(self) -> None:
+    async def open(self, *, migrate: bool = True) -> None:
         self.openings += 1
         self.opening += 1
         self.most_at_once = max(self.most_at_once, self.opening)
@@ -38,7 +38,7 @@ class Reluctant(MemoryStorage):
                 raise StorageUnusable("its folder is not there yet")
         finally:
             self.opening -= 1
-        await super().open()
+        await super().open(migrate=migrate)
 
 
 def test_when_an_opening_fails_one_of_those_who_wait_tries_again_and_the_others_wait_for_that() -> None:

@@ -16,6 +16,8 @@ from click.testing import CliRunner, Result
 
 from headgate import Headgate
 from headgate.cli.main import main
+from headgate.clock import SystemClock
+from headgate.storage.sqlite.storage import SqliteStorage
 
 R = TypeVar("R")
 
@@ -55,7 +57,12 @@ def go_into(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path)
     monkeypatch.setattr(sys, "path", [str(path), *sys.path])
     monkeypatch.delenv("HEADGATE_APP", raising=False)
-    (path / "jobs.db").touch()
+    make_tables(path)
+
+
+def make_tables(path: Path) -> None:
+    """Make the file of the jobs in that directory, as a worker does."""
+    asyncio.run(SqliteStorage(path / "jobs.db", SystemClock()).migrate())
 
 
 def call(*words: str, input: str | None = None, env: dict[str, str] | None = None) -> Result:

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headgate.cli.main import COMMANDS, main
+from tests.faces.one_module import make_tables
 
 APP = """
 from headgate import Headgate
@@ -133,7 +134,7 @@ def test_ctrl_c_at_a_question_ends_with_130_as_well(
 
 def test_a_question_that_nobody_can_answer_says_what_to_do(make: Make) -> None:
     target = make(APP)
-    Path("jobs.db").touch()
+    make_tables(Path())
     result = call("schedules", "remove", target, "nightly", input="")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == "Error: there is no terminal to answer on; add --yes"
@@ -168,7 +169,7 @@ def test_a_port_that_cannot_be_is_told_in_one_line(make: Make) -> None:
 def test_a_locale_without_utf8_changes_no_payload_and_breaks_no_table(make: Make, tmp_path: Path) -> None:
     """The SQL has characters that ASCII lacks, so that nothing could be opened."""
     target = make(APP)
-    Path("jobs.db").touch()
+    make_tables(Path())
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
     def run(*words: str) -> str:
@@ -198,7 +199,7 @@ def test_an_output_that_takes_nothing_is_told_in_one_line() -> None:
 
 def test_an_output_that_is_closed_is_nothing_to_write_to(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make(APP)
-    Path("jobs.db").touch()
+    make_tables(Path())
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(SystemExit) as ended:
         main(["status", target])

@@ -22,6 +22,7 @@ from headgate import Headgate, PayloadError
 from headgate.admin import JobDetails
 from headgate.cli.enqueue import CHUNK
 from headgate.cli.main import main
+from tests.faces.one_module import make_tables
 
 APP = """
 import asyncio
@@ -100,7 +101,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delenv("HEADGATE_APP", raising=False)
-    (tmp_path / "jobs.db").touch()
+    make_tables(tmp_path)
     return Project(tmp_path)
 
 

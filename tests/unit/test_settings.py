@@ -33,6 +33,7 @@ SAID: dict[str, tuple[str, Any, Any, Any]] = {
     "history": ("off", False, True, True),
     "max_payload": ("2048", 2048, 4096, 4096),
     "synchronous": ("normal", "NORMAL", "OFF", "OFF"),
+    "migrate": ("off", False, True, True),
     "limits_url": ("redis://one", "redis://one", "redis://two", "redis://two"),
     "schema": ("jobs", "jobs", "work", "work"),
     "connections": ("4", 4, 16, 16),

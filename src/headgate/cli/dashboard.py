@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 import click
 
-from headgate.cli.locate import located, takes_app
+from headgate.cli.locate import locate, require_tables, takes_app
 from headgate.errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def dashboard(
         raise click.UsageError("--redact and --no-redaction exclude each other")
     if root_path and not root_path.startswith("/"):
         raise click.UsageError(f"--root-path {root_path} has to begin with a slash")
-    app = located(target)
+    app = locate(target)
+    require_tables(app)
     from headgate.http import OneTimeToken
     from headgate.http import dashboard as make_dashboard
 

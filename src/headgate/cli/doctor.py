@@ -60,7 +60,7 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
             advice = f"headgate migrate {target}; the rest was not looked at, as that would change the tables"
             return [*found, Finding("problem", "migrations", f"missing: {', '.join(missing)}", advice)]
         found.append(Finding("ok", "migrations", "up to date"))
-        async with app.open():
+        async with app.open(migrate=False):
             return [*found, *findings_of(await app.admin.checkup(deep=deep))]
     except HeadgateError as error:
         return [*found, Finding("problem", "store", str(error), "the error says what to do")]

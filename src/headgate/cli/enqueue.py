@@ -17,7 +17,7 @@ import click
 
 from headgate.app import Headgate
 from headgate.cli.exit_codes import INTERRUPTED
-from headgate.cli.locate import located, takes_app_and
+from headgate.cli.locate import locate, takes_app_and
 from headgate.cli.output import json_option, print_json, progress_bar
 from headgate.cli.query import instant, seconds
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
@@ -87,7 +87,7 @@ def enqueue(
         raise click.UsageError(
             "--unique-key lets one job of the task wait; with --payloads all lines would be that one"
         )
-    app = located(target)
+    app = locate(target)
     if app._client.address.shown.startswith("memory:"):
         raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")
     task = _task(app, target, words[0]).using(**{name: value for name, value in options.items() if value is not None})
@@ -121,7 +121,7 @@ def _call(app: Headgate, task: Task[Any, Any], text: str | bytes) -> Call[Any]:
 
 def _enqueue_one(app: Headgate, task: Task[Any, Any], call: Call[Any], *, dry_run: bool, as_json: bool) -> None:
     async def stored() -> Any:
-        async with app.open():
+        async with app.open(migrate=False):
             (job,) = await task.enqueue_many([call])
             return await job.status() if as_json else job.id
 
@@ -187,7 +187,7 @@ def _store(
     print_ids: bool,
 ) -> None:
     with asyncio.Runner() as runner:
-        opened = app.open()
+        opened = app.open(migrate=False)
         runner.run(opened.__aenter__())
         try:
             # Lines are read while the loop stands still: there Ctrl-C would wait for the next line.

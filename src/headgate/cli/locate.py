@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import sys
@@ -18,7 +19,7 @@ from click.core import ParameterSource
 
 from headgate.admin import Admin
 from headgate.app import Headgate
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.escaping import printable
 
 R = TypeVar("R")
@@ -42,10 +43,6 @@ class AppBroken(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(printable(self._told.rstrip()), file=file, err=True)
         super().show(file)
-
-
-class StoreMissing(HeadgateError):
-    """There is no file where the jobs of an app live."""
 
 
 def locate(target: str) -> Headgate:
@@ -88,35 +85,28 @@ def _of_user(trace: TracebackType | None) -> TracebackType | None:
 
 
 def ask(target: str, question: Callable[[Admin], Awaitable[R]]) -> R:
-    """The answer of an app's admin; the app is open only for as long as the question takes.
+    """Return the answer of an app's admin; the app is open only for as long as the question takes.
 
-    Raises StoreMissing for a file that is not there: an empty one in its place would say that there are no jobs.
+    Raises StorageUnusable for a store that has no tables: empty ones in their place would say that there are no jobs.
     """
 
     async def opened() -> R:
-        async with app.open():
+        async with app.open(migrate=False):
             return await question(app.admin)
 
-    app = located(target)
+    app = locate(target)
     return asyncio.run(opened())
 
 
-def located(target: str) -> Headgate:
-    """The app that `module:app` names, whose store is there. Raises AppNotFound, StoreMissing."""
-    app = locate(target)
-    require_store(app)
-    return app
+def require_tables(app: Headgate) -> None:
+    """Raise StorageUnusable for a store that has no tables; a database that does not answer may do so later."""
 
+    async def opened() -> None:
+        async with app.open(migrate=False):
+            pass
 
-def require_store(app: Headgate) -> None:
-    """Raise StoreMissing for a file that is not there: opening it would make one."""
-    address = app._client.address
-    if address.is_missing:
-        raise StoreMissing(
-            f"there is no file {address.shown}, where the jobs of this app live; is this the right directory? "
-            "A relative sqlite:/// URL is looked for in the current one. The first worker makes the file, and so does "
-            "`headgate migrate`"
-        )
+    with contextlib.suppress(StorageUnavailable):
+        asyncio.run(opened())
 
 
 def ask_with_time(target: str, question: Callable[[Admin], Awaitable[R]]) -> tuple[R, datetime]:

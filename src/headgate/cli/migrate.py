@@ -21,8 +21,8 @@ PENDING = 3
 def migrate(target: str, dry_run: bool, as_json: bool) -> None:
     """Make the tables, or bring them up to date.
 
-    Workers do it themselves when they start, once, whoever comes first. This is for a database whose workers may not
-    change tables: run it as the owner before the deploy. Repeating it is harmless.
+    On PostgreSQL run it before the first start and before each deploy, as the owner of the tables. On a SQLite file the
+    first worker does it by itself. Repeating it is harmless.
     """
     names = asyncio.run(locate(target).migrate(dry_run=dry_run))
     word = "missing" if dry_run else "applied"

@@ -16,7 +16,7 @@ from headgate.admin.slow_counts import SlowCounts
 from headgate.app import Headgate
 from headgate.cli.live.render import LiveView, next_order, render_snapshot
 from headgate.cli.live.snapshot import LiveSnapshot, read_snapshot
-from headgate.cli.locate import locate, require_store, takes_app
+from headgate.cli.locate import locate, takes_app
 from headgate.cli.output import make_console
 from headgate.cli.query import seconds_within
 from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event
@@ -73,8 +73,7 @@ async def _answers(
     told = 0
     while told != count:
         try:
-            require_store(app)
-            async with app.open(), contextlib.AsyncExitStack() as stack:
+            async with app.open(migrate=False), contextlib.AsyncExitStack() as stack:
                 counts = None
                 if count != 1:
                     counts = SlowCounts(clock)

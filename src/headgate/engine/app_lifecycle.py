@@ -52,8 +52,11 @@ class AppLifecycle:
     # Two methods instead of a context manager: a loop that ends closes all generators at once, which fails for one
     # inside another.
 
-    async def enter(self) -> None:
-        """Open the app, or keep it open, until `leave`. Raises DeclarationError if it is open on another loop."""
+    async def enter(self, open: Step | None = None) -> None:
+        """Open the app, or keep it open, until `leave`. Raises DeclarationError if it is open on another loop.
+
+        `open` replaces the usual step for this opening.
+        """
         while True:
             with self._own_lock():
                 self._require_one_loop()
@@ -67,7 +70,7 @@ class AppLifecycle:
             # Another task opens or closes it. If that fails, one of the waiting tasks tries next.
             await asyncio.wait([transition])
         try:
-            await self._open_or_undo()
+            await self._open_or_undo(open or self._open)
             self._open_count = 1
         finally:
             self._end_transition()
@@ -91,8 +94,8 @@ class AppLifecycle:
                 finally:
                     self._end_transition()
 
-    async def _open_or_undo(self) -> None:
-        opening = asyncio.ensure_future(self._open())
+    async def _open_or_undo(self, open: Step) -> None:
+        opening = asyncio.ensure_future(open())
         try:
             await asyncio.wait([opening])
         except asyncio.CancelledError:

@@ -311,7 +311,7 @@ class Dashboard(Starlette):
         # Where there is no lifespan to close it, as in an app that mounts this one, the loop does: it ends the
         # generators that it has seen begin.
         opened = contextlib.AsyncExitStack()
-        await opened.enter_async_context(self._app.open())
+        await opened.enter_async_context(self._app.open(migrate=False))
         self._opened = opened
 
 

@@ -124,6 +124,9 @@ class Driver(ABC):
     is_in_process = False
     """Whether the jobs are in the memory of this process."""
 
+    migrates_when_opened = False
+    """Whether an app makes the tables when it opens the store, unless its settings say."""
+
     file: Path | None = None
     """The file of the jobs, if they are in one."""
 
@@ -156,7 +159,7 @@ class Driver(ABC):
                 wake()
 
     @abstractmethod
-    async def open(self) -> None:
+    async def open(self, *, migrate: bool) -> None:
         """As `Store.open`."""
 
     @abstractmethod

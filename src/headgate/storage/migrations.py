@@ -42,6 +42,18 @@ def read_migrations(folder: Path) -> Sequence[Migration]:
     return sorted(found)
 
 
+def require_none(missing: Sequence[Migration], known: Sequence[Migration], *, absent: str, where: str) -> None:
+    """Raise StorageUnusable if any of the `known` migrations is missing; `absent` says so of all of them."""
+    if not missing:
+        return
+    if len(missing) == len(known):
+        problem = absent
+    else:
+        older = known[known.index(missing[0]) - 1]
+        problem = f"{where} is at version {older}, and this program needs version {known[-1]}"
+    raise StorageUnusable(f"{problem}: run `headgate migrate APP`, or pass Headgate(migrate=True)")
+
+
 def pending(
     known: Sequence[Migration],
     applied: Mapping[int, tuple[str, str]],

@@ -102,9 +102,13 @@ class Store:
         """Where its tables are, equal to the `place` of a bucket store in the same place; None if there can be none."""
         return self.driver.place
 
-    async def open(self) -> None:
-        """Connect, and bring the schema up to date. Raises StorageUnusable for what is not a Headgate database."""
-        await self.driver.open()
+    async def open(self, *, migrate: bool = True) -> None:
+        """Connect, and make the tables or bring them up to date.
+
+        Without `migrate` nothing is made. Raises StorageUnusable for what is not a Headgate database, and without
+        `migrate` also for one that is not there, or lacks a migration.
+        """
+        await self.driver.open(migrate=migrate)
 
     async def close(self) -> None:
         """Close all connections; a second call does nothing."""

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from headgate.client import Client
 from headgate.clock import Duration
-from headgate.engine.app_lifecycle import AppLifecycle
+from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.drain import Drain
 from headgate.errors import HeadgateError
 from headgate.storage.store import Store
@@ -118,9 +118,9 @@ class EnginePortal(Portal):
 class _OpenInThread(AppLifecycle):
     """The lifecycle of the app: entering on another loop than the engine's finds it open and does nothing."""
 
-    async def enter(self) -> None:
+    async def enter(self, open: Step | None = None) -> None:
         if self.loop is None or self._is_here():
-            await super().enter()
+            await super().enter(open)
 
     async def leave(self) -> None:
         if self._is_here():

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, cast
 from headgate.app import Headgate
 from headgate.client import Client
 from headgate.clock import Clock, Duration
-from headgate.engine.app_lifecycle import AppLifecycle
+from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import EventBus
 from headgate.engine.call_groups import group_calls
@@ -174,7 +174,7 @@ class _OpenAnywhere(AppLifecycle):
     def require(self) -> None:
         """Do nothing: it is always open."""
 
-    async def enter(self) -> None:
+    async def enter(self, open: Step | None = None) -> None:
         self._open_count += 1
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
 

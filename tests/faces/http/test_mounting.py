@@ -82,6 +82,7 @@ async def test_a_path_of_a_mount_is_data_in_the_page_as_any_other() -> None:
 
 async def test_it_opens_the_app_with_the_first_request_and_closes_what_it_opened(tmp_path: Path) -> None:
     app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    await app.migrate()
     site = dashboard(app, auth=EVERYBODY)
     with pytest.raises(NotOpen):
         _ = app.admin
@@ -97,6 +98,7 @@ async def test_it_opens_the_app_with_the_first_request_and_closes_what_it_opened
 def test_it_begins_anew_on_another_loop_after_it_has_ended(tmp_path: Path) -> None:
     """As under a test client, or a server that reloads what it serves: its lifespan begins and ends more than once."""
     app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    asyncio.run(app.migrate())
     site = dashboard(app, auth=EVERYBODY)
 
     async def serve() -> None:
@@ -151,6 +153,7 @@ def test_an_app_that_was_opened_by_a_mounted_dashboard_is_closed_with_the_loop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    asyncio.run(app.migrate())
 
     async def serve() -> Headgate:
         async with client(starlette_host(dashboard(app, auth=EVERYBODY))) as asking:

@@ -145,7 +145,7 @@ async def test_a_body_without_a_length_is_not_read_beyond_its_bound(client: http
 
 async def test_a_store_that_is_away_is_a_503_that_says_when_to_ask_again() -> None:
     class Away(MemoryStorage):
-        async def open(self) -> None:
+        async def open(self, *, migrate: bool = True) -> None:
             raise StorageUnavailable("the database does not answer")
 
     app = make_app(storage=Away(SystemClock()))

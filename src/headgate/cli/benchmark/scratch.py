@@ -20,4 +20,4 @@ async def scratch_of(app: Headgate) -> AsyncIterator[Callable[..., Headgate]]:
     if storage.is_in_process:
         raise DeclarationError(f"nothing can be made beside {shown}; use sqlite:/// or postgresql://")
     async with storage.scratch() as make:
-        yield lambda **settings: Headgate(storage=make(), clock=app._clock, **settings)
+        yield lambda **settings: Headgate(storage=make(), clock=app._clock, migrate=True, **settings)

@@ -30,7 +30,8 @@ from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
-from headgate.storage.postgres.schema import create, drop, migrate
+from headgate.storage.postgres.schema import create, drop, require_migrated
+from headgate.storage.postgres.schema import migrate as make_current
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.wake_ups import WakeUps
@@ -131,13 +132,16 @@ class PostgresDriver(Driver):
 
     # ---------------------------------------------------------------------------------------- open, close
 
-    async def open(self) -> None:
+    async def open(self, *, migrate: bool) -> None:
         if self._wake_ups is not None:
             return
         self._pid = os.getpid()
         await self._database.open()
         try:
-            await migrate(self._database, self.clock)
+            if migrate:
+                await make_current(self._database, self.clock)
+            else:
+                await require_migrated(self._database)
             await self._database.repeat(self._read_clock)
             listen_url = None if self._database.is_pooled else self._database.url
             self._wake_ups = WakeUps(self._database, self._listen_url or listen_url, self.clock, self._wake)
@@ -149,7 +153,7 @@ class PostgresDriver(Driver):
 
     async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
         await self._database.repeated(self._database.probe)
-        return await migrate(self._database, self.clock, dry_run=dry_run)
+        return await make_current(self._database, self.clock, dry_run=dry_run)
 
     async def _read_clock(self, session: Session) -> None:
         await session.execute("raise_limit_time")

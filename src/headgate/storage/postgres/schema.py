@@ -8,7 +8,7 @@ import asyncpg
 
 from headgate.clock import Clock, sleep
 from headgate.errors import StorageUnavailable, StorageUnusable
-from headgate.storage.migrations import Migration, load_migrations, pending
+from headgate.storage.migrations import Migration, load_migrations, pending, require_none
 from headgate.storage.postgres.database import COMMAND_TIMEOUT, Database, connect, translate
 from headgate.storage.postgres.dialect import in_schema
 
@@ -42,6 +42,16 @@ async def migrate(database: Database, clock: Clock, *, dry_run: bool = False) ->
                 raise
         await sleep(clock, 0.05)
     raise AssertionError
+
+
+async def require_migrated(database: Database) -> None:
+    """Raise StorageUnusable unless the tables are there and up to date; nothing is written."""
+    require_none(
+        await database.repeated(lambda: _migrate(database, dry_run=True)),
+        load_migrations(__package__),
+        absent=f"there is no Headgate schema {database.schema!r} in {database.name}",
+        where=f"schema {database.schema!r} of {database.name}",
+    )
 
 
 async def create(database: Database, schema: str) -> None:

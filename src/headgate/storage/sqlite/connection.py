@@ -16,7 +16,7 @@ from pathlib import Path
 from headgate.clock import SECOND, Clock
 from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable
 from headgate.storage.facts import NETWORK_FILESYSTEMS
-from headgate.storage.migrations import Migration, load_migrations, pending
+from headgate.storage.migrations import Migration, load_migrations, pending, require_none
 
 APPLICATION_ID = 0x48_64_67_74
 """`Hdgt`, stored in the file's header: distinguishes a Headgate database from another program's."""
@@ -85,6 +85,18 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
             connection.close()
     except sqlite3.Error as error:
         raise (translate(error, path) or error) from error
+
+
+def require_prepared(path: Path, clock: Clock) -> None:
+    """Raise StorageUnusable unless `path` is a current Headgate database; nothing is written, nor a file made."""
+    if not path.exists():
+        raise StorageUnusable(
+            f"there is no file {path}, where the jobs of this app live; is this the right directory? A relative "
+            "sqlite:/// URL is looked for in the current one. The first worker makes the file, and so does "
+            "`headgate migrate`"
+        )
+    missing = prepare(path, clock, synchronous="FULL", dry_run=True)
+    require_none(missing, migrations(), absent=f"there are no Headgate tables in {path}", where=str(path))
 
 
 def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:

@@ -61,6 +61,8 @@ class SqliteDriver(Driver):
     One thread writes. Writes that wait while a commit is in flight share the next one.
     """
 
+    migrates_when_opened = True
+
     def __init__(self, path: str | Path, clock: Clock, *, synchronous: str, patience: float) -> None:
         if synchronous not in ("FULL", "NORMAL", "EXTRA", "OFF"):
             raise ValueError(f"synchronous={synchronous!r} of a SQLite storage must be FULL, NORMAL, EXTRA or OFF")
@@ -108,7 +110,7 @@ class SqliteDriver(Driver):
 
     # ---------------------------------------------------------------------------------------- open, close
 
-    async def open(self) -> None:
+    async def open(self, *, migrate: bool) -> None:
         self._require_no_fork()
         if self._write_thread is not None:
             return
@@ -117,7 +119,7 @@ class SqliteDriver(Driver):
         _opened[self._open_file] += 1
         self._write_thread = CallThread("headgate-sqlite-writer")
         try:
-            await self._take_connections(self._write_thread)
+            await self._take_connections(self._write_thread, migrate)
             self._neighbours = PeerNotifier(self.path, self.clock, self._look_around, self._wake, self._break)
             await self._neighbours.open()
         except BaseException:
@@ -129,16 +131,19 @@ class SqliteDriver(Driver):
         prepare = partial(sqlite_file.prepare, synchronous=self._synchronous, dry_run=dry_run)
         return await asyncio.to_thread(prepare, self.path, self.clock)
 
-    async def _take_connections(self, thread: CallThread) -> None:
-        connecting = asyncio.get_running_loop().run_in_executor(thread, self._connect)
+    async def _take_connections(self, thread: CallThread, migrate: bool) -> None:
+        connecting = asyncio.get_running_loop().run_in_executor(thread, self._connect, migrate)
         # A thread cannot be cancelled, and the connections that it opens have to be closed.
         try:
             await shield_until_done(connecting)
         finally:
             self._writer, self._lookups, self._lists, self._ahead = connecting.result()
 
-    def _connect(self) -> tuple[sqlite3.Connection, Reader, Reader, int]:
-        sqlite_file.prepare(self.path, self.clock, synchronous=self._synchronous)
+    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Reader, Reader, int]:
+        if migrate:
+            sqlite_file.prepare(self.path, self.clock, synchronous=self._synchronous)
+        else:
+            sqlite_file.require_prepared(self.path, self.clock)
         with contextlib.ExitStack() as made:
             try:
                 writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)

@@ -46,7 +46,7 @@ class MemoryDriver(SqliteDriver):
     def __str__(self) -> str:
         return "memory://"
 
-    async def open(self) -> None:
+    async def open(self, *, migrate: bool) -> None:
         """Do nothing: the database exists already."""
 
     async def close(self) -> None:
