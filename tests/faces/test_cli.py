@@ -394,19 +394,19 @@ def test_schedules_that_nobody_fires_or_declares_any_more_are_told(project: Proj
     (listed,) = answer("schedules", "list", project.target)
     assert (listed["is_overdue"], listed["trouble"]) == (False, None)
     (listed,) = answer("schedules", "list", newer.target)
-    assert (listed["is_overdue"], listed["trouble"]) == (False, "code has declared it, and this app does not")
+    assert (listed["is_overdue"], listed["trouble"]) == (False, "code has declared it, but this app does not")
     connection = sqlite3.connect(project.path / "jobs.db")
     connection.execute("UPDATE schedule SET next_at = next_at - 8640000000000, skipped = 'overlap', skipped_at = 7")
     connection.commit()
     connection.close()
     (listed,) = answer("schedules", "list", newer.target)
-    assert listed["trouble"] == "overdue: no task 'report' is declared here"
+    assert listed["trouble"] == "overdue: this app does not declare task 'report'"
     text = call("schedules", "list", newer.target).output
     assert "overdue" in text
     assert "in 0.0 s" not in text
     assert "was not over" in text
     (listed,) = answer("schedules", "list", project.target)
-    assert (listed["trouble"], listed["skipped"]) == ("overdue: no worker fires it", "overlap")
+    assert (listed["trouble"], listed["skipped"]) == ("overdue: no worker enqueues its jobs", "overlap")
     assert [each["name"] for each in answer("status", newer.target)["overdue_schedules"]] == ["nightly"]
     assert "Schedules that nobody fires" in call("status", newer.target).output
     assert answer("status", project.target)["overdue_schedules"] == []

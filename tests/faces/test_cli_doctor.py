@@ -81,7 +81,7 @@ def test_work_that_nobody_does_is_found_and_told_with_what_to_do(folder: Path) -
     open_(target, attribute="old", enqueue="renamed")
     code, found = examine(target)
     assert code == 1
-    assert found["nodes"] == ("problem", "none is alive, and 1 jobs could start")
+    assert found["nodes"] == ("problem", "none is alive, and 1 job could start")
     assert found["tasks"][0] == "warning"
     text = CliRunner().invoke(main, ["doctor", target]).output
     assert "PROBLEM nodes" in text

@@ -166,7 +166,7 @@ def test_a_job_that_waits_for_its_time_is_run_now_and_one_that_waits_for_a_limit
     assert (ran.exit_code, ran.output.strip()) == (0, f"{delayed}: is ready now, as far as its limits let it start")
     refused = call("jobs", "run", throttled, delayed)
     assert refused.exit_code == 1
-    assert "would break the limit" in refused.output
+    assert "would exceed the limit" in refused.output
     assert "does not wait for its time" in refused.output
     assert project.states(throttled) == [JobState.WAITING]
 

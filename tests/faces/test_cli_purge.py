@@ -122,7 +122,7 @@ def test_what_is_not_final_is_not_purged() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         async with app.open():
-            with pytest.raises(DeclarationError, match="only final jobs are purged"):
+            with pytest.raises(DeclarationError, match="only final jobs can be purged"):
                 await app.admin.purge(JobQuery(state=JobState.WAITING))
 
     run_virtual(main)

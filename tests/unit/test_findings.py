@@ -155,7 +155,7 @@ def test_what_is_wrong_with_nodes_is_told() -> None:
     assert bad(findings_of(checkup(nodes=[], ready=3))) == [("problem", "nodes")]
     found = findings_of(checkup(nodes=[node(), node("silent", name="web-2:9")]))
     assert bad(found) == [("warning", "nodes")]
-    assert any("web-2:9 has not been heard of for 45 s" in each.seen for each in found)
+    assert any("web-2:9 has sent no heartbeat for 45 s" in each.seen for each in found)
     full = node(lingering=["job-1", "job-2", "job-3", "job-4"])
     [told] = [each for each in findings_of(checkup(nodes=[full])) if each.level != "ok"]
     assert told.seen.startswith("4 of 4 slots of web-1:7 are taken")
@@ -185,7 +185,10 @@ def test_what_is_wrong_with_the_work_is_told() -> None:
     ]  # fmt: skip
     told = {each.seen: each.advice or "" for each in found}
     assert "pg_terminate_backend(73)" in told["for 600 s: psql keeps 3 waiting"]
-    assert "headgate jobs cancel --task sync" in told["12 jobs wait for task 'sync', which this app does not declare"]
+    assert (
+        "headgate jobs cancel --task sync"
+        in told["12 jobs of task 'sync', which this app does not declare, are waiting"]
+    )
 
 
 def test_what_is_wrong_with_the_process_is_told() -> None:

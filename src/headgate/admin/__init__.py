@@ -1,4 +1,4 @@
-"""What operators see and steer. The command line and the dashboard speak only to it."""
+"""The operations of an app: what the command line and the dashboard read and change, all through `Admin`."""
 
 from headgate.admin.admin import Admin, DeclaredTask, JobDetails, ListedJob, ListedPage
 from headgate.admin.audit import Audited

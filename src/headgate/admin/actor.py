@@ -1,4 +1,4 @@
-"""Who does what is done through the Admin, unless somebody says otherwise."""
+"""The default actor of what is done through the Admin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 
 @functools.cache
 def this_process() -> str:
-    """The user that this process runs as, and its machine: `ada@web-1`."""
+    """Return the user that this process runs as, and its machine: `ada@web-1`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""Admin: what operators see and steer."""
+"""Admin: what operators read and change."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class DeclaredTask:
 
 @dataclass(frozen=True, slots=True)
 class ListedJob:
-    """A job as it is listed: its status, its headers, and its payload as it is stored, which is JSON text."""
+    """A job in a list: its status, its headers, and its payload as it is stored, which is JSON text."""
 
     status: JobStatus
     payload: str
@@ -73,9 +73,10 @@ class ListedJob:
 
 @dataclass(frozen=True, slots=True)
 class ListedPage:
-    """A page of jobs; `next` is the `before` of the next one, None at the end.
+    """A page of jobs; `next` is the `before` of the next page, None at the end.
 
-    One that `is_cut` ends before it is full, as five thousand jobs were read for it: the next one may have more.
+    A page that `is_cut` ended before it was full because five thousand jobs were read for it; the next page may have
+    more.
     """
 
     jobs: Sequence[ListedJob]
@@ -85,9 +86,9 @@ class ListedPage:
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """A job with its payload, its result, the attempts that did not succeed, its life in order, and its last log lines.
+    """A job with its payload and result, the attempts that did not succeed, its timeline, and its last log lines.
 
-    What of its life is kept beside its row is said by its audit level.
+    The job's audit level determines how much of its timeline is stored beside its row.
     """
 
     status: JobStatus
@@ -98,11 +99,11 @@ class JobDetails:
 
 
 class Admin:
-    """Reads and steers one app's storage, whichever process runs the jobs.
+    """Reads and changes one app's storage, whichever process runs the jobs.
 
-    `limits`, `queues` and `schedules` steer those; `history` is what charts show. What is done through it is kept with
-    its `actor` (default: the user of this process and its machine), of jobs that are audited in full; `by` tells
-    another one. `address` tells the store: the path of its file, or its URL without a password.
+    `limits`, `queues` and `schedules` are for those; `history` has the data of charts. Actions are recorded with the
+    `actor` (default: the user of this process and its machine), those on jobs if the job is audited in full; `by` sets
+    another actor. `address` is the path of the store's file, or its URL without a password.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Admin:
         self.schedules.actor = self.actor
 
     def by(self, actor: str) -> Self:
-        """The same, for what somebody else does: `app.admin.by("ada@dashboard").cancel(id)`."""
+        """Return a copy for another actor: `app.admin.by("ada@dashboard").cancel(id)`."""
         other = copy(self)
         other.actor = actor
         other.queues, other.limits, other.schedules = copy(self.queues), copy(self.limits), copy(self.schedules)
@@ -137,27 +138,27 @@ class Admin:
         return other
 
     def now(self) -> datetime:
-        """Wall time as the store has it, aware: what the instants of its answers are to be compared with."""
+        """Return the store's wall time, aware: all instants in answers are comparable with it."""
         return to_datetime(self._storage.now())
 
     async def counts(self) -> Sequence[QueueCounts]:
-        """Jobs by queue and state."""
+        """Return the numbers of jobs by queue and state."""
         return await self._storage.counts()
 
     async def nodes(self) -> Sequence[NodeStatus]:
-        """The engine processes by machine, also those that died and are not recovered yet.
+        """Return the nodes by machine, including those that have died and are not recovered yet.
 
-        `jobs(node=…, state=JobState.RUNNING)` are what one runs.
+        `jobs(node=…, state=JobState.RUNNING)` returns the jobs that a node runs.
         """
         now = self.now()
         return sorted((node_status(record, now) for record in await self._storage.nodes()), key=by_process)
 
     async def waiting(self) -> Sequence[WaitingCount]:
-        """What waiting jobs wait for, by queue and task; of the first 100,000 that the store finds."""
+        """Count waiting jobs by queue, task and what they wait for, among the first 100,000 that the store finds."""
         return await self._storage.waiting()
 
     async def views(self) -> Sequence[ViewCount]:
-        """What waiting jobs wait for, by queue: all of them."""
+        """Count all waiting jobs by queue and what they wait for."""
         return await self._storage.views()
 
     @property
@@ -171,21 +172,21 @@ class Admin:
         return [DeclaredTask(name, queue) for name, queue in sorted(self._tasks.items())]
 
     async def overview(self, counts: SlowCounts | None = None) -> Overview:
-        """What is going on, in one look.
+        """Return an overview of queues, nodes, limits and problems.
 
-        Who looks again and again passes the `SlowCounts` that he keeps: without, all final jobs are counted each time,
-        which takes a PostgreSQL a second for two million.
+        Pass a `SlowCounts` to reuse counts between calls: without it, all final jobs are counted each time, which takes
+        PostgreSQL a second for two million.
         """
         return await overview(self, counts)
 
     async def obstacles(self) -> Sequence[Blocker]:
-        """What stands in the way of the store: transactions that are long open, connections that block others."""
+        """Return what delays the store: transactions that are open for long, connections that block others."""
         return await self._storage.obstacles()
 
     async def checkup(self, *, deep: bool = False) -> Checkup:
-        """What `headgate doctor` looks at; `headgate.admin.findings.findings_of` says what it comes to.
+        """Return the facts for `headgate doctor`; `headgate.admin.findings.findings_of` evaluates them.
 
-        `deep` also looks whether jobs, lanes and buckets agree, and reads all of them for it.
+        `deep` also checks whether jobs, lanes and buckets agree, and reads all of them.
         """
         waiting = await self.waiting()
         return Checkup(
@@ -208,10 +209,10 @@ class Admin:
         oldest_first: bool = False,
         **wanted: Unpack[JobCriteria],
     ) -> Sequence[JobStatus]:
-        """A page of the jobs that are what is asked for, newest first.
+        """Return a page of the jobs that match the query, newest first.
 
-        `before` is the last id of the page before it; a page has up to 500, and an empty one is the end. The words of
-        `JobQuery` may also stand in the call: `admin.jobs(state=JobState.FAILED, queue="mail")`.
+        `before` is the last id of the page before it; a page has up to 500 jobs, and an empty one is the end. The
+        fields of `JobQuery` may also be passed as keywords: `admin.jobs(state=JobState.FAILED, queue="mail")`.
         """
         filter = _query(query, wanted).filter(cursor=before, count=count, oldest_first=oldest_first)
         now = self._storage.now()
@@ -226,9 +227,10 @@ class Admin:
         oldest_first: bool = False,
         **wanted: Unpack[JobCriteria],
     ) -> ListedPage:
-        """As `jobs`, with their payloads, and in a moment however many jobs there are.
+        """As `jobs`, with payloads, and fast however many jobs there are.
 
-        At most 5,000 are read for it, so it may end before it is full; `next` is then the `before` to go on with.
+        At most 5,000 jobs are read for it, so it may end before it is full; `next` is then the `before` of the next
+        page.
         """
         found = await self._storage.page(
             _query(query, wanted).filter(cursor=before, count=count, oldest_first=oldest_first)
@@ -238,24 +240,24 @@ class Admin:
         return ListedPage(listed, found.next, found.is_cut)
 
     async def count(self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[JobCriteria]) -> int:
-        """How many jobs are what is asked for, counted up to `most`; all jobs may be read for it."""
+        """Count the jobs that match the query, up to `most`; all jobs may be read for it."""
         return await self._storage.count_jobs(_query(query, wanted).filter(), most)
 
     async def bounded_count(
         self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[JobCriteria]
     ) -> JobCount:
-        """As `count`, in a moment: at most 5,000 jobs are read for it. One that is not exact says at least how many."""
+        """As `count`, but fast: at most 5,000 jobs are read. A result that is not exact is a lower bound."""
         return await self._storage.bounded_count(_query(query, wanted).filter(), most)
 
     async def status(self, job_id: str) -> JobStatus:
-        """One job as it is now: where it stands, and when its limits will let it start. Raises JobNotFound."""
+        """Return one job with its queue position, and when its limits will let it start. Raises JobNotFound."""
         record = await self._record(job_id)
         return self._foretold(
             status_of(record, self._storage.now()), await self._standing(record), await self._live(record)
         )
 
     async def job(self, job_id: str) -> JobDetails:
-        """One job with everything that is known of it. Raises JobNotFound."""
+        """Return one job with everything that is stored about it. Raises JobNotFound."""
         record = await self._record(job_id)
         status = status_of(record, self._storage.now())
         status = self._foretold(status, await self._standing(record), await self._live(record))
@@ -265,7 +267,7 @@ class Admin:
         return JobDetails(status, record, attempts, timeline(record, attempts, entries[::-1]), lines)
 
     async def batch(self, batch_id: str) -> BatchStatus:
-        """How many of the jobs of a batch are in each state. Raises BatchNotFound."""
+        """Return how many jobs of a batch are in each state. Raises BatchNotFound."""
         record = await self._storage.batch(batch_id)
         if record is None:
             raise BatchNotFound(batch_id)
@@ -274,16 +276,16 @@ class Admin:
     async def batches(
         self, *, pending_only: bool = False, before: str | None = None, count: int = 50
     ) -> Sequence[BatchStatus]:
-        """A page of batches, newest first; `before` is the last id of the page before it, an empty one is the end.
+        """Return a page of batches, newest first; `before` is the last id of the page before, an empty page is the end.
 
-        `cancel_many(JobQuery(batch=id))` cancels what is left of one, `jobs(batch=id)` lists its jobs.
+        `cancel_many(JobQuery(batch=id))` cancels the unfinished jobs of a batch, `jobs(batch=id)` lists its jobs.
         """
         count = min(max(count, 1), 500)
         found = await self._storage.batches(pending_only=pending_only, cursor=before, count=count)
         return [batch_status(record) for record in found]
 
     async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
-        """What a job has logged, oldest first: the first lines after the one of that number, or the `newest`.
+        """Return the log lines of a job, oldest first: the first lines after number `after`, or the `newest`.
 
         Instants are wall microseconds. Raises JobNotFound.
         """
@@ -301,10 +303,10 @@ class Admin:
         before: int | None = None,
         count: int = 50,
     ) -> Sequence[AuditEntry]:
-        """A page of what people did to jobs, limits, queues and schedules, newest first.
+        """Return a page of the actions on jobs, limits, queues and schedules, newest first.
 
-        `before` is the last number of the page before it; instants are wall microseconds. Entries of a job go with it,
-        others are kept for the `audit` of the retention (90 days).
+        `before` is the last number of the page before it; instants are wall microseconds. Entries of a job are deleted
+        with it, others after the `audit` of the retention (90 days).
         """
         count = min(max(count, 1), 500)
         return await self._storage.audit_log(
@@ -312,7 +314,7 @@ class Admin:
         )
 
     async def explain(self, job_id: str) -> Explanation:
-        """Why a job has not started, or what became of it, from live state. Raises JobNotFound."""
+        """Return why a job has not started, or how it ended, from the current state. Raises JobNotFound."""
         record = await self._record(job_id)
         standing, live = await self._standing(record), await self._live(record)
         status = self._foretold(status_of(record, self._storage.now()), standing, live)
@@ -338,15 +340,15 @@ class Admin:
     # ---------------------------------------------------------------------------------------------- steering
 
     async def retry(self, job_id: str) -> None:
-        """Let a failed or cancelled job wait again, with all its tries.
+        """Let a failed or cancelled job wait again, with all its attempts.
 
-        Raises JobNotFound, IllegalTransition; LeaderNotRetried if what it follows has to be retried first.
+        Raises JobNotFound, IllegalTransition; LeaderNotRetried if its leader has to be retried first.
         """
         if await self._storage.retry(job_id, deed=self._deed("retry", job_id)) is None:
             raise JobNotFound(job_id)
 
     async def cancel(self, job_id: str) -> bool:
-        """Cancel a waiting job, or ask a running one to end; False if it was final: then nothing has changed.
+        """Cancel a waiting job, or request the cancellation of a running one; False if it was final and so unchanged.
 
         Raises JobNotFound.
         """
@@ -356,9 +358,9 @@ class Admin:
         return not state.is_final
 
     async def run_now(self, job_id: str) -> None:
-        """Let a job that waits for its time, or for its next try, be ready at once; no limit is passed by it.
+        """Make a job ready that waits for its time, or for its next attempt; its limits still apply.
 
-        Raises JobNotFound, and IllegalTransition for any other job, one that waits for a limit among them.
+        Raises JobNotFound, and IllegalTransition for any other job, such as one that waits for a limit.
         """
         try:
             state = await self._storage.run_now(job_id, deed=self._deed("run now", job_id))
@@ -369,7 +371,7 @@ class Admin:
             limit, key = record.waits_for.limit, record.waits_for.key
             raise IllegalTransition(
                 f"job {job_id} waits for limit {limit!r} of key {key!r}, not for its time, and to run it now would "
-                f"break the limit; `headgate limits set` raises it, `headgate limits reset` forgets what was used"
+                f"exceed the limit; `headgate limits set` raises the limit, `headgate limits reset` resets its use"
             ) from None
         if state is None:
             raise JobNotFound(job_id)
@@ -377,10 +379,10 @@ class Admin:
     async def reschedule(
         self, job_id: str, *, at: datetime | None = None, delay: Duration | None = None, priority: int | None = None
     ) -> None:
-        """Give a waiting job another time, `at` or after a `delay`, another priority, or both.
+        """Change when a waiting job is ready, `at` a time or after a `delay`, its priority, or both.
 
-        It keeps its limits, its attempts and its unique key; a time that has passed means now, as its limits let it.
-        Raises JobNotFound, IllegalTransition if it does not wait, DeclarationError for what makes no sense.
+        It keeps its limits, its attempts and its unique key; a time in the past means now, as far as its limits allow.
+        Raises JobNotFound, IllegalTransition if it is not waiting, DeclarationError for invalid values.
         """
         if at is not None and delay is not None:
             raise DeclarationError("a job is rescheduled with at or delay, not both")
@@ -408,10 +410,10 @@ class Admin:
         dry_run: bool = False,
         on_progress: Callable[[BulkResult], None] | None = None,
     ) -> BulkResult:
-        """Cancel what a query matches and is not final: first what waits, then what runs, oldest first.
+        """Cancel the unfinished jobs that a query matches: first waiting ones, then running ones, oldest first.
 
-        It changes up to `most` jobs, 200 at a time, tells `on_progress` after each, and may be stopped and repeated.
-        What is final already is passed over, and not counted. With `dry_run` it only counts.
+        It changes up to `most` jobs, 200 at a time, calls `on_progress` after each 200, and may be stopped and
+        repeated. Final jobs are skipped, and not counted. With `dry_run` it only counts.
         """
         return await self._many(query, CANCEL, self.cancel, most, dry_run, on_progress)
 
@@ -423,7 +425,7 @@ class Admin:
         dry_run: bool = False,
         on_progress: Callable[[BulkResult], None] | None = None,
     ) -> BulkResult:
-        """Retry what a query matches, as `cancel_many` cancels: what has failed, then what was cancelled."""
+        """Retry the jobs that a query matches, as `cancel_many` cancels: first failed ones, then cancelled ones."""
         return await self._many(query, RETRY, self.retry, most, dry_run, on_progress)
 
     async def run_many_now(
@@ -434,7 +436,7 @@ class Admin:
         dry_run: bool = False,
         on_progress: Callable[[BulkResult], None] | None = None,
     ) -> BulkResult:
-        """Run now what a query matches, as `cancel_many` cancels: what waits for its time."""
+        """Run now the jobs that a query matches, as `cancel_many` cancels: those that wait for their time."""
         return await self._many(query, RUN_NOW, self.run_now, most, dry_run, on_progress)
 
     async def purge(
@@ -448,8 +450,8 @@ class Admin:
     ) -> Purged:
         """Delete the final jobs that a query matches and that finished longer than `older_than` seconds ago.
 
-        With them go their results, attempts, log lines and audit entries, for good; that it was done is kept, as a deed
-        on their queue. Up to `most`, 200 in a commit, oldest first; it may be stopped and repeated. With `dry_run` it
+        Their results, attempts, log lines and audit entries are deleted with them, for good; the action is recorded on
+        their queue. Up to `most` jobs, 200 in a commit, oldest first; it may be stopped and repeated. With `dry_run` it
         only counts. Raises DeclarationError for a query of jobs that are not final.
         """
         return await purge(
@@ -495,7 +497,7 @@ class Admin:
         return LiveRules(await self._storage.settings() if record.draws else ())
 
     def _foretold(self, status: JobStatus, standing: QueuePosition | None, live: LiveRules) -> JobStatus:
-        """The status with what the limits promise."""
+        """Return the status with the prediction of the limits."""
         if standing is None:
             return status
         now, limit_now = self._storage.now(), self._storage.limit_now()

@@ -1,4 +1,4 @@
-"""Audit: whether a limit held, recomputed from the starts that were recorded."""
+"""Audit: whether a limit held, recomputed from the recorded starts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headgate.storage.records import RecordedStart
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What the starts of one key came to.
+    """The result of an audit for one key.
 
-    `highest` is the most that started in any window of `window` seconds, as a sum of costs, and `bound` the most that
-    the rule allows there. `held` says whether it did.
+    `highest` is the highest sum of costs that started in any window of `window` seconds, and `bound` the highest sum
+    that the rule allows there. `held` is whether the limit held.
     """
 
     limit: str
@@ -34,10 +34,10 @@ class Audited:
 
 @dataclass(frozen=True, slots=True)
 class LimitAudit:
-    """What the newest starts on a limit came to: a verdict for each key, worst first.
+    """The result of an audit of the newest starts on a limit: a verdict for each key, worst first.
 
-    So many `starts` were looked at, all since then (None: all that are kept). It `is_cut` if there are more than one
-    wanted to look at: then `since` is as far as it got, and what held may have been exceeded before.
+    `starts` starts were read, all since `since` (None: all that are stored). It `is_cut` if there are more starts than
+    were to be read: then `since` is the oldest start that was read, and the limit may have been exceeded before.
     """
 
     verdicts: Sequence[Audited]
@@ -47,7 +47,7 @@ class LimitAudit:
 
 
 class StartAudit:
-    """Judges starts as they come, newest or oldest first, and keeps of each key no more than those of one window."""
+    """Audits starts in order, newest or oldest first, and stores no more of each key than those of one window."""
 
     def __init__(self, limit: str, rule_of: Callable[[str], AnyRule]) -> None:
         self._limit = limit
@@ -56,7 +56,7 @@ class StartAudit:
         self.starts: int = 0
 
     def take(self, starts: Iterable[RecordedStart]) -> None:
-        """Go on with these."""
+        """Add these starts."""
         for start in starts:
             known = self._keys.get(start.key)
             if known is None:
@@ -66,7 +66,7 @@ class StartAudit:
             self.starts += 1
 
     def verdicts(self) -> Sequence[Audited]:
-        """What they came to by now, worst keys first."""
+        """Return the verdicts so far, worst keys first."""
         found = [
             Audited(
                 limit=self._limit,
@@ -103,7 +103,7 @@ class Window:
 
 
 def highest_in_window(starts: Iterable[tuple[int, int]], window: int) -> int:
-    """The highest sum of costs in any half-open window of that length; `starts` are (instant, cost), oldest first."""
+    """Return the highest sum of costs in any half-open window; `starts` are (instant, cost), oldest first."""
     found = Window(window)
     for at, cost in starts:
         found.add(at, cost)

@@ -1,4 +1,4 @@
-"""Changing many jobs at once: chunk by chunk, so that it can be watched, stopped and repeated."""
+"""Changing many jobs: chunk by chunk, so that it can be watched, stopped and repeated."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from headgate.storage.records import JobView
 from headgate.storage.store import Store
 
 CHUNK = 200
-"""Jobs that are read at once."""
+"""How many jobs are read at once."""
 
 AT_ONCE = 20
-"""Jobs that are changed at once: the rest of the store's room is for others."""
+"""How many jobs are changed at once: the store has to serve other callers too."""
 
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """What became of the jobs that a query matched, among those whose state lets them be changed so.
+    """The result for the jobs that a query matched and that were in a state in which they can be changed.
 
-    `refused` counts by reason those that were left as they are. With `is_dry_run` nothing was changed, and `changed` is
-    how many would have been. `is_cut`: there are more to change, which the bound kept from it; do it again for those.
+    `refused` counts by reason the jobs that were left as they are. With `is_dry_run` nothing was changed, and `changed`
+    is how many would have been. `is_cut`: the maximum was reached and more jobs can be changed; repeat the call for
+    those.
     """
 
     matched: int = 0
@@ -40,14 +41,14 @@ class BulkResult:
 
 
 Refusal = Callable[[JobRecord, int], str | None]
-"""Why a job, as it is at that wall time, is not to be changed; None if it is."""
+"""Returns why a job, as it is at that wall time, must not be changed; None if it may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class BulkVerb:
-    """What can be done to many jobs: to those of these states, looked for one after the other, or of this view.
+    """An action on many jobs: in these states, one state after the other, or in this view.
 
-    What is of no such state is not read at all, however much of it there is.
+    Jobs in other states are not read at all, however many there are.
     """
 
     states: Sequence[JobState]
@@ -55,7 +56,7 @@ class BulkVerb:
     view: JobView | None = None
 
     def queries(self, query: JobQuery) -> list[JobQuery]:
-        """The query, narrowed to what can be changed; none if it asks for something else."""
+        """Return the query for each state in which jobs can be changed; none if it asks for another state."""
         states = [state for state in self.states if query.state in (None, state)]
         if self.view is not None and query.view is None:
             query = msgspec.structs.replace(query, view=self.view)
@@ -63,25 +64,25 @@ class BulkVerb:
 
 
 def no_cancel(record: JobRecord, now: int) -> str | None:
-    """Only what is not final can be cancelled, and once."""
+    """Refuse jobs that are final, or whose cancellation was requested before."""
     if record.state.is_final:
-        return f"final already: {record.state}"
-    return "was asked to end before" if record.cancel_requested else None
+        return f"already {record.state}"
+    return "its cancellation was already requested" if record.cancel_requested else None
 
 
 def no_retry(record: JobRecord, now: int) -> str | None:
-    """Only what has failed or was cancelled can be retried."""
+    """Refuse jobs that have neither failed nor been cancelled."""
     allowed = record.state.is_final and JobState.WAITING in FOLLOWS[record.state]
     return None if allowed else f"neither failed nor cancelled: {record.state}"
 
 
 def no_run_now(record: JobRecord, now: int) -> str | None:
-    """Only what waits for its time can be run now."""
+    """Refuse jobs that are not waiting for their time."""
     try:
         require_scheduled(record.id, record.state, is_ahead=record.delayed and record.run_at > now)
     except IllegalTransition:
-        return "it does not wait for its time" if record.state is JobState.WAITING else f"it is {record.state}"
-    return "it waits for another job" if record.is_blocked else None
+        return "it is not waiting for its time" if record.state is JobState.WAITING else f"it is {record.state}"
+    return "it is waiting for another job" if record.is_blocked else None
 
 
 CANCEL = BulkVerb((JobState.WAITING, JobState.RUNNING), no_cancel)
@@ -99,7 +100,7 @@ async def change_many(
     dry_run: bool,
     on_progress: Callable[[BulkResult], None] | None,
 ) -> BulkResult:
-    """Change what the query matches and the verb can change, oldest first, until `most` are changed."""
+    """Change the jobs that the query matches and the verb can change, oldest first, until `most` are changed."""
     bulk = _Bulk(change, most, dry_run)
     async for page in _pages(storage, verb.queries(query)):
         now = storage.now()
@@ -122,7 +123,7 @@ async def _pages(storage: Store, queries: Sequence[JobQuery]) -> AsyncIterator[S
 
 
 class _Bulk:
-    """Counts what becomes of jobs, and ends when as many as were asked for are changed."""
+    """Counts the results, and stops when `most` jobs are changed."""
 
     def __init__(self, change: Callable[[str], Awaitable[object]], most: int, dry_run: bool) -> None:
         self._change = change
@@ -137,10 +138,10 @@ class _Bulk:
         return BulkResult(matched, self._changed, dict(self._refused), self._is_dry_run, is_cut)
 
     async def take(self, jobs: Sequence[tuple[str, str | None]]) -> bool:
-        """Change those without a reason against it; False if one of them is more than were asked for."""
+        """Change the jobs without a reason against it; False if there are more than may be changed."""
         wanted: list[str] = []
         for id, reason in jobs:
-            # One may be listed again in the state that it came to meanwhile.
+            # A job may be listed again in the state that it has changed to.
             if id in self._seen:
                 continue
             if reason is None:
@@ -165,14 +166,14 @@ class _Bulk:
 
 
 async def _changed(change: Callable[[str], Awaitable[object]], job_id: str) -> str | None:
-    """Why it was not changed; None if it was."""
+    """Change a job. Returns why it was not changed; None if it was."""
     try:
         return "changed meanwhile" if await change(job_id) is False else None
     except DuplicateJob:
-        return "another job waits under its unique key"
+        return "another job is waiting under its unique key"
     except LeaderNotRetried:
-        return "what they follow has to be retried first, and brings them back"
+        return "its leader has to be retried first, which also brings the job back"
     except JobHeld:
-        return "somebody's open transaction holds them"
+        return "another open transaction has locked it"
     except (IllegalTransition, JobNotFound):
         return "changed meanwhile"

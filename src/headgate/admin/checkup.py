@@ -1,4 +1,4 @@
-"""A checkup: what is known of a store, its nodes and its work, gathered for whoever looks for what may go wrong."""
+"""A checkup: the facts about a store, its nodes and its jobs, from which problems can be found."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headgate.tasks.schedule import ScheduleStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkup:
-    """The facts of one moment, `now` as the store has it.
+    """The facts at one moment, `now` in the store's time.
 
-    `unknown_tasks` are the waiting jobs of tasks that the asking app does not declare, `ready` how many lack nothing
-    but a slot. `contradictions` is None where they were not looked for.
+    `unknown_tasks` are the waiting jobs of tasks that this app does not declare. `ready` is how many jobs lack only a
+    slot. `contradictions` is None if they were not searched.
     """
 
     now: datetime
@@ -32,7 +32,7 @@ class Checkup:
 
 
 def unknown_tasks(waiting: Sequence[WaitingCount], declared: Container[str]) -> Mapping[str, int]:
-    """How many jobs wait of each task that is not declared."""
+    """Return how many jobs wait of each task that is not declared."""
     found = Counter[str]()
     for each in waiting:
         if each.task not in declared:

@@ -1,4 +1,4 @@
-"""Explain: why a job has not started, from live state."""
+"""Explain: why a job has not started, from the current state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from headgate.jobs.job import JobRecord, JobState
 from headgate.storage.records import NodeRecord
 from headgate.tasks.handle import JobStatus
 
+_ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
+
 
 @dataclass(frozen=True, slots=True)
 class LimitInfo:
-    """One limit that a job draws on, as it is now for its key."""
+    """One limit that a job draws on, as it is now for the job's key."""
 
     limit: str
     key: str
@@ -31,7 +33,7 @@ class LimitInfo:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a job has not started (or what became of it), in a sentence, with the limits it draws on."""
+    """Why a job has not started (or how it ended), in a sentence, with the limits it draws on."""
 
     status: JobStatus
     reason: str
@@ -50,13 +52,13 @@ def reason_for(
     is_paused: bool,
     now: datetime,
 ) -> str:
-    """The first thing that keeps the job from starting, most basic first; `batch` is what it follows, if it is one."""
+    """Return the first reason why the job has not started, most basic first; `batch` is its leader, if it is one."""
     if status.state is not JobState.WAITING:
         return _other_state(record, status, nodes, now)
     if status.is_blocked:
         leader = status.follows if batch is None else _named(batch)
         if is_leader_final:
-            return f"it follows {leader}, which is final, and is one of many that do; a node releases them in portions"
+            return f"it follows {leader}, which is final and has many followers; a node releases them in portions"
         return f"it follows {leader} and is blocked until that is final"
     if status.is_scheduled:
         kind = "its next try" if record.attempt else "its time"
@@ -82,7 +84,7 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
         return None
     limit, key = status.waits_for
     info = next((each for each in limits if (each.limit, each.key) == (limit, key)), None)
-    # Without the margin, which is no news to who waits.
+    # Without the margin, which does not help the reader.
     rule = "" if info is None or info.rule is None else f" ({info.rule.partition(' + ')[0]})"
     whose = f" of key {key!r}" if key else ""
     place = "" if status.place is None else f"{_nth(status.place)} in line, "
@@ -103,15 +105,15 @@ def _other_state(record: JobRecord, status: JobStatus, nodes: Sequence[NodeRecor
     if status.state is JobState.RUNNING:
         node = next((node_status(node, now) for node in nodes if node.id == record.node), None)
         if node is None or node.state == "gone":
-            return f"it ran on {record.node}, attempt {status.attempt}, which is gone; another node takes it"
+            return f"it ran on {record.node}, attempt {status.attempt}, which is gone; another node will take it"
         if node.state == "silent":
             return (
-                f"it runs on {record.node}, attempt {status.attempt}, which was not heard for "
-                f"{node.heartbeat_age:.0f} s; another node takes it if that is dead"
+                f"it runs on {record.node}, attempt {status.attempt}, which has sent no heartbeat for "
+                f"{node.heartbeat_age:.0f} s; another node takes it if that one is dead"
             )
         return f"it runs on {record.node}, attempt {status.attempt}"
     error = "" if status.error is None else f": {status.error.type}: {status.error.message}"
-    return f"it is final, {status.state}{error}"
+    return f"it {_ENDED[status.state]}{error}"
 
 
 def _when(instant: datetime, now: datetime) -> str:

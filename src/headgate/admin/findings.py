@@ -1,4 +1,4 @@
-"""What a checkup comes to: for each thing that was looked at whether it is fine, and what to do if not. Pure."""
+"""The findings of a checkup: for each check whether it is fine, and what to do if not. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LITTLE_ROOM = 1024 * MEBIBYTE
 NO_ROOM = 100 * MEBIBYTE
 
 LARGE_LOG = 1024 * MEBIBYTE
-"""A write-ahead log that has grown so large is kept from its end by somebody who reads."""
+"""A write-ahead log of this size is kept from being emptied by an open reader."""
 
 OLDEST_SUPPORTED_POSTGRES = 14
 
@@ -38,12 +38,12 @@ LONG_TRANSACTION = 60.0
 """Seconds."""
 
 RESERVED_CONNECTIONS = 3
-"""What PostgreSQL keeps for superusers."""
+"""The connections that PostgreSQL reserves for superusers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at, what was seen, and what to do about it."""
+    """One check, what was found, and what to do about it."""
 
     level: Level
     check: str
@@ -52,14 +52,14 @@ class Finding:
 
 
 def findings_of(checkup: Checkup) -> list[Finding]:
-    """Everything that a checkup comes to, in the order in which one would look."""
+    """Return the findings of all checks, in the order in which one would look for problems."""
     return [*_of_store(checkup.store, checkup), *_of_nodes(checkup), *_of_work(checkup), *_of_integrity(checkup)]
 
 
 def _of_store(store: StoreFacts, checkup: Checkup) -> Iterator[Finding]:
     match store:
         case MemoryFacts():
-            yield Finding("ok", "store", "in memory: it is gone with its process")
+            yield Finding("ok", "store", "in memory: its jobs are lost when its process ends")
         case SqliteFacts():
             yield from _of_sqlite(store, sum(node.state != "gone" for node in checkup.nodes))
         case PostgresFacts():
@@ -90,8 +90,8 @@ def _of_sqlite(facts: SqliteFacts, nodes: int) -> Iterator[Finding]:
         yield Finding(
             "problem",
             "journal mode",
-            f"{facts.journal_mode}, not WAL: readers and writers keep each other waiting",
-            "stop all that uses the file, and start one worker: it switches the file over",
+            f"{facts.journal_mode}, not WAL: readers and writers block each other",
+            "stop all programs that use the file, and start one worker, which changes the mode",
         )
     yield _synchronous(facts)
     yield _filesystem(facts)
@@ -101,7 +101,7 @@ def _of_sqlite(facts: SqliteFacts, nodes: int) -> Iterator[Finding]:
     if facts.log_bytes < LARGE_LOG:
         yield Finding("ok", "write-ahead log", log)
     else:
-        advice = "end whatever reads the file for so long; the log shrinks with the next checkpoint after it"
+        advice = "end the program that reads the file for so long; the next checkpoint shrinks the log"
         yield Finding("warning", "write-ahead log", log, advice)
 
 
@@ -110,10 +110,10 @@ def _synchronous(facts: SqliteFacts) -> Finding:
         case "FULL" | "EXTRA":
             return Finding("ok", "synchronous", facts.synchronous)
         case "NORMAL":
-            seen = "NORMAL: a power cut can lose the last commits, a crash of the program cannot"
-            return Finding("warning", "synchronous", seen, "set synchronous to FULL if that may not be")
+            seen = "NORMAL: a power failure can lose the last commits, a crash of the program cannot"
+            return Finding("warning", "synchronous", seen, "set synchronous to FULL to prevent that")
         case other:
-            seen = f"{other}: a power cut can corrupt the file"
+            seen = f"{other}: a power failure can corrupt the file"
             return Finding("problem", "synchronous", seen, "set synchronous to FULL")
 
 
@@ -125,7 +125,7 @@ def _filesystem(facts: SqliteFacts) -> Finding:
             f"{facts.filesystem}: on a network filesystem SQLite corrupts under several processes",
             "move the file to a local disk, or use PostgreSQL for several machines",
         )
-    return Finding("ok", "filesystem", facts.filesystem or "not told by this system")
+    return Finding("ok", "filesystem", facts.filesystem or "unknown on this system")
 
 
 def _room(facts: SqliteFacts) -> Finding:
@@ -133,7 +133,7 @@ def _room(facts: SqliteFacts) -> Finding:
     if facts.free_bytes >= LITTLE_ROOM:
         return Finding("ok", "disk space", seen)
     level: Level = "warning" if facts.free_bytes >= NO_ROOM else "problem"
-    return Finding(level, "disk space", seen, "free some; a full disk stops all writing, and loses nothing")
+    return Finding(level, "disk space", seen, "free some; a full disk stops all writes, but loses no jobs")
 
 
 def _permissions(facts: SqliteFacts) -> Finding:
@@ -143,13 +143,13 @@ def _permissions(facts: SqliteFacts) -> Finding:
             "problem",
             "permissions",
             f"{seen}: this user may not write the file, or files beside it in its folder",
-            "give the user of the workers the file and its folder",
+            "let the user of the workers own the file and its folder",
         )
     if facts.mode & 0o002:
-        advice = f"chmod o-w {facts.path}: who can write it can run any task with any arguments"
+        advice = f"chmod o-w {facts.path}: a user who can write it can run any task with any arguments"
         return Finding("warning", "permissions", f"{seen}: everybody may write it", advice)
     if facts.mode & 0o004:
-        advice = f"chmod o-r {facts.path}: it holds the arguments and the results of all jobs"
+        advice = f"chmod o-r {facts.path}: it contains the arguments and the results of all jobs"
         return Finding("warning", "permissions", f"{seen}: everybody may read it", advice)
     if facts.mode & 0o060 and not facts.is_folder_shared:
         advice = (
@@ -168,14 +168,12 @@ def _of_postgres(facts: PostgresFacts, checkup: Checkup) -> Iterator[Finding]:
     if major >= OLDEST_SUPPORTED_POSTGRES:
         yield Finding("ok", "PostgreSQL version", str(major))
     else:
-        yield Finding(
-            "warning", "PostgreSQL version", f"{major} works, and gets no more fixes", "upgrade the server some day"
-        )
+        yield Finding("warning", "PostgreSQL version", f"{major} works, but gets no more fixes", "upgrade the server")
     if facts.is_replica:
         yield Finding(
             "problem",
             "primary",
-            "the server is a replica, which cannot be written",
+            "the server is a replica, which is read-only",
             "add target_session_attrs=primary to the URL, with all hosts",
         )
     yield _pooler(facts)
@@ -187,14 +185,14 @@ def _of_postgres(facts: PostgresFacts, checkup: Checkup) -> Iterator[Finding]:
 
 def _pooler(facts: PostgresFacts) -> Finding:
     if not facts.is_pooled:
-        return Finding("ok", "pooler", "none: connections lead to the server itself")
+        return Finding("ok", "pooler", "none: connections go to the server itself")
     if facts.listens:
-        return Finding("ok", "pooler", "transactions are pooled, and there is a way around it to be woken by")
+        return Finding("ok", "pooler", "transactions are pooled, and workers listen on a direct connection")
     return Finding(
         "warning",
         "pooler",
-        "transactions are pooled, so nobody can listen: workers poll, and start jobs up to a second late",
-        "set HEADGATE_LISTEN_URL to a way to the database itself",
+        "transactions are pooled, so workers cannot listen: they poll, and start jobs up to a second late",
+        "set HEADGATE_LISTEN_URL to the URL of the database itself",
     )
 
 
@@ -202,7 +200,7 @@ def _durability(facts: PostgresFacts) -> Iterator[Finding]:
     if not facts.fsync:
         yield Finding("problem", "fsync", "off: a crash of the machine can corrupt the database", "set fsync = on")
     if facts.synchronous_commit == "off":
-        seen = "off: a crash of the server can lose the last commits, jobs that were accepted among them"
+        seen = "off: a crash of the server can lose the last commits, even of accepted jobs"
         yield Finding("warning", "synchronous_commit", seen, "set it to on for the role of the workers")
     elif facts.fsync:
         yield Finding("ok", "durability", f"fsync on, synchronous_commit {facts.synchronous_commit}")
@@ -217,7 +215,7 @@ def _clock(facts: PostgresFacts) -> Finding:
         "warning",
         "clock",
         f"this machine is {abs(seconds):.1f} s {way} the server, whose time counts for all jobs",
-        "let a time server set both",
+        "synchronize both clocks with a time server",
     )
 
 
@@ -229,16 +227,14 @@ def _connections(facts: PostgresFacts, nodes: int) -> Finding:
         f"{facts.connections + 1} each"
     )
     if facts.used_connections >= 0.9 * free or wanted > free:
-        advice = "raise max_connections, lower HEADGATE_CONNECTIONS (2 or more), or put PgBouncer before the server"
+        advice = "raise max_connections, lower HEADGATE_CONNECTIONS (2 or more), or use PgBouncer"
         return Finding("warning", "connections", seen, advice)
     return Finding("ok", "connections", seen)
 
 
 def _vacuum(facts: PostgresFacts) -> Iterator[Finding]:
     if not facts.autovacuum:
-        yield Finding(
-            "problem", "autovacuum", "off: the tables grow for good, and everything gets slower", "set autovacuum = on"
-        )
+        yield Finding("problem", "autovacuum", "off: the tables grow without end and get slower", "set autovacuum = on")
     bloated = [table for table in facts.tables if table.dead >= DEAD_ROWS and table.dead > table.live]
     for table in facts.tables:
         if not table.is_vacuumed:
@@ -249,7 +245,7 @@ def _vacuum(facts: PostgresFacts) -> Iterator[Finding]:
             "warning",
             "dead rows",
             f"table {table.name} has {table.dead:,} dead rows beside {table.live:,} live ones",
-            "look for transactions that are long open, then VACUUM it; and let autovacuum work harder",
+            "end transactions that are open for long, then VACUUM it; and let autovacuum run more often",
         )
     if facts.autovacuum and not bloated and all(table.is_vacuumed for table in facts.tables):
         yield Finding("ok", "autovacuum", f"on, {sum(table.dead for table in facts.tables):,} dead rows in all")
@@ -263,7 +259,7 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
     silent = [node for node in checkup.nodes if node.state == "silent"]
     if not alive and checkup.ready:
         yield Finding(
-            "problem", "nodes", f"none is alive, and {checkup.ready} jobs could start", "start `headgate worker`"
+            "problem", "nodes", f"none is alive, and {_jobs(checkup.ready)} could start", "start `headgate worker`"
         )
     elif not alive:
         yield Finding("warning", "nodes", "none is alive, so nothing runs", "start `headgate worker`")
@@ -273,17 +269,17 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "nodes",
-            f"{node.name} has not been heard of for {node.heartbeat_age:.0f} s; it runs {node.running} jobs",
-            "look at its machine; others take its jobs when its lease is over",
+            f"{node.name} has sent no heartbeat for {node.heartbeat_age:.0f} s; it runs {_jobs(node.running)}",
+            "check its machine; other nodes take its jobs when its lease is over",
         )
     for node in alive:
         if node.lingering:
             yield Finding(
                 "warning",
                 "lingering",
-                f"{len(node.lingering)} of {node.slots} slots of {node.name} are taken by attempts that were told to "
-                f"end and go on, of {_some(node.lingering)}",
-                "let these handlers look at current_job().cancelled, or declare them with process=True; a restart "
+                f"{len(node.lingering)} of {node.slots} slots of {node.name} are taken by attempts that were asked to "
+                f"end and have not, of {_some(node.lingering)}",
+                "let these handlers check current_job().cancelled, or declare them with process=True; a restart "
                 "frees the slots",
             )
     versions = sorted({node.version for node in alive if node.version})
@@ -297,8 +293,12 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
         yield Finding("ok", "releases", f"all of {versions[0]}")
 
 
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
+
+
 def _some(ids: Sequence[str]) -> str:
-    """The first few of them."""
+    """Return the first few job ids."""
     return f"job {', '.join(ids[:3])}{', …' if len(ids) > 3 else ''}"
 
 
@@ -307,12 +307,12 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "tasks",
-            f"{jobs} jobs wait for task {task!r}, which this app does not declare",
+            f"{_jobs(jobs)} of task {task!r}, which this app does not declare, {'is' if jobs == 1 else 'are'} waiting",
             "start a worker of the app that does, add an alias, or cancel them: "
             f"headgate jobs cancel --task {task} --state waiting",
         )
     if not checkup.unknown_tasks:
-        yield Finding("ok", "tasks", "all that waits is declared")
+        yield Finding("ok", "tasks", "all waiting jobs are of declared tasks")
     for schedule in checkup.overdue:
         yield Finding(
             "warning",
@@ -339,7 +339,7 @@ def _of_integrity(checkup: Checkup) -> Iterator[Finding]:
     if checkup.contradictions is None:
         return
     for contradiction in checkup.contradictions:
-        advice = "report it, with the release and what happened before; nothing else is known to be wrong"
+        advice = "report it, with the release and what happened before"
         yield Finding("problem", "integrity", contradiction, advice)
     if not checkup.contradictions:
         yield Finding("ok", "integrity", "jobs, lanes and buckets agree")

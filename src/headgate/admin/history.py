@@ -25,10 +25,10 @@ from headgate.storage.store import Store
 class JobsPoint:
     """What jobs did in the step that begins `at`; durations in seconds, None if there was none.
 
-    `wait_…` is how long those that started had been due: from their `run_at`, or from when they were enqueued. `run_…`
-    is how long attempts took, from claim to end, whatever they came to. Half of them took no longer than `…_p50`, 95 of
-    100 no longer than `…_p95` (estimated, to a tenth or so), and none longer than `…_max`. `retried` counts attempts
-    that failed and are tried again; `cancelled` and `failed` also count jobs that ended without having run.
+    `wait_…` is how long the started jobs had been due: since their `run_at`, or since they were enqueued. `run_…` is
+    how long attempts took, from claim to end, with any outcome. Half of them took no longer than `…_p50`, 95 of 100 no
+    longer than `…_p95` (estimated, to a tenth or so), and none longer than `…_max`. `retried` counts attempts that
+    failed and are tried again; `cancelled` and `failed` also count jobs that ended without running.
     """
 
     at: datetime
@@ -48,7 +48,7 @@ class JobsPoint:
 
 @dataclass(frozen=True, slots=True)
 class LimitPoint:
-    """What was charged in the step that begins `at`: the sum of the costs of what started."""
+    """What was charged in the step that begins `at`: the sum of the costs of the starts."""
 
     at: datetime
     used: int
@@ -66,8 +66,8 @@ class RateBound:
 class LimitHistory:
     """The use of a limit, in steps of `step` seconds, and what its rule allows now.
 
-    `bound` is None for all keys together, for a limit that this program does not declare, and where what a key may use
-    is not a count in a time, as of permits and of dynamic windows.
+    `bound` is None for all keys together, for a limit that this program does not declare, and for rules that are not a
+    count in a time: permits and dynamic windows.
     """
 
     limit: str
@@ -78,10 +78,10 @@ class LimitHistory:
 
 
 class HistoryAdmin:
-    """What the processes of an app have counted; see `Settings.history`. The last ten seconds may not be there yet.
+    """What the processes of an app have counted; see `Settings.history`. The last ten seconds may be missing.
 
-    Steps in which nothing happened are not there. The last one may still go on. Processes that are killed, or cannot
-    reach their store for long, leave a gap: it is a chart, and nothing is decided by it.
+    Steps in which nothing happened are missing. The last step may still be running. Processes that are killed, or
+    cannot reach their store for long, leave a gap: it is for charts only, and no decision depends on it.
     """
 
     def __init__(self, storage: Store, rules: Mapping[str, AnyRule]) -> None:
@@ -95,10 +95,10 @@ class HistoryAdmin:
         step: Duration = 60,
         span: Duration = 3600,
     ) -> Sequence[JobsPoint]:
-        """What jobs did in the last `span` (seconds), of a queue, of a task, or of all; oldest first.
+        """Return what jobs did in the last `span` (seconds), of a queue, of a task, or of all; oldest first.
 
-        `step` is 10, 60 or 3600 seconds; they are kept for an hour, a day and 60 days. At most 1,440 points. Raises
-        DeclarationError.
+        `step` is 10, 60 or 3600 seconds; the steps are kept for an hour, a day and 60 days. At most 1,440 points.
+        Raises DeclarationError.
         """
         seconds, rest = divmod(parse_duration(step, "step", "history"), SECOND)
         if rest or seconds not in KEPT_FOR:
@@ -111,10 +111,10 @@ class HistoryAdmin:
         return [_point(reduce(JobsStep.plus, of_one)) for _, of_one in groupby(rows, key=attrgetter("at"))]
 
     async def limit(self, name: str, key: str | None = None, span: Duration = 3600) -> LimitHistory:
-        """What was charged to one key of a limit in the last `span` (seconds, up to a day); None: to all together.
+        """Return what was charged to a key of a limit in the last `span` (seconds, up to a day); None: to all together.
 
-        Up to an hour it is told in steps of 10 s, above that in steps of 60 s. Of a limit with more keys only the 1,000
-        that each process used most in a step are told of by themselves. Raises DeclarationError.
+        Up to an hour it is in steps of 10 s, above that in steps of 60 s. For a limit with more keys, only the 1,000
+        keys that each process used most in a step have their own history. Raises DeclarationError.
         """
         asked = parse_duration(span, "span", "history")
         step = next((each for each in LIMIT_STEPS if asked <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
@@ -128,7 +128,7 @@ class HistoryAdmin:
         kept, asked = KEPT_FOR[step], parse_duration(span, "span", "history")
         if not step * SECOND <= asked <= kept * SECOND:
             raise DeclarationError(
-                f"span={span!r} must be from {step} to {kept} seconds: for so long steps of {step} s are kept"
+                f"span={span!r} must be from {step} to {kept} seconds: steps of {step} s are kept for {kept} seconds"
             )
         return step_at(self._storage.now() - asked, step) + step * SECOND
 

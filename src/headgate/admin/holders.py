@@ -1,4 +1,4 @@
-"""Who holds the permits of a bucket."""
+"""The holders of a bucket's permits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headgate.storage.records import BucketRecord
 from headgate.storage.store import Store
 
 MOST_HOLDERS = 20
-"""How many holders of one bucket are told."""
+"""How many holders of one bucket are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermitHolder:
-    """A job or a batch that holds a permit, what that costs, and its state.
+    """A job or a batch that holds a permit, its cost, and its state.
 
-    The state is None of a batch that is not final, and of what is not stored any more.
+    The state is None for a batch that is not final, and for a job or batch that is no longer stored.
     """
 
     kind: Literal["job", "batch"]
@@ -29,12 +29,12 @@ class PermitHolder:
     cost: int
 
     def __str__(self) -> str:
-        state = self.state or ("not final" if self.kind == "batch" else "not stored any more")
+        state = self.state or ("not final" if self.kind == "batch" else "no longer stored")
         return f"{self.kind} {self.id} ({state})"
 
 
 async def holders_of(storage: Store, record: BucketRecord) -> Sequence[PermitHolder]:
-    """Who holds permits of the bucket, up to 20; nobody, of a limit that counts starts."""
+    """Return up to 20 holders of the bucket's permits; none for a limit that counts starts."""
     found: list[PermitHolder] = []
     for holder, hold in islice(load_permits(record.state).holders.items(), MOST_HOLDERS):
         if holder.startswith(OF_BATCH):
@@ -48,6 +48,6 @@ async def holders_of(storage: Store, record: BucketRecord) -> Sequence[PermitHol
 
 
 def worded(holders: Sequence[PermitHolder]) -> str:
-    """The holders in a line, the first three of many."""
+    """Return the holders in a line: the first three, and the number of the others."""
     more = len(holders) - 3
     return ", ".join(map(str, holders[:3])) + (f" and {more} more" if more > 0 else "")

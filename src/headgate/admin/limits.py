@@ -1,4 +1,4 @@
-"""Steering limits while they are in use: what is set here beats the code, survives deploys, and holds at once."""
+"""Changing limits while they are in use: a setting precedes the code, survives deploys, and applies at once."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from headgate.storage.stored_rows import load_state
 from headgate.suggestion import did_you_mean
 
 AUDITED_AT_ONCE = 250_000
-"""Starts that an audit asks for at once; no more are ever in memory, however many are kept."""
+"""How many starts an audit reads at once; no more are in memory, however many are stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketStatus:
-    """One limit for one key: how many starts count now, how many are left, how many jobs wait, when the next may go.
+    """One limit for one key: how many starts count now, how many are left, how many jobs wait, when the next may start.
 
-    `used` and `available` are None for a limit that this program does not declare. `is_set` says that another rule
-    than the declared one was set for the key. A penalised bucket grants nothing until `penalized_until`. `holders` are
-    told of a limit on what runs at once, where one key is asked for. `count` is how many its rule allows, in its period
-    or at once; None where that is not one number. It `is_waited_for` as long as a lane of jobs waits behind it.
+    `used` and `available` are None for a limit that this program does not declare. `is_set`: another rule than the
+    declared one was set for the key. A penalized bucket grants nothing until `penalized_until`. `holders` are listed
+    for a limit on what runs at once, if one key is requested. `count` is how many its rule allows, in its period or at
+    once; None if that is not one number. `is_waited_for`: a lane of jobs waits behind it.
     """
 
     limit: str
@@ -57,15 +57,15 @@ class BucketStatus:
 
     @property
     def place(self) -> BucketPlace:
-        """Where it stands in a list."""
+        """Its position in a list."""
         return BucketPlace(self.is_waited_for, self.waiting, self.limit, self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredLimit:
-    """A limit as the code declares it: its name, its rule in words, and of which kind that is.
+    """A limit as the code declares it: its name, its rule in words, and its kind.
 
-    It `counts_starts`, so that an audit can check whether it held, unless it grants permits.
+    It `counts_starts`, so that an audit can check it, unless it grants permits.
     """
 
     limit: str
@@ -96,9 +96,9 @@ class LimitsAdmin:
         after: BucketPlace | None = None,
         count: int = 100,
     ) -> Sequence[BucketStatus]:
-        """Limits by key, those with most waiting jobs first; `key` is one key, `prefix` is how keys begin.
+        """Return limits by key, most waiting jobs first; `key` is one key, `prefix` is how keys begin.
 
-        Where jobs wait for more than 5,000 keys, they are told in the order of limits and keys.
+        Where jobs wait for more than 5,000 keys, they are ordered by limit and key.
 
         `after` is the `place` of the last one of the page before.
         """
@@ -111,7 +111,7 @@ class LimitsAdmin:
         return found
 
     async def bucket(self, limit: str, key: str = "") -> BucketStatus:
-        """One limit for one key, also one that used nothing yet. Raises UnknownLimit if nothing is known of it."""
+        """Return one limit for one key, even if the key has used nothing yet. Raises UnknownLimit."""
         if found := await self.list(limit, key=key, count=1):
             return found[0]
         self.declared(limit)
@@ -119,33 +119,33 @@ class LimitsAdmin:
         return await self._status(BucketRecord(Draw(limit, bucket_key(key)), None, waiting=0, opens_at=None), live, ())
 
     async def throttled(self, count: int = 10) -> Sequence[BucketStatus]:
-        """Those that jobs wait for, most waiting first; of more than 5,000, those that open first are ranked."""
+        """Return the limits that jobs wait for, most waiting first; of over 5,000, those that open first are ranked."""
         live = LiveRules(await self._storage.settings())
         return [await self._status(record, live, ()) for record in await self._storage.throttled(count)]
 
     def all_declared(self) -> Sequence[DeclaredLimit]:
-        """The limits that the code declares, by name."""
+        """Return the limits that the code declares, by name."""
         return [
             DeclaredLimit(name, rule.describe(), rule.kind, counts_starts=not rule.holds_permits)
             for name, rule in sorted(self._rules.items())
         ]
 
     async def settings(self, limit: str | None = None) -> Sequence[LimitSetting]:
-        """What is set at run time, of one limit or of all."""
+        """Return the settings that were made at run time, of one limit or of all."""
         return [setting for setting in await self._storage.settings() if limit in (None, setting.limit)]
 
     async def audit(self, limit: str, *, key: str | None = None, since: datetime | None = None) -> Sequence[Audited]:
-        """Whether the limit held: for each key the most that started in any window, against what its rule allows.
+        """Check whether the limit held: for each key, the most that started in any window against what its rule allows.
 
-        It looks at the starts of all jobs that are still kept, or those since then. Worst keys first. A rule that was
-        changed meanwhile is judged as it is now.
+        It reads the starts of all jobs that are still stored, or those since `since`. Worst keys first. Past starts are
+        checked against the current rule.
         """
         return (await self._audit(limit, key, since, None)).verdicts
 
     async def audit_newest(
         self, limit: str, *, key: str | None = None, since: datetime | None = None, most: int = 50_000
     ) -> LimitAudit:
-        """As `audit`, of the newest starts alone, at most so many, for whoever cannot wait for all of them."""
+        """As `audit`, for the newest starts only, at most `most`, so that it takes a bounded time."""
         return await self._audit(limit, key, since, most)
 
     async def _audit(self, limit: str, key: str | None, since: datetime | None, most: int | None) -> LimitAudit:
@@ -153,13 +153,13 @@ class LimitsAdmin:
         if rule.holds_permits:
             raise DeclarationError(
                 f"limit {limit!r} counts what runs at once, not starts; "
-                f"`headgate limits list --limit {limit} --key KEY` shows who holds it"
+                f"`headgate limits list --limit {limit} --key KEY` shows its holders"
             )
         key = None if key is None else bucket_key(key)
         live = LiveRules(await self._storage.settings())
         audit = StartAudit(limit, lambda of_key: live.rule(Draw(limit, of_key), rule))
         first = 0 if since is None else self._in_limit_time(parse_instant(since, "since", "limits"))
-        # One more than is wanted tells whether there are more.
+        # One more than needed shows whether there are more.
         count = AUDITED_AT_ONCE if most is None else min(AUDITED_AT_ONCE, most + 1)
         until, skip = NEVER, 0
         while True:
@@ -181,11 +181,11 @@ class LimitsAdmin:
     async def set(
         self, limit: str, new: Limit, *, key: str | None = None, pattern: str | None = None, tier: str | None = None
     ) -> None:
-        """Let another rule hold until `unset`: for one key, a pattern of keys (`"stripe:*"`), a tier, or all keys.
+        """Set another rule until `unset`: for one key, a pattern of keys (`"stripe:*"`), a tier, or all keys.
 
-        The most specific setting wins: key, tier, longest pattern, all. Everything that waits follows at once. What a
-        key has used stays used. A `key` stands for itself, whatever signs are in it. Raises UnknownLimit, and
-        DeclarationError for a rule that does not fit the limit or that the store of the limit cannot hold.
+        The most specific setting wins: key, tier, longest pattern, all. It applies to all waiting jobs at once. What a
+        key has used stays used. A `key` is taken literally, even with pattern characters. Raises UnknownLimit, and
+        DeclarationError for a rule that does not fit the limit or that the store of the limit does not support.
         """
         declared = self.declared(limit)
         if new.rule.family != declared.family:
@@ -213,9 +213,10 @@ class LimitsAdmin:
         pattern: str | None = None,
         tier: str | None = None,
     ) -> None:
-        """As `set`, with the rule as people spell it: "15/m", or a number for what runs at once.
+        """As `set`, with the rule as text: "15/m", or a number for what runs at once.
 
-        It is of the declared kind, unless another one is named; `burst` is of a rate, `slices` of a sliding window.
+        It is of the declared kind, unless `kind` names another one; `burst` is for a rate, `slices` for a sliding
+        window.
         """
         new = spelled_limit(self.declared(limit), rule, kind=kind, burst=burst, slices=slices)
         await self.set(limit, new, key=key, pattern=pattern, tier=tier)
@@ -223,7 +224,7 @@ class LimitsAdmin:
     async def unset(
         self, limit: str, *, key: str | None = None, pattern: str | None = None, tier: str | None = None
     ) -> bool:
-        """Return to what the code declares; whether anything was set. A pause stays."""
+        """Return to the rule that the code declares. Returns whether a rule was set. A pause stays."""
         about = _about(limit, key, pattern, tier)
         return await self._edit(about, "unset", lambda setting: replace(setting, rule=None))
 
@@ -234,18 +235,18 @@ class LimitsAdmin:
         self.declared(limit)
         if (key is None) == (pattern is None):
             raise DeclarationError("name either the key= or the pattern= of keys that the tier is for")
-        # Stored as the pattern that it is: of one key, or of several.
+        # Stored as a pattern in both cases.
         target = _pattern(pattern) if key is None else pattern_of(bucket_key(key))
         about = LimitSetting(limit, "member", target)
-        who = f"pattern {pattern!r}" if key is None else f"key {key!r}"
-        detail = f"{who}: {'out of its tier' if tier is None else f'into tier {tier!r}'}"
+        keys = f"pattern {pattern!r}" if key is None else f"key {key!r}"
+        detail = f"{keys}: {'out of its tier' if tier is None else f'into tier {tier!r}'}"
         deed = self._deed("assign", limit, detail)
         await self._storage.edit_setting(about, lambda setting: replace(setting, tier=tier), deed=deed)
 
     async def pause(
         self, limit: str, *, key: str | None = None, pattern: str | None = None, tier: str | None = None
     ) -> None:
-        """Let nothing start on it until `resume`; what runs goes on, and what waits loses nothing."""
+        """Let nothing start on it until `resume`; running jobs continue, and waiting jobs lose nothing."""
         self.declared(limit)
         about = _about(limit, key, pattern, tier)
         await self._edit(about, "pause", lambda setting: replace(setting, is_paused=True))
@@ -253,14 +254,14 @@ class LimitsAdmin:
     async def resume(
         self, limit: str, *, key: str | None = None, pattern: str | None = None, tier: str | None = None
     ) -> bool:
-        """End a pause; whether there was one. What was set stays set."""
+        """End a pause. Returns whether there was one. Rules that were set stay set."""
         about = _about(limit, key, pattern, tier)
         return await self._edit(about, "resume", lambda setting: replace(setting, is_paused=False))
 
     async def reset(self, limit: str, key: str = "") -> int:
-        """Forget what a key has used. Permits that running jobs hold stay held, and their number is returned.
+        """Reset what a key has used. Permits that running jobs hold stay held; returns how many.
 
-        Of a dynamic window, which shares one ceiling, all keys are reset.
+        For a dynamic window, which shares one ceiling, all keys are reset.
         """
         rule, key = self.declared(limit), bucket_key(key)
         if limit in self._elsewhere:
@@ -268,15 +269,15 @@ class LimitsAdmin:
             await self._elsewhere[limit].reset(Bucket(limit, key, rule))
         deed = self._deed("reset", limit, f"key {key!r}")
         if rule.shares_state and key != FOR_ALL_KEYS:
-            # The key's own bucket holds nothing but until when it is closed.
+            # The key's own bucket only stores until when it is closed.
             await self._storage.reset(Draw(limit, key))
             key = FOR_ALL_KEYS
         return await self._storage.reset(Draw(limit, key), deed=deed)
 
     async def penalize(self, limit: str, key: str, until: datetime | Duration) -> None:
-        """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` lifts it.
+        """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` ends it.
 
-        Of a limit that is kept in another store, programs that share it hold back, too.
+        For a limit that is kept in another store, all programs that share it hold back.
         """
         rule, key = self.declared(limit), bucket_key(key)
         closed_for = parse_until(until, "until", "penalize", self._storage.now())
@@ -288,7 +289,7 @@ class LimitsAdmin:
         await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall), deed=deed)
 
     async def remove(self, limit: str) -> bool:
-        """Forget a limit: its settings and what its keys have used; False if there was nothing to forget.
+        """Delete a limit: its settings and what its keys have used; False if nothing was stored.
 
         Raises LimitInUse while jobs need it, UnknownLimit for one that is neither stored nor declared by this app.
         """
@@ -300,7 +301,7 @@ class LimitsAdmin:
     # ----------------------------------------------------------------------------------------------- helpers
 
     def declared(self, limit: str) -> AnyRule:
-        """The rule that the code declares. Raises UnknownLimit."""
+        """Return the rule that the code declares. Raises UnknownLimit."""
         rule = self._rules.get(limit)
         if rule is None:
             raise UnknownLimit(
@@ -323,7 +324,7 @@ class LimitsAdmin:
         return to_datetime(self._storage.now() + max(0, instant - self._storage.limit_now()))
 
     async def snapshot(self, record: BucketRecord, rule: AnyRule) -> Snapshot | None:
-        """A bucket as people look at it; None if it is kept in another store that cannot be asked."""
+        """Return what is shown of a bucket; None if it is kept in another store that cannot be reached."""
         now = self._storage.limit_now()
         store = self._elsewhere.get(record.draw.limit)
         if store is None:
@@ -334,7 +335,7 @@ class LimitsAdmin:
             seen = await store.snapshot(Bucket(record.draw.limit, record.draw.key, rule))
         except HeadgateError:
             return None
-        # In its own time; here its slots are those that the local bucket knows of.
+        # `seen.opens_at` is in the other store's time; the local bucket has its opening in local time.
         return Snapshot(used=seen.used, available=seen.available, opens_at=max(now, record.opens_at or 0))
 
     async def _status(self, record: BucketRecord, live: LiveRules, holders: Sequence[PermitHolder]) -> BucketStatus:
@@ -344,7 +345,7 @@ class LimitsAdmin:
         snapshot = None if rule is None else await self.snapshot(record, rule)
         opens_at = record.opens_at
         if opens_at is None and snapshot is not None and not snapshot.available and snapshot.opens_at > now:
-            # No job waits for it, so nobody has looked for it.
+            # No job waits for it, so the bucket has no stored time of opening.
             opens_at = snapshot.opens_at
         return BucketStatus(
             limit=record.draw.limit,
@@ -364,7 +365,7 @@ class LimitsAdmin:
 
 
 def _about(limit: str, key: str | None, pattern: str | None, tier: str | None) -> LimitSetting:
-    """The setting for these keys, with nothing set."""
+    """Return the setting for these keys, with nothing set."""
     if sum(each is not None for each in (key, pattern, tier)) > 1:
         raise DeclarationError("name one of key=, pattern= and tier=, or none of them for all keys")
     if tier is not None:
@@ -376,12 +377,12 @@ def _about(limit: str, key: str | None, pattern: str | None, tier: str | None) -
 
 def _pattern(pattern: str | None) -> str:
     if pattern is None or not is_pattern(pattern):
-        raise DeclarationError(f"pattern={pattern!r} has no *, ? or [ in it; name a single key as key={pattern!r}")
+        raise DeclarationError(f"pattern={pattern!r} has no *, ? or [; for a single key, pass key={pattern!r}")
     return pattern
 
 
 def _told(setting: LimitSetting) -> str:
-    """Whom a setting is for, in words."""
+    """Return in words which keys a setting is for."""
     return "all keys" if setting.scope == "all" else f"{setting.scope} {setting.target!r}"
 
 

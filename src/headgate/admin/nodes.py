@@ -16,11 +16,11 @@ SILENT_AFTER = 30.0
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node, whether it lives, and how many seconds ago it was heard.
+    """A node, its state, and the age of its last heartbeat in seconds.
 
-    It is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs). It
-    serves `queues`, with so many slots each, and has `running` jobs. The attempts of `lingering` jobs were told to end,
-    by a timeout or a cancellation, and take a slot each until they do: threads, mostly, which nobody can stop.
+    It is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs).
+    `queues` has its slots by queue, and it has `running` jobs. The attempts of `lingering` jobs were asked to end, by a
+    timeout or a cancellation, and occupy a slot each until they do: mostly threads, which cannot be stopped.
     """
 
     id: str
@@ -36,12 +36,12 @@ class NodeStatus:
 
     @property
     def slots(self) -> int:
-        """Over all its queues."""
+        """The number of slots of all its queues."""
         return sum(self.queues.values())
 
 
 def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
-    """A node as it is at that instant."""
+    """Return a node as it is at that instant."""
     age = max(0.0, (now - to_datetime(record.beat_at)).total_seconds())
     return NodeStatus(
         id=record.id,
@@ -58,6 +58,6 @@ def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
 
 
 def by_process(node: NodeStatus) -> tuple[str, int, str]:
-    """The order of a list: by machine first, as a name is host:pid."""
+    """Return the sort key of a list: by machine first, as a name is host:pid."""
     host, _, pid = node.name.rpartition(":")
     return host, int(pid) if pid.isdecimal() else node.pid, node.id

@@ -1,4 +1,4 @@
-"""The overview: what is going on in a store, in one look."""
+"""The overview: queues, nodes, limits and problems of a store."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from headgate.admin.admin import Admin
 
 MOST_THROTTLED = 10
-"""How many buckets that jobs wait for are told."""
+"""How many buckets that jobs wait for are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobTotals:
-    """Jobs over all queues by state, and those that wait by what they wait for; None: not counted yet."""
+    """Jobs over all queues by state, and waiting ones by what they wait for; None: not counted yet."""
 
     waiting: int | None = 0
     ready: int | None = 0
@@ -43,7 +43,7 @@ class JobTotals:
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
-    """A queue as `QueueStatus` has it, and what its waiting jobs wait for."""
+    """A queue as in `QueueStatus`, and what its waiting jobs wait for."""
 
     queue: str
     waiting: int
@@ -83,7 +83,7 @@ class UnknownTaskCount:
 
 @dataclass(frozen=True, slots=True)
 class BlockerStatus:
-    """What stands in the way of the store, for how many seconds, and how its last statement begins, if that is seen."""
+    """A session that delays the store, for how many seconds, and the beginning of its last statement, if readable."""
 
     kind: str
     pid: int
@@ -98,11 +98,11 @@ class BlockerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What is going on: in the queues, on the nodes, at the limits, and what is wrong.
+    """What is going on in the queues, on the nodes and at the limits, and what is wrong.
 
     The jobs of `queues` that are not final were counted at `counted_at`, final ones at `finals_at`; that is a while ago
-    where there are many. None: not counted yet; then `queues` are those that are paused, with no jobs, and `totals` are
-    None. Pauses are never old. `throttled` are the ten buckets with most waiting jobs. Unknown tasks are looked for
+    where there are many. None: not counted yet; then `queues` are the paused queues, without jobs, and `totals` are
+    None. Pauses are always current. `throttled` are the ten buckets with most waiting jobs. Unknown tasks are searched
     among the first 100,000 waiting jobs; `failed_last_hour` is counted up to 10,000, at `counted_at`.
     """
 
@@ -131,10 +131,10 @@ class UnfinishedCounts:
 async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
     """Read each part, one after the other, so that an overview takes one connection of the store.
 
-    With `counts` all that is counted comes from there; without, everything is counted now.
+    With `counts`, all numbers of jobs come from there; without, everything is counted now.
     """
     if counts is not None:
-        # They count while the rest is read.
+        # These counts run while the rest is read.
         counts.unfinished.begin(lambda: _count_unfinished(admin), admin.now)
         counts.finals.begin(admin.counts, admin.now)
         counts.tasks.begin(admin.waiting, admin.now)
@@ -185,7 +185,7 @@ async def _count_unfinished(admin: Admin, *, finals: bool = False) -> Unfinished
 
 
 def queue_overview(queue: QueueStatus, views: Mapping[JobView, int]) -> QueueOverview:
-    """A queue with what its jobs wait for."""
+    """Return a queue with what its jobs wait for."""
     return QueueOverview(
         queue=queue.queue,
         waiting=queue.waiting,
@@ -205,7 +205,7 @@ def queue_overview(queue: QueueStatus, views: Mapping[JobView, int]) -> QueueOve
 
 
 def with_pauses(queues: Sequence[QueueOverview], paused: Mapping[str, datetime]) -> list[QueueOverview]:
-    """The queues, paused as they are now; while a queue is paused, no job lacks a slot."""
+    """Return the queues with their current pauses; while a queue is paused, no job lacks a slot."""
     named = {queue.queue: queue for queue in queues}
     for name in paused.keys() - named.keys():
         named[name] = queue_overview(QueueStatus(name, 0, 0, 0, 0, 0), {})
@@ -218,7 +218,7 @@ def with_pauses(queues: Sequence[QueueOverview], paused: Mapping[str, datetime])
 def with_finals(
     queues: Sequence[QueueOverview], finals: CountReading[Sequence[QueueCounts]] | None
 ) -> list[QueueOverview]:
-    """The queues by name with the final jobs as they were counted, and those that have no others."""
+    """Return the queues by name with the counts of final jobs, including queues that have only final jobs."""
     counted = {} if finals is None else {each.queue: each for each in finals.found}
     named = {queue.queue: queue for queue in queues}
     found: list[QueueOverview] = []

@@ -15,7 +15,7 @@ from headgate.jobs.state import JobState
 from headgate.storage.store import Store
 
 CHUNK = 200
-"""Jobs that are deleted in one commit, at most: nobody waits long for it."""
+"""How many jobs are deleted in one commit at most, so that other writes do not wait long for it."""
 
 FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
@@ -24,7 +24,7 @@ ALL_QUEUES = "*"
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """How many jobs were deleted, or with `is_dry_run` would be. `is_cut`: there are more, which the bound kept."""
+    """How many jobs were deleted, or would be with `is_dry_run`. `is_cut`: there are more than the maximum."""
 
     deleted: int = 0
     is_dry_run: bool = False
@@ -41,7 +41,7 @@ async def purge(
     dry_run: bool,
     on_progress: Callable[[Purged], None] | None,
 ) -> Purged:
-    """Delete what the query matches and was final before that wall time, up to `most`."""
+    """Delete the jobs that the query matches and that were final before that wall time, up to `most`."""
     queries = _final_queries(query, before)
     if dry_run:
         found = 0
@@ -53,14 +53,14 @@ async def purge(
         is_cut = not all([await work.delete(each) for each in queries])
     finally:
         if work.deleted:
-            # Whoever stops it has deleted these all the same.
+            # If it is stopped, these jobs are deleted all the same.
             detail = f"{work.deleted} jobs, {_told(query, before)}"
             await storage.note(AuditRecord(actor, "purge", "queue", query.queue or ALL_QUEUES, detail))
     return Purged(work.deleted, is_cut=is_cut)
 
 
 class _Purge:
-    """Counts what it deletes, and ends when that is as much as was asked for."""
+    """Counts the deleted jobs, and stops at the maximum."""
 
     def __init__(self, storage: Store, before: int, most: int, on_progress: Callable[[Purged], None] | None) -> None:
         self.deleted = 0
@@ -70,7 +70,7 @@ class _Purge:
         self._on_progress = on_progress
 
     async def delete(self, query: JobQuery) -> bool:
-        """Delete what a query of one final state matches; False if there is more than may be deleted."""
+        """Delete the jobs that a query of one final state matches; False if there are more than may be deleted."""
         assert query.state is not None
         cursor: str | None = None
         while page := await self._storage.jobs(query.filter(cursor=cursor, count=CHUNK, oldest_first=True)):
@@ -80,7 +80,7 @@ class _Purge:
             gone = await self._storage.prune(self._before, len(ids), frozenset({query.state}), ids=ids)
             self.deleted += gone
             if not gone:
-                # What somebody holds is left to them; those after it are looked for.
+                # Jobs that another transaction has locked are left; the search goes on after them.
                 cursor = page[-1].id
             if self._on_progress is not None:
                 self._on_progress(Purged(self.deleted))
@@ -90,8 +90,8 @@ class _Purge:
 def _final_queries(query: JobQuery, before: int) -> Sequence[JobQuery]:
     if query.view is not None or query.state not in (None, *FINAL):
         raise DeclarationError(
-            f"only final jobs are purged, and these are {query.state or 'waiting'}: cancel them first, "
-            "`headgate jobs cancel` does it for many"
+            f"only final jobs can be purged, and these are {query.state or 'waiting'}: cancel them first, for "
+            "example with `headgate jobs cancel`"
         )
     until = to_datetime(before)
     if query.finished_before is not None:
@@ -104,7 +104,7 @@ def _final_queries(query: JobQuery, before: int) -> Sequence[JobQuery]:
 
 
 def _told(query: JobQuery, before: int) -> str:
-    """What was asked to be deleted, in words. A text of payloads stays untold: it may be what nobody is to read."""
+    """Return the query in words. A text of payloads is left out, as it may be secret."""
     said = {name: getattr(query, name) for name in JobQuery.__struct_fields__}
     words = [
         "a text in the payload" if name == "text" else f"{name} {value}"

@@ -1,4 +1,4 @@
-"""Which jobs are asked for: to list, to count, to change many at once."""
+"""Queries of jobs: to list, to count, to change many at once."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 def _field(description: str) -> msgspec.Meta:
-    """What the field filters by, as the command line and the HTTP API tell it."""
+    """Return the description of a filter, for the command line and the HTTP API."""
     return msgspec.Meta(description=description)
 
 
 class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Jobs that are all that is said here; without a word, all jobs.
+    """The jobs that match all given fields; without a field, all jobs.
 
     `view` is what a waiting job waits for: "scheduled" (its time), "throttled" (a limit), "ready" (a slot), "blocked"
-    (another job). `limit` and `key` may be one draw's. `node` is whose it is or was last. `error` is how the type of
-    its last error begins, `text` a part of its payload as JSON, of up to 200 characters. Instants are aware; each range
-    begins with `…_after` and ends before `…_before`. Raises DeclarationError for what makes no sense.
+    (another job). `limit` and `key` match one draw. `node` is the node that runs it or ran it last. `error` is how the
+    type of its last error begins, `text` a part of its payload as JSON, of up to 200 characters. Instants are aware;
+    each range begins with `…_after` and ends before `…_before`. Raises DeclarationError for invalid values.
     """
 
     state: Annotated[JobState | None, _field("Only jobs in this state.")] = None
@@ -64,7 +64,7 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise DeclarationError(f"text of {len(self.text)} characters must have 1 to {LONGEST_TEXT}")
 
     def filter(self, *, cursor: str | None = None, count: int = 50, oldest_first: bool = False) -> JobFilter:
-        """As the store takes it; a page has 1 to 500 jobs, whatever is asked."""
+        """Return the filter as the store takes it; a page has 1 to 500 jobs, whatever `count` is."""
         said = {name: getattr(self, name) for name in JobQuery.__struct_fields__}
         stored = {_STORED_AS.get(name, name): _stored(name, value) for name, value in said.items() if value is not None}
         return JobFilter(**stored, oldest_first=oldest_first, cursor=cursor, count=min(max(count, 1), LARGEST_PAGE))
@@ -76,7 +76,7 @@ _STORED_AS = {
     "finished_after": "finished_from",
     "finished_before": "finished_until",
 }
-"""The fields of `JobFilter` that have other names."""
+"""The fields that have other names in `JobFilter`."""
 
 
 def _stored(name: str, value: Any) -> Any:
@@ -90,7 +90,7 @@ def _stored(name: str, value: Any) -> Any:
 
 
 class JobCriteria(TypedDict, total=False):
-    """The fields of `JobQuery`, for type checkers where they stand in the call: `admin.jobs(queue="mail")`."""
+    """The fields of `JobQuery` as keywords, for type checkers: `admin.jobs(queue="mail")`."""
 
     state: JobState | None
     view: JobView | None

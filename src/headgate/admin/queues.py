@@ -16,11 +16,12 @@ from headgate.suggestion import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """A queue: its jobs by state, and how those that wait are served; durations in seconds.
+    """A queue: its jobs by state, and how long waiting jobs have waited; durations in seconds.
 
-    `oldest` is for how long the waiting job has been ready that has been so for longest, whatever its limits say (None:
-    no job is ready). `lag` is for how long a job has lacked nothing but a free slot: where it grows, there are too few.
-    It is 0 where all that could start does, and while the queue is paused, which it is since `paused_at`.
+    `oldest` is how long the waiting job has been ready that has been ready for longest, whatever its limits (None: no
+    job is ready). `lag` is how long the oldest ready job has waited for a free slot: if it grows, there are too few
+    slots. It is 0 if all jobs that could start have started, and while the queue is paused. It is paused since
+    `paused_at`.
     """
 
     queue: str
@@ -39,7 +40,7 @@ class QueueStatus:
 
     @property
     def has_jobs(self) -> bool:
-        """Whether it has any, in whatever state."""
+        """Whether it has jobs in any state."""
         return any((self.waiting, self.running, self.succeeded, self.failed, self.cancelled))
 
 
@@ -52,9 +53,9 @@ class QueuesAdmin:
         self.actor = actor
 
     async def list(self, *, finals: bool = True) -> Sequence[QueueStatus]:
-        """All queues by name: those that are declared, have jobs or are paused.
+        """Return all queues by name: those that are declared, have jobs or are paused.
 
-        Without `finals` the counts of final jobs may be missing, where it would take long to count them.
+        Without `finals`, the counts of final jobs may be missing if counting them would take long.
         """
         counts = {each.queue: each for each in await self._storage.counts(finals=finals)}
         records = {each.queue: each for each in await self._storage.queues()}
@@ -63,17 +64,17 @@ class QueuesAdmin:
         return [_status(name, counts.get(name), records.get(name), now) for name in names]
 
     async def paused(self) -> Mapping[str, datetime]:
-        """The queues that are paused, and since when; no job is counted for it."""
+        """Return the paused queues, and since when; no job is counted for it."""
         return {queue: to_datetime(at) for queue, at in (await self._storage.paused_queues()).items()}
 
     async def is_paused(self, queue: str) -> bool:
-        """Whether none of its jobs is given out."""
+        """Whether the queue is paused."""
         return await self._storage.is_paused(queue)
 
     async def pause(self, queue: str) -> bool:
-        """Give out none of its jobs to any node until `resume`; what runs goes on, what is enqueued waits.
+        """Start none of its jobs on any node until `resume`; running jobs continue, enqueued jobs wait.
 
-        False if it was paused already. Raises UnknownQueue for one that is not declared and has no job.
+        False if it was already paused. Raises UnknownQueue for a queue that is not declared and has no job.
         """
         if queue not in self._declared:
             known = self._declared | {each.queue for each in await self._storage.counts()}
@@ -86,7 +87,7 @@ class QueuesAdmin:
         return await self._storage.pause_queue(queue, deed=AuditRecord(self.actor, "pause", "queue", queue))
 
     async def resume(self, queue: str) -> bool:
-        """End a pause; whether there was one."""
+        """End a pause. Returns whether there was one."""
         return await self._storage.resume_queue(queue, deed=AuditRecord(self.actor, "resume", "queue", queue))
 
 

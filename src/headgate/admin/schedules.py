@@ -1,4 +1,4 @@
-"""Schedules as operators see and steer them."""
+"""Schedules as operators see and change them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SchedulesAdmin:
         self.actor: str = this_process()
 
     async def list(self) -> Sequence[ScheduleStatus]:
-        """All schedules by name."""
+        """Return all schedules by name."""
         found: list[ScheduleStatus] = []
         after = ""
         while page := await self._storage.schedules(after=after, count=PAGE):
@@ -45,22 +45,22 @@ class SchedulesAdmin:
         return found
 
     async def page(self, *, after: str = "", count: int = 50) -> Sequence[ScheduleStatus]:
-        """The schedules by name that come after that one, up to 500."""
+        """Return the schedules by name that come after that one, up to 500."""
         found = await self._storage.schedules(after=after, count=min(max(count, 1), 500))
         return [self._status(record) for record in found]
 
     async def status(self, name: str) -> ScheduleStatus:
-        """One schedule as it is now. Raises ScheduleNotFound."""
+        """Return one schedule as it is now. Raises ScheduleNotFound."""
         return self._status(await self._record(name))
 
     async def overdue(self) -> Sequence[ScheduleStatus]:
-        """The schedules that were due more than a minute ago and whose task this app does not declare; at most 100."""
+        """Return up to 100 schedules that were due more than a minute ago and whose task this app does not declare."""
         before = self._storage.now() - LATE
         found = await self._storage.overdue_schedules(self._registry.names, before=before)
         return [self._status(record) for record in found]
 
     async def next_runs(self, name: str, count: int = 5) -> Sequence[datetime]:
-        """When it is due next, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
+        """Return when it is due next, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
         record = await self._readable(name)
         if record.paused_at is not None:
             return ()
@@ -68,7 +68,7 @@ class SchedulesAdmin:
         return [to_datetime(instant) for instant in upcoming(record.rules, trigger, record.course, count)]
 
     async def pause(self, name: str) -> bool:
-        """Enqueue nothing of it until `resume`; False if it was paused already. Raises ScheduleNotFound."""
+        """Enqueue none of its jobs until `resume`; False if it was already paused. Raises ScheduleNotFound."""
         while True:
             record = await self._readable(name)
             if record.paused_at is not None:
@@ -91,9 +91,9 @@ class SchedulesAdmin:
                 return True
 
     async def trigger(self, name: str) -> str:
-        """Enqueue its job now, whatever its state; its rhythm stays. The id of the job.
+        """Enqueue its job now, whatever its state; its next occurrences stay. Returns the id of the job.
 
-        It counts as one of its runs, and waits for the one before if its jobs queue up. Raises ScheduleNotFound,
+        It counts as one of its runs, and waits for the job before if its jobs queue up. Raises ScheduleNotFound,
         UnknownTask if this app does not declare its task.
         """
         while True:
@@ -112,9 +112,9 @@ class SchedulesAdmin:
                 return job.id
 
     async def skip(self, name: str) -> datetime | None:
-        """Leave out its next occurrence; when that would have been, None if there is none to come.
+        """Skip its next occurrence. Returns when that would have been, None if there is none.
 
-        Raises ScheduleNotFound, UnknownTask for one whose trigger only the app knows that declares it.
+        Raises ScheduleNotFound, UnknownTask for a schedule whose trigger only the declaring app has.
         """
         while True:
             record = await self._readable(name)
@@ -127,9 +127,9 @@ class SchedulesAdmin:
                 return to_datetime(left_out)
 
     async def remove(self, name: str) -> bool:
-        """Forget a schedule; jobs that it has enqueued stay. Whether there was one.
+        """Delete a schedule; jobs that it has enqueued stay. Returns whether there was one.
 
-        One that the code declares is there again when the next node starts.
+        A schedule that the code declares is created again when the next node starts.
         """
         was_there = await self._storage.remove_schedule(name)
         if was_there:
@@ -137,7 +137,7 @@ class SchedulesAdmin:
         return was_there
 
     async def _note(self, action: str, name: str, detail: str | None = None) -> None:
-        """Keep what was done, right after it."""
+        """Record the action, right after it."""
         await self._storage.note(AuditRecord(self.actor, action, "schedule", name, detail))
 
     async def _record(self, name: str) -> ScheduleRecord:
@@ -160,7 +160,7 @@ class SchedulesAdmin:
             raise UnreadableSchedule(record.name, str(error)) from None
         if trigger is None:
             raise UnknownTask(
-                f"schedule {record.name!r} has a trigger that only the app knows which declares it; ask that one"
+                f"schedule {record.name!r} has a trigger that only the app that declares it has; use that app"
             )
         return trigger
 
@@ -198,23 +198,23 @@ class SchedulesAdmin:
             is_overdue=overdue is not None,
             trouble=f"cannot be read: {unreadable}"
             if unreadable
-            else overdue or ("code has declared it, and this app does not" if is_lost else None),
+            else overdue or ("code has declared it, but this app does not" if is_lost else None),
         )
 
     def _why_overdue(self, record: ScheduleRecord) -> str | None:
-        """Why nobody fires what is due; None if it is not due, or has not been for long and can be fired here."""
+        """Return why its due occurrence is not fired; None if it is not due, or has been due for less than a minute."""
         late = -1 if record.course.next_at is None else self._storage.now() - record.course.next_at
         if late < 0:
             return None
         if record.call.task not in self._registry.names:
-            return f"overdue: no task {record.call.task!r} is declared here"
+            return f"overdue: this app does not declare task {record.call.task!r}"
         if late <= LATE:
             return None
         try:
             self._trigger(record)
         except HeadgateError:
-            return "overdue: no code here declares its trigger"
-        return "overdue: no worker fires it"
+            return "overdue: this app does not declare its trigger"
+        return "overdue: no worker enqueues its jobs"
 
 
 def _optional(instant: int | None) -> datetime | None:

@@ -1,4 +1,4 @@
-"""The counts of an overview that read all lanes or all jobs, for those who look again and again."""
+"""The counts of an overview that read all lanes or all jobs, kept for repeated overviews."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 FIRST_PATIENCE = 0.5
-"""Seconds that the first overview waits for the jobs in queues, which it cannot show without."""
+"""Seconds that the first overview waits for the jobs in queues, which it needs."""
 
 
 class SlowCounts:
-    """What an overview counts in the background: a store with 200,000 keys takes a second for it.
+    """What an overview counts in the background: with 200,000 keys, counting takes a second.
 
-    Keep one between overviews. Each waits at most `patience` seconds for a count that is under way, and shows the last
-    one otherwise; the first one waits `queue_patience` for the jobs in queues (0.5 s; None: until they are counted).
+    Keep one between overviews. Each waits at most `patience` seconds for a running count, and shows the last one
+    otherwise; the first one waits `queue_patience` for the jobs in queues (0.5 s; None: until they are counted).
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SlowCounts:
             "waiting jobs",
             patience=patience,
             first_patience=queue_patience,
-            # What somebody changes in a small store is shown with the next overview.
+            # In a small store, the next overview shows each change.
             fresh_for=0,
         )
         self.finals: BackgroundCounts[Sequence[QueueCounts]] = BackgroundCounts(
@@ -44,5 +44,5 @@ class SlowCounts:
         )
 
     async def close(self) -> None:
-        """End the counts that are under way."""
+        """End the running counts."""
         await asyncio.gather(self.unfinished.close(), self.finals.close(), self.tasks.close())

@@ -1,4 +1,4 @@
-"""The life of a job, told from its row, its attempts and what people did to it."""
+"""The timeline of a job, from its row, its attempts and its audit entries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.jobs.job import AttemptRecord, JobError, JobRecord, JobState
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """Something that happened to a job: what, at which attempt, on which node, by whom, and the error if there was."""
+    """An event of a job: what, at which attempt, on which node, by which actor, and the error if there was one."""
 
     at: datetime
     what: str
@@ -26,7 +26,7 @@ class TimelineEntry:
 def timeline(
     record: JobRecord, attempts: Sequence[AttemptRecord], entries: Sequence[AuditEntry]
 ) -> list[TimelineEntry]:
-    """What is known of a job's life, in order."""
+    """Return what is stored about a job's life, in order."""
     moments = [
         TimelineEntry(to_datetime(record.enqueued_at), "enqueued"),
         *(TimelineEntry(to_datetime(each.at), each.action, actor=each.actor, detail=each.detail) for each in entries),
@@ -40,13 +40,13 @@ def timeline(
     if record.started_at is not None and record.started_at not in known and (has_run or record.state.is_final):
         moments.append(TimelineEntry(to_datetime(record.started_at), "started", record.attempt, record.node))
     moments.sort(key=lambda moment: moment.at)
-    # Last, whatever the clocks of others say.
+    # Last, even if another machine's clock was ahead.
     if record.finished_at is not None:
         moments.append(
             TimelineEntry(to_datetime(record.finished_at), f"final: {record.state}", detail=_said(record.error))
         )
     elif record.state is JobState.RUNNING:
-        what = "is running, and was asked to end" if record.cancel_requested else "is running"
+        what = "is running, and its cancellation was requested" if record.cancel_requested else "is running"
         moments.append(TimelineEntry(to_datetime(record.started_at or 0), what, record.attempt, record.node))
     return moments
 
