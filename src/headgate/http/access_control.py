@@ -1,4 +1,4 @@
-"""The guard: who is let in, and what they may do. It stands before everything that is served, pages and files too."""
+"""Access control: authentication, sign-in and roles, checked before everything that is served, even static files."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from headgate.http.origin import canonical, is_same_site, peer_of
 from headgate.http.sessions import BrowserSession, Sessions, shown_cookies
 
 TOKEN = "x-headgate-token"
-"""The header of what changes something, with the token of the session."""
+"""The header of requests that change something, with the token of the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """Who asks, and the session of their browser; None where each request says who it is."""
+    """The user of a request, and the session of their browser; None if each request carries a credential."""
 
     user: User
     session: BrowserSession | None = None
 
 
 class AccessControl:
-    """Finds out who somebody is, signs them in and out, and refuses what they may not do.
+    """Authenticates users, signs them in and out, and refuses what their role does not allow.
 
-    `secret` signs sessions and tokens; without one they are good in this process only, but for the tokens of an `auth`
+    `secret` signs sessions and tokens; without one they are valid in this process only, except the tokens of an `auth`
     that has a secret of its own.
     """
 
@@ -62,16 +62,16 @@ class AccessControl:
 
     @property
     def form(self) -> SignInForm | None:
-        """What the sign-in page asks for; None where the host signs people in."""
+        """The fields of the sign-in page; None if the host app signs users in."""
         return None if self._signs_in is None else self._signs_in.form
 
     @property
     def sign_in_url(self) -> str | None:
-        """Where the host signs people in, if it was said."""
+        """The address where the host app signs users in, if it is configured."""
         return self._auth.sign_in_url if isinstance(self._auth, CallbackAuth) else None
 
     async def visitor(self, request: Request) -> RequestIdentity:
-        """Who asks. Raises Refusal for whoever is not let in."""
+        """Return the user of a request. Raises HttpError if there is none."""
         cookies = [] if self.sessions is None else shown_cookies(request)
         for cookie in cookies:
             assert self.sessions is not None
@@ -83,18 +83,18 @@ class AccessControl:
             return RequestIdentity(user)
         if cookies:
             raise self._unknown("your session has ended; sign in again")
-        raise self._unknown("sign in first: this dashboard is for those who are known to it")
+        raise self._unknown("sign in first")
 
     async def sign_in(self, request: Request, fields: SignInFields) -> str:
-        """The cookie of a new session. Raises Refusal for a wrong credential."""
+        """Return the cookie of a new session. Raises HttpError for a wrong credential."""
         if self._signs_in is None or self.sessions is None:
-            raise self._unknown("nobody signs in here; sign in where this dashboard is part of")
+            raise self._unknown("this dashboard has no sign-in page; sign in to the app that it is part of")
         user = await self._slowly(request, self._signs_in.sign_in(fields), is_right_delayed=True)
         assert user is not None
         return self.sessions.begin(user)
 
     async def _slowly(self, request: Request, check: Awaitable[User | None], *, is_right_delayed: bool) -> User | None:
-        """The answer of a check; where guesses failed before, it is held back for a moment, right or wrong."""
+        """Return the result of a check, right or wrong, after a delay if there were failures before."""
         address = self._address(request)
         try:
             user = await check
@@ -110,9 +110,9 @@ class AccessControl:
         return user
 
     def _address(self, request: Request) -> str:
-        """Where it comes from, as far as the trusted proxies say it."""
+        """Return the client's address, as far as trusted proxies pass it on."""
         peer = None if request.client is None else request.client.host
-        # Some proxies add a header of their own instead of going on with the one that came, which anybody can write.
+        # Some proxies add a header of their own after one that the client has sent and that can have any content.
         return peer_of(peer, ", ".join(request.headers.getlist("x-forwarded-for")), self._trusted)
 
     def _unknown(self, message: str) -> HttpError:
@@ -120,47 +120,47 @@ class AccessControl:
         return HttpError(401, "unauthorized", message, headers={"WWW-Authenticate": challenge} if challenge else None)
 
     def token(self, user: User) -> str:
-        """What this user has to send with what changes something."""
+        """Return the token that this user has to send with changes."""
         own = self._auth.secret(user)
         return hmac.new(
             self._secret or own or self._random, f"{user.role}:{user.name}".encode(), hashlib.sha256
         ).hexdigest()
 
     def require(self, request: Request, visitor: RequestIdentity, role: Role, *, changes: bool) -> None:
-        """Raise Refusal unless the user may do what the role may, and meant to do it."""
+        """Raise HttpError unless the user may do what the role may, and the request is not forged by another site."""
         user = visitor.user
         if not user.may(role):
             raise HttpError(403, "not_allowed", f"{user.name} is {user.role} here, and only {_who(role)} may do this")
         if not changes:
             return
         if self._read_only:
-            raise HttpError(403, "read_only", "this dashboard only shows; nothing can be changed through it")
+            raise HttpError(403, "read_only", "this dashboard is read-only")
         self.require_intent(request, visitor)
 
     def require_intent(self, request: Request, visitor: RequestIdentity) -> None:
-        """Raise Refusal unless the user meant to ask for this, and was not led to it by another site."""
+        """Raise HttpError unless the user made this request, and not a page of another site."""
         self.require_same_site(request)
-        # No browser sends a bearer token by itself, so whoever sends one means it.
+        # No browser sends a bearer token by itself, so a request with one is intended.
         if visitor.session is None and request.headers.get("authorization", "").lower().startswith("bearer "):
             return
         shown = request.headers.get(TOKEN, "")
         if not hmac.compare_digest(shown.encode(), self.token(visitor.user).encode()):
             raise HttpError(
-                403, "bad_token", "the header X-Headgate-Token has to hold the `token` of /api/session; read it again"
+                403, "bad_token", "the header X-Headgate-Token must contain the `token` of /api/session; read it again"
             )
 
     def require_same_site(self, request: Request) -> None:
-        """Raise Refusal for what a page of another site has asked for."""
+        """Raise HttpError for a request that a page of another site has made."""
         if not is_same_site(request.headers, self._host(request)):
             raise HttpError(
                 403,
                 "other_site",
-                "this was asked for by a page of another site; if it was not, the proxy in front of this has to pass "
-                "the Host header on, or to be one of the trusted_proxies and send X-Forwarded-Host",
+                "this request was made by a page of another site; if it was not, the proxy in front of the dashboard "
+                "has to pass the Host header on, or be one of the trusted_proxies and send X-Forwarded-Host",
             )
 
     def is_https(self, request: Request) -> bool:
-        """Whether the browser came by HTTPS, as far as it, the server or a trusted proxy says so."""
+        """Whether the browser uses HTTPS, according to the browser, the server or a trusted proxy."""
         if request.headers.get("origin", "").startswith("https://"):
             return True
         peer = "" if request.client is None else request.client.host
@@ -168,27 +168,27 @@ class AccessControl:
         return (forwarded or str(request.scope.get("scheme", ""))).strip().lower() == "https"
 
     def _host(self, request: Request) -> str:
-        """The name that was asked for, as the browser knows it."""
+        """Return the host name of the request, as the browser sees it."""
         peer = "" if request.client is None else request.client.host
         forwarded = request.headers.get("x-forwarded-host") if canonical(peer) in self._trusted else None
         return forwarded or request.headers.get("host", "")
 
 
 def _unsaid(auth: object) -> str:
-    wrong = "" if auth is None else f", and {auth!r} is nothing that it knows"
+    wrong = "" if auth is None else f"; {auth!r} is not supported"
     return (
-        f"dashboard(app) has to be told who may see it{wrong}: dashboard(app, "
+        f"dashboard(app) needs auth, which decides who may use it{wrong}: dashboard(app, "
         'auth=BasicAuth(ada=("admin", password))), or a BearerAuth, CallbackAuth or OneTimeToken'
     )
 
 
 def _proxy(address: str) -> str:
-    """One that is not an address would match nobody, and everybody behind it would be counted as one."""
+    """Return the address. Anything else would match no proxy, and all clients behind it would count as one."""
     try:
         return canonical(str(ip_address(address)))
     except ValueError:
         raise DeclarationError(
-            f"trusted_proxies: {address!r} is not an IP address; name each proxy by the address that it comes from"
+            f"trusted_proxies: {address!r} is not an IP address; list each proxy by its IP address"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""The audit log: what people did, and to what."""
+"""The audit log: what users did, and to what."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AuditLogQuery(Query, frozen=True, kw_only=True):
 
 
 class AuditEntryView(msgspec.Struct, frozen=True):
-    """What somebody did, and when; numbers grow."""
+    """An action of a user; numbers grow."""
 
     number: int
     at: datetime
@@ -36,7 +36,7 @@ class AuditEntryView(msgspec.Struct, frozen=True):
 
 
 async def audit_log(caller: Caller, query: AuditLogQuery) -> Page[AuditEntryView]:
-    """What people did to jobs, limits, queues and schedules, newest first."""
+    """Return the actions on jobs, limits, queues and schedules, newest first."""
     found = await caller.admin.audit_log(
         kind=query.kind, subject=query.subject, actor=query.actor, before=query.before, count=query.count
     )

@@ -1,4 +1,4 @@
-"""Who is asking: users, their roles, and the ways to find out who somebody is."""
+"""Authentication: users, their roles, and the ways to identify the user of a request."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from headgate.errors import DeclarationError
 from headgate.http.passwords import PREFIX, PasswordHash
 
 Role = Literal["viewer", "operator", "admin"]
-"""What somebody may do. Each may do what those before it may: look; act on jobs, queues and schedules; change limits
-and remove."""
+"""What a user may do. Each role includes those before it: view; act on jobs, queues and schedules; change limits and
+remove."""
 
 _RANK: Mapping[str, int] = {role: rank for rank, role in enumerate(get_args(Role))}
 
@@ -34,7 +34,7 @@ CHECKS_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody, by the name that the audit log keeps, and what they may do (default: only look)."""
+    """A user, by the name that the audit log records, and their role (default: viewer)."""
 
     name: str
     role: Role = "viewer"
@@ -43,17 +43,17 @@ class User:
         if self.role not in _RANK:
             raise DeclarationError(f"role={self.role!r} of {self.name!r} must be one of {', '.join(_RANK)}")
         if not self.name:
-            raise DeclarationError("a user needs a name: what is done is kept under it")
+            raise DeclarationError("a user needs a name: the audit log records it")
 
     def may(self, role: Role) -> bool:
-        """Whether they may do what that role may."""
+        """Whether the user may do what that role may."""
         return _RANK[self.role] >= _RANK[role]
 
 
 class WrongCredential(Exception):
-    """A credential is wrong: one failure more of its address and user `name` ("" if it names nobody).
+    """A credential is wrong: a failure of its address and the user `name` ("" without a name).
 
-    With a `credential`, all of what was checked, the same one counts once for its address and name.
+    With `credential`, everything that was checked, repeated failures with the same one count once for address and name.
     """
 
     def __init__(self, *args: object, credential: str | None = None, name: str = "") -> None:
@@ -63,11 +63,11 @@ class WrongCredential(Exception):
 
 
 class Auth(Protocol):
-    """Finds out who is asking. `challenge` is the WWW-Authenticate of a 401, "" for none.
+    """Identifies the user of a request. `challenge` is the WWW-Authenticate of a 401, "" for none.
 
-    `secret` is what the token of a user is signed with: the same in all processes that know the same credentials, None
-    where it has none of its own. It is made of nothing but what this user knows anyway: they see what it has
-    signed, and could try passwords of others on it, as fast as they can reckon.
+    `secret` signs the token of a user: equal in all processes with the same credentials, None without one. It depends
+    only on what this user knows anyway: they see what it has signed, and could try other users' passwords on it,
+    offline.
     """
 
     @property
@@ -76,13 +76,13 @@ class Auth(Protocol):
     def secret(self, user: User) -> bytes | None: ...
 
     async def user(self, request: Request) -> User | None:
-        """Who it is; None if they did not say. Raises Refused for a wrong credential."""
+        """Return the user; None without a credential. Raises WrongCredential."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SignInForm:
-    """What the sign-in page asks for: a token, or with `has_name` a name and a password."""
+    """The fields of the sign-in page: a token, or with `has_name` a name and a password."""
 
     label: str
     hint: str
@@ -91,30 +91,30 @@ class SignInForm:
 
 @dataclass(frozen=True, slots=True)
 class SignInFields:
-    """What somebody sent from the sign-in page."""
+    """What a user has sent from the sign-in page."""
 
     name: str
     secret: str
 
 
 class SessionAuth(Auth, Protocol):
-    """An Auth with a sign-in page of ours: a browser exchanges a credential for the cookie of a session."""
+    """An Auth with a sign-in page: a browser exchanges a credential for the cookie of a session."""
 
     @property
     def form(self) -> SignInForm: ...
 
     async def sign_in(self, fields: SignInFields) -> User:
-        """Who it is. Raises Refused for a wrong credential."""
+        """Return the user. Raises WrongCredential."""
         ...
 
     def has(self, user: User) -> bool:
-        """Whether this user, with this role, is still one of its users."""
+        """Whether this user still exists, with this role."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A password or a token, and whose it is. Its text is not shown when it is printed."""
+    """A password or a token, and its user. Its text is not in its repr."""
 
     user: User
     text: str
@@ -126,12 +126,12 @@ class Credential:
 class BasicAuth:
     """Names and passwords: `BasicAuth(ada=("admin", password), …)`, or a mapping.
 
-    Browsers sign in on a page and get a session; programs send both with each request (`curl -u ada`). In the place of
-    a password stands its hash, if it was made by `headgate password` (it begins with `scrypt$`). There is no default
-    password, and one of fewer than 8 characters is refused. Serve it over HTTPS.
+    Browsers sign in on a page and get a session; programs send both with each request (`curl -u ada`). Instead of a
+    password, its hash from `headgate password` can be given (it begins with `scrypt$`). There is no default password,
+    and a password of fewer than 8 characters is refused. Serve it over HTTPS.
     """
 
-    # Not Basic: for that each browser opens a window of its own, which cannot sign out.
+    # Not Basic: for that, browsers open a window of their own, in which users cannot sign out.
     challenge = 'Session realm="Headgate"'
     form = SignInForm("Password", "", has_name=True)
 
@@ -145,13 +145,13 @@ class BasicAuth:
                 raise DeclarationError(f"user name {name!r} must not be empty, nor contain a colon")
             _require_strong(password, f"the password of {name!r}")
             self._credentials[name] = Credential(User(name, role), password)
-        # If one is a hash all are, so that the time that a check takes does not tell names.
+        # If one is a hash, all are, so that the duration of a check does not reveal names.
         self._hashes: dict[str, PasswordHash] = {}
         if any(each.text.startswith(PREFIX) for each in self._credentials.values()):
             self._hashes = {name: _hash_of(each.text) for name, each in self._credentials.items()}
         self._checking: ThreadPoolExecutor | None = None
-        # Programs send their password with each request, and a hash is slow to check: of a right password that was
-        # checked a digest is kept, under a key that leaves this process as little as the digest does.
+        # Programs send their password with each request, and a hash is slow to check. So a digest of a password that
+        # was right is kept in memory, under a key that never leaves this process.
         self._key = os.urandom(32)
         self._checked: dict[str, bytes] = {}
 
@@ -182,7 +182,7 @@ class BasicAuth:
         if self._hashes:
             is_right = await self._check_hash(name, password)
         else:
-            # Compared also where there is nobody of that name, so that the time taken does not tell names.
+            # Compared even for an unknown name, so that the duration does not reveal names.
             is_right = _is_same(password, "" if known is None else known.text)
         if known is None or not is_right:
             raise WrongCredential(credential=f"{name}:{password}", name=name)
@@ -203,8 +203,8 @@ class BasicAuth:
 class BearerAuth:
     """Tokens, for programs and for a proxy that adds them: `BearerAuth({token: User("deploy", "operator")})`.
 
-    Somebody in a browser signs in with the token on a page. A program that can only send a name and a password sends it
-    as the password, under any name. A token of fewer than 16 characters is refused.
+    In a browser, users sign in with the token on a page. A program that can only send a name and a password sends the
+    token as the password, with any name. A token of fewer than 16 characters is refused.
     """
 
     challenge = 'Bearer realm="Headgate"'
@@ -239,7 +239,7 @@ class BearerAuth:
         return self._check(shown)
 
     def _check(self, shown: str) -> User:
-        # All are compared, so that the time taken does not tell which one it nearly was.
+        # All are compared, so that the duration does not reveal a near match.
         found = [each.user for each in self._credentials if _is_same(shown, each.text)]
         if not found:
             raise WrongCredential(credential=shown)
@@ -247,10 +247,10 @@ class BearerAuth:
 
 
 class OneTimeToken:
-    """Lets in whoever opens a link with its `token`, once, as `user`; then there is a new token.
+    """Signs in the browser that opens a link with its `token`, once, as `user`; then there is a new token.
 
-    For `headgate dashboard` and for development: the link is printed where only you read it. `on_used` is called with
-    the new token. It has 256 bits, is kept in this process only, and signs in a browser, never a program.
+    For `headgate dashboard` and for development: the link is printed where only you can read it. `on_used` is called
+    with the new token. It has 256 bits, is stored in this process only, and signs in a browser, never a program.
     """
 
     challenge = 'Session realm="Headgate"'
@@ -273,7 +273,7 @@ class OneTimeToken:
         return user == self._user
 
     async def sign_in(self, fields: SignInFields) -> User:
-        # Somebody may paste the whole link.
+        # Users may paste the whole link.
         if not _is_same(fields.secret.strip().rpartition("token=")[2], self.token):
             raise WrongCredential(credential=fields.secret)
         self.token = secrets.token_urlsafe(32)
@@ -286,15 +286,16 @@ class OneTimeToken:
 
 
 class CallbackAuth:
-    """Asks your own function, sync or async, which is given the Starlette request: a `User`, or None for nobody.
+    """Calls your own function, sync or async, with the Starlette request; it returns a `User`, or None.
 
-    For sessions of the app that it is mounted in: `CallbackAuth(lambda request: user_of(request.session))`. A browser
-    that nobody is signed in with is shown a page that says so, with a link to `sign_in_url` if there is one. A sync
-    function runs on the event loop and must not block. One that compares passwords itself raises `Refused(name=…)` for
-    a wrong one, so that guesses are slowed down and logged; None is not.
+    For the sessions of the app that mounts the dashboard: `CallbackAuth(lambda request: user_of(request.session))`. A
+    browser without a user is shown a page that says so, with a link to `sign_in_url` if there is one. A sync function
+    runs on the event loop and must not block. A function that compares passwords itself raises
+    `WrongCredential(name=…)` for a wrong one, so that guesses are slowed down and logged; None is not.
 
-    It is asked for each request, those for files too: only it knows what of a request its answer comes from, and a
-    sign-out holds at once. One that is dear to ask keeps its own answers for a few seconds, and none but good ones.
+    It is called for each request, even for files: only the function knows on which part of a request its result
+    depends, and a sign-out takes effect at once. A slow function can cache its results for a few seconds, but only
+    users, not None.
     """
 
     challenge = ""
@@ -322,7 +323,7 @@ class CallbackAuth:
 
 
 def _shown(request: Request, scheme: str) -> str | None:
-    """What stands in the Authorization header, if it is of this scheme."""
+    """Return the content of the Authorization header, if it is of this scheme."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != scheme:
         return None
@@ -332,7 +333,7 @@ def _shown(request: Request, scheme: str) -> str | None:
 
 
 def _is_same(shown: str, known: str) -> bool:
-    """Compared by digest, in a time that tells neither where they differ nor how long they are."""
+    """Compare digests, in a time that depends neither on where the texts differ nor on their lengths."""
     return hmac.compare_digest(
         hashlib.sha256(shown.encode("utf-8", "surrogatepass")).digest(), hashlib.sha256(known.encode()).digest()
     )
@@ -348,7 +349,7 @@ def _hash_of(text: str) -> PasswordHash:
 
 
 def _secret_of(user: User, credentials: Iterable[Credential]) -> bytes:
-    """The same for the same credentials of a user, in every process, and as hard to guess as they are."""
+    """Return a secret that is equal in all processes for the same credentials of a user, and as hard to guess."""
     digest = hashlib.sha256(b"headgate forms")
     for text in sorted(each.text for each in credentials if each.user == user):
         digest.update(hashlib.sha256(text.encode()).digest())

@@ -20,13 +20,13 @@ class BatchesQuery(Query, frozen=True, kw_only=True):
 
 
 async def batches(caller: Caller, query: BatchesQuery) -> Page[BatchStatus]:
-    """Batches, newest first, with how many of their jobs are in each state."""
+    """Return batches, newest first, with how many of their jobs are in each state."""
     found = await caller.admin.batches(pending_only=query.pending_only, before=query.before, count=query.count)
     return Page(found, found[-1].id if len(found) == query.count else None)
 
 
 async def batch(caller: Caller, id: str) -> BatchStatus:
-    """How many of the jobs of a batch are in each state; `/jobs` lists them by `batch`, `/jobs/bulk` cancels them."""
+    """Return how many jobs of a batch are in each state; `/jobs` lists them by `batch`, `/jobs/bulk` cancels them."""
     return await caller.admin.batch(id)
 
 

@@ -1,4 +1,4 @@
-"""The caller of an endpoint: who asks, what they may do, and what of a job they are shown."""
+"""The caller of an endpoint: the user, their rights, and what is redacted for them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and the Admin that does what they ask for in their name.
+    """The user of a request, and the Admin that acts in their name.
 
-    `reach` runs what is asked of the app where the app is open. `token` is what they have to send with what changes
-    something. With `read_only` nobody changes anything. `can_sign_out` is for those with a session.
+    `reach` runs a coroutine where the app is open. `token` has to be sent with changes. With `read_only` nothing can be
+    changed. `can_sign_out` is true for users with a session.
     """
 
     user: User
@@ -29,24 +29,24 @@ class Caller:
     read_only: bool
 
     async def overview(self) -> Overview:
-        """What is going on, as of the last second, as they are shown it."""
+        """Return the overview as of the last second, redacted for the user."""
         return self.shown((await self.watch.look()).overview)
 
     def shown(self, overview: Overview) -> Overview:
-        """An overview without what is not for them: statements of others hold data of theirs, and are for operators."""
+        """Return an overview redacted for the user: statements of database sessions contain data, so operators only."""
         if not overview.obstacles:
             return overview
-        is_told = self.user.may("operator")
+        may_read = self.user.may("operator")
         return replace(
             overview,
             obstacles=[
-                replace(each, statement=self.redaction.text(each.statement) if is_told and each.statement else None)
+                replace(each, statement=self.redaction.text(each.statement) if may_read and each.statement else None)
                 for each in overview.obstacles
             ],
         )
 
     async def secrets(self, job_id: str) -> Secrets:
-        """What is hidden of a job, and is not to be read in its texts either. Raises JobNotFound."""
+        """Return the hidden values of a job, which are also hidden in its texts. Raises JobNotFound."""
         if not self.redaction:
             return NO_SECRETS
         record = (await self.admin.job(job_id)).record

@@ -1,4 +1,4 @@
-"""Leaving: whether the server that serves this process was told to end, and waits for its requests."""
+"""Shutdown: whether the server of this process was requested to stop, and waits for its requests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import signal
 
 
 def is_leaving() -> bool:
-    """Whether it was told to end, as far as that can be seen from here.
+    """Whether the server was requested to stop, as far as this can be detected.
 
-    A server tells an app of its end only when its requests have ended, and a mounted app never. uvicorn is told by a
-    signal, which a method of its server takes, and `should_exit` of that server says so: it is looked at, and nothing
-    is changed. Where there is no such server the answer is always no.
+    A server notifies an app of its shutdown only when all requests have ended, and never notifies a mounted app.
+    uvicorn gets a signal, handled by a method of its server, whose `should_exit` then is true. This reads it and
+    changes nothing. Without such a server, the result is always False.
     """
     server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     return getattr(server, "should_exit", None) is True

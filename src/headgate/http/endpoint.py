@@ -1,4 +1,4 @@
-"""Endpoints: each is declared once, and that is what parses its requests and what documents it."""
+"""Endpoints: one declaration of each parses its requests and documents it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from headgate.http.caller import Caller
 from headgate.http.http_error import HttpError, http_error_of
 
 LARGEST_BODY = 64 * 1024
-"""Bytes; no body that is asked for comes near it."""
+"""Bytes; the body of any valid request is far smaller."""
 
 LARGEST_NUMBER = 2**53 - 1
-"""The largest that JavaScript keeps exactly."""
+"""The largest integer that JavaScript represents exactly."""
 
 SLOWEST_BODY = 10.0
-"""Seconds for which a body may arrive; who sends it more slowly only holds a connection."""
+"""Seconds within which a body has to arrive; a slower client only holds a connection."""
 
 MOST_FIELDS = 50
 
@@ -35,26 +35,26 @@ Handler = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parameters of a request; what is not one of them is refused."""
+    """The parameters of a request; unknown parameters are refused."""
 
 
 class JsonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is sent with a request, as JSON; one whose fields all have defaults may be left out."""
+    """The JSON body of a request; a body whose fields all have defaults may be left out."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True):
-    """It is done; `changed` is False if it was so before."""
+    """The change is made; `changed` is False if nothing had to be changed."""
 
     changed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One thing that can be asked for: how, by whom, with what, and what comes back.
+    """One operation of the API: its method, path, role, parameters and result.
 
-    Its handler is given the `Caller`, the parts of the path by their names, and the `query` and the `body` if it takes
-    them. The first line of its docstring is what the API's description says. `refuses` are the statuses that are its
-    own, beside those that any endpoint can have.
+    Its handler gets the `Caller`, the parts of the path by name, and the `query` and the `body` if it takes them. The
+    first line of its docstring is the summary in the description of the API. `refuses` are its own error statuses,
+    beside those that any endpoint can have.
     """
 
     method: Method
@@ -102,7 +102,7 @@ class Endpoint:
 
     @property
     def changes(self) -> bool:
-        """Whether it changes anything, and so needs the caller's token."""
+        """Whether it changes something, and so needs the caller's token."""
         return self.method != "GET"
 
     @property
@@ -111,22 +111,22 @@ class Endpoint:
 
 
 def reads(path: str, handler: Handler, *, needs: Role = "viewer", refuses: tuple[int, ...] = ()) -> Endpoint:
-    """What is looked at."""
+    """Declare an endpoint that reads."""
     return Endpoint("GET", path, needs, handler, refuses)
 
 
 def acts(path: str, handler: Handler, *, needs: Role = "operator", refuses: tuple[int, ...] = ()) -> Endpoint:
-    """What is done."""
+    """Declare an endpoint that changes something."""
     return Endpoint("POST", path, needs, handler, refuses)
 
 
 def removes(path: str, handler: Handler, *, needs: Role = "admin", refuses: tuple[int, ...] = ()) -> Endpoint:
-    """What is taken away."""
+    """Declare an endpoint that removes something."""
     return Endpoint("DELETE", path, needs, handler, refuses)
 
 
 class EndpointRunner:
-    """An endpoint at work: parses, calls its handler, renders."""
+    """Runs an endpoint: parses the request, calls the handler, and encodes the result."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -135,7 +135,7 @@ class EndpointRunner:
         self._encode = msgspec.json.Encoder().encode
 
     async def __call__(self, request: Request, caller: Caller) -> Response:
-        """The answer. Raises Refusal."""
+        """Return the response. Raises HttpError."""
         given: dict[str, Any] = {name: require_text(name, value) for name, value in request.path_params.items()}
         query = parse_query(request.scope.get("query_string", b""), self._query or Query)
         if self._query is not None:
@@ -144,7 +144,7 @@ class EndpointRunner:
             given["body"] = parse_body(await read_body(request), self._body)
         try:
             work = caller.reach(self.endpoint.handler(caller, **given))
-            # A search in payloads reads whole tables: not for somebody who has gone.
+            # A search in payloads reads whole tables, so it ends if the client has disconnected.
             is_search = self.endpoint.method == "GET" and getattr(query, "text", None) is not None
             answer = await (_while_connected(request, work) if is_search else work)
         except HeadgateError as error:
@@ -153,7 +153,7 @@ class EndpointRunner:
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """What `work` returns; it is cancelled when the client goes away. Raises Refusal, which nobody reads then."""
+    """Return the result of `work`, which is cancelled if the client disconnects. Then it raises HttpError."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -173,7 +173,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def parse_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
-    """The parameters of a URL. Raises Refusal for one that is unknown, is there twice, or makes no sense."""
+    """Return the parameters of a URL. Raises HttpError for unknown, repeated or invalid ones."""
     try:
         pairs = parse_qsl(text.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
     except ValueError as error:
@@ -190,27 +190,27 @@ def parse_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
 
 
 def parse_body(content: bytes, kind: type[JsonBody]) -> JsonBody:
-    """The body of a request. Raises Refusal for what is no JSON, or not what is asked for."""
+    """Return the body of a request. Raises HttpError if it is not JSON, or not valid for `kind`."""
     try:
         body = msgspec.json.decode(content or b"{}", type=kind)
     except msgspec.ValidationError as error:
         raise _bad_request(_worded(error, "field")) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _bad_request(f"the body is no JSON: {error}") from None
+        raise _bad_request(f"the body is not JSON: {error}") from None
     require_storable(msgspec.to_builtins(body))
     return body
 
 
 async def read_body(request: Request, *, kind: str = "application/json", largest: int = LARGEST_BODY) -> bytes:
-    """The body, if it is of this kind, not too long and there in time. Raises Refusal."""
+    """Return the body, if it is of this kind, not too long and arrives in time. Raises HttpError."""
     reading = asyncio.ensure_future(_read_body(request, kind, largest))
     try:
         await asyncio.wait([reading], timeout=SLOWEST_BODY)
         if not reading.done():
-            raise HttpError(408, "too_slow", f"the body was not there within {SLOWEST_BODY:g} s")
+            raise HttpError(408, "too_slow", f"the body did not arrive within {SLOWEST_BODY:g} s")
         return reading.result()
     except ClientDisconnect:
-        raise _bad_request("the connection was lost before the body was there") from None
+        raise _bad_request("the connection was lost before the body had arrived") from None
     finally:
         reading.cancel()
 
@@ -225,19 +225,19 @@ async def _read_body(request: Request, kind: str, largest: int) -> bytes:
         if len(content) > largest:
             raise _too_large(largest)
     if content and request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
-        raise HttpError(415, "unsupported_media_type", f"a body is sent here with Content-Type: {kind}")
+        raise HttpError(415, "unsupported_media_type", f"send this body with Content-Type: {kind}")
     return bytes(content)
 
 
 def require_text(name: str, value: str) -> str:
-    """Raise Refusal for what no store can look for."""
+    """Raise HttpError for text that no store can contain."""
     if "\x00" in value or "\x00" in name:
-        raise _bad_request(f"{name.encode(errors='replace').decode()!r} has a NUL character, which is not kept in text")
+        raise _bad_request(f"{name.encode(errors='replace').decode()!r} has a NUL character, which text cannot contain")
     return value
 
 
 def require_storable(value: Any) -> None:
-    """Raise Refusal for a text or a number, wherever it stands, that no store can look for."""
+    """Raise HttpError if a text or a number in the value cannot be in any store."""
     match value:
         case str():
             require_text("a field", value)
@@ -252,7 +252,7 @@ def require_storable(value: Any) -> None:
 
 
 def _worded(error: msgspec.ValidationError, what: str) -> str:
-    """What msgspec says, in the words of whoever asks."""
+    """Return msgspec's message in the words of the API."""
     message, _, path = str(error).partition(" - at `$")
     path = path.strip("`.")
     message = message.replace("Object contains unknown field", f"there is no {what}")

@@ -1,4 +1,4 @@
-"""Failed sign-ins: how long the next answer is held back, and the log line of each."""
+"""Failed sign-ins: the delay of the next answer, and their log lines."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ FREE = 3
 """Wrong credentials of a user from an address that are answered at once."""
 
 FIRST_DELAY = 0.5
-"""Seconds that the next one takes; each after it takes twice as long, up to `LONGEST_DELAY`."""
+"""Seconds that the next answer takes; each later one takes twice as long, up to `LONGEST_DELAY`."""
 
 LONGEST_DELAY = 4.0
 
 FORGOTTEN_AFTER = 600 * SECOND
-"""Microseconds without a failure, after which there were none."""
+"""Microseconds without a failure after which earlier failures are forgotten."""
 
 MOST_REMEMBERED = 10_000
-"""Pairs of an address and a user; beyond that the one that failed longest ago is forgotten."""
+"""Pairs of an address and a user; beyond that, the pair that failed longest ago is forgotten."""
 
 MOST_WRONG = 8
-"""Wrong credentials of a pair that are recognised when they come again."""
+"""Wrong credentials of a pair that are recognised if they are repeated."""
 
 LONGEST_SHOWN = 100
 """Characters of a name or an address in a log line."""
@@ -43,10 +43,10 @@ class _Record:
 
 
 class SignInFailures:
-    """Counts wrong credentials by address and user, and says how long an answer to these two is held back.
+    """Counts wrong credentials by address and user, and computes how long an answer to such a pair is delayed.
 
-    An answer is held back whether the credential was right or wrong, so that waiting tells nothing, and a right one is
-    accepted in the end. Another user of the same address, and the same user elsewhere, waits for nothing.
+    An answer is delayed whether the credential was right or wrong, so that the delay reveals nothing, and a right one
+    is accepted in the end. Another user at the same address, and the same user at another address, are not delayed.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -60,7 +60,7 @@ class SignInFailures:
         return len(self._records)
 
     def delay(self, address: str, name: str) -> float:
-        """Seconds for which the answer is held back."""
+        """Return the seconds for which the answer is delayed."""
         record = self._current(self._pair(address, name))
         beyond = 0 if record is None else record.count - FREE
         if beyond <= 0:
@@ -70,7 +70,7 @@ class SignInFailures:
     def add(self, address: str, name: str, credential: str | None) -> None:
         """Count a wrong credential and log it.
 
-        The same one again is not counted: a tab or a program that repeats the password of yesterday guesses nothing.
+        The same one is not counted again: a tab or a program that repeats an old password guesses nothing.
         """
         pair = self._pair(address, name)
         record = self._current(pair) or _Record(self._clock.monotonic())
@@ -87,11 +87,11 @@ class SignInFailures:
         if len(self._records) > MOST_REMEMBERED:
             self._records.popitem(last=False)
         if self._budget.admits(_log.warning):
-            # repr() escapes line breaks, control characters and what changes the direction of a text.
+            # repr() escapes line breaks, control characters and characters that change the direction of a text.
             _log.warning("failed sign-in of %r from %r", name[:LONGEST_SHOWN], address[:LONGEST_SHOWN])
 
     def forget(self, address: str, name: str) -> None:
-        """Somebody has shown a right credential."""
+        """Forget the failures of a pair after a right credential."""
         self._records.pop(self._pair(address, name), None)
 
     def _current(self, pair: bytes) -> _Record | None:

@@ -31,20 +31,20 @@ class LimitHistoryQuery(Query, frozen=True, kw_only=True):
 
 
 class JobsHistory(msgspec.Struct, frozen=True):
-    """What jobs did, in steps of `step` seconds; those in which nothing happened are not there."""
+    """What jobs did, in steps of `step` seconds; steps in which nothing happened are missing."""
 
     step: int
     points: Sequence[JobsPoint]
 
 
 async def history(caller: Caller, query: HistoryQuery) -> JobsHistory:
-    """What jobs did over time, of a queue, of a task, or of all; oldest first, up to 1,440 points."""
+    """Return what jobs did over time, of a queue, of a task, or of all; oldest first, up to 1,440 points."""
     points = await caller.admin.history.jobs(query.queue, query.task, step=query.step, span=query.span)
     return JobsHistory(query.step, points)
 
 
 async def limit_history(caller: Caller, limit: str, query: LimitHistoryQuery) -> LimitHistory:
-    """What was charged to a limit over time, in steps of 10 s up to an hour and of 60 s up to a day."""
+    """Return what was charged to a limit over time, in steps of 10 s up to an hour and of 60 s up to a day."""
     return await caller.admin.history.limit(limit, query.key, span=query.span)
 
 

@@ -1,4 +1,4 @@
-"""Refusals: why a request is not answered, as a status, a code for programs and a sentence for people."""
+"""HTTP errors: a status, a code for programs and a message for users."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from headgate.errors import (
 )
 
 RETRY_AFTER = 5
-"""Seconds after which to ask again, where the store did not answer."""
+"""Seconds after which to retry if the store did not answer."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What went wrong: a code for programs, and a sentence for people that says what to do."""
+    """An error: a code for programs, and a message for users that says what to do."""
 
     code: str
     message: str
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """The answer to what was refused."""
+    """The body of an error response."""
 
     error: ErrorBody
 
 
 class HttpError(Exception):
-    """A request is not answered, with this status."""
+    """A request is answered with this error status."""
 
     def __init__(self, status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -58,12 +58,12 @@ class HttpError(Exception):
 
 
 def try_later(seconds: float) -> dict[str, str]:
-    """The header that says when to ask again."""
+    """Return the header that says when to retry."""
     return {"Retry-After": str(max(1, math.ceil(min(seconds, 86_400.0))))}
 
 
 def http_error_of(error: HeadgateError) -> HttpError:
-    """What an error of Headgate is over HTTP."""
+    """Return the HTTP error for an error of Headgate."""
     code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
     match error:
         case JobNotFound() | ScheduleNotFound() | UnknownLimit() | UnknownQueue():

@@ -1,4 +1,4 @@
-"""Jobs: find them, look into them, let them run again or now, cancel them, one by one or many."""
+"""Jobs: list and inspect them, and retry, run now or cancel them, one by one or many."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headgate.tasks.handle import JobProgress, JobStatus
 MOST_COUNTED = 10_000
 
 MOST_CHANGED = 10_000
-"""Jobs that one request changes at most: a browser waits for it."""
+"""How many jobs one request changes at most, while a browser waits for it."""
 
 
 class JobsQuery(JobQuery, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class LogsQuery(Query, frozen=True, kw_only=True):
 
 
 class BulkRequest(JsonBody, frozen=True, kw_only=True):
-    """What is to be done, to which jobs, and to how many at most; with `dry_run` it is only counted."""
+    """An action, the jobs that it changes, and how many at most; with `dry_run` they are only counted."""
 
     action: Literal["retry", "cancel", "run_now"]
     query: JobQuery
@@ -51,7 +51,7 @@ class BulkRequest(JsonBody, frozen=True, kw_only=True):
 
 
 class NewPlace(JsonBody, frozen=True, kw_only=True):
-    """When a job is to be ready, at an instant or after so many seconds, and how urgent it is."""
+    """When a job should be ready, at an instant or after so many seconds, and its priority."""
 
     at: Instant | None = None
     delay: Annotated[float, msgspec.Meta(ge=0, le=100 * 365 * 86400)] | None = None
@@ -59,7 +59,7 @@ class NewPlace(JsonBody, frozen=True, kw_only=True):
 
 
 class ListedJobView(msgspec.Struct, frozen=True):
-    """A job as a list shows it, with the beginning of its payload."""
+    """A job in a list, with the beginning of its payload."""
 
     id: str
     task: str
@@ -85,7 +85,7 @@ class ListedJobView(msgspec.Struct, frozen=True):
 
 
 class DrawView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A limit that a job draws on, its key, and what one start costs."""
+    """A limit that a job draws on, its key, and the cost of one start."""
 
     limit: str
     key: str
@@ -93,7 +93,7 @@ class DrawView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True):
-    """How an attempt ended that did not succeed."""
+    """The end of an attempt that did not succeed."""
 
     number: int
     node: str | None
@@ -104,7 +104,7 @@ class AttemptView(msgspec.Struct, frozen=True):
 
 
 class MomentView(msgspec.Struct, frozen=True):
-    """Something that happened to a job."""
+    """An event of a job."""
 
     at: datetime
     what: str
@@ -115,7 +115,7 @@ class MomentView(msgspec.Struct, frozen=True):
 
 
 class LogLineView(msgspec.Struct, frozen=True):
-    """A line that a job has logged; numbers grow, with gaps."""
+    """A log line of a job; numbers grow, with gaps."""
 
     number: int
     at: datetime
@@ -126,7 +126,7 @@ class LogLineView(msgspec.Struct, frozen=True):
 
 
 class JobDetailsView(msgspec.Struct, frozen=True):
-    """Everything that is known of a job. Fields that match `redacted` of the session are hidden."""
+    """Everything that is stored about a job. Fields that match `redacted` of the session are hidden."""
 
     status: JobStatus
     payload: Any
@@ -148,7 +148,7 @@ class JobDetailsView(msgspec.Struct, frozen=True):
 
 
 async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
-    """A page of the jobs that are what is asked for; where fields are redacted, `text` is for admins only.
+    """Return a page of the jobs that match the query; where fields are redacted, `text` is for admins only.
 
     At most 5,000 jobs are read for it, so it may have fewer than `count`, or none, while `next` is not null.
     """
@@ -159,17 +159,17 @@ async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
 
 
 async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:
-    """How many jobs are what is asked for; counted up to 10,000, and among 5,000 where no index knows them."""
+    """Count the jobs that match the query, up to 10,000, and among 5,000 if no index finds them."""
     return await caller.admin.bounded_count(_allowed(caller, query), most=MOST_COUNTED)
 
 
 async def job(caller: Caller, id: str) -> JobDetailsView:
-    """Everything that is known of a job: payload, result, attempts, its life, its last log lines."""
+    """Return everything that is stored about a job: payload, result, attempts, timeline, last log lines."""
     return _details(await caller.admin.job(id), caller.redaction)
 
 
 async def explain_job(caller: Caller, id: str) -> Explanation:
-    """Why a job has not started, or what became of it, with the limits that it draws on as they are now."""
+    """Return why a job has not started, or how it ended, with the limits that it draws on as they are now."""
     found = await caller.admin.explain(id)
     secrets = await caller.secrets(id)
     return replace(
@@ -180,7 +180,7 @@ async def explain_job(caller: Caller, id: str) -> Explanation:
 
 
 async def job_logs(caller: Caller, id: str, query: LogsQuery) -> Page[LogLineView]:
-    """What a job has logged, oldest first: the lines after one, or the newest."""
+    """Return the log lines of a job, oldest first: those after one, or the newest."""
     lines = await caller.admin.logs(id, after=query.after, count=query.count, newest=query.newest)
     secrets = await caller.secrets(id)
     more = len(lines) == query.count and not query.newest
@@ -188,30 +188,30 @@ async def job_logs(caller: Caller, id: str, query: LogsQuery) -> Page[LogLineVie
 
 
 async def retry_job(caller: Caller, id: str) -> Acknowledgement:
-    """Let a failed or cancelled job wait again, with all its tries."""
+    """Let a failed or cancelled job wait again, with all its attempts."""
     await caller.admin.retry(id)
     return Acknowledgement()
 
 
 async def cancel_job(caller: Caller, id: str) -> Acknowledgement:
-    """Cancel a waiting job, or ask a running one to end; not `changed` if it was final."""
+    """Cancel a waiting job, or request the cancellation of a running one; not `changed` if it was final."""
     return Acknowledgement(await caller.admin.cancel(id))
 
 
 async def run_job_now(caller: Caller, id: str) -> Acknowledgement:
-    """Let a job that waits for its time, or for its next try, be ready at once; no limit is passed by it."""
+    """Make a job ready that waits for its time, or for its next attempt; its limits still apply."""
     await caller.admin.run_now(id)
     return Acknowledgement()
 
 
 async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Acknowledgement:
-    """Give a waiting job another time, another priority, or both; its limits hold as ever."""
+    """Change the time of a waiting job, its priority, or both; its limits still apply."""
     await caller.admin.reschedule(id, at=body.at, delay=body.delay, priority=body.priority)
     return Acknowledgement()
 
 
 async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
-    """Retry, cancel or run now many jobs, oldest first; repeat it as long as it `is_cut`."""
+    """Retry, cancel or run now many jobs, oldest first; repeat it while it `is_cut`."""
     query = _allowed(caller, body.query)
     match body.action:
         case "retry":
@@ -237,15 +237,15 @@ ENDPOINTS: Sequence[Endpoint] = (
 
 
 def _allowed(caller: Caller, query: JobQuery) -> JobQuery:
-    """Return the query. Raises Refusal for one that would tell what is hidden.
+    """Return the query. Raises HttpError for a query that would reveal what is hidden.
 
-    Who may ask whether a hidden value contains a text can read it, letter by letter.
+    A user who may search for a text in a hidden value can read it, letter by letter.
     """
     if query.text is not None and caller.redaction and not caller.user.may("admin"):
         raise HttpError(
             403,
             "text_is_redacted",
-            "fields of payloads are redacted here, and a search in their text would tell them; ask an admin, or "
+            "fields of payloads are redacted here, and a search in their text would reveal them; ask an admin, or "
             "search by task, key, error or time",
         )
     return query
@@ -284,7 +284,7 @@ def _listed(job: ListedJob, redaction: Redaction) -> ListedJobView:
 
 
 def _view(status: JobStatus) -> JobView | None:
-    """What a waiting job waits for, as far as its row tells."""
+    """Return what a waiting job waits for, as far as its row shows it."""
     if status.state is not JobState.WAITING:
         return None
     if status.is_blocked:
@@ -295,7 +295,7 @@ def _view(status: JobStatus) -> JobView | None:
 
 
 def _short(error: JobError | None) -> JobError | None:
-    """An error without its traceback, which nobody reads in a list."""
+    """Return an error without its traceback, which a list does not show."""
     return None if error is None else JobError(error.type, error.message)
 
 

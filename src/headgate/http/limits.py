@@ -1,4 +1,4 @@
-"""Limits: the budget of each key, and how to steer it while jobs wait for it."""
+"""Limits: the budget of each key, and how to change it while jobs wait for it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from headgate.storage.live_rules import Scope
 from headgate.storage.records import BucketPlace
 
 MOST_AUDITED = 50_000
-"""Starts that one audit looks at: they are read and judged in the process that serves."""
+"""How many starts one audit reads, in the process that serves."""
 
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
-"""Instants after it cannot be told in every time zone, nor on every clock."""
+"""Later instants cannot be represented in every time zone, nor by every clock."""
 
 
 class LimitsQuery(Query, frozen=True, kw_only=True):
@@ -43,12 +43,12 @@ class KeyQuery(Query, frozen=True, kw_only=True):
 class AuditQuery(Query, frozen=True, kw_only=True):
     key: Key | None = None
     span: Annotated[
-        float, msgspec.Meta(ge=1, le=7 * 86400, description="Which starts are looked at: those of so many seconds.")
+        float, msgspec.Meta(ge=1, le=7 * 86400, description="The audit reads the starts of the last so many seconds.")
     ] = 3600
 
 
 class SettingTarget(JsonBody, frozen=True, kw_only=True):
-    """A key, a pattern of keys (`stripe:*`), or a tier; without any, all keys. A key is never taken for a pattern."""
+    """A key, a pattern of keys (`stripe:*`), or a tier; without any, all keys. A key is never read as a pattern."""
 
     key: Key | None = None
     pattern: Name | None = None
@@ -56,7 +56,7 @@ class SettingTarget(JsonBody, frozen=True, kw_only=True):
 
 
 class SetRequest(SettingTarget, frozen=True, kw_only=True):
-    """Another rule: "15/m", or a number for what runs at once; of another kind than declared, if that is named."""
+    """Another rule: "15/m", or a number for what runs at once; `kind` if it is not of the declared kind."""
 
     rule: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
     kind: RateKind | None = None
@@ -79,7 +79,7 @@ class PenalizeRequest(JsonBody, frozen=True, kw_only=True):
 
 
 class AssignRequest(JsonBody, frozen=True, kw_only=True):
-    """A key, or a pattern of keys (`stripe:*`), and its tier; null takes it out."""
+    """A key, or a pattern of keys (`stripe:*`), and its tier; null takes it out of its tier."""
 
     key: Key | None = None
     pattern: Name | None = None
@@ -87,7 +87,7 @@ class AssignRequest(JsonBody, frozen=True, kw_only=True):
 
 
 class SettingView(msgspec.Struct, frozen=True):
-    """What was set at run time: for all keys, a key, a pattern or a tier; or which tier a key is a `member` of."""
+    """A setting made at run time: for all keys, a key, a pattern or a tier; or the tier of a `member` key."""
 
     limit: str
     scope: Scope
@@ -98,13 +98,13 @@ class SettingView(msgspec.Struct, frozen=True):
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """How many permits running jobs hold still."""
+    """How many permits running jobs still hold."""
 
     held: int
 
 
 class AuditedView(msgspec.Struct, frozen=True):
-    """The most that started on a key in any window of so many seconds, against what the rule allows there."""
+    """The highest cost that started on a key in any window of so many seconds, and the highest that the rule allows."""
 
     limit: str
     key: str
@@ -116,9 +116,9 @@ class AuditedView(msgspec.Struct, frozen=True):
 
 
 class AuditedPage(msgspec.Struct, frozen=True):
-    """The worst keys of those whose starts were looked at; so many `keys` and `starts`, all since then.
+    """The worst keys of an audit; `keys` and `starts` are how many were read, all since `since`.
 
-    It `is_cut` where more had started: then `since` is later than was asked for, and what held may have been exceeded
+    It `is_cut` if there were more starts: then `since` is later than requested, and the limit may have been exceeded
     before.
     """
 
@@ -130,7 +130,7 @@ class AuditedPage(msgspec.Struct, frozen=True):
 
 
 async def limits(caller: Caller, query: LimitsQuery) -> Page[BucketStatus]:
-    """Limits by key, those with most waiting jobs first."""
+    """Return limits by key, those with most waiting jobs first."""
     found = await caller.admin.limits.list(
         query.limit,
         key=query.key,
@@ -142,25 +142,25 @@ async def limits(caller: Caller, query: LimitsQuery) -> Page[BucketStatus]:
 
 
 async def declared_limits(caller: Caller) -> Page[DeclaredLimit]:
-    """The limits that this app declares."""
+    """Return the limits that this app declares."""
     return Page(caller.admin.limits.all_declared())
 
 
 async def limit_settings(caller: Caller, query: LimitQuery) -> Page[SettingView]:
-    """What is set at run time, of one limit or of all."""
+    """Return the settings made at run time, of one limit or of all."""
     return Page([msgspec.convert(each, SettingView, from_attributes=True) for each in await _settings(caller, query)])
 
 
 async def bucket(caller: Caller, limit: str, query: KeyQuery) -> BucketStatus:
-    """One limit for one key, with who holds its permits; one that used nothing yet has its whole budget."""
+    """Return one limit for one key, with the holders of its permits; an unused key has its whole budget."""
     return await caller.admin.limits.bucket(limit, query.key)
 
 
 async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedPage:
-    """Whether the limit held, recomputed from the starts that are kept; worst keys first, 500 of them.
+    """Check whether the limit held, recomputed from the stored starts; the 500 worst keys, worst first.
 
-    The newest 50,000 starts of that time are looked at. Ask for one key where there are more, or `headgate limits
-    audit`, which looks at all.
+    It reads the newest 50,000 starts of that time. If there are more, request one key, or use `headgate limits audit`,
+    which reads all.
     """
     since = caller.admin.now() - timedelta(seconds=query.span)
     found = await caller.admin.limits.audit_newest(limit, key=query.key, since=since, most=MOST_AUDITED)
@@ -174,7 +174,7 @@ async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedP
 
 
 async def pause_limit(caller: Caller, limit: str, body: SettingTarget) -> Acknowledgement:
-    """Let nothing start on a limit until it is resumed; what runs goes on, what waits loses nothing."""
+    """Let nothing start on a limit until it is resumed; running jobs continue, and waiting jobs lose nothing."""
     await caller.admin.limits.pause(limit, key=body.key, pattern=body.pattern, tier=body.tier)
     return Acknowledgement()
 
@@ -185,7 +185,7 @@ async def resume_limit(caller: Caller, limit: str, body: SettingTarget) -> Ackno
 
 
 async def set_limit(caller: Caller, limit: str, body: SetRequest) -> Acknowledgement:
-    """Let another rule hold until it is unset; the most specific setting wins: key, tier, longest pattern, all."""
+    """Set another rule until it is unset; the most specific setting wins: key, tier, longest pattern, all."""
     await caller.admin.limits.set_rule(
         limit,
         body.rule,
@@ -205,29 +205,29 @@ async def unset_limit(caller: Caller, limit: str, body: SettingTarget) -> Acknow
 
 
 async def reset_limit(caller: Caller, limit: str, body: KeyRequest) -> Reset:
-    """Forget what a key has used; permits that running jobs hold stay held."""
+    """Reset what a key has used; permits that running jobs hold stay held."""
     return Reset(await caller.admin.limits.reset(limit, body.key))
 
 
 async def penalize_limit(caller: Caller, limit: str, body: PenalizeRequest) -> Acknowledgement:
-    """Let nothing start on a key for so long; a reset lifts it."""
+    """Let nothing start on a key for that time; a reset ends it."""
     if body.until is not None and not caller.admin.now() < body.until < LATEST:
-        raise HttpError(400, "bad_request", "`until` must be an instant to come, before the year 9999")
+        raise HttpError(400, "bad_request", "`until` must be an instant in the future, before the year 9999")
     match body.seconds, body.until:
         case (float(until), None) | (None, datetime() as until):
             await caller.admin.limits.penalize(limit, body.key, until)
             return Acknowledgement()
-    raise HttpError(400, "bad_request", "say either `seconds` or `until`")
+    raise HttpError(400, "bad_request", "send either `seconds` or `until`")
 
 
 async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Acknowledgement:
-    """Put a key, or all that match a pattern, into a tier, or out of it."""
+    """Put a key, or all that match a pattern, into a tier, or take them out of it."""
     await caller.admin.limits.assign(limit, body.key, body.tier, pattern=body.pattern)
     return Acknowledgement()
 
 
 async def remove_limit(caller: Caller, limit: str) -> Acknowledgement:
-    """Forget a limit: its settings and what its keys have used. Refused while jobs need it."""
+    """Delete a limit: its settings and what its keys have used. Refused while jobs need it."""
     return Acknowledgement(await caller.admin.limits.remove(limit))
 
 
@@ -236,7 +236,7 @@ async def _settings(caller: Caller, query: LimitQuery) -> Sequence[Any]:
 
 
 STEERED = (404, 422)
-"""Unknown to this app, or not to be steered so."""
+"""Unknown to this app, or a change that is not possible."""
 
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/limits", limits),

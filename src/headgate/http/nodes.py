@@ -1,4 +1,4 @@
-"""Nodes: the engine processes, and the tasks that this app declares."""
+"""Nodes: the engine processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headgate.http.page import Page
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """A node: alive, silent (no heartbeat for 30 s) or gone; it was heard `heartbeat_age` seconds ago.
+    """A node: alive, silent (no heartbeat for 30 s) or gone; its last heartbeat was `heartbeat_age` seconds ago.
 
-    The attempts of `lingering` jobs were told to end, and take a slot each until they do.
+    The attempts of `lingering` jobs were asked to end, and occupy a slot each until they do.
     """
 
     id: str
@@ -33,7 +33,7 @@ class NodeView(msgspec.Struct, frozen=True):
 
 
 async def nodes(caller: Caller) -> Page[NodeView]:
-    """The engine processes by machine, also those that died and are not recovered yet."""
+    """Return the nodes by machine, including those that have died and are not recovered yet."""
     return Page([msgspec.convert(each, NodeView, from_attributes=True) for each in await caller.admin.nodes()])
 
 

@@ -1,4 +1,4 @@
-"""The description of the API, made from the endpoints as they are declared."""
+"""The description of the API, generated from the endpoints."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from headgate.http.http_error import ErrorAnswer
 REF = "#/components/schemas/{name}"
 
 _STATUSES = {
-    400: "The request makes no sense: an unknown parameter, a value out of range, no JSON.",
-    401: "Nobody said who they are, or by a credential that is not known.",
-    403: "This user may not do it; or it came from another site, or without the token.",
-    404: "There is no such thing.",
-    405: "The address is not for this method.",
+    400: "The request is invalid: an unknown parameter, a value out of range, or no JSON.",
+    401: "The credential is missing or wrong.",
+    403: "This user may not do it; or the request came from another site, or without the token.",
+    404: "It does not exist.",
+    405: "The method is not allowed at this address.",
     408: "The body did not arrive in time.",
-    409: "It cannot be done as things are.",
+    409: "It cannot be done in the current state.",
     413: "The body is longer than 64 KB.",
     415: "The body is not JSON.",
-    422: "It is understood, and can never work.",
+    422: "The request is valid, but can never work.",
     503: "The store does not answer; try again later.",
 }
 
 
 def openapi(endpoints: Sequence[Endpoint]) -> bytes:
-    """The description as JSON, OpenAPI 3.1."""
+    """Return the description as JSON, OpenAPI 3.1."""
     types = _types(endpoints)
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
     known = dict(zip(map(repr, types), schemas, strict=True))
@@ -38,7 +38,7 @@ def openapi(endpoints: Sequence[Endpoint]) -> bytes:
         paths.setdefault(f"/api{endpoint.path}", {})[endpoint.method.lower()] = described
     paths["/api/stream"] = {"get": _stream(known)}
     paths["/api/openapi.json"] = {"get": _own()}
-    # Parameters are described where they stand, so most of their types are not referred to.
+    # Parameters are described in place, so most of their types are not referred to.
     text = msgspec.json.encode([paths, components])
     components = {name: schema for name, schema in components.items() if f'"{REF.format(name=name)}"'.encode() in text}
     return msgspec.json.encode(
@@ -47,8 +47,8 @@ def openapi(endpoints: Sequence[Endpoint]) -> bytes:
             "info": {
                 "title": "Headgate",
                 "version": "1",
-                "description": "What goes on in a store of jobs, and how to steer it. Instants are ISO 8601 in UTC, "
-                "durations seconds. Lists come in pages: `next` is where the next one begins, null at the end.",
+                "description": "The state of a store of jobs, and how to change it. Instants are ISO 8601 in UTC, "
+                "durations seconds. Lists come in pages: `next` is the cursor of the next page, null at the end.",
             },
             "servers": [{"url": "..", "description": "where the dashboard is mounted"}],
             "security": [{"basic": []}, {"bearer": []}, {}],
@@ -79,7 +79,7 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
         for name in endpoint.path_names
     ]
     statuses = {400, 401, 403, 503, *endpoint.refuses}
-    # What a path cannot lead to, as a name with a line break, is not there either.
+    # A path parameter that cannot match, such as a name with a line break, is a 404 too.
     statuses |= {404} if endpoint.path_names else set()
     described: dict[str, Any] = {
         "operationId": endpoint.name,
@@ -113,7 +113,7 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
 
 
 def _parameters(endpoint: Endpoint, components: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parameters of its query, from the very type that parses them."""
+    """Return the parameters of its query, from the type that parses them."""
     if endpoint.query is None:
         return []
     schema = components[endpoint.query.__name__]
@@ -125,14 +125,14 @@ def _parameters(endpoint: Endpoint, components: dict[str, Any]) -> list[dict[str
 
 
 def _documented(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter's schema and description. What is null in a type is simply left out in a URL."""
+    """Return a parameter's schema and description. A parameter that may be null is left out of a URL."""
     choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     schema = {name: value for name, value in schema.items() if name != "anyOf" and value is not None}
     if len(choices) == 1:
         schema.update(choices[0])
     elif choices:
         schema["anyOf"] = choices
-    # An enum may hold null beside its words.
+    # An enum may contain null beside its values.
     if "enum" in schema:
         schema["enum"] = [word for word in schema["enum"] if word is not None]
     description = schema.pop("description", None)
@@ -148,8 +148,8 @@ def _stream(known: dict[str, Any]) -> dict[str, Any]:
     return {
         "operationId": "stream",
         "summary": "The overview as server-sent events, whenever it has changed, at most once a second",
-        "description": "`event: overview` has the JSON of /api/overview; `event: resync` says that something was left "
-        "out for a client that was too slow. A comment is sent after 15 s of silence. A stream ends after half a "
+        "description": "`event: overview` has the JSON of /api/overview; `event: resync` says that events were "
+        "skipped for a client that was too slow. A comment is sent after 15 s of silence. A stream ends after half a "
         "minute, and an EventSource opens the next one by itself.",
         "tags": ["overview"],
         "responses": {

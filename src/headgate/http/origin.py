@@ -1,4 +1,4 @@
-"""Where a request comes from: this site, or another one that a browser was lured to; from which address. Pure rules."""
+"""The origin of a request: this site or another one, and the client's address. Pure rules."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 
 def is_same_site(headers: Mapping[str, str], host: str) -> bool:
-    """Whether what a browser says of itself lets a request change something: it is of a page of this very origin.
+    """Whether a request may change something: a browser sends it from a page of this very origin.
 
-    Browsers say it in Sec-Fetch-Site, older ones and those without HTTPS in Origin. Who says neither is no browser, and
-    has no passwords of a user that it would send by itself.
+    Browsers send Sec-Fetch-Site; older ones, and those without HTTPS, send Origin. A client that sends neither is not a
+    browser, and sends no credentials of a user by itself.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:
@@ -27,17 +27,17 @@ def is_same_site(headers: Mapping[str, str], host: str) -> bool:
 
 
 def peer_of(peer: str | None, forwarded_for: str | None, trusted: frozenset[str]) -> str:
-    """The address that failures are counted by: of the peer, or of who a trusted proxy says that it speaks for.
+    """Return the address by which failures are counted: that of the client, if trusted proxies pass it on.
 
-    The last address that is not of a trusted proxy counts, because anybody can write what stands before it. Of IPv6
-    the network of 64 bits, which belongs to one person.
+    It is the last address that is not of a trusted proxy, because clients can write any address before it. For IPv6 it
+    is the network of 64 bits, which belongs to one client.
     """
     found = peer or ""
     for hop in reversed((forwarded_for or "").split(",")):
         if canonical(found) not in trusted:
             break
         found = hop.strip() or found
-    # Some proxies tell the port as well, which is another one each time.
+    # Some proxies add the port, which differs each time.
     parsed = _address(found) or _address(_name_of(found))
     if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
         return str(IPv6Network((parsed, 64), strict=False))
@@ -45,7 +45,7 @@ def peer_of(peer: str | None, forwarded_for: str | None, trusted: frozenset[str]
 
 
 def canonical(address: str) -> str:
-    """The one way to write an address, as 10.0.0.1 for ::ffff:10.0.0.1; what is none stays as it is."""
+    """Return the canonical form of an address, such as 10.0.0.1 for ::ffff:10.0.0.1; other text stays as it is."""
     parsed = _address(address)
     return address if parsed is None else str(parsed)
 
@@ -60,6 +60,6 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     return name.lower().rstrip(".")

@@ -1,4 +1,4 @@
-"""What is going on, in one look."""
+"""The overview: queues, nodes, limits and problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headgate.http.endpoint import Endpoint, reads
 
 
 async def overview(caller: Caller) -> Overview:
-    """What is going on: queues, nodes, limits, and what is wrong."""
+    """Return the state of queues, nodes and limits, and what is wrong."""
     return await caller.overview()
 
 

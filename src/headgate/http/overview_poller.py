@@ -1,4 +1,4 @@
-"""The overview as everybody sees it who looks now: read once, however many look."""
+"""The overview for all clients of this process: read once, however many clients request it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headgate.admin import Overview
 from headgate.clock import SECOND, Clock, to_datetime
 
 FRESH_FOR = SECOND
-"""Microseconds for which what was read is shown, at least; so many looks cost the store one read."""
+"""Microseconds for which a reading is reused at least, so that many requests cost the store one read."""
 
 SHARE = 10
-"""What was read is shown for so many times as long as reading took: a look takes no more of a store than a tenth."""
+"""A reading is reused for 10 times as long as it took, so that reading takes at most a tenth of the store's time."""
 
 _NO_TIME = to_datetime(0)
 
@@ -31,15 +31,15 @@ class AppCaller(Protocol):
 
 
 async def reach_here(coroutine: Coroutine[Any, Any, T], /) -> T:
-    """For an app that is open on this loop."""
+    """Run a coroutine on this loop, for an app that is open on it."""
     return await coroutine
 
 
 @dataclass(frozen=True, slots=True)
 class OverviewReading:
-    """An overview as it was read; `tag` is the same as long as nothing but the time has changed.
+    """An overview as it was read; `tag` stays the same while only times change.
 
-    `revision` grows with each change that was seen by this process.
+    `revision` grows with each change that this process has read.
     """
 
     overview: Overview
@@ -48,10 +48,10 @@ class OverviewReading:
 
 
 class OverviewPoller:
-    """Reads the overview when somebody asks for it, and nobody reads while nobody looks.
+    """Reads the overview when it is requested, and never otherwise.
 
-    What was read is shown for a second, or for ten times as long as reading took; but not to whoever looks after
-    something was changed through this process. Whoever looks, from whatever loop, it is read on that of the app.
+    A reading is reused for a second, or for ten times as long as it took; but not after something was changed through
+    this process. It is read on the app's loop, whichever loop requests it.
     """
 
     def __init__(self, read: Callable[[], Awaitable[Overview]], clock: Clock, reach: AppCaller = reach_here) -> None:
@@ -63,7 +63,7 @@ class OverviewPoller:
         self._reading: asyncio.Task[OverviewReading] | None = None
 
     async def look(self) -> OverviewReading:
-        """The overview. Who asks while it is read waits for that read, and shares its error."""
+        """Return the overview. Callers that come during a read wait for it, and share its error."""
         return await self._reach(self._look())
 
     async def _look(self) -> OverviewReading:
@@ -71,13 +71,13 @@ class OverviewPoller:
             return self._seen
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(self._renew())
-            # Who asked may be gone by the time that it fails.
+            # If no caller is left when it fails, asyncio must not warn about its exception.
             self._reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
-        # One who goes away must not take the answer from those who wait as well.
+        # A caller that is cancelled must not cancel the read for the others.
         return await asyncio.shield(self._reading)
 
     def changed(self) -> None:
-        """Something was changed: what was read before, or is being read, is not what is."""
+        """Drop what was read before, or is being read, because something was changed."""
         self._fresh_until = 0
         self._reading = None
 
@@ -90,14 +90,14 @@ class OverviewPoller:
             msgspec.json.encode(replace(overview, now=_NO_TIME, finals_at=None, counted_at=None))
         ).hexdigest()[:16]
         seen = OverviewReading(overview, tag, 0 if before is None else before.revision + (tag != before.tag))
-        # Unless something was changed meanwhile: then another one reads, or will.
+        # Unless something was changed meanwhile: then another read follows.
         if self._reading is own:
             self._seen = seen
             self._fresh_until = began_at + max(FRESH_FOR, SHARE * took)
         return seen
 
     async def close(self) -> None:
-        """End a read that is under way, and forget what was read."""
+        """End a running read, and drop what was read."""
         await self._reach(self._end())
 
     async def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""Pages: lists come one page at a time, each with the cursor of the next."""
+"""Pages: lists are returned one page at a time, each with the cursor of the next."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Cursor = Annotated[str, msgspec.Meta(min_length=1, max_length=2000, description=
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """A page of a list; `next` is the cursor of the next one, null at the end."""
+    """A page of a list; `next` is the cursor of the next page, null at the end."""
 
     items: Sequence[T]
     next: str | None = None
 
 
 def to_cursor(place: msgspec.Struct) -> str:
-    """A place in a list that no single column tells, as text that a URL carries as it is."""
+    """Return the cursor for a position in a list that has several columns, as text that needs no escaping in a URL."""
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
 
 
 def from_cursor(cursor: str, kind: type[T]) -> T:
-    """The place that a cursor stands for. Raises Refusal for one that was not given out."""
+    """Return the position of a cursor. Raises HttpError for one that no page has returned."""
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         place = msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=kind)

@@ -1,4 +1,4 @@
-"""Password hashes: scrypt, as one line of text that a file can hold."""
+"""Password hashes: scrypt, as one line of text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from headgate.errors import DeclarationError
 
 PREFIX = "scrypt$"
-"""What a stored hash begins with; anything else in its place is a password."""
+"""The beginning of a stored hash; any other text in its place is a password."""
 
 _COST, _BLOCK, _LANES = 2**15, 8, 1
 """What a guess costs: 32 MB and about a tenth of a second."""
@@ -22,7 +22,7 @@ _MOST_MEMORY = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class PasswordHash:
-    """What is kept of a password: with it a password can be checked, not found."""
+    """A stored password hash: it can check a password, but not reveal it."""
 
     cost: int
     block: int
@@ -38,7 +38,7 @@ class PasswordHash:
 
     @classmethod
     def parse(cls, text: str) -> PasswordHash:
-        """Read what `str()` of a hash wrote. Raises DeclarationError for anything else."""
+        """Parse the `str()` of a hash. Raises DeclarationError for anything else."""
         try:
             _, cost, block, lanes, salt, digest = text.split("$")
             found = cls(int(cost), int(block), int(lanes), _decode(salt), _decode(digest))
@@ -48,7 +48,9 @@ class PasswordHash:
         if not is_power or found.block < 1 or found.lanes < 1 or len(found.salt) < 8 or len(found.digest) != 32:
             raise _unreadable()
         if 128 * found.cost * found.block * found.lanes > _MOST_MEMORY:
-            raise DeclarationError(f"this password hash takes more than {_MOST_MEMORY >> 20} MB to check; make it anew")
+            raise DeclarationError(
+                f"this password hash takes more than {_MOST_MEMORY >> 20} MB to check; make a new one"
+            )
         return found
 
     def matches(self, password: str) -> bool:
@@ -62,7 +64,7 @@ class PasswordHash:
 
 
 def _scrypt(password: str, cost: int, block: int, lanes: int, salt: bytes) -> bytes:
-    # A lone surrogate is part of no password, but may be part of a guess.
+    # No password contains a lone surrogate, but a guess may.
     content = password.encode("utf-8", "surrogatepass")
     return hashlib.scrypt(content, salt=salt, n=cost, r=block, p=lanes, maxmem=2 * _MOST_MEMORY, dklen=32)
 
@@ -76,4 +78,6 @@ def _decode(text: str) -> bytes:
 
 
 def _unreadable() -> DeclarationError:
-    return DeclarationError("a password hash reads scrypt$COST$BLOCK$LANES$SALT$DIGEST; `headgate password` makes one")
+    return DeclarationError(
+        "a password hash has the form scrypt$COST$BLOCK$LANES$SALT$DIGEST; `headgate password` makes one"
+    )

@@ -13,7 +13,7 @@ from headgate.http.endpoint import Acknowledgement, Endpoint, acts, reads
 
 
 class QueuePage(msgspec.Struct, frozen=True):
-    """All queues, as of `now`; their jobs that are not final were counted at `counted_at` (null: not yet)."""
+    """All queues, as of `now`; their unfinished jobs were counted at `counted_at` (null: not yet)."""
 
     items: Sequence[QueueOverview]
     now: datetime
@@ -22,13 +22,13 @@ class QueuePage(msgspec.Struct, frozen=True):
 
 
 async def queues(caller: Caller) -> QueuePage:
-    """All queues by name: those that are declared, have jobs or are paused."""
+    """Return all queues by name: those that are declared, have jobs or are paused."""
     overview = await caller.overview()
     return QueuePage(overview.queues, overview.now, overview.counted_at)
 
 
 async def pause_queue(caller: Caller, name: str) -> Acknowledgement:
-    """Give out no job of a queue to any node until it is resumed; what runs goes on."""
+    """Start no job of a queue on any node until it is resumed; running jobs continue."""
     return Acknowledgement(await caller.admin.queues.pause(name))
 
 

@@ -1,4 +1,4 @@
-"""Redaction: what of payloads, results, headers and texts is not shown to anybody."""
+"""Redaction: which parts of payloads, results, headers and texts are hidden from all users."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ PREVIEW = 200
 """Characters of a payload that a list shows."""
 
 LONGEST_PREVIEWED = 16_384
-"""A longer payload is not read for a list, which may hold 500 of them; only its size is told."""
+"""A longer payload is not decoded for a list, which may have 500 of them; only its size is shown."""
 
 SHORTEST_SECRET = 4
-"""Characters; a shorter value is not looked for in texts: it would be found everywhere."""
+"""Characters; a shorter value is not searched in texts, because it would match everywhere."""
 
 DEEPEST = 4
-"""Levels of JSON inside texts of JSON that are read; what lies deeper is searched as text."""
+"""Levels of JSON inside texts of JSON that are decoded; deeper ones are searched as text."""
 
 Secrets = frozenset[str]
-"""Values of one job that are hidden, and are not to be read in its texts either."""
+"""Hidden values of one job, which are also hidden in its texts."""
 
 NO_SECRETS: Secrets = frozenset()
 
@@ -70,33 +70,35 @@ _CREDENTIALS = re.compile(
 
 
 class Redaction:
-    """Hides the fields that its patterns name, wherever they stand.
+    """Hides the fields that its patterns match, anywhere in a value.
 
-    A pattern is a glob on the path of a field, its names joined by dots, from wherever it begins: `"password"` is every
-    field of that name, `"card.number"` the number of each card, `"*_key"` each field that ends so. Upper and lower case
-    are the same, and the places in a list do not count. All that is below a hidden field is hidden with it, also where
-    a text holds it as JSON.
+    A pattern is a glob on the path of a field, its names joined by dots, which may begin at any level: `"password"` is
+    every field of that name, `"card.number"` the number of each card, `"*_key"` each field that ends so. Case does not
+    matter, and list indexes are not part of a path. Everything below a hidden field is hidden with it, even where a
+    text contains it as JSON.
 
-    In texts (errors, log lines, other fields) the hidden values of the job are hidden too, what looks like a field of
-    such a name (`password=…`), and the password of a URL. Nobody writes a log line by a grammar, so this is a help, and
-    no promise.
+    In texts (errors, log lines, other fields) the hidden values of the job are hidden too, and what looks like a field
+    of such a name (`password=…`), and the password of a URL. Log lines have no fixed grammar, so this helps, but is no
+    guarantee.
     """
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         for pattern in self.patterns:
             if not isinstance(pattern, str) or not pattern.strip("*.? "):
-                raise DeclarationError(f"redact={pattern!r}: a pattern names a field, as 'password' or 'card.number'")
+                raise DeclarationError(
+                    f"redact={pattern!r}: a pattern names a field, such as 'password' or 'card.number'"
+                )
         ends = [pattern.lower().removeprefix("*.") for pattern in self.patterns]
         self._path = re.compile("|".join(translate(f"*.{end}") for end in ends)) if ends else None
-        # In a text only the last name of a path can be seen.
+        # In a text, only the last name of a path can be recognized.
         self._name = re.compile("|".join(translate(end.rpartition(".")[2]) for end in ends))
 
     def __bool__(self) -> bool:
         return self._path is not None
 
     def json(self, text: str | None, secrets: Secrets = NO_SECRETS) -> msgspec.Raw | None:
-        """A stored JSON text, to be written into an answer; one that is no JSON comes as a JSON string."""
+        """Return a stored JSON text for an answer; text that is not JSON is returned as a JSON string."""
         if text is None:
             return None
         value = _decoded(text)
@@ -105,7 +107,7 @@ class Redaction:
         return msgspec.Raw(msgspec.json.encode(self._hide(text if value is _UNREADABLE else value, "$", secrets)))
 
     def preview(self, text: str, secrets: Secrets = NO_SECRETS) -> str:
-        """The beginning of a stored JSON text, for a list."""
+        """Return the beginning of a stored JSON text, for a list."""
         if len(text) > LONGEST_PREVIEWED:
             return f"… {len(text):,} characters"
         if self._path is not None:
@@ -113,14 +115,14 @@ class Redaction:
         return text if len(text) <= PREVIEW else f"{text[: PREVIEW - 1]}…"
 
     def mapping(self, values: Mapping[str, Any] | None, secrets: Secrets = NO_SECRETS) -> dict[str, Any] | None:
-        """Headers, or what an error carries."""
+        """Return headers, or the data of an error."""
         if values is None:
             return None
         hidden: dict[str, Any] = self._hide(dict(values), "$", secrets)
         return hidden
 
     def secrets(self, *texts: str | None, headers: Mapping[str, str] | None = None) -> Secrets:
-        """The values that are hidden of these JSON texts and headers."""
+        """Return the values that are hidden in these JSON texts and headers."""
         if self._path is None:
             return NO_SECRETS
         found: set[str] = set()
@@ -131,7 +133,7 @@ class Redaction:
         return frozenset(each for value in found if len(value) >= SHORTEST_SECRET for each in _written(value))
 
     def text(self, text: str, secrets: Secrets = NO_SECRETS) -> str:
-        """A text that people or programs wrote."""
+        """Return a text written by users or programs."""
         if self._path is None:
             return text
         # The longest first: one may be a part of another.
@@ -140,7 +142,7 @@ class Redaction:
         return self._without_fields(_CREDENTIALS.sub(rf"\g<before>{HIDDEN}", text))
 
     def error(self, error: JobError | None, secrets: Secrets = NO_SECRETS) -> JobError | None:
-        """An error with its texts and its data."""
+        """Return an error with its texts and its data."""
         if error is None or self._path is None:
             return error
         return JobError(
@@ -173,7 +175,7 @@ class Redaction:
         return value
 
     def _without_fields(self, text: str) -> str:
-        """The text without the values of what looks like a hidden field."""
+        """Return the text without the values of what looks like a hidden field."""
         kept: list[str] = []
         end = 0
         for found in _NAME.finditer(text):
@@ -202,7 +204,7 @@ class Redaction:
 
 
 _UNREADABLE = object()
-"""What a text that is no JSON is read as."""
+"""The result of decoding a text that is not JSON."""
 
 
 def _decoded(text: str) -> Any:
@@ -213,10 +215,10 @@ def _decoded(text: str) -> Any:
 
 
 def _json_inside(text: str) -> Any:
-    """The object or list that a text holds as JSON."""
+    """Return the object or list that a text contains as JSON."""
     return _decoded(text) if text.lstrip()[:1] in ("{", "[") else _UNREADABLE
 
 
 def _written(value: str) -> Iterable[str]:
-    """A value as it may stand in a text: as it is, as Python shows it, as JSON, and as a part of a URL."""
+    """Return the forms of a value in a text: as it is, as Python shows it, as JSON, and as a part of a URL."""
     return value, repr(value)[1:-1], msgspec.json.encode(value).decode()[1:-1], quote(value, safe=""), quote_plus(value)

@@ -1,4 +1,4 @@
-"""All endpoints of the API, in the order in which a path is looked for."""
+"""All endpoints of the API, in the order in which a path is matched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: when they are due next, and how to pause, fire, skip and remove them."""
+"""Schedules: when they are due next, and how to pause, trigger, skip and remove them."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class Triggered(msgspec.Struct, frozen=True):
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """When it would have been due, and will not run; null if it is not due any more."""
+    """When the skipped occurrence would have been due; null if there is none."""
 
     skipped: datetime | None
 
 
 async def schedules(caller: Caller, query: SchedulesQuery) -> Page[ScheduleStatus]:
-    """Schedules by name."""
+    """Return schedules by name."""
     found = await caller.admin.schedules.page(after=query.after, count=query.count)
     return Page(found, found[-1].name if len(found) == query.count else None)
 
 
 async def schedule(caller: Caller, name: str) -> ScheduleDetails:
-    """One schedule, with its next five runs."""
+    """Return one schedule, with its next five runs."""
     status = await caller.admin.schedules.status(name)
     return ScheduleDetails(status, () if status.unreadable else await caller.admin.schedules.next_runs(name))
 
@@ -59,22 +59,22 @@ async def pause_schedule(caller: Caller, name: str) -> Acknowledgement:
 
 
 async def resume_schedule(caller: Caller, name: str) -> Acknowledgement:
-    """End a pause; what was due meanwhile is not made up for."""
+    """End a pause; occurrences of the pause are not made up for."""
     return Acknowledgement(await caller.admin.schedules.resume(name))
 
 
 async def trigger_schedule(caller: Caller, name: str) -> Triggered:
-    """Enqueue its job now, whatever its state; its rhythm stays."""
+    """Enqueue its job now, whatever its state; its next occurrences stay."""
     return Triggered(await caller.admin.schedules.trigger(name))
 
 
 async def skip_schedule(caller: Caller, name: str) -> Skipped:
-    """Leave out its next occurrence."""
+    """Skip its next occurrence."""
     return Skipped(await caller.admin.schedules.skip(name))
 
 
 async def remove_schedule(caller: Caller, name: str) -> Acknowledgement:
-    """Forget a schedule; jobs that it has enqueued stay. One of the code comes back with the next node."""
+    """Delete a schedule; jobs that it has enqueued stay. A declared schedule is created again by the next node."""
     if not await caller.admin.schedules.remove(name):
         raise ScheduleNotFound(name)
     return Acknowledgement()

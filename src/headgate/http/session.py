@@ -1,4 +1,4 @@
-"""Who is signed in, and what the page has to know before it shows anything."""
+"""The signed-in user, and what the page needs before it can show anything."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from headgate.version import VERSION
 
 
 class SessionView(msgspec.Struct, frozen=True):
-    """Who asks, and what they `can` do: "operate" jobs, queues and schedules; "admin" limits, and remove.
+    """The user, and what they `can` do: "operate" jobs, queues and schedules; "admin" limits, and remove.
 
-    `token` is to be sent as X-Headgate-Token with what changes something. `store` is the path of its file, or its URL
-    without a password. Fields that match `redacted` are hidden. `can_sign_out` is true where a session can be ended by
-    POST /logout.
+    `token` has to be sent as X-Headgate-Token with changes. `store` is the path of the store's file, or its URL without
+    a password. Fields that match `redacted` are hidden. `can_sign_out` is true if POST /logout can end the session.
     """
 
     user: str
@@ -36,7 +35,7 @@ class SessionView(msgspec.Struct, frozen=True):
 
 
 async def session(caller: Caller) -> SessionView:
-    """Who is signed in, what they may do, and the token that they need for it."""
+    """Return the signed-in user, their rights, and the token for changes."""
     can: list[Literal["operate", "admin"]] = []
     if not caller.read_only:
         can += ["operate"] if caller.user.may("operator") else []

@@ -18,14 +18,14 @@ from headgate.errors import DeclarationError
 from headgate.http.auth import Role, SessionAuth, User
 
 LASTS = 12 * 3600
-"""Seconds; then one signs in again."""
+"""Seconds after which users have to sign in again."""
 
 LONGEST_COOKIE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """Somebody who has signed in, in one browser, until `ends_at` (microseconds since the epoch)."""
+    """A signed-in user in one browser, until `ends_at` (microseconds since the epoch)."""
 
     id: str
     user: User
@@ -40,10 +40,10 @@ class _Claims(msgspec.Struct, array_like=True):
 
 
 class Sessions:
-    """Begins, recognises and ends sessions.
+    """Begins, finds and ends sessions.
 
-    The cookie holds what a session is, signed with `secret` and with what the auth knows of the user, so a changed
-    password ends the sessions that began with the old one. What was signed out is remembered here, in this process.
+    The cookie contains the session, signed with `secret` and with the auth's secret of the user, so a changed password
+    ends the sessions that began with the old one. Sign-outs are stored in this process only.
     """
 
     def __init__(self, auth: SessionAuth, secret: bytes, clock: Clock) -> None:
@@ -53,13 +53,13 @@ class Sessions:
         self._ended: dict[str, int] = {}
 
     def begin(self, user: User) -> str:
-        """Begin a session; returns the value of its cookie."""
+        """Begin a session, and return the value of its cookie."""
         claims = _Claims(os.urandom(16).hex(), user.name, user.role, self._clock.now() + LASTS * SECOND)
         content = base64.urlsafe_b64encode(msgspec.json.encode(claims)).decode().rstrip("=")
         return f"{content}.{self._signature(content, user)}"
 
     def find(self, value: str) -> BrowserSession | None:
-        """The session of a cookie; None if it has ended, or was never begun."""
+        """Return the session of a cookie; None if it has ended, or is not valid."""
         content, _, signature = value[:LONGEST_COOKIE].partition(".")
         try:
             padded = content + "=" * (-len(content) % 4)
@@ -77,7 +77,7 @@ class Sessions:
         return session.ends_at > self._clock.now() and session.id not in self._ended
 
     def end(self, session: BrowserSession) -> None:
-        """Let the cookie of this session open nothing any more."""
+        """End a session, so that its cookie is no longer accepted."""
         now = self._clock.now()
         self._ended = {id: ends_at for id, ends_at in self._ended.items() if ends_at > now}
         self._ended[session.id] = session.ends_at
@@ -88,25 +88,25 @@ class Sessions:
 
 
 def shown_cookies(request: Request) -> list[str]:
-    """The values of the cookie that a browser sent: more than one where a dashboard is mounted below another."""
+    """Return the values of the cookie in a request: several if a dashboard is mounted below another."""
     pairs = (each.partition("=") for header in request.headers.getlist("cookie") for each in header.split(";"))
     return [value.strip() for name, _, value in pairs if name.strip() == _name(request)]
 
 
 def set_cookie(response: Response, request: Request, value: str, *, is_secure: bool) -> None:
-    """Give a browser the cookie of a session."""
+    """Set the cookie of a session."""
     response.set_cookie(
         _name(request), value, max_age=LASTS, path=_path(request), secure=is_secure, httponly=True, samesite="strict"
     )
 
 
 def delete_cookie(response: Response, request: Request) -> None:
-    """Take it away again."""
+    """Delete the cookie of a session."""
     response.delete_cookie(_name(request), path=_path(request), httponly=True, samesite="strict")
 
 
 def _name(request: Request) -> str:
-    """Browsers keep one set of cookies for all ports of a host, and somebody may look at two dashboards there."""
+    """Return the name of the cookie, with the port: browsers share cookies between ports, and so between dashboards."""
     port = re.search(r":(\d{1,5})$", request.headers.get("host", ""))
     return f"headgate_session_{port[1]}" if port else "headgate_session"
 

@@ -1,4 +1,4 @@
-"""The sign-in page: one HTML page with all that it shows, since nothing else is served to whoever is signed out."""
+"""The sign-in page: one HTML page with everything it shows, since nothing else is served to signed-out users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_FIELDS = 10
 
 
 class SignInPage:
-    """Renders the page, with a form or with where else somebody signs in; it needs no JavaScript."""
+    """Renders the page, with a form or with a link to the host app's sign-in; it needs no JavaScript."""
 
     def __init__(self, title: str, form: SignInForm | None, sign_in_url: str | None, folder: Path = STATIC) -> None:
         style = (folder / "css/tokens.css").read_text("utf-8") + (SIGNED_OUT / "sign_in.css").read_text("utf-8")
@@ -42,14 +42,14 @@ class SignInPage:
                 f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
                 "form-action 'self'; frame-ancestors 'none'"
             ),
-            # With no-referrer a form is sent with `Origin: null`, and could not be told from one of another site.
+            # With no-referrer, a form is sent with `Origin: null`, like a form of another site.
             "Referrer-Policy": "same-origin",
         }
 
     def response(self, request: Request, refusal: HttpError, fields: SignInFields | None, place: str) -> Response:
-        """The page, with the status and the headers of the refusal; after the sign-in it leads to `place`."""
-        # A link on a page of another site comes without the cookie, which is SameSite=Strict. Once more, from this page
-        # itself, it comes with it.
+        """Return the page, with the status and the headers of the refusal; after the sign-in it leads to `place`."""
+        # A browser that follows a link from another site omits the cookie, which is SameSite=Strict. A second request,
+        # from this page itself, includes it.
         is_from_elsewhere = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
         may_refresh = is_from_elsewhere and request.method == "GET" and fields is None
         target = html.escape(to_address(request, place))
@@ -95,7 +95,7 @@ class SignInPage:
 
 
 def parse_form(content: bytes) -> tuple[SignInFields, str]:
-    """What the page has sent, and the place that it leads to. Raises Refusal."""
+    """Parse what the page has sent: the fields, and the address after the sign-in. Raises HttpError."""
     try:
         given = dict(parse_qsl(content.decode(), max_num_fields=MOST_FIELDS, errors="strict"))
     except ValueError as error:
@@ -107,14 +107,14 @@ def parse_form(content: bytes) -> tuple[SignInFields, str]:
 
 
 def place_of(request: Request) -> str:
-    """The address of a visit, below where the dashboard is mounted."""
+    """Return the address of a visit, relative to where the dashboard is mounted."""
     path = str(request.scope["path"]).removeprefix(str(request.scope.get("root_path", ""))).lstrip("/")
     query = request.scope.get("query_string", b"").decode("latin-1")
     return "" if path in ("login", "logout") else path + (f"?{query}" if query else "")
 
 
 def to_address(request: Request, place: str) -> str:
-    """The address of a place, which is always one of this dashboard, whatever a form says."""
+    """Return the full address of a place, which is always one of this dashboard, whatever a form contains."""
     root = str(request.scope.get("root_path", "")).rstrip("/")
     path, mark, query = place.lstrip("/\\").partition("?")
     return f"{quote(root)}/{quote(path)}{mark}{quote(query, safe='=&%+,:;/?@!$()*~')}"

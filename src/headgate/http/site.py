@@ -1,4 +1,4 @@
-"""The dashboard as an ASGI app: routes, guard and answers put together."""
+"""The dashboard as an ASGI app: routes, access control and responses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SECURITY = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-"""On every answer, also on errors; the sign-in page has a stricter policy of its own."""
+"""Headers of every response, even of errors; the sign-in page has a stricter policy of its own."""
 
 _log = logging.getLogger("headgate.http")
 
@@ -66,17 +66,17 @@ def dashboard(
     secret: str | None = None,
     clock: Clock | None = None,
 ) -> Dashboard:
-    """The dashboard and the REST API of an app, to serve or to mount: `host.mount("/jobs", dashboard(app, auth=…))`.
+    """Return the dashboard and REST API of an app, to serve or to mount: `host.mount("/jobs", dashboard(app, auth=…))`.
 
-    `auth` says who is let in, and has to be said: a BasicAuth, BearerAuth, CallbackAuth or OneTimeToken. `redact` names
-    further fields that nobody is shown, as `"card.number"` or `"*_key"`, beside passwords, secrets, tokens and API
-    keys; None shows all. With `read_only` nobody can change anything, whatever their role. `trusted_proxies` are the
-    addresses whose X-Forwarded-For, -Host and -Proto are believed. `secret` signs sessions and tokens: give the same to
-    all processes that serve the dashboard; without one they are good in one process only. Raises DeclarationError for
-    what cannot work.
+    `auth` is required, and identifies users: a BasicAuth, BearerAuth, CallbackAuth or OneTimeToken. `redact` names
+    further fields to hide from all users, such as `"card.number"` or `"*_key"`, beside passwords, secrets, tokens and
+    API keys; None shows all. With `read_only` nothing can be changed, whatever the role. `trusted_proxies` are the
+    addresses whose X-Forwarded-For, -Host and -Proto are trusted. `secret` signs sessions and tokens: pass the same to
+    all processes that serve the dashboard; without one they are valid in one process only. Raises DeclarationError for
+    invalid arguments.
 
-    It opens the app with the first request unless it is open, and closes what it opened when its own lifespan or the
-    event loop ends. Where threads have opened it, as with `app.sync`, it asks the app on the loop that they share.
+    The first request opens the app unless it is open; the dashboard closes what it opened when its own lifespan or the
+    event loop ends. If threads have opened the app, as with `app.sync`, calls run on the loop that they share.
     """
     clock = clock or SystemClock()
     return Dashboard(
@@ -127,7 +127,7 @@ class Dashboard(Starlette):
         await super().__call__(scope, receive, send_safely)
 
     async def close(self) -> None:
-        """End all streams, and close what was opened here. Twice is fine; with the next request it begins anew."""
+        """End all streams, and close what was opened here; twice is harmless. The next request opens it again."""
         self.stream.end()
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
@@ -167,7 +167,7 @@ class Dashboard(Starlette):
             self._route(f"/api{_path(each)}", each.method, self._answering(each), each.needs) for each in ENDPOINTS
         ]
         streams = self._route("/api/stream", "GET", stream)
-        # It would stream to nobody.
+        # HEAD would be a stream without a reader.
         streams.methods = {"GET"}
         routes.append(streams)
         routes.append(self._route("/api/openapi.json", "GET", described))
@@ -188,7 +188,7 @@ class Dashboard(Starlette):
         return self._answered(guarded)
 
     def _answered(self, serve: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """Whatever is refused or fails is answered: a signed-out visit with the sign-in page, all else as JSON."""
+        """Answer refusals and errors: a signed-out visit with the sign-in page, everything else as JSON."""
 
         async def answered(request: Request) -> Response:
             try:
@@ -200,25 +200,23 @@ class Dashboard(Starlette):
             except HeadgateError as error:
                 return http_error_of(error).response()
             except Exception:
-                # A path may hold line breaks, and would write lines of its own.
+                # A path may contain line breaks, which would forge log lines.
                 _log.exception("%s %r failed", request.method, request.scope.get("path"))
-                return HttpError(
-                    500, "internal_error", "this failed here; the log of the dashboard tells why"
-                ).response()
+                return HttpError(500, "internal_error", "the dashboard failed; its log has the error").response()
 
         return answered
 
     # ---------------------------------------------------------------------------------------- signing in and out
 
     async def _sign_in(self, request: Request) -> Response:
-        """The sign-in page, what it sends, and the link with a token; the only address without a guard."""
+        """Serve the sign-in page, its form, and the link with a token; the only address without access control."""
         if request.method == "POST":
             self._guard.require_same_site(request)
             fields, place = parse_form(await read_body(request, kind=FORM, largest=LONGEST_FORM))
         else:
             token = request.query_params.get("token")
             if token is None or request.method == "HEAD" or await self._is_signed_in(request):
-                # Whoever is signed in has nothing to do here; all others are shown the page.
+                # A signed-in user is redirected; others get the page.
                 await self._guard.visitor(request)
                 return _redirect(request, "")
             fields, place = SignInFields("", token), ""
@@ -243,7 +241,7 @@ class Dashboard(Starlette):
         visitor = await self._guard.visitor(request)
         self._guard.require_intent(request, visitor)
         if visitor.session is None or self._guard.sessions is None:
-            raise HttpError(409, "no_session", "there is no session to end: each request says who it comes from")
+            raise HttpError(409, "no_session", "there is no session to end: each request carries its credential")
         self._guard.sessions.end(visitor.session)
         self.stream.end_session(visitor.session.id)
         response = Response(status_code=204, headers={"Cache-Control": "no-store"})
@@ -253,13 +251,13 @@ class Dashboard(Starlette):
     async def _not_found(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
 
-        async def told(request: Request, visitor: RequestIdentity) -> Response:
+        async def answer(request: Request, visitor: RequestIdentity) -> Response:
             if error.status_code == 404 and _is_visit(request):
                 return await self._shell.page(request, 404)
             return _refused(request, error)
 
-        # Who is not let in is not told either what there is, and what there is not.
-        return await self._guarded("GET", told)(request)
+        # Users who are not signed in must not find out which addresses exist.
+        return await self._guarded("GET", answer)(request)
 
     def _answering(self, endpoint: Endpoint) -> Serve:
         answer = EndpointRunner(endpoint)
@@ -271,7 +269,7 @@ class Dashboard(Starlette):
                 return await answer(request, await self._caller(visitor))
             finally:
                 if endpoint.changes:
-                    # Who has changed something looks at what came of it.
+                    # The next overview has to show the change.
                     self._watch.changed()
 
         return serve
@@ -296,20 +294,20 @@ class Dashboard(Starlette):
         return await (await self._admin()).overview(self._counts)
 
     async def _admin(self) -> Admin:
-        """The Admin of the app, which is opened if nobody has."""
+        """Return the Admin of the app, which is opened if it is not open."""
         with contextlib.suppress(NotOpen):
             return self._app.admin
         if self._opening is None or self._opening.done():
             self._opening = asyncio.ensure_future(self._open())
-            # Who asked may be gone by the time that it fails.
+            # If no caller is left when it fails, asyncio must not warn about its exception.
             self._opening.add_done_callback(lambda opening: opening.cancelled() or opening.exception())
-        # One who goes away must not take the answer from those who wait as well.
+        # A caller that is cancelled must not cancel the opening for the others.
         await asyncio.shield(self._opening)
         return self._app.admin
 
     async def _open(self) -> None:
-        # Where there is no lifespan to close it, as in an app that mounts this one, the loop does: it ends the
-        # generators that it has seen begin.
+        # Without a lifespan, as in an app that mounts this one, the event loop closes it: at its end, the loop closes
+        # the async generators that were started on it.
         opened = contextlib.AsyncExitStack()
         await opened.enter_async_context(self._app.open(migrate=False))
         self._opened = opened
@@ -324,14 +322,14 @@ async def _lifespan(site: Any) -> AsyncIterator[None]:
 
 
 def _path(endpoint: Endpoint) -> str:
-    """Names may hold a slash, which is the same in a path whether it is escaped or not; ids do not."""
+    """Return the path for the router. Names may contain a slash, even escaped; ids do not."""
     return re.sub(r"{(limit|name)}", r"{\1:path}", endpoint.path)
 
 
 def _require_own_address(request: Request) -> None:
-    """Raise Refusal unless the name of what is deleted is one part of the path, its slashes written as %2F.
+    """Raise HttpError unless the name to delete is one part of the path, with its slashes written as %2F.
 
-    Otherwise a DELETE that was meant for an action, `…/limits/x/pause`, would remove a limit of the name `x/pause`.
+    Otherwise a DELETE that was meant for an action, `…/limits/x/pause`, would remove a limit named `x/pause`.
     """
     (name,) = request.path_params.values()
     raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
@@ -343,7 +341,7 @@ def _require_own_address(request: Request) -> None:
 
 
 def _is_visit(request: Request) -> bool:
-    """Whether somebody goes there in a browser, who is better told by a page than by JSON."""
+    """Whether a user visits the address in a browser, so that a page is a better answer than JSON."""
     below = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
     is_file = below.startswith(("/api/", "/static/"))
     return request.method in ("GET", "HEAD") and _accepts_page(request) and not is_file
@@ -354,11 +352,11 @@ def _accepts_page(request: Request) -> bool:
 
 
 def _redirect(request: Request, place: str) -> Response:
-    """To a place of this dashboard. With 303 a browser asks for it, and not with the form or the token again."""
+    """Redirect to a place of this dashboard. With 303, a browser sends a GET without the form or the token."""
     return Response(status_code=303, headers={"Location": to_address(request, place), "Cache-Control": "no-store"})
 
 
 def _refused(request: Request, error: HTTPException) -> Response:
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
-    message = f"{request.method} is not for this address" if error.status_code == 405 else "there is no such address"
+    message = f"{request.method} is not allowed here" if error.status_code == 405 else "there is no such address"
     return HttpError(error.status_code, code, message, headers=error.headers).response()

@@ -1,4 +1,4 @@
-"""The page and its files: one HTML shell for every page of the dashboard, and what it loads."""
+"""The page and its files: one HTML shell for every page of the dashboard, and the files that it loads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGES = (
     "/audit",
     "/batches/{id}",
 )
-"""Every address that a page of the dashboard has; what is below is shown by the browser."""
+"""The addresses of all pages of the dashboard; the browser renders what is below them."""
 
 FOR_GOOD = "private, max-age=31536000, immutable"
 
@@ -38,7 +38,7 @@ _KINDS = {".js": "text/javascript", ".svg": "image/svg+xml", ".css": "text/css",
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file as it is sent; its tag changes with it."""
+    """A file as it is sent; its tag changes with its content."""
 
     content: bytes
     kind: str
@@ -51,8 +51,8 @@ class Asset:
 class StaticFiles:
     """Serves the shell and the static files from memory.
 
-    A browser asks each time whether the shell has changed, and keeps the files: their addresses change with any of
-    them. From the other end of the world it would take a second to ask for each of fifty.
+    A browser revalidates the shell each time, and caches the files: their addresses change if any of them changes. With
+    a long round trip, revalidating each of fifty files would take a second.
     """
 
     def __init__(self, folder: Path = STATIC) -> None:
@@ -65,7 +65,7 @@ class StaticFiles:
         self._version = hashlib.sha256(tags.encode()).hexdigest()[:16]
 
     async def page(self, request: Request, status: int = 200) -> Response:
-        """The shell, which is told only where it is mounted. Below an address that no page has, it says so itself."""
+        """Return the shell, with the address where it is mounted. For an unknown address, the shell shows an error."""
         base = html.escape(f"{request.scope.get('root_path', '').rstrip('/')}/", quote=True)
         page = self._assets["index.html"].content.replace(b'<base href="/">', f'<base href="{base}">'.encode(), 1)
         page = page.replace(b'="static/', f'="static/{self._version}/'.encode())
@@ -74,13 +74,13 @@ class StaticFiles:
         return _unless_known(request, Asset(page, "text/html"))
 
     async def file(self, request: Request) -> Response:
-        """A static file. Raises Refusal for what is none."""
+        """Return a static file. Raises HttpError if there is none."""
         path: str = request.path_params["path"]
         version, _, versioned = path.partition("/")
         if version == self._version and versioned in self._assets:
             found = self._assets[versioned]
             return Response(found.content, headers={"Cache-Control": FOR_GOOD}, media_type=found.kind)
-        # While a release is rolled out, the page may be of one process and its files of another.
+        # While a release is rolled out, the page may come from one process and its files from another.
         other = self._assets.get(path) or self._assets.get(versioned)
         if other is None:
             raise HttpError(404, "not_found", "there is no such file")

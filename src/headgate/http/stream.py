@@ -17,17 +17,17 @@ from headgate.http.http_error import RETRY_AFTER, HttpError, http_error_of, try_
 from headgate.http.overview_poller import OverviewPoller, OverviewReading
 
 MOST_CLIENTS = 500
-"""Streams of one process; a browser that gets none asks every few seconds instead."""
+"""Streams of one process; a browser without a stream polls every few seconds instead."""
 
 EACH = 1.0
-"""Seconds between two looks."""
+"""Seconds between two readings."""
 
 HEARTBEAT = 15 * SECOND
-"""Microseconds of silence after which a comment is sent, so that no proxy takes the stream for dead."""
+"""Microseconds of silence after which a comment is sent, so that no proxy closes the stream as dead."""
 
 LIVES = 30 * SECOND
-"""How long a stream lives (microseconds). A browser opens the next one by itself, and has to show again who it is; and
-a server of which nobody can see that it waits for its requests to end waits no longer than that."""
+"""How long a stream lasts (microseconds). A browser opens the next one by itself, and is authenticated again; and a
+server whose shutdown cannot be detected waits no longer than that for its streams."""
 
 _HELLO = b"retry: 2000\n\n"
 _ALIVE = b": alive\n\n"
@@ -36,11 +36,11 @@ _COME_LATER = b"retry: %d\n\n" % (RETRY_AFTER * 1000)
 
 
 class Stream:
-    """Streams to all browsers of a process what one reader sees.
+    """Streams the overview to all browsers of a process from one reader.
 
-    Nothing is kept for a browser that reads slowly: it is sent the latest when it can take it, after a `resync` that
-    says that something was left out. What a stream begins with is left out for one whose Last-Event-ID names it. All
-    end within a second of the moment at which the server `is_leaving`.
+    Nothing is queued for a browser that reads slowly: it is sent the latest overview when it can take it, after a
+    `resync` that says that events were skipped. The first event is left out if the browser's Last-Event-ID names it.
+    All streams end within a second after the server `is_leaving`.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Stream:
         self._most_clients = most_clients
         self._is_leaving = is_leaving
         self._is_ended = False
-        # One for each stream, on the loop of that stream: an event serves one loop only, and a site may see several.
+        # One for each stream, on the loop of that stream: an event works on one loop only, and a site may have several.
         self._endings: dict[asyncio.Event, str | None] = {}
 
     @property
     def clients(self) -> int:
-        """How many listen now."""
+        """How many streams are open."""
         return len(self._endings)
 
     def end(self) -> None:
@@ -77,7 +77,7 @@ class Stream:
                 ending.set()
 
     def begin(self) -> None:
-        """Let streams begin, as they may from the first."""
+        """Allow streams again, as at the start."""
         self._is_ended = False
 
     async def response(
@@ -88,14 +88,16 @@ class Stream:
         session: str | None = None,
         is_current: Callable[[], bool] = lambda: True,
     ) -> StreamingResponse:
-        """The stream for one browser, with what `show` leaves of each overview, while its session `is_current`.
+        """Return the stream for one browser, with each overview redacted by `show`, while its session `is_current`.
 
-        `session` is the id that `end_session` takes. Raises Refusal where there are too many, or the server ends.
+        `session` is the id that `end_session` takes. Raises HttpError if there are too many, or the server is stopping.
         """
         if self._is_ended or self._is_leaving():
-            raise HttpError(503, "ending", "this server ends; ask again in a moment", headers=try_later(RETRY_AFTER))
+            raise HttpError(
+                503, "ending", "this server is stopping; try again in a moment", headers=try_later(RETRY_AFTER)
+            )
         if self.clients >= self._most_clients:
-            message = f"{self.clients} browsers listen here already; ask /api/overview now and then instead"
+            message = f"{self.clients} browsers already have a stream; poll /api/overview instead"
             raise HttpError(503, "too_many_streams", message, headers=try_later(RETRY_AFTER))
         try:
             first = await self._watch.look()
@@ -116,7 +118,7 @@ class Stream:
         is_current: Callable[[], bool],
     ) -> AsyncIterator[bytes]:
         if self.clients >= self._most_clients:
-            # Those that come while the first look is taken are all let in before any of them is counted.
+            # Streams that are requested during the first reading are all admitted before any of them is counted.
             yield _COME_LATER
             return
         ending = asyncio.Event()
@@ -141,15 +143,15 @@ class Stream:
                 try:
                     seen = await self._watch.look()
                 except HeadgateError:
-                    # The page asks for itself, and is told why; the stream is there again when the store is.
+                    # The page's own request gets the error; it opens a stream again when the store answers.
                     return
             if not ending.is_set():
-                # It has only had its time, and nothing should be missed between it and the next one.
+                # The stream has only reached its maximum age: the browser should open the next one at once.
                 yield _COME_BACK
         finally:
             self._endings.pop(ending, None)
 
 
 def _event(name: str, id: str, data: bytes) -> bytes:
-    """JSON has no line breaks, so it is one line of data."""
+    """Return one event. JSON has no line breaks, so it is one line of data."""
     return b"event: %s\nid: %s\ndata: %s\n\n" % (name.encode(), id.encode(), data)

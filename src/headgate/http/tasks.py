@@ -11,7 +11,7 @@ from headgate.http.page import Page
 
 
 async def tasks(caller: Caller) -> Page[DeclaredTask]:
-    """The tasks that this app declares, by name."""
+    """Return the tasks that this app declares, by name."""
     return Page(caller.admin.declared_tasks)
 
 

@@ -86,10 +86,10 @@ async def test_who_is_not_known_is_refused_without_a_window_of_the_browser() -> 
 
 @pytest.mark.parametrize("auth", [None, "", "nobody", "local", lambda request: User("ada", "admin")])
 def test_a_dashboard_that_is_not_told_who_may_see_it_is_refused_where_it_is_declared(auth: Any) -> None:
-    with pytest.raises(DeclarationError, match="has to be told who may see it") as refused:
+    with pytest.raises(DeclarationError, match="decides who may use it") as refused:
         dashboard(make_app(), auth=auth)
     assert "BasicAuth(ada=" in str(refused.value)
-    with pytest.raises(DeclarationError, match="has to be told who may see it"):
+    with pytest.raises(DeclarationError, match="decides who may use it"):
         dashboard(make_app())
 
 
