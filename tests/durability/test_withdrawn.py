@@ -80,7 +80,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 def withdrawals(place: Place) -> list[tuple[str, str, str]]:
     """What is taken away, how it is given back, and a word of what is said meanwhile."""
     job = f"{place.schema}job"
-    renamed = (f"ALTER TABLE {job} RENAME TO away", f"ALTER TABLE {place.schema}away RENAME TO job", "put it back")
+    renamed = (f"ALTER TABLE {job} RENAME TO away", f"ALTER TABLE {place.schema}away RENAME TO job", "restore it")
     if not place.role:
         return [renamed]
     rights = f"UPDATE, INSERT ON {job}"

@@ -87,7 +87,7 @@ async def test_a_log_that_grows_too_large_is_told_once_and_again_after_it_shrank
                 around.log.write_bytes(b"\0" * ((4 << 20) + 1))
                 await around.pass_looks(3 * module.FILE_EVERY)
                 assert [record.message for record in caplog.records] == [
-                    f"{around.log} has grown to 4 MiB: a reader that stays open keeps SQLite from emptying it"
+                    f"{around.log} has grown to 4 MiB: an open reader keeps SQLite from emptying it"
                 ] * times
                 around.log.write_bytes(b"")
                 await around.pass_looks(module.FILE_EVERY)

@@ -61,7 +61,7 @@ def test_a_wrong_password_is_a_mistake_at_first_and_a_passing_trouble_later(erro
     ("error", "word"),
     [
         (errors.InsufficientPrivilegeError("permission denied for table job"), "GRANT"),
-        (errors.UndefinedTableError("no job"), "put it back"),
+        (errors.UndefinedTableError("no job"), "restore it"),
         (errors.InvalidSchemaNameError("no schema"), "migrate"),
     ],
 )

@@ -59,7 +59,7 @@ def test_the_filesystem_of_a_folder_is_that_of_its_nearest_mount(folder: str, ki
 def test_a_database_on_a_network_filesystem_is_refused_with_the_reason(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_bytes(b"/dev/sda1 / ext4 rw 0 0\nserver:/x " + str(tmp_path).encode() + b" nfs4 rw 0 0\n")
-    with pytest.raises(StorageUnusable, match=r"lies on a network filesystem \(nfs4 at .*use a local disk"):
+    with pytest.raises(StorageUnusable, match=r"is on a network filesystem \(nfs4 at .*use a local disk"):
         connection._require_local(tmp_path / "jobs.db", mounts)
     mounts.write_bytes(b"/dev/sda1 / ext4 rw 0 0\n")
     connection._require_local(tmp_path / "jobs.db", mounts)
@@ -77,8 +77,8 @@ def failure(code: int, text: str = "it failed") -> sqlite3.OperationalError:
     ("code", "kind", "words"),
     [
         (sqlite3.SQLITE_FULL, StorageUnavailable, "free space and try again"),
-        (sqlite3.SQLITE_BUSY, StorageUnavailable, "has an open write transaction"),
-        (sqlite3.SQLITE_BUSY_SNAPSHOT, StorageUnavailable, "has an open write transaction"),
+        (sqlite3.SQLITE_BUSY, StorageUnavailable, "with an open write transaction"),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, StorageUnavailable, "with an open write transaction"),
         (sqlite3.SQLITE_PROTOCOL, StorageUnavailable, "is locked"),
         (sqlite3.SQLITE_IOERR_WRITE, StorageUnavailable, "could not be used"),
         (sqlite3.SQLITE_IOERR_FSYNC, StorageUnavailable, "could not be used"),

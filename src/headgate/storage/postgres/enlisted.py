@@ -42,7 +42,7 @@ async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], n
             return AsyncPsycopgSession(connection, statements)
         case _:
             raise UnfitConnection(
-                f"this is a {caller.driver} connection, and the jobs of this app are in {name}; nothing was stored"
+                f"this is a connection of {caller.driver}, but the jobs of this app are in {name}; nothing was stored"
             )
 
 

@@ -25,7 +25,7 @@ async def run_in(caller: Enlisted, path: Path, work: Callable[[sqlite3.Connectio
             return result
         case _:
             raise UnfitConnection(
-                f"this is a {caller.driver} connection, and the jobs of this app are in {path}; nothing was stored"
+                f"this is a connection of {caller.driver}, but the jobs of this app are in {path}; nothing was stored"
             )
 
 
