@@ -4,73 +4,175 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
-from headgate.errors import GateClosed, HeadgateError
+from headgate.errors import GateClosed, HeadgateError, StorageUnavailable
 
+
+class LoopSession(Protocol):
+    """What belongs to one event loop."""
+
+    async def close(self) -> None:
+        """Release everything; a second call does nothing."""
+        ...
+
+
+S = TypeVar("S", bound=LoopSession)
 T = TypeVar("T")
 
 
-class HomeLoop:
+@dataclass(eq=False, slots=True)
+class _Home(Generic[S]):
+    loop: asyncio.AbstractEventLoop
+    session: S
+    thread: threading.Thread | None = None
+    calls: set[Future[Any]] = field(default_factory=set)
+    """The calls from other loops and threads that have no answer yet."""
+    at_end: AsyncIterator[None] | None = None
+
+
+class HomeLoop(Generic[S]):
     """The loop of the first caller; if that was a thread without a loop, the loop of a daemon thread.
 
-    Calls from other loops and from threads run there, so that connections and lines belong to one loop.
+    Calls from other loops and from threads run there, so that the session belongs to one loop. When that loop ends, its
+    session is closed, and the loop of a daemon thread takes its place for good, with a new session from `begin`: the
+    next caller's loop may end as soon. Calls that were not answered are repeated there. Without `renews` there is one
+    session only, and later calls raise HeadgateError.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[], S], *, renews: bool) -> None:
+        self._begin = begin
+        self._renews = renews
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._home: _Home[S] | None = None
+        self._was_left = False
+        self._is_closed = False
 
-    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await the coroutine on the home loop."""
+    async def run(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, may_repeat: bool = True) -> T:
+        """Await `verb(session, *args)` on the home loop.
+
+        If that loop ends first, the call is repeated on the next one, or raises StorageUnavailable if it may not be.
+        """
+        task = asyncio.current_task()
         running = asyncio.get_running_loop()
-        with self._lock:
-            if self._loop is None:
-                self._loop = running
-        if self._loop is running:
-            return await coroutine
-        return await asyncio.wrap_future(self._submit(coroutine))
+        while True:
+            home = self._home_for(running)
+            if home.loop is running:
+                if home.at_end is None and self._renews:
+                    # A loop that ends closes its asynchronous generators.
+                    home.at_end = self._end_with(home)
+                    await anext(home.at_end)
+                return await verb(home.session, *args)
+            cancels = 0 if task is None else task.cancelling()
+            call = self._submit(home, verb, args)
+            if call is None:
+                continue
+            try:
+                return await asyncio.wrap_future(call)
+            except asyncio.CancelledError:
+                if task is None or task.cancelling() > cancels or not self._renews:
+                    raise
+                self._lost(home, may_repeat)
 
-    def run_sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it on the home loop and block this thread. Raises HeadgateError when this thread runs the home loop."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="headgate-limiter", daemon=True)
-                self._thread.start()
-        if asyncio._get_running_loop() is self._loop:
-            coroutine.close()
-            raise HeadgateError("a sync verb was called on the event loop that would have to run it; await instead")
-        future = self._submit(coroutine)
-        try:
-            return future.result()
-        except CancelledError:
-            raise GateClosed from None
-        finally:
-            # Interrupted: no caller is left to use what may still be granted.
-            future.cancel()
+    def run_sync(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, may_repeat: bool = True) -> T:
+        """As `run`, blocking this thread. Raises HeadgateError when this thread runs the home loop."""
+        while True:
+            home = self._home_for(None)
+            if asyncio._get_running_loop() is home.loop:
+                raise HeadgateError("a sync verb was called on the event loop that would have to run it; await instead")
+            call = self._submit(home, verb, args)
+            if call is None:
+                continue
+            try:
+                return call.result()
+            except CancelledError:
+                self._lost(home, may_repeat)
+            finally:
+                # Interrupted: no caller is left to use what may still be granted.
+                call.cancel()
 
     def close(self) -> None:
         """End the thread, if there is one; callers that still wait in it get GateClosed."""
         with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is None or self._loop is None or threading.current_thread() is thread:
+            self._is_closed = True
+            home = self._home
+            thread = None if home is None else home.thread
+            if home is not None:
+                home.thread = None
+        if home is None or thread is None or threading.current_thread() is thread:
             return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(_cancel_others(), home.loop).result()
+        home.loop.call_soon_threadsafe(home.loop.stop)
         thread.join()
-        self._loop.close()
+        home.loop.close()
 
-    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        assert self._loop is not None
+    def _home_for(self, running: asyncio.AbstractEventLoop | None) -> _Home[S]:
+        """Return the home; the first one is the running loop, if there is one, and the one after it a thread's."""
+        home = self._home
+        if home is not None and home.loop is running:
+            return home
+        with self._lock:
+            home = self._home
+            if home is not None and home.loop is not running and self._has_ended(home):
+                self._home = home = None
+                self._was_left = True
+            if self._is_closed:
+                raise GateClosed
+            if self._was_left and not self._renews:
+                raise HeadgateError("the event loop that this limiter was first used on has ended; make another")
+            if home is None:
+                if self._was_left:
+                    running = None
+                home = self._home = _Home(running or asyncio.new_event_loop(), self._begin())
+                if running is None:
+                    home.thread = threading.Thread(target=home.loop.run_forever, name="headgate-limiter", daemon=True)
+                    home.thread.start()
+            return home
+
+    def _has_ended(self, home: _Home[S]) -> bool:
+        # A loop that is not running may never run again, and would let its callers wait.
+        return home.loop.is_closed() or (self._renews and home.thread is None and not home.loop.is_running())
+
+    def _submit(
+        self, home: _Home[S], verb: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]
+    ) -> Future[T] | None:
+        """Start the call on the home loop; None if that has ended."""
+        coroutine = verb(home.session, *args)
+        with self._lock:
+            if self._home is not home or home.loop.is_closed():
+                coroutine.close()
+                return None
+            call = asyncio.run_coroutine_threadsafe(coroutine, home.loop)
+            home.calls.add(call)
+        call.add_done_callback(home.calls.discard)
+        return call
+
+    def _lost(self, home: _Home[S], may_repeat: bool) -> None:
+        """Leave a home that has cancelled a call."""
+        if not self._renews:
+            raise GateClosed from None
+        self._leave(home)
+        if not may_repeat:
+            raise StorageUnavailable("the event loop of the limiter ended: whether this was counted is not known")
+
+    def _leave(self, home: _Home[S]) -> None:
+        with self._lock:
+            if self._home is home:
+                self._home = None
+                self._was_left = True
+
+    async def _end_with(self, home: _Home[S]) -> AsyncIterator[None]:
+        """Close the session when the loop ends."""
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError:
-            coroutine.close()
-            raise HeadgateError("the event loop that this limiter was first used on has ended; make another") from None
+            yield
+        finally:
+            self._leave(home)
+            for call in list(home.calls):
+                call.cancel()
+            await home.session.close()
 
 
 async def _cancel_others() -> None:

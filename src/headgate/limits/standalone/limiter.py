@@ -167,21 +167,19 @@ def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budg
         raise DeclarationError(f"{limit!r} is not a limit; write Limiter(RateLimit('15/m'))")
     # Without a name, the numbers are the name: programs that share a store and declare the same limit share its budget.
     name = limit.name or f"{limit.rule.kind} {limit.rule.describe()}"
-    if isinstance(store, str):
-        store = open_store(store, clock)
-        closes_store = True
-    else:
-        closes_store = False
-    if isinstance(store, MemoryBuckets):
+    url = store if isinstance(store, str) else None
+    opened = open_store(store, clock) if isinstance(store, str) else store
+    if isinstance(opened, MemoryBuckets):
         rule = LocalPermits(limit.rule.bound(1)) if limit.rule.holds_permits else limit.rule
-        return LocalBudget(store.table(name, rule))
+        return LocalBudget(opened.table(name, rule))
     if limit.rule.holds_permits:
         raise DeclarationError(
             "permits live in the process that hands them out, so that none is lost with its holder: a limiter of a "
             'concurrency takes store="memory://"; a limit on jobs is shared by all workers'
         )
-    check_rule(store, limit.rule, name)
-    return SharedBudget(store, name, limit.rule, clock or SystemClock(), closes_store=closes_store)
+    check_rule(opened, limit.rule, name)
+    again = (lambda: opened) if url is None else (lambda: open_store(url, clock))
+    return SharedBudget(again, name, limit.rule, clock or SystemClock(), is_new=url is not None)
 
 
 class _StoreClass(NamedTuple):

@@ -1,0 +1,130 @@
+"""The part of a shared budget that belongs to one event loop: the connection to the store, and a line per key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from headgate.clock import Clock
+from headgate.errors import GateClosed
+from headgate.limits.bucket_store import Bucket, BucketStore, Taken
+from headgate.limits.limit import AnyRule
+from headgate.limits.rule import Snapshot
+from headgate.limits.standalone.bucket_table import check_cost
+from headgate.limits.standalone.decision import FROM_STORE, Decision
+from headgate.limits.standalone.shared_line import SharedLine
+
+
+class SharedSession:
+    """Draws on an async store, on one event loop. With `closes_store` the store is closed with the session."""
+
+    def __init__(self, store: BucketStore, limit: str, rule: AnyRule, clock: Clock, *, closes_store: bool) -> None:
+        self._store = store
+        self._limit = limit
+        self._rule = rule
+        self._clock = clock
+        self._closes_store = closes_store
+        self._opening = asyncio.Lock()
+        self._is_open = False
+        self._is_closed = False
+        self._lines: dict[str, SharedLine] = {}
+        self._refunds: set[asyncio.Task[None]] = set()
+
+    async def try_acquire(self, key: str, cost: int) -> Decision:
+        await self._ready(cost)
+        if (line := self._lines.get(key)) is not None:
+            # Others wait; a new caller would wait at least as long as the store's last refusal says.
+            return _decision(line.refusal, allowed=False)
+        taken = await self._store.take(self._bucket(key), cost)
+        return _decision(taken, allowed=taken.granted > 0)
+
+    async def acquire(self, key: str, cost: int, until: int | None) -> Decision:
+        """Wait for a start until clock time `until` (monotonic µs), or without an end."""
+        await self._ready(cost)
+        if until is not None and until <= self._clock.monotonic():
+            return await self.try_acquire(key, cost)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = self._new_line(key)
+        taken, granted = await line.wait(cost, until)
+        return _decision(taken, allowed=granted)
+
+    async def reserve(self, key: str, cost: int, id: str) -> Taken:
+        await self._ready(cost)
+        return await self._store.reserve(self._bucket(key), cost, id=id)
+
+    async def cancel(self, key: str, id: str) -> bool:
+        await self._ready()
+        cancelled = await self._store.cancel(self._bucket(key), id=id)
+        self._notify(key)
+        return cancelled
+
+    async def settle(self, key: str, charged_at: int, cost: int, actual: int) -> None:
+        await self._ready()
+        await self._amend(key, charged_at, cost, actual)
+
+    async def _amend(self, key: str, charged_at: int, cost: int, actual: int) -> None:
+        await self._store.amend(self._bucket(key), charged_at, cost, charged_at, actual)
+        self._notify(key)
+
+    async def penalize(self, key: str, opens_at: int) -> None:
+        """Close the bucket until clock time `opens_at` (monotonic µs); the time to connect counts."""
+        await self._ready()
+        await self._store.penalize(self._bucket(key), max(0, opens_at - self._clock.monotonic()))
+
+    async def snapshot(self, key: str) -> Snapshot:
+        await self._ready()
+        return await self._store.snapshot(self._bucket(key))
+
+    async def reset(self, key: str) -> None:
+        await self._ready()
+        await self._store.reset(self._bucket(key))
+        self._notify(key)
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for line in list(self._lines.values()):
+            line.fail(GateClosed())
+        if self._refunds:
+            await asyncio.wait(self._refunds)
+        if self._closes_store:
+            await self._store.close()
+
+    async def _ready(self, cost: int = 1) -> None:
+        check_cost(cost)
+        self._rule.check_cost(cost)
+        if not self._is_open:
+            async with self._opening:
+                if not self._is_open:
+                    await self._store.open()
+                    self._is_open = True
+        if self._is_closed:
+            raise GateClosed
+
+    def _bucket(self, key: str) -> Bucket:
+        return Bucket(self._limit, key, self._rule)
+
+    def _notify(self, key: str) -> None:
+        if (line := self._lines.get(key)) is not None:
+            line.call()
+
+    def _new_line(self, key: str) -> SharedLine:
+        def ask(cost: int, count: int) -> Awaitable[Taken]:
+            return self._store.take(self._bucket(key), cost, count=count)
+
+        def refund(taken: Taken, cost: int) -> None:
+            # In the background: the caller that it was granted to is being cancelled.
+            task = asyncio.ensure_future(self._amend(key, taken.now, cost, 0))
+            self._refunds.add(task)
+            task.add_done_callback(self._refunds.discard)
+
+        def ended() -> None:
+            del self._lines[key]
+
+        return SharedLine(self._clock, ask, refund, ended)
+
+
+def _decision(taken: Taken, *, allowed: bool) -> Decision:
+    return Decision(allowed, taken.now, taken.now if allowed else taken.opens_at, FROM_STORE, taken)

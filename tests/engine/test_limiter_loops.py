@@ -1,0 +1,128 @@
+"""A limiter with a store of its own outlives event loops: each that ends is replaced by the loop of the next caller."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
+
+import pytest
+import redis
+
+from headgate import Limiter, StrictRate
+from headgate.errors import GateClosed, HeadgateError
+from headgate.limits.standalone.limiter import open_store
+
+
+def limiter_at(url: str, rate: str = "5/h") -> Limiter:
+    """A limiter with a name that no other test has."""
+    return Limiter(StrictRate(rate, name=f"loops-{uuid4().hex}"), store=url)
+
+
+def test_a_second_run_of_asyncio_goes_on_with_the_same_budget(redis_url: str) -> None:
+    """The fault: the second raised an error of the first loop, which was closed."""
+    limiter = limiter_at(redis_url, "3/h")
+
+    async def main() -> list[bool]:
+        return [bool(await limiter.try_acquire("acme")) for _ in range(2)]
+
+    assert asyncio.run(main()) == [True, True]
+    assert asyncio.run(main()) == [True, False]
+    assert not limiter.sync.try_acquire("acme")
+    assert limiter.sync.try_acquire("globex")
+    limiter.sync.close()
+    with pytest.raises(GateClosed):
+        asyncio.run(main())
+
+
+def test_the_connection_of_a_loop_ends_with_it_and_those_after_it_share_one(redis_url: str) -> None:
+    limiter = limiter_at(redis_url)
+    with redis.Redis.from_url(redis_url) as server:
+        before = len(server.client_list())
+
+        async def main() -> int:
+            await limiter.try_acquire("acme")
+            return len(server.client_list())
+
+        for _ in range(5):
+            assert asyncio.run(main()) == before + 1
+        limiter.sync.close()
+
+
+def test_views_with_loops_of_their_own_share_the_budget_whichever_ends_first(redis_url: str) -> None:
+    """Flask runs each `async def` view on a loop of its own, in a thread of the server."""
+    limiter = limiter_at(redis_url, "100/h")
+
+    async def view() -> int:
+        return sum([bool(await limiter.acquire("acme", timeout=0)) for _ in range(5)])
+
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(lambda _: asyncio.run(view()), range(30)))
+    granted = sum(taken)
+    # A start whose answer was lost with the first loop is charged: one for each of the seven other threads at most.
+    assert 93 <= granted <= 100
+    limiter.sync.close()
+
+
+@pytest.mark.parametrize("is_thread", [False, True], ids=["loop", "thread"])
+def test_a_caller_that_waits_on_a_loop_that_ends_waits_on_another(redis_url: str, is_thread: bool) -> None:
+    limiter = limiter_at(redis_url, "1/h")
+    waiting, ends = threading.Event(), threading.Event()
+
+    async def first() -> None:
+        assert await limiter.try_acquire("acme")
+        waiting.set()
+        await asyncio.to_thread(ends.wait)
+
+    async def second() -> bool:
+        return bool(await limiter.acquire("acme"))
+
+    with ThreadPoolExecutor(2) as threads:
+        home = threads.submit(asyncio.run, first())
+        assert waiting.wait(10)
+        call: Callable[[], bool] = (
+            (lambda: bool(limiter.sync.acquire("acme"))) if is_thread else (lambda: asyncio.run(second()))
+        )
+        waiter = threads.submit(call)
+        # It waits on the first loop when its line is there.
+        budget = limiter._budget
+        while not budget._home._home.calls:  # type: ignore[attr-defined]
+            pass
+        ends.set()
+        home.result(10)
+        assert not waiter.done()
+        limiter.sync.reset("acme")
+        assert waiter.result(10)
+    limiter.sync.close()
+
+
+def test_a_loop_that_was_closed_without_its_generators_is_replaced(redis_url: str) -> None:
+    limiter = limiter_at(redis_url)
+    loop = asyncio.new_event_loop()
+    assert loop.run_until_complete(limiter.try_acquire("acme"))
+    # Between two runs of one loop a thread does not wait for it.
+    assert limiter.sync.try_acquire("acme")
+    assert loop.run_until_complete(limiter.try_acquire("acme"))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+    assert asyncio.run(_once(limiter))
+    limiter.sync.close()
+
+
+def test_a_store_of_the_callers_own_stays_with_its_loop(redis_url: str) -> None:
+    store = open_store(redis_url, None)
+    limiter = Limiter(StrictRate("5/h", name=uuid4().hex), store=store)
+
+    async def main() -> None:
+        await limiter.try_acquire("acme")
+        await store.close()
+
+    asyncio.run(main())
+    with pytest.raises(HeadgateError, match="has ended; make another"):
+        asyncio.run(_once(limiter))
+
+
+async def _once(limiter: Limiter) -> bool:
+    return bool(await limiter.try_acquire("acme"))
