@@ -40,6 +40,7 @@ from headgate.tasks.declaration import TaskBody, body_of_function, body_of_handl
 from headgate.tasks.decorators import ScheduleDecorator, TaskDecorator
 from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler, mark_declared
+from headgate.tasks.modules import import_modules, require_module_names, require_one_app
 from headgate.tasks.options import HandlerOptions, TaskOptions
 from headgate.tasks.queue import QueueOptions, declared_queue
 from headgate.tasks.registry import Registry
@@ -63,6 +64,9 @@ class Headgate:
     `headgate.storage.store.Store`, which the app opens and closes. All other settings, including `retry`, are those of
     `headgate.settings.Settings`; they are also read from `HEADGATE_*`.
 
+    `imports` names the modules that declare tasks on this app, besides its own: `imports=["tasks", "billing.tasks"]`.
+    They are imported when jobs are run, and by the `headgate` command.
+
     `clock` and `random` are for tests: with both, a run is reproducible. Raises DeclarationError for invalid settings,
     and for a `url` together with a `storage`.
 
@@ -78,11 +82,13 @@ class Headgate:
         url: str | None = None,
         *,
         storage: Store | None = None,
+        imports: Sequence[str] = (),
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
         **settings: Any,
     ) -> None:
+        self._imports = require_module_names(imports)
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._settings = load_settings({**settings, "retry": retry})
@@ -281,6 +287,13 @@ class Headgate:
     def _events_lost(self) -> int:
         return int(self._bus.statistics()["lost"])
 
+    def import_tasks(self, *modules: str) -> None:
+        """Import the modules of `imports=`, then these, which declare tasks on this app; a worker does it at its start.
+
+        Raises DeclarationError for a module that does not exist, and what a module raises when it is imported.
+        """
+        import_modules(self, [*self._imports, *require_module_names(modules)])
+
     @property
     def tasks(self) -> Mapping[str, Task[Any, Any]]:
         """The declared tasks by name."""
@@ -295,6 +308,7 @@ class Headgate:
         `migrate` (default: the setting) says whether missing tables are made. Without it, StorageUnusable is raised for
         a store that has no tables, or those of an older release; nothing is made or changed.
         """
+        require_one_app(self)
         await self._client.enter(migrate=migrate)
         try:
             yield self
@@ -386,6 +400,7 @@ class Headgate:
                 "this child process runs process tasks for a node and must not start a node itself; put the code of "
                 'the main program under `if __name__ == "__main__":`, because child processes import it'
             )
+        self.import_tasks()
         return self._node_kind(
             self._storage,
             self._registry,

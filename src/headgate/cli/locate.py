@@ -8,7 +8,7 @@ import functools
 import importlib
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +17,12 @@ from typing import IO, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from headgate import app as app_module
 from headgate.admin import Admin
 from headgate.app import Headgate
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.escaping import printable
+from headgate.tasks import modules
 
 R = TypeVar("R")
 
@@ -45,8 +47,11 @@ class AppBroken(click.ClickException):
         super().show(file)
 
 
-def locate(target: str) -> Headgate:
-    """The app that `module:app` names. Raises AppNotFound; AppBroken for what the module itself raises."""
+def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
+    """Return the app that `module:app` names, with the tasks of its other modules and of `imports`.
+
+    Raises AppNotFound; AppBroken for what a module itself raises.
+    """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise AppNotFound(f"{target!r} does not name an app; {_HOW}")
@@ -72,13 +77,20 @@ def locate(target: str) -> Headgate:
             raise AppNotFound(f"module {module_name!r} has no {attribute!r}; {_HOW}") from None
     if not isinstance(found, Headgate):
         raise AppNotFound(f"{target} is {type(found).__name__!r}, not a Headgate app; {_HOW}")
+    try:
+        found.import_tasks(*imports)
+    except HeadgateError:
+        raise
+    except Exception as error:
+        raise AppBroken(target, error) from error
     return found
 
 
 def _of_user(trace: TracebackType | None) -> TracebackType | None:
     """The frames below the import, which is all that its author can do something about."""
+    own = (__file__, app_module.__file__, modules.__file__)
     while trace is not None and (
-        trace.tb_frame.f_code.co_filename == __file__ or "importlib" in trace.tb_frame.f_code.co_filename
+        trace.tb_frame.f_code.co_filename in own or "importlib" in trace.tb_frame.f_code.co_filename
     ):
         trace = trace.tb_next
     return trace

@@ -105,6 +105,13 @@ def _queues(
     metavar="TIME",
     help="How long to wait for the store at the start; 0 ends at once if it does not answer.",
 )
+@click.option(
+    "--import",
+    "imports",
+    multiple=True,
+    metavar="MODULE",
+    help="Also import this module, which declares tasks; repeat it for several.",
+)
 @click.option("--drain", is_flag=True, help="End when nothing runs and nothing could start now.")
 @click.option("--drain-all", is_flag=True, help="End when nothing waits for a limit, its time or another job either.")
 @click.option("--reload", is_flag=True, help="Start anew when the code in the current directory changes.")
@@ -126,6 +133,7 @@ def worker(
     health_port: int | None,
     health_host: str,
     wait: float,
+    imports: tuple[str, ...],
     drain: bool,
     drain_all: bool,
     reload: bool,
@@ -172,7 +180,7 @@ def worker(
             command += ["--metrics-store"] if metrics_store else []
         if health_port is not None:
             command += ["--health-port", str(health_port), "--health-host", health_host]
-        command += ["--wait", f"{wait:f}"]
+        command += ["--wait", f"{wait:f}", *(f"--import={name}" for name in imports)]
         if log_jobs is not None:
             command += ["--log-jobs" if log_jobs else "--no-log-jobs"]
         if until is not None:
@@ -181,7 +189,7 @@ def worker(
             raise SystemExit(asyncio.run(Reloader(command, Path.cwd()).run()))
         supervisor = Supervisor(command, processes, SystemClock(), until_done=until is not None)
         raise SystemExit(asyncio.run(supervisor.run()))
-    app = locate(target)
+    app = locate(target, imports)
     if metrics_port is not None:
         from headgate.cli.worker_metrics import serve_metrics
 

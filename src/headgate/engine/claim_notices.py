@@ -12,14 +12,22 @@ from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.throttle_log import ThrottleLog
 from headgate.jobs.event import JobThrottled, LimitsClosed, TaskUnknown
 from headgate.storage.records import Claimed, Throttled
+from headgate.tasks.registry import Registry
 
 
 class ClaimNotices:
     """Publishes closed limits, dropped jobs and unknown tasks, and passes jobs with old gates to the migrator."""
 
     def __init__(
-        self, backlog_migrator: BacklogMigrator, callback_runner: CallbackRunner, *, clock: Clock, bus: EventBus
+        self,
+        backlog_migrator: BacklogMigrator,
+        callback_runner: CallbackRunner,
+        registry: Registry,
+        *,
+        clock: Clock,
+        bus: EventBus,
     ) -> None:
+        self._registry = registry
         self._backlog_migrator = backlog_migrator
         self._callback_runner = callback_runner
         self._clock = clock
@@ -36,7 +44,7 @@ class ClaimNotices:
         for task in claimed.unknown:
             if task not in self._unknown_tasks:
                 self._unknown_tasks.add(task)
-                self._bus.publish(TaskUnknown(at=self._clock.now(), task=task))
+                self._bus.publish(TaskUnknown(at=self._clock.now(), task=task, declared=sorted(self._registry.tasks)))
 
     def publish_throttled(self, throttled: Sequence[Throttled]) -> None:
         """Publish the closed buckets that a claim met."""

@@ -190,7 +190,7 @@ class Node:
         )
         # The services that start jobs, or make jobs ready to start.
         self._backlog_migrator = BacklogMigrator(storage, registry, clock=clock, bus=bus, wake=self._wakeup.wake)
-        self._notices = ClaimNotices(self._backlog_migrator, callback_runner, clock=clock, bus=bus)
+        self._notices = ClaimNotices(self._backlog_migrator, callback_runner, registry, clock=clock, bus=bus)
         self._claims = ClaimLoop(
             storage,
             registry,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -260,9 +260,13 @@ class ResourceTroubled(Event, frozen=True):
 
 
 class TaskUnknown(Event, frozen=True):
-    """Stored jobs name a task that this node does not declare; they stay waiting. Published once per task."""
+    """Stored jobs name a task that this node does not declare; they stay waiting. Published once per task.
+
+    `declared` are the names of the tasks that it declares.
+    """
 
     task: str
+    declared: Sequence[str] = ()
 
 
 class NodeStarted(Event, frozen=True):

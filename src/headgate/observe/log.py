@@ -51,7 +51,7 @@ from headgate.jobs.event import (
 logger = logging.getLogger("headgate")
 
 MOST_NAMES = 10
-"""The most queues, tasks or limits that the line of a starting node names."""
+"""The most queues, tasks or limits that a log line names."""
 
 
 MOST_TRACEBACK_LINES = 30
@@ -263,8 +263,9 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
         case TaskUnknown():
             return (
                 logging.ERROR,
-                f"jobs of task {event.task} wait, and no such task is declared here: declare it, name it in the "
-                "aliases= of the task that it has become, or cancel them",
+                f"jobs of task {event.task} wait, and no such task is declared here: {_how_to_declare(event.task)}; if "
+                "it was renamed, name it in the aliases= of the task that it has become; or cancel the jobs. This node "
+                f"declares {_listed('task', event.declared)}",
             )
         case NodeStarted():
             return logging.INFO, "; ".join(start_lines(event))
@@ -313,6 +314,13 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 f"the event loop was blocked for {event.seconds:.1f} s: a handler blocks it; make it a plain def task",
             )
     return None
+
+
+def _how_to_declare(task: str) -> str:
+    module = task.rpartition(".")[0]
+    known = f"module {module!r}" if module else "its module"
+    example = module or "billing.tasks"
+    return f"import {known} by Headgate(imports=[{example!r}]) or `headgate worker --import {example}`"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -1,0 +1,97 @@
+"""The modules that declare the tasks of an app: imported when a worker starts, after the module of the app."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+from headgate.errors import DeclarationError
+
+
+class DeclaresTasks(Protocol):
+    """An app, as far as its tasks are concerned."""
+
+    @property
+    def tasks(self) -> Mapping[str, object]: ...
+
+
+def require_module_names(imports: object) -> tuple[str, ...]:
+    """Return the names of modules to import. Raises DeclarationError for anything else."""
+    if not isinstance(imports, str) and isinstance(imports, Sequence):
+        names = tuple(imports)
+        if all(isinstance(name, str) and all(map(str.isidentifier, name.split("."))) for name in names):
+            return names
+    raise DeclarationError(
+        f'imports={imports!r:.200} is not a list of module names; write imports=["tasks", "billing.tasks"]'
+    )
+
+
+def import_modules(app: DeclaresTasks, names: Sequence[str]) -> None:
+    """Import the modules; one that imports the running script `main.py` as `main` finds the app of the script.
+
+    Raises DeclarationError for a module that does not exist, and what a module raises.
+    """
+    if names:
+        _alias_script(app)
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if name != missing and not name.startswith(f"{missing}."):
+                # The module exists; something that it imports does not.
+                raise
+            raise DeclarationError(
+                f"{name!r} in imports= of this app: there is no module {missing!r}, neither installed nor in "
+                f"{Path.cwd()}"
+            ) from None
+
+
+def require_one_app(app: DeclaresTasks) -> None:
+    """Raise DeclarationError if the running script was also imported by its name, and this app lacks tasks of that one.
+
+    Python runs a script as the module `__main__`. If a module of tasks imports the script by its name, Python runs it
+    again, and makes a second app, on which those tasks are declared.
+    """
+    script, name = _running_script()
+    imported = sys.modules.get(name or "")
+    if imported is None or imported is script:
+        return
+    for attribute in _attributes_of(app, script) | _attributes_of(app, imported):
+        pair = {"__main__": getattr(script, attribute, None), name: getattr(imported, attribute, None)}
+        for module, other in pair.items():
+            if other is app or type(other) is not type(app):
+                continue
+            lacking = sorted(other.tasks.keys() - app.tasks.keys())
+            own = "__main__" if module == name else name
+            if lacking:
+                raise DeclarationError(
+                    f"{getattr(script, '__file__', name)} has run twice, as the script (__main__) and as module "
+                    f"{name!r}, which another module imports; so there are two apps. This one is {own}:{attribute}, "
+                    f"and these tasks are declared on {module}:{attribute}: {', '.join(lacking)}. Put the app in a "
+                    "module of its own, which the script and the tasks import; or name the modules of tasks in "
+                    "Headgate(imports=[…]) instead of importing them in the script"
+                )
+
+
+def _alias_script(app: DeclaresTasks) -> None:
+    script, name = _running_script()
+    if name is not None and _attributes_of(app, script):
+        sys.modules.setdefault(name, script)
+
+
+def _running_script() -> tuple[ModuleType, str | None]:
+    """Return the module `__main__`, and the name by which others import it; None if they cannot."""
+    script = sys.modules["__main__"]
+    spec, file = getattr(script, "__spec__", None), getattr(script, "__file__", None)
+    if spec is not None:  # python -m package.main
+        return script, spec.name
+    return script, None if file is None else Path(file).stem
+
+
+def _attributes_of(app: object, module: ModuleType) -> set[str]:
+    return {name for name, value in vars(module).items() if value is app}
