@@ -29,6 +29,7 @@ PAGES = [
 ELSEWHERE = {
     "cli.md": "test_cli_page.py",
     "frameworks.md": "faces/contrib/test_frameworks_page.py",
+    "layout.md": "test_layout_page.py",
     "recurring.md": "test_recurring.py",
     "tasks.md": "test_tasks_page.py",
     "testing.md": "faces/test_wheel.py",
