@@ -445,7 +445,7 @@ def test_a_poisonous_job_is_told_where_its_node_was_found_dead() -> None:
                 await asyncio.wait([running])
             survivor = app._make_node()
             running = asyncio.ensure_future(survivor.run())
-            with pytest.raises(JobFailed, match="death of their node"):
+            with pytest.raises(JobFailed, match="lost with their nodes"):
                 await job.result(timeout=300)
             await asyncio.sleep(1)
             assert isinstance(told[-1][1], JobFailed)

@@ -91,7 +91,7 @@ def test_a_file_in_a_folder_that_is_shared_on_purpose_may_be_the_groups() -> Non
     [
         ({"version": (3, 50, 4)}, "warning", "SQLite version", "WAL-reset bug"),
         ({"journal_mode": "delete"}, "problem", "journal mode", "not WAL"),
-        ({"synchronous": "NORMAL"}, "warning", "synchronous", "power cut"),
+        ({"synchronous": "NORMAL"}, "warning", "synchronous", "power failure"),
         ({"synchronous": "OFF"}, "problem", "synchronous", "corrupt"),
         ({"filesystem": "nfs4"}, "problem", "filesystem", "nfs4"),
         ({"free_bytes": GIB // 2}, "warning", "disk space", "512 MiB"),

@@ -33,7 +33,7 @@ def test_a_job_that_waits_was_enqueued() -> None:
 def test_a_running_job_is_told_to_run() -> None:
     running = replace(NEW, state=JobState.RUNNING, node="node-1", attempt=1, started_at=5 * SECOND)
     assert told(running) == [(0, "enqueued"), (5, "started"), (5, "is running")]
-    assert told(replace(running, cancel_requested=True))[-1] == (5, "is running, and was asked to end")
+    assert told(replace(running, cancel_requested=True))[-1] == (5, "is running, and its cancellation was requested")
 
 
 def test_a_success_after_failures_is_told_in_order() -> None:
