@@ -20,15 +20,15 @@ def test_a_worker_runs_the_jobs_that_another_program_enqueued(tmp_path: Path) ->
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(code)
     run(tmp_path, "web.py")
-    run(tmp_path, "-m", "headgate", "worker", "shop.worker:app", "--drain")
+    run(tmp_path, "-m", "headgate", "worker", "shop.app:app", "--drain")
     assert "1 succeeded" in run(tmp_path, "-c", COUNT)
-    assert "write_report" in run(tmp_path, "-m", "headgate", "schedules", "list", "shop.worker:app")
+    assert "write_report" in run(tmp_path, "-m", "headgate", "schedules", "list", "shop.app:app")
 
 
 COUNT = """
 import asyncio
 
-from shop.worker import app
+from shop.app import app
 
 
 async def count() -> None:
