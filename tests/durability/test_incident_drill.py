@@ -1,7 +1,7 @@
 """An incident drill: workers under load are ended, killed and hung, the disk fills, a deploy renames a task.
 
-Nothing is lost, and the command line tells at each point what has happened and why each job is where it is. The page
-`docs/incidents.md` tells the same to whoever is called at night.
+Nothing is lost, and the command line shows at each point what has happened and why each job is in its state. The page
+`docs/incidents.md` describes the same failures for operators.
 """
 
 from __future__ import annotations
