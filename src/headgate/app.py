@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from random import Random
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from headgate.admin import Admin
 from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
@@ -27,6 +28,7 @@ from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.instrument import Instrument, Observed
+from headgate.opening import Opening, require_no_loop
 from headgate.schedules.trigger import Trigger
 from headgate.settings import load_settings, storage_url
 from headgate.storage.address import StoreAddress
@@ -42,6 +44,7 @@ from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler, mark_declared
 from headgate.tasks.modules import import_modules, require_module_names, require_one_app
 from headgate.tasks.options import HandlerOptions, TaskOptions
+from headgate.tasks.portal import Leave
 from headgate.tasks.queue import QueueOptions, declared_queue
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import declare_resource
@@ -115,6 +118,7 @@ class Headgate:
         self._bus = bus
         self._node: Node | None = None
         self._own_node: contextlib.AsyncExitStack | None = None
+        self._leave_thread: Leave | None = None
         self._instruments: list[Instrument] = []
         self._client = self._client_kind(
             storage,
@@ -301,13 +305,19 @@ class Headgate:
 
     # ---------------------------------------------------------------------------------------- open and run
 
-    @contextlib.asynccontextmanager
-    async def open(self, *, migrate: bool | None = None) -> AsyncIterator[Self]:
+    def open(self, *, migrate: bool | None = None) -> Opening[Self]:
         """Connect, for enqueueing and reading; runs no jobs. May be entered again while open, on the same loop.
+
+        `async with app.open():`, or `with app.open():` in a thread that runs no event loop.
 
         `migrate` (default: the setting) says whether missing tables are made. Without it, StorageUnusable is raised for
         a store that has no tables, or those of an older release; nothing is made or changed.
         """
+        return Opening(self, self._client.portal, lambda: self._opened(migrate))
+
+    # A generator: a loop that ends closes those that were not left, as of a dashboard without a lifespan.
+    @contextlib.asynccontextmanager
+    async def _opened(self, migrate: bool | None) -> AsyncIterator[Self]:
         require_one_app(self)
         await self._client.enter(migrate=migrate)
         try:
@@ -324,7 +334,7 @@ class Headgate:
         return [str(migration) for migration in await self._storage.migrate(dry_run=dry_run)]
 
     async def __aenter__(self) -> Self:
-        """Open, and run jobs in this process until the block ends.
+        """Open, and run jobs in this process until the block ends: `async with app:`, or `with app:` in plain code.
 
         If the node crashes, that is logged at once, and the block is cancelled and raises the error of the node.
         """
@@ -338,14 +348,19 @@ class Headgate:
             self._own_node = stack.pop_all()
         return self
 
-    if not TYPE_CHECKING:  # For type checkers an app is not a synchronous context manager.
+    def __enter__(self) -> Self:
+        """As `async with app:`, for a thread that runs no event loop: jobs run in the background until the block ends.
 
-        def __enter__(self) -> NoReturn:
-            raise TypeError(
-                "this app is asynchronous: write `async with app:`, or `with app.sync:` in synchronous code"
-            )
+        If the node crashes, that is logged at once, and raised at the end of the block.
+        """
+        require_no_loop("async with app:")
+        self._leave_thread = self._client.portal.enter(self)
+        return self
 
-        def __exit__(self, *details: object) -> None: ...
+    def __exit__(self, *details: object) -> None:
+        leave, self._leave_thread = self._leave_thread, None
+        if leave is not None:
+            leave()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -369,7 +384,8 @@ class Headgate:
         how long running jobs may continue after the first signal (default: the app's own). With `drain` it also ends
         when no job of its queues runs on any node, and none could start now ("ready"), or none waits for a limit, for
         its time or for another job either ("all"); paused queues do not count. `log_jobs` is whether each job that
-        ends gets a line in the log (default: the app's setting, and without one True).
+        ends gets a line in the log (default: the app's setting, and without one True). In a
+        thread other than the main one no signal ends it; cancel it, or `drain`.
         """
         if self._storage.is_in_process:
             raise DeclarationError(
@@ -378,7 +394,8 @@ class Headgate:
             )
         node = self._make_node(queues, grace, drain)
         # Also during opening and closing, so that a signal does not interrupt them.
-        with stopped_by_signals(node) if handle_signals else contextlib.nullcontext():
+        is_main = threading.current_thread() is threading.main_thread()
+        with stopped_by_signals(node) if handle_signals and is_main else contextlib.nullcontext():
             async with self.open():
                 if log_jobs is None:
                     log_jobs = self._settings.log_jobs is not False

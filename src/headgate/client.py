@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
 from headgate.admin import Admin
 from headgate.admin.actor import this_process
+from headgate.admin.nodes import Unserved, unserved
 from headgate.admin.schedules import SchedulesAdmin
-from headgate.clock import Clock
+from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.bus import EventBus
@@ -21,11 +23,12 @@ from headgate.engine.node import Node
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.result import result_of
 from headgate.engine.result_watch import ResultWatch
-from headgate.errors import DeclarationError, JobNotFound
+from headgate.errors import DeclarationError, JobNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
+from headgate.jobs.event import QueueUnserved
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import JobState, NewJob
-from headgate.observe.log import log_event, logged_kinds
+from headgate.jobs.job import JobRecord, JobState, NewJob
+from headgate.observe.log import log_event, logged_kinds, unserved_text
 from headgate.storage.address import StoreAddress
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.records import JobFilter
@@ -42,6 +45,12 @@ from headgate.tasks.tracing import Tracing
 
 CALLBACK_DRAIN_TIMEOUT = 5.0
 """The most seconds that callbacks, and then subscribers, have to end when the app is closed."""
+
+UNSERVED_AFTER = 10.0
+"""Seconds for which a result is awaited before it is looked for a worker that serves the queue of the job."""
+
+UNSERVED_EVERY = 60 * SECOND
+"""Microseconds between two events of one queue that no worker serves."""
 
 LAST_HISTORY_TIMEOUT = 2.0
 """The most seconds for the last write of history when the app is closed."""
@@ -97,6 +106,7 @@ class Client:
         self._grace = grace
         self._migrate = migrate
         self._results: ResultWatch | None = None
+        self._unserved_again_at: dict[str, int] = {}
 
     # ------------------------------------------------------------------------------------------ connecting
 
@@ -239,9 +249,41 @@ class Client:
     async def job_result(self, job_id: str, timeout: float | None) -> Any:
         """As `Job.result`; `timeout` is in seconds."""
         self.lifecycle.require()
-        assert self._results is not None
-        record = await self._results.wait(job_id, timeout)
+        record = await self._final_record(job_id, timeout)
         return result_of(record, self.registry.find(record.task))
+
+    async def _final_record(self, job_id: str, timeout: float | None) -> JobRecord:
+        """Wait for the end of a job. If it takes long and no worker serves its queue, say so."""
+        assert self._results is not None
+        left = timeout
+        if timeout is None or timeout > UNSERVED_AFTER:
+            try:
+                return await self._results.wait(job_id, UNSERVED_AFTER)
+            except TimeoutError:
+                found = await self._unserved(job_id)
+                if found is not None:
+                    self._publish_unserved(found)
+                left = None if timeout is None else timeout - UNSERVED_AFTER
+        try:
+            return await self._results.wait(job_id, left)
+        except TimeoutError:
+            found = await self._unserved(job_id)
+            why = "it continues to run" if found is None else unserved_text(*found)
+            raise TimeoutError(f"job {job_id} was not final within {timeout:g} s; {why}") from None
+
+    async def _unserved(self, job_id: str) -> Unserved | None:
+        """Return how long no worker has served the queue of a job that waits; None if one does, or none can be seen."""
+        with contextlib.suppress(StorageUnavailable):
+            record = await self.storage.job(job_id)
+            if record is not None and record.state is JobState.WAITING:
+                return unserved(record.queue, await self.storage.nodes(), to_datetime(self.storage.now()))
+        return None
+
+    def _publish_unserved(self, found: Unserved) -> None:
+        now = self._clock.monotonic()
+        if now >= self._unserved_again_at.get(found.queue, 0):
+            self._unserved_again_at[found.queue] = now + UNSERVED_EVERY
+            self._bus.publish(QueueUnserved(at=self._clock.now(), queue=found.queue, seconds=found.seconds))
 
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`; a node of this process cancels the job at once."""

@@ -1,12 +1,12 @@
-"""The synchronous API: one background thread with one event loop, opened on first use."""
+"""The verbs of an app for code that cannot await, on an event loop in a background thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
 
-from headgate.admin import Admin
 from headgate.client import Client
+from headgate.sync_admin import SyncAdmin
 from headgate.tasks.sync_job import SyncJob
 from headgate.tasks.sync_schedule import SyncSchedule
 from headgate.tasks.ties import SyncBatch
@@ -23,13 +23,10 @@ class SyncApp:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def ask(self, question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-        """Run an operation of `Admin` and return its result: `app.sync.ask(lambda admin: admin.cancel(job_id))`."""
-
-        async def answer() -> T:
-            return await question(self._client.admin)
-
-        return self.run(answer())
+    @property
+    def admin(self) -> SyncAdmin:
+        """The operations for operators, as `Headgate.admin`: `app.sync.admin.cancel(job_id)`."""
+        return SyncAdmin(lambda: self._client.admin, self._client.portal)
 
     def job(self, job_id: str) -> SyncJob[Any]:
         """As `Headgate.job`."""

@@ -94,7 +94,7 @@ def test_an_app_whose_store_could_not_be_closed_is_open_on_no_loop_any_more() ->
     with pytest.raises(OSError, match="the disk is gone"):
         asyncio.run(use())
     # Not on the loop that has ended, where nobody would answer.
-    assert app.sync.ask(lambda admin: admin.counts()) == []
+    assert app.sync.admin.counts() == []
     app.sync.close()
 
 

@@ -9,11 +9,25 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from headgate import Cron, Headgate, HeadgateError, JobState, NotOpen, batch, chain
+from headgate.admin import Admin
+from headgate.admin.history import HistoryAdmin
+from headgate.admin.limits import LimitsAdmin
+from headgate.admin.queues import QueuesAdmin
+from headgate.admin.schedules import SchedulesAdmin
+from headgate.sync_admin import (
+    Blocking,
+    SyncAdmin,
+    SyncHistoryAdmin,
+    SyncLimitsAdmin,
+    SyncQueuesAdmin,
+    SyncSchedulesAdmin,
+)
 
 HERE = Path(__file__).parent
 
@@ -43,13 +57,42 @@ def test_an_operator_s_verbs_open_the_app_and_are_asked_in_one_line(app: Headgat
     with pytest.raises(NotOpen):
         _ = app.admin
     job = app.tasks["sync_tenant"].using(delay=60).sync.enqueue("acme")
-    assert app.sync.ask(lambda admin: admin.counts())[0].waiting == 1
-    assert app.sync.ask(lambda admin: admin.status(job.id)).is_scheduled
-    assert app.sync.ask(lambda admin: admin.cancel(job.id)) is True
-    assert app.sync.ask(lambda admin: admin.queues.pause("default")) is True
+    assert app.sync.admin.counts()[0].waiting == 1
+    assert app.sync.admin.status(job.id).is_scheduled
+    assert app.sync.admin.cancel(job.id) is True
+    assert app.sync.admin.queues.pause("default") is True
     assert app.sync.job(job.id).status().state is JobState.CANCELLED
     with pytest.raises(HeadgateError, match="no job nobody is stored"):
-        app.sync.ask(lambda admin: admin.status("nobody"))
+        app.sync.admin.status("nobody")
+
+
+def test_an_operator_has_the_same_verbs_with_and_without_await() -> None:
+    pairs = [
+        (Admin, SyncAdmin),
+        (LimitsAdmin, SyncLimitsAdmin),
+        (QueuesAdmin, SyncQueuesAdmin),
+        (SchedulesAdmin, SyncSchedulesAdmin),
+        (HistoryAdmin, SyncHistoryAdmin),
+    ]
+    for admin, sync in pairs:
+        names = {name for name in vars(admin) if not name.startswith("_")}
+        assert names <= vars(sync).keys(), admin
+        for name in names:
+            if isinstance(vars(sync)[name], Blocking):
+                assert vars(sync)[name].verb is vars(admin)[name]
+
+
+def test_what_an_operator_reads_at_once_is_the_same_with_and_without_await(app: Headgate) -> None:
+    with app.open():
+        admin, sync = app.admin, app.sync.admin
+        assert (sync.address, sync.actor, sync.tasks) == (admin.address, admin.actor, admin.tasks)
+        assert list(sync.declared_tasks) == list(admin.declared_tasks)
+        assert sync.now() >= admin.now() - timedelta(seconds=60)
+        assert sync.limits.all_declared() == admin.limits.all_declared()
+        assert sync.history.jobs() == []
+        job = app.tasks["sync_tenant"].sync.enqueue("acme")
+        assert sync.by("ada").cancel(job.id) is True
+        assert [record.actor for record in sync.audit_log()] == ["ada"]
 
 
 def test_schedules_chains_and_batches_are_followed_by_their_names_and_ids(app: Headgate) -> None:
@@ -58,7 +101,7 @@ def test_schedules_chains_and_batches_are_followed_by_their_names_and_ids(app: H
     nightly = app.sync.find_schedule("nightly")
     assert len(nightly.next_runs(3)) == 3
     assert nightly.pause() is True
-    assert app.sync.ask(lambda admin: admin.schedules.status("nightly")).state == "paused"
+    assert app.sync.admin.schedules.status("nightly").state == "paused"
     assert nightly.resume() is True
     assert nightly.trigger().status().state is JobState.WAITING
 

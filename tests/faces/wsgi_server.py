@@ -35,7 +35,7 @@ def application(environ: dict[str, Any], start_response: Callable[..., object]) 
             case "DELETE":
                 answer = str(app.sync.job(name).cancel())
             case _:
-                answer = app.sync.ask(lambda admin: admin.status(name)).state
+                answer = app.sync.admin.status(name).state
     except JobNotFound as error:
         start_response("404 Not Found", [("Content-Type", "text/plain")])
         return [str(error).encode()]

@@ -22,6 +22,7 @@ PAGES = [
     "retries.md",
     "standalone.md",
     "start.md",
+    "sync.md",
     "tracing.md",
 ]
 

@@ -117,5 +117,10 @@ _: Sequence[SyncJob[str]] = plain.sync.enqueue_many([("acme",)])
 def synchronous() -> None:
     with app.sync:
         plain.sync.enqueue("acme").result(timeout="5m")
-    with app:  # type: ignore[attr-defined]
-        pass
+    with app as running, app.open() as opened:
+        assert_type(running, Headgate)
+        assert_type(opened, Headgate)
+    assert_type(app.sync.admin.status("id"), JobStatus)
+    assert_type(app.sync.admin.limits.pause("shared", key="acme"), None)
+    app.sync.admin.cancel(5)  # type: ignore[arg-type]
+    app.sync.admin.by("ada").limits.set("shared", count="many")  # type: ignore[call-arg]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from headgate.clock import to_datetime
 from headgate.storage.records import NodeRecord
@@ -55,6 +55,21 @@ def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
         lingering=record.lingering,
         started_at=to_datetime(record.started_at),
     )
+
+
+class Unserved(NamedTuple):
+    """A queue that no node serves; `seconds` since the last heartbeat of one that did, None if none is known."""
+
+    queue: str
+    seconds: float | None
+
+
+def unserved(queue: str, nodes: Sequence[NodeRecord], now: datetime) -> Unserved | None:
+    """Return how long no node has served a queue; None if one is alive that does."""
+    serving = [node_status(node, now) for node in nodes if queue in node.queues]
+    if any(node.state == "alive" for node in serving):
+        return None
+    return Unserved(queue, min((node.heartbeat_age for node in serving), default=None))
 
 
 def by_process(node: NodeStatus) -> tuple[str, int, str]:

@@ -309,7 +309,7 @@ class Dashboard(Starlette):
         # Without a lifespan, as in an app that mounts this one, the event loop closes it: at its end, the loop closes
         # the async generators that were started on it.
         opened = contextlib.AsyncExitStack()
-        await opened.enter_async_context(self._app.open(migrate=False))
+        await opened.enter_async_context(self._app._opened(migrate=False))
         self._opened = opened
 
 

@@ -269,6 +269,13 @@ class TaskUnknown(Event, frozen=True):
     declared: Sequence[str] = ()
 
 
+class QueueUnserved(Event, frozen=True):
+    """A result is awaited of a job in a queue that no worker serves, as has been so for `seconds`, if one ever did."""
+
+    queue: str
+    seconds: float | None
+
+
 class NodeStarted(Event, frozen=True):
     """This node starts to claim jobs.
 

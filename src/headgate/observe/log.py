@@ -37,6 +37,7 @@ from headgate.jobs.event import (
     NodeStopped,
     NodeStopping,
     OccurrencesSkipped,
+    QueueUnserved,
     ReportDropped,
     ResourceTroubled,
     ScheduleOverdue,
@@ -119,6 +120,7 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         CallbackFailed,
         ResourceTroubled,
         TaskUnknown,
+        QueueUnserved,
         NodeStarted,
         NodeStopping,
         NodeStopped,
@@ -267,6 +269,8 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 "it was renamed, name it in the aliases= of the task that it has become; or cancel the jobs. This node "
                 f"declares {_listed('task', event.declared)}",
             )
+        case QueueUnserved():
+            return logging.WARNING, f"a result is awaited, and {unserved_text(event.queue, event.seconds)}"
         case NodeStarted():
             return logging.INFO, "; ".join(start_lines(event))
         case NodeStopping():
@@ -321,6 +325,16 @@ def _how_to_declare(task: str) -> str:
     known = f"module {module!r}" if module else "its module"
     example = module or "billing.tasks"
     return f"import {known} by Headgate(imports=[{example!r}]) or `headgate worker --import {example}`"
+
+
+def unserved_text(queue: str, seconds: float | None) -> str:
+    """Return what to say of a queue that no worker serves."""
+    since = (
+        f"no worker serves queue {queue!r}"
+        if seconds is None
+        else (f"no worker has served queue {queue!r} for {seconds:.0f} s")
+    )
+    return f"{since}; start one: `headgate worker`, or `with app:`"
 
 
 def _counted(count: int, noun: str) -> str:

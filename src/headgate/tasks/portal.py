@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
@@ -13,12 +14,16 @@ from headgate.errors import HeadgateError
 
 T = TypeVar("T")
 
+Leave = Callable[[], None]
+"""Leaves a context that was entered on the loop, and raises what that raises."""
+
 
 class Portal:
     """Runs coroutines for threads without an event loop.
 
-    If the app is open on an event loop, they run there; otherwise a daemon thread opens the app and keeps it open until
-    `close()`. Safe from many threads. After a fork the child gets its own portal.
+    If the app is open on an event loop, they run there; otherwise on a daemon thread of its own, where the first one
+    opens the app until `close()`. The thread ends when nothing keeps the app open there. Safe from many threads. After
+    a fork the child gets its own portal.
     """
 
     def __init__(
@@ -34,7 +39,10 @@ class Portal:
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._closing: asyncio.Event | None = None
+        self._entered = 0
+        # Ends the thread.
+        self._ended = asyncio.Event()
+        self._leave_app: Leave | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it and return its result; blocks this thread. Raises HeadgateError when called on the loop itself.
@@ -43,7 +51,7 @@ class Portal:
         """
         self.require_other_loop(coroutine)
         try:
-            loop = self._loop_of_app() or self._own_loop()
+            loop = self._loop_of_app() or self._opened_loop()
         except BaseException:
             coroutine.close()
             raise
@@ -69,55 +77,118 @@ class Portal:
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
+    def enter(self, context: AbstractAsyncContextManager[Any]) -> Leave:
+        """Enter a context that opens the app, on the loop of the app; return the function that leaves it.
+
+        Raises what the context raises. Where the app is not open, this starts the thread.
+        """
+        loop = self._loop_of_app()
+        if loop is not None and loop is not self._loop:
+            return _enter(loop, context)
+        with self._own_lock():
+            return self._enter_here(context)
+
     def open(self) -> None:
         """Open the app now instead of on the first call."""
         if self._loop_of_app() is None:
-            self._own_loop()
+            self._opened_loop()
 
     def close(self) -> None:
-        """End the background thread, if there is one; the next call opens it again."""
-        with self._lock:
-            loop, thread, closing = self._loop, self._thread, self._closing
-            self._loop = self._thread = self._closing = None
-        if loop is not None and thread is not None and closing is not None and self._pid == os.getpid():
-            loop.call_soon_threadsafe(closing.set)
-            thread.join()
+        """Close the app if the first call has opened it; the next call opens it again."""
+        with self._own_lock():
+            leave, self._leave_app = self._leave_app, None
+        if leave is not None:
+            leave()
 
-    def _own_loop(self) -> asyncio.AbstractEventLoop:
-        if self._pid != os.getpid():
-            # The parent's thread does not exist here, and its lock may have been held at the fork.
-            self._lock = threading.Lock()
-            self._loop = self._thread = self._closing = None
-            self._pid = os.getpid()
-        with self._lock:
-            if self._loop is None:
-                self._start()
-            assert self._loop is not None
-            return self._loop
+    def _opened_loop(self) -> asyncio.AbstractEventLoop:
+        with self._own_lock():
+            if self._leave_app is None and self._loop_of_app() is None:
+                self._leave_app = self._enter_here(self._open_app())
+            loop = self._loop_of_app() or self._loop
+            assert loop is not None
+            return loop
+
+    def _enter_here(self, context: AbstractAsyncContextManager[Any]) -> Leave:
+        """Enter a context on the thread, which ends when the last context was left. The caller holds the lock."""
+        if self._loop is None:
+            self._start()
+        assert self._loop is not None
+        self._entered += 1
+        try:
+            leave = _enter(self._loop, context)
+        except BaseException:
+            self._release()
+            raise
+        pid = os.getpid()
+
+        def leave_and_release() -> None:
+            if pid != os.getpid():
+                # The thread belongs to the parent of this process.
+                return
+            try:
+                leave()
+            finally:
+                with self._lock:
+                    self._release()
+
+        return leave_and_release
 
     def _start(self) -> None:
         # In the caller's context: the thread has its own.
         self._require_usable()
-        started = threading.Event()
-        failure: list[BaseException] = []
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        ended = self._ended = asyncio.Event()
 
         async def serve() -> None:
-            closing = asyncio.Event()
-            try:
-                async with self._open_app():
-                    self._loop, self._closing = asyncio.get_running_loop(), closing
-                    started.set()
-                    await closing.wait()
-            except BaseException as error:
-                failure.append(error)
-                started.set()
+            started.set_result(asyncio.get_running_loop())
+            await ended.wait()
 
         self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="headgate-sync", daemon=True)
         self._thread.start()
-        started.wait()
-        if failure:
-            self._loop = self._thread = self._closing = None
-            raise failure[0]
+        self._loop = started.result()
+
+    def _release(self) -> None:
+        self._entered -= 1
+        if not self._entered and self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._ended.set)
+            self._thread.join()
+            self._loop = self._thread = None
+
+    def _own_lock(self) -> threading.Lock:
+        """Return the lock of this process. After a fork the parent's thread is not here, and its lock may be held."""
+        if self._pid != os.getpid():
+            self._lock = threading.Lock()
+            self._loop = self._thread = self._leave_app = None
+            self._entered = 0
+            self._pid = os.getpid()
+        return self._lock
+
+
+def _enter(loop: asyncio.AbstractEventLoop, context: AbstractAsyncContextManager[Any]) -> Leave:
+    """Enter a context on a loop of another thread, in a task that waits until the returned function leaves it."""
+    entered: Future[asyncio.Event] = Future()
+
+    async def stay() -> None:
+        async with context:
+            leaving = asyncio.Event()
+            entered.set_result(leaving)
+            await leaving.wait()
+
+    staying = asyncio.run_coroutine_threadsafe(stay(), loop)
+    try:
+        wait(list[Future[Any]]([entered, staying]), return_when=FIRST_COMPLETED)
+    except BaseException:
+        staying.cancel()
+        raise
+    if not entered.done():
+        staying.result()
+
+    def leave() -> None:
+        if not staying.done():
+            loop.call_soon_threadsafe(entered.result().set)
+        staying.result()
+
+    return leave
 
 
 def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:

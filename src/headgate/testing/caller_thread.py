@@ -11,10 +11,11 @@ import contextvars
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
+from contextlib import AbstractAsyncContextManager
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from headgate.tasks.portal import Portal
+from headgate.tasks.portal import Leave, Portal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,6 +83,10 @@ class CallingPortal(Portal):
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         self.require_other_loop(coroutine)
         return CallerThread().run(coroutine)
+
+    def enter(self, context: AbstractAsyncContextManager[Any]) -> Leave:
+        """Do nothing: the app is open during the whole test, and runs nothing by itself."""
+        return lambda: None
 
     def open(self) -> None:
         """Do nothing: the app is open during the whole test."""

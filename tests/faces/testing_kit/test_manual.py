@@ -234,7 +234,7 @@ def test_code_that_cannot_await_enqueues_into_the_test(jobs: Workbench) -> None:
     assert shop.seen[place + 1] == "no loop"
     assert jobs.sync.run_job(shop.where, "again") == "again"
     assert jobs.sync.travel(hours=2).count("succeeded") == 2
-    assert shop.app.sync.ask(lambda admin: admin.counts())
+    assert shop.app.sync.admin.counts()
 
 
 def test_a_sync_drain_raises_and_leaves_no_thread(jobs: Workbench) -> None:

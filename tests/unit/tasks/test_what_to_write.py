@@ -113,10 +113,10 @@ async def test_an_argument_may_have_the_name_of_an_option(app: Headgate) -> None
         assert (await job.status()).is_scheduled is False
 
 
-async def test_a_synchronous_with_is_told_what_to_write(app: Headgate) -> None:
-    untyped: Any = app
-    message = re.escape("write `async with app:`, or `with app.sync:` in synchronous code")
-    with pytest.raises(TypeError, match=message), untyped:
+async def test_a_synchronous_with_beside_an_event_loop_is_told_what_to_write(app: Headgate) -> None:
+    with pytest.raises(TypeError, match=re.escape("write `async with app:`")), app:
+        raise AssertionError("it was entered")
+    with pytest.raises(TypeError, match=re.escape("write `async with app.open():`")), app.open():
         raise AssertionError("it was entered")
 
 

@@ -110,7 +110,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
     def get_result(self, result_id: str) -> Any:
         """Same as in Django. Raises TaskResultDoesNotExist, also for a pruned job, or one that is not a Django task."""
         try:
-            details = self.app.sync.ask(lambda admin: admin.job(result_id))
+            details = self.app.sync.admin.job(result_id)
             return self._declared(details.record.task).body.result_of(details)
         except (JobNotFound, _NoDjangoTask) as error:
             raise exceptions.TaskResultDoesNotExist(str(error)) from error

@@ -134,4 +134,4 @@ class DjangoTaskBody:
         self._attempts.pop(job.id, None)
 
     def _stored(self, job: JobContext) -> Any:
-        return self.result_of(self._app.sync.ask(lambda admin: admin.job(job.id)))
+        return self.result_of(self._app.sync.admin.job(job.id))

@@ -1,0 +1,196 @@
+"""The operations for operators, for code that cannot await: the verbs of `Admin` under the same names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime
+from functools import update_wrapper
+from operator import attrgetter
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from headgate.admin import Admin
+from headgate.admin.admin import DeclaredTask
+from headgate.admin.history import HistoryAdmin
+from headgate.admin.limits import DeclaredLimit, LimitsAdmin
+from headgate.admin.queues import QueuesAdmin
+from headgate.admin.schedules import SchedulesAdmin
+from headgate.limits.limit import AnyRule
+from headgate.tasks.portal import Portal
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SyncVerbs(Generic[A]):
+    """Runs verbs of an admin on the app's event loop; the first one opens the app."""
+
+    def __init__(self, admin: Callable[[], A], portal: Portal) -> None:
+        self._admin = admin
+        self._portal = portal
+
+    def _run(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async def answer() -> Any:
+            result = verb(self._admin(), *args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+
+        return self._portal.run(answer())
+
+
+class Blocking(Generic[P, R]):
+    """A coroutine method of an admin as a method that blocks until it returns."""
+
+    def __init__(self, verb: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
+        self.verb: Callable[..., Any] = verb
+
+    def __get__(self, verbs: SyncVerbs[Any], owner: type[SyncVerbs[Any]]) -> Callable[P, R]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            result: R = verbs._run(self.verb, *args, **kwargs)
+            return result
+
+        return update_wrapper(call, self.verb)
+
+
+class SyncQueuesAdmin(SyncVerbs[QueuesAdmin]):
+    """As `QueuesAdmin`, for code that cannot await."""
+
+    list = Blocking(QueuesAdmin.list)
+    paused = Blocking(QueuesAdmin.paused)
+    is_paused = Blocking(QueuesAdmin.is_paused)
+    pause = Blocking(QueuesAdmin.pause)
+    resume = Blocking(QueuesAdmin.resume)
+
+
+class SyncSchedulesAdmin(SyncVerbs[SchedulesAdmin]):
+    """As `SchedulesAdmin`, for code that cannot await."""
+
+    list = Blocking(SchedulesAdmin.list)
+    page = Blocking(SchedulesAdmin.page)
+    status = Blocking(SchedulesAdmin.status)
+    overdue = Blocking(SchedulesAdmin.overdue)
+    next_runs = Blocking(SchedulesAdmin.next_runs)
+    pause = Blocking(SchedulesAdmin.pause)
+    resume = Blocking(SchedulesAdmin.resume)
+    trigger = Blocking(SchedulesAdmin.trigger)
+    skip = Blocking(SchedulesAdmin.skip)
+    remove = Blocking(SchedulesAdmin.remove)
+
+
+class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
+    """As `LimitsAdmin`, for code that cannot await."""
+
+    list = Blocking(LimitsAdmin.list)
+    bucket = Blocking(LimitsAdmin.bucket)
+    throttled = Blocking(LimitsAdmin.throttled)
+    settings = Blocking(LimitsAdmin.settings)
+    audit = Blocking(LimitsAdmin.audit)
+    audit_newest = Blocking(LimitsAdmin.audit_newest)
+    set = Blocking(LimitsAdmin.set)
+    set_rule = Blocking(LimitsAdmin.set_rule)
+    unset = Blocking(LimitsAdmin.unset)
+    assign = Blocking(LimitsAdmin.assign)
+    pause = Blocking(LimitsAdmin.pause)
+    resume = Blocking(LimitsAdmin.resume)
+    reset = Blocking(LimitsAdmin.reset)
+    penalize = Blocking(LimitsAdmin.penalize)
+    remove = Blocking(LimitsAdmin.remove)
+    snapshot = Blocking(LimitsAdmin.snapshot)
+
+    def all_declared(self) -> Sequence[DeclaredLimit]:
+        """As `LimitsAdmin.all_declared`."""
+        declared: Sequence[DeclaredLimit] = self._run(LimitsAdmin.all_declared)
+        return declared
+
+    def declared(self, limit: str) -> AnyRule:
+        """As `LimitsAdmin.declared`."""
+        rule: AnyRule = self._run(LimitsAdmin.declared, limit)
+        return rule
+
+
+class SyncHistoryAdmin(SyncVerbs[HistoryAdmin]):
+    """As `HistoryAdmin`, for code that cannot await."""
+
+    jobs = Blocking(HistoryAdmin.jobs)
+    limit = Blocking(HistoryAdmin.limit)
+
+
+class SyncAdmin(SyncVerbs[Admin]):
+    """As `Admin`, for code that cannot await."""
+
+    counts = Blocking(Admin.counts)
+    nodes = Blocking(Admin.nodes)
+    waiting = Blocking(Admin.waiting)
+    views = Blocking(Admin.views)
+    overview = Blocking(Admin.overview)
+    obstacles = Blocking(Admin.obstacles)
+    checkup = Blocking(Admin.checkup)
+    jobs = Blocking(Admin.jobs)
+    page = Blocking(Admin.page)
+    count = Blocking(Admin.count)
+    bounded_count = Blocking(Admin.bounded_count)
+    status = Blocking(Admin.status)
+    job = Blocking(Admin.job)
+    batch = Blocking(Admin.batch)
+    batches = Blocking(Admin.batches)
+    logs = Blocking(Admin.logs)
+    audit_log = Blocking(Admin.audit_log)
+    explain = Blocking(Admin.explain)
+    retry = Blocking(Admin.retry)
+    cancel = Blocking(Admin.cancel)
+    run_now = Blocking(Admin.run_now)
+    reschedule = Blocking(Admin.reschedule)
+    cancel_many = Blocking(Admin.cancel_many)
+    retry_many = Blocking(Admin.retry_many)
+    run_many_now = Blocking(Admin.run_many_now)
+    purge = Blocking(Admin.purge)
+
+    def now(self) -> datetime:
+        """As `Admin.now`."""
+        now: datetime = self._run(Admin.now)
+        return now
+
+    @property
+    def actor(self) -> str:
+        """As `Admin.actor`."""
+        return str(self._run(attrgetter("actor")))
+
+    @property
+    def address(self) -> str:
+        """As `Admin.address`."""
+        return str(self._run(attrgetter("address")))
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """As `Admin.tasks`."""
+        return frozenset(self._run(attrgetter("tasks")))
+
+    @property
+    def declared_tasks(self) -> Sequence[DeclaredTask]:
+        """As `Admin.declared_tasks`."""
+        declared: Sequence[DeclaredTask] = self._run(attrgetter("declared_tasks"))
+        return declared
+
+    def by(self, actor: str) -> SyncAdmin:
+        """As `Admin.by`."""
+        return SyncAdmin(lambda: self._admin().by(actor), self._portal)
+
+    @property
+    def queues(self) -> SyncQueuesAdmin:
+        """As `Admin.queues`."""
+        return SyncQueuesAdmin(lambda: self._admin().queues, self._portal)
+
+    @property
+    def schedules(self) -> SyncSchedulesAdmin:
+        """As `Admin.schedules`."""
+        return SyncSchedulesAdmin(lambda: self._admin().schedules, self._portal)
+
+    @property
+    def limits(self) -> SyncLimitsAdmin:
+        """As `Admin.limits`."""
+        return SyncLimitsAdmin(lambda: self._admin().limits, self._portal)
+
+    @property
+    def history(self) -> SyncHistoryAdmin:
+        """As `Admin.history`."""
+        return SyncHistoryAdmin(lambda: self._admin().history, self._portal)
