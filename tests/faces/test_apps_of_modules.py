@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headgate import DeclarationError, Headgate
+from headgate.cli.locate import AppBroken, AppNotFound, locate
 from headgate.jobs.event import TaskUnknown
 from headgate.observe.log import log_event
 from tests.faces.one_module import answer, call, go_into
@@ -143,7 +144,7 @@ def test_a_script_that_was_imported_by_its_tasks_is_told_of_both_apps(tmp_path: 
 @pytest.mark.parametrize(
     ("task", "advice"),
     [
-        ("invoice", "import its module by Headgate(imports=['billing.tasks'])"),
+        ("invoice", "import the module that declares it by Headgate(imports=['your.module'])"),
         ("shop.mails.send", "import module 'shop.mails' by Headgate(imports=['shop.mails'])"),
     ],
 )
@@ -156,3 +157,36 @@ def test_a_worker_without_a_task_says_what_it_has_and_what_to_import(
     assert f"jobs of task {task} wait, and no such task is declared here: {advice}" in caplog.messages[0]
     assert caplog.messages[0].endswith("task_8, task_9 and 12 more")
     assert caplog.messages[1].endswith("This node declares no tasks")
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    package = tmp_path / "corner_shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "app.py").write_text('from headgate import Headgate\n\njobs = Headgate("memory://")\n')
+    (package / "factory.py").write_text(
+        "from headgate import Headgate\n\n\ndef make_app():\n    return Headgate('memory://')\n\n\n"
+        "def fail():\n    raise LookupError('no configuration')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "corner_shop"]:
+        monkeypatch.delitem(sys.modules, name)
+    return package
+
+
+def test_a_function_that_returns_the_app_names_it(shop: Path) -> None:
+    assert isinstance(locate("corner_shop.factory:make_app"), Headgate)
+    with pytest.raises(AppBroken, match="its module raised LookupError: no configuration"):
+        locate("corner_shop.factory:fail")
+
+
+def test_a_name_that_is_no_app_is_answered_with_the_apps_there_are(shop: Path) -> None:
+    with pytest.raises(AppNotFound, match=r"is a package with the modules corner_shop\.app, corner_shop\.factory"):
+        locate("corner_shop:app")
+    with pytest.raises(AppNotFound, match=r"module 'corner_shop\.app' has no 'app'; write corner_shop\.app:jobs$"):
+        locate("corner_shop.app:app")
+    # Now the attribute `app` of the package is its module.
+    with pytest.raises(AppNotFound, match=r"is 'module', not a Headgate app; write corner_shop\.app:jobs$"):
+        locate("corner_shop:app")

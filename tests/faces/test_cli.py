@@ -199,17 +199,18 @@ def test_the_help_of_the_worker_documents_its_exit_codes() -> None:
 @pytest.mark.parametrize(
     ("target", "parts"),
     [
-        ("no_such_module_here:app", ["no module 'no_such_module_here'"]),
+        ("no_such_module_here:app", ["no module 'no_such_module_here'", "write it as module:app"]),
         ("no_such_package.jobs:app", ["no module 'no_such_package'"]),
-        ("{name}:missing", ["has no 'missing'"]),
-        ("{name}:not_an_app", ["is 'int', not a Headgate app"]),
-        ("{name}", ["does not name an app"]),
+        ("{name}:missing", ["has no 'missing'", "write {name}:app"]),
+        ("{name}:not_an_app", ["is 'int', not a Headgate app", "write {name}:app"]),
+        ("{name}", ["does not name an app", "write it as module:app"]),
         (":app", ["does not name an app"]),
     ],
 )
 def test_an_app_that_cannot_be_found_is_told_in_one_line(project: Project, target: str, parts: list[str]) -> None:
     for command in (["worker"], ["status"], ["jobs", "list"], ["limits", "list"]):
-        assert_one_line(call(*command, target.format(name=project.name)), 1, *parts, "write it as module:app")
+        expected = [part.format(name=project.name) for part in parts]
+        assert_one_line(call(*command, target.format(name=project.name)), 1, *expected)
 
 
 def test_a_missing_dependency_of_the_module_is_not_taken_for_a_missing_module(tmp_path: Path, project: Project) -> None:

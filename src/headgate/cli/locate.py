@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import pkgutil
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -50,7 +51,8 @@ class AppBroken(click.ClickException):
 def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
     """Return the app that `module:app` names, with the tasks of its other modules and of `imports`.
 
-    Raises AppNotFound; AppBroken for what a module itself raises.
+    `app` may be a function without arguments that returns the app. Raises AppNotFound; AppBroken for what a module
+    itself raises.
     """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
@@ -74,9 +76,17 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise AppNotFound(f"module {module_name!r} has no {attribute!r}; {_HOW}") from None
+            raise AppNotFound(f"module {module_name!r} has no {attribute!r}; {_advice(module_name)}") from None
+    if callable(found) and not isinstance(found, (Headgate, type)):
+        # A factory, as Flask programs have one.
+        try:
+            found = found()
+        except HeadgateError:
+            raise
+        except Exception as error:
+            raise AppBroken(target, error) from error
     if not isinstance(found, Headgate):
-        raise AppNotFound(f"{target} is {type(found).__name__!r}, not a Headgate app; {_HOW}")
+        raise AppNotFound(f"{target} is {type(found).__name__!r}, not a Headgate app; {_advice(module_name)}")
     try:
         found.import_tasks(*imports)
     except HeadgateError:
@@ -84,6 +94,22 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
     except Exception as error:
         raise AppBroken(target, error) from error
     return found
+
+
+def _advice(module_name: str) -> str:
+    """Return what to write instead: the apps of a module and of its modules that are already imported."""
+    apps = [
+        f"{name}:{attribute}"
+        for name, module in sorted(sys.modules.items())
+        if name == module_name or name.startswith(f"{module_name}.")
+        for attribute, value in vars(module).items()
+        if isinstance(value, Headgate)
+    ]
+    module = sys.modules[module_name]
+    if not apps and hasattr(module, "__path__"):
+        names = ", ".join(f"{module_name}.{each.name}" for each in pkgutil.iter_modules(module.__path__))
+        return f"{_HOW}; {module_name!r} is a package" + (f" with the modules {names}" if names else "")
+    return f"write {' or '.join(apps)}" if apps else _HOW
 
 
 def _of_user(trace: TracebackType | None) -> TracebackType | None:

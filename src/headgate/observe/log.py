@@ -322,9 +322,9 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
 
 def _how_to_declare(task: str) -> str:
     module = task.rpartition(".")[0]
-    known = f"module {module!r}" if module else "its module"
-    example = module or "billing.tasks"
-    return f"import {known} by Headgate(imports=[{example!r}]) or `headgate worker --import {example}`"
+    known = f"module {module!r}" if module else "the module that declares it"
+    name = module or "your.module"
+    return f"import {known} by Headgate(imports=[{name!r}]) or `headgate worker --import {name}`"
 
 
 def unserved_text(queue: str, seconds: float | None) -> str:
