@@ -191,7 +191,7 @@ def _pooler(facts: PostgresFacts) -> Finding:
     return Finding(
         "warning",
         "pooler",
-        "transactions are pooled, so workers cannot listen: they poll, and start jobs up to a second late",
+        "transactions are pooled, so workers cannot listen: they poll each 0.1 s, and start jobs up to that much later",
         "set HEADGATE_LISTEN_URL to the URL of the database itself",
     )
 

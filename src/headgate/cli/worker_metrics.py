@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from headgate.errors import HeadgateError
 
 if TYPE_CHECKING:
     from headgate.observe.metrics import MetricsServer
+
+logger = logging.getLogger("headgate")
 
 
 def serve_metrics(app: Headgate, port: int, host: str, *, store: bool) -> MetricsServer:
@@ -27,8 +30,12 @@ def serve_metrics(app: Headgate, port: int, host: str, *, store: bool) -> Metric
     number = int(os.environ.get(NUMBER, "1"))
     for instrument in app._instruments:
         if isinstance(instrument, PrometheusMetrics):
+            if store:
+                logger.warning(
+                    "--metrics-store has no effect: the app has metrics of its own; write PrometheusMetrics(store=True)"
+                )
             return instrument.serve(port + number - 1, host)
-    # One reads the store for all: each would tell the same.
+    # One worker reads the store for all: each would report the same numbers.
     metrics = PrometheusMetrics(store=store and number == 1)
     app.instrument(metrics)
     return metrics.serve(port + number - 1, host)
