@@ -156,7 +156,7 @@ async def test_jobs_are_retried_cancelled_and_run_before_their_time(browser: Bro
         await visit.go(f"jobs/{doomed.id}")
         await visit.press("Retry")
         await visit.agree("Retry")
-        await expect(visit.page.get_by_role("status", name="Messages")).to_contain_text("The job waits again")
+        await expect(visit.page.get_by_role("status", name="Messages")).to_contain_text("The job is waiting again")
         await until(lambda: has_attempts(shop, doomed.id, 2))
 
         later = await tasks["send_mail"].using(delay=3600).enqueue("later")
@@ -181,7 +181,7 @@ async def test_many_jobs_are_changed_after_they_were_counted(browser: Browser, s
     jobs = [await task.using(delay=3600).enqueue("bulk me", {"number": number}) for number in range(5)]
     async with visiting(browser, shop) as visit:
         await visit.go("jobs?view=scheduled&text=bulk+me")
-        await visit.press("Cancel all that match the filter")
+        await visit.press("Cancel all matching the filter")
         dialog = visit.page.get_by_role("dialog")
         await expect(dialog.get_by_role("heading")).to_have_text("Cancel 5 jobs?")
         await visit.page.keyboard.press("Escape")
@@ -194,12 +194,12 @@ async def test_many_jobs_are_changed_after_they_were_counted(browser: Browser, s
                 .get_by_role("checkbox")
                 .check()
             )
-        await visit.press("Run now 2 chosen")
-        await visit.agree("Run 2 now")
+        await visit.press("Run now 2 selected")
+        await visit.agree("Run 2 jobs now")
         await until(lambda: is_in(shop, jobs[0].id, "succeeded"))
         await until(lambda: is_in(shop, jobs[1].id, "succeeded"))
 
-        await visit.press("Cancel all that match the filter")
+        await visit.press("Cancel all matching the filter")
         await visit.agree("Cancel 3 jobs")
         for job in jobs[2:]:
             await until(functools.partial(is_in, shop, job.id, "cancelled"))
@@ -213,25 +213,25 @@ async def test_jobs_are_chosen_from_a_list_that_stands_still_meanwhile(browser: 
     async with visiting(browser, shop) as visit:
         page = visit.page
         await visit.go("jobs?state=failed&text=pick+me")
-        every = page.get_by_role("checkbox", name="Choose all of this page: Jobs")
+        every = page.get_by_role("checkbox", name="Select all on this page: Jobs")
         await every.check()
-        await visit.press("Choose none")
+        await visit.press("Clear selection")
         await expect(every).not_to_be_checked()
         await every.check()
-        await expect(page.get_by_role("button", name="Cancel 2 chosen", exact=True)).to_be_visible()
+        await expect(page.get_by_role("button", name="Cancel 2 selected", exact=True)).to_be_visible()
 
         late = await task.enqueue("pick me too")
         await until(functools.partial(is_in, shop, late.id, "failed"))
-        await expect(page.get_by_text("Stands still while you choose")).to_be_visible()
+        await expect(page.get_by_text("Updates paused while the list is in use")).to_be_visible()
         await expect(page.locator(f'a[href="jobs/{late.id}"]')).to_have_count(0)
         await expect(every).to_be_checked()
-        await visit.press("Retry 2 chosen")
+        await visit.press("Retry 2 selected")
         await visit.agree("Retry 2 jobs")
         await until(functools.partial(has_attempts, shop, picked[0].id, 2))
         await page.mouse.move(0, 0)
         await expect(page.locator(f'a[href="jobs/{late.id}"]')).to_be_visible()
 
-        await visit.press("Retry all that match the filter")
+        await visit.press("Retry all matching the filter")
         await visit.agree("Retry 3 jobs")
         await until(functools.partial(has_attempts, shop, late.id, 2))
 
@@ -261,12 +261,12 @@ async def test_queues_and_schedules_are_steered(browser: Browser, shop: Shop) ->
 
         before = (await admin.schedules.next_runs(SCHEDULE))[0]
         await visit.press("Skip next")
-        await visit.agree("Skip it")
-        await expect(visit.page.get_by_role("status", name="Messages")).to_contain_text("The next run is left out")
+        await visit.agree("Skip the run")
+        await expect(visit.page.get_by_role("status", name="Messages")).to_contain_text("The next run will be skipped")
         assert (await admin.schedules.next_runs(SCHEDULE))[0] > before
 
         await visit.press(f"Run now: schedule {SCHEDULE}")
-        await visit.agree("Enqueue its job")
+        await visit.agree("Run now")
         await expect(visit.page.get_by_role("table", name="Jobs of the schedule").locator("tbody a")).to_have_count(1)
         assert await admin.count(schedule=SCHEDULE) == 1
 
@@ -289,7 +289,7 @@ async def test_limits_are_steered(browser: Browser, shop: Shop) -> None:
         await visit.go(limit_page(LIMIT, key))
         await expect(visit.page.locator("main")).to_contain_text("of 1 used")
 
-        await visit.press("Set another rule")
+        await visit.press("Set rule")
         rule = visit.page.get_by_label("Rule", exact=True)
         await rule.fill("7/moon")
         await expect(visit.page.get_by_role("button", name="Set the rule")).to_be_disabled()
@@ -299,8 +299,8 @@ async def test_limits_are_steered(browser: Browser, shop: Shop) -> None:
         assert [setting.rule is not None for setting in await limits.settings(LIMIT)] == [True]
         assert (await limits.bucket(LIMIT, key)).count == 7
         await visit.press("Unset")
-        await visit.agree("Return to the declared rule")
-        await expect(said).to_contain_text("is as declared")
+        await visit.agree("Use the declared rule")
+        await expect(said).to_contain_text("uses its declared rule")
         assert await limits.settings(LIMIT) == []
 
         await visit.press("Pause")
@@ -313,12 +313,12 @@ async def test_limits_are_steered(browser: Browser, shop: Shop) -> None:
         assert not (await limits.bucket(LIMIT, key)).is_paused
 
         await visit.press("Penalise")
-        await visit.agree("Let nothing start")
+        await visit.agree("Penalise")
         await expect(visit.page.locator("main")).to_contain_text("Penalised until")
         assert (await limits.bucket(LIMIT, key)).penalized_until is not None
         await visit.press("Reset")
-        await visit.agree("Forget what was used")
-        await expect(said).to_contain_text("is as new")
+        await visit.agree("Reset")
+        await expect(said).to_contain_text("is reset")
         assert (await limits.bucket(LIMIT, key)).penalized_until is None
 
         await visit.press("Tier")
@@ -348,7 +348,7 @@ async def test_a_limit_is_steered_for_all_its_keys_and_forgotten(browser: Browse
         await visit.press("Pause")
         await visit.agree("Pause")
         await expect(visit.page.get_by_role("button", name="Resume", exact=True)).to_be_visible()
-        await visit.press("Set another rule")
+        await visit.press("Set rule")
         await visit.page.get_by_role("textbox", name="Rule", exact=True).fill("9/m")
         await visit.page.get_by_label("For", exact=True).select_option("tier")
         await visit.page.get_by_role("textbox", name="Tier", exact=True).fill("gold")
@@ -356,15 +356,15 @@ async def test_a_limit_is_steered_for_all_its_keys_and_forgotten(browser: Browse
         await expect(visit.page.get_by_role("table", name="Set at run time").get_by_text("gold")).to_be_visible()
         assert [(each.scope, each.target) for each in await limits.settings(SPARE)] == [("all", ""), ("tier", "gold")]
         await visit.press("Remove")
-        await visit.agree("Forget the limit")
-        await expect(said).to_contain_text(f"{SPARE} is forgotten")
+        await visit.agree("Remove the limit")
+        await expect(said).to_contain_text(f"Limit {SPARE} is removed")
         await expect(visit.page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
         assert await limits.settings(SPARE) == []
 
         # Jobs wait for this one.
         await visit.go(limit_page(LIMIT))
         await visit.press("Remove")
-        await visit.agree("Forget the limit")
+        await visit.agree("Remove the limit")
         await expect(said).to_contain_text("job", ignore_case=True)
         assert [each.limit for each in await limits.list(LIMIT, count=1)] == [LIMIT]
         # A browser says itself that it was refused.
@@ -432,7 +432,7 @@ async def test_lists_are_filtered_paged_and_copied_as_a_command(browser: Browser
         page = visit.page
         await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         await visit.go("jobs?view=scheduled")
-        await page.get_by_label("Text in payload").fill('"pages"')
+        await page.get_by_label("Payload text", exact=True).fill('"pages"')
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("60 jobs").first).to_be_visible()
         await visit.press("Copy as command")
@@ -447,12 +447,12 @@ async def test_lists_are_filtered_paged_and_copied_as_a_command(browser: Browser
         await visit.press("More filters")
         await page.get_by_label("Unique key", exact=True).fill("nobody's")
         await page.keyboard.press("Enter")
-        await expect(page.get_by_text("No job matches")).to_be_visible()
+        await expect(page.get_by_text("No matching jobs")).to_be_visible()
         await page.get_by_role("link", name="Clear filters").click()
         await expect(page).to_have_url(f"{shop.base}jobs?view=scheduled")
-        await visit.press("Cancel all that match the filter")
+        await visit.press("Cancel all matching the filter")
         await expect(page.get_by_role("dialog")).to_be_visible()
-        await visit.press("Keep as it is")
+        await visit.press("Keep the jobs")
         await expect(page.get_by_role("dialog")).to_have_count(0)
 
 
@@ -474,7 +474,7 @@ async def test_a_slow_search_is_told_of_and_not_begun_anew_by_what_happens_meanw
         page = visit.page
         await visit.go("jobs")
         await page.route(re.compile(r"/api/jobs\?.*text="), slowly)
-        await page.get_by_label("Text in payload").fill("needle")
+        await page.get_by_label("Payload text", exact=True).fill("needle")
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("Searching …").first).to_be_visible()
         told = asyncio.ensure_future(page.evaluate(TOLD_THRICE))
@@ -530,7 +530,7 @@ async def test_what_the_worker_does_arrives_without_a_reload_and_takes_no_focus(
         await visit.page.evaluate("window.wasHere = true")
         await expect(visit.page.locator("main")).to_contain_text("running")
         await other.go("jobs?state=succeeded&task=until_told")
-        typed = other.page.get_by_label("Text in payload")
+        typed = other.page.get_by_label("Payload text", exact=True)
         await typed.click()
         await typed.press_sequentially("half a w")
         told.touch()
@@ -548,7 +548,7 @@ async def test_a_page_tells_that_the_server_is_lost_and_that_it_is_back(browser:
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
         assert visit.complaints == []
         await shop.server.kill()
-        await expect(visit.page.get_by_role("button", name="Live updates: Lost")).to_be_visible(timeout=20_000)
+        await expect(visit.page.get_by_role("button", name="Live updates: Offline")).to_be_visible(timeout=20_000)
         await shop.server.start()
         await shop.answers()
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=20_000)
@@ -627,7 +627,7 @@ async def test_a_viewer_is_told_why_he_can_do_nothing(browser: Browser, shop: Sh
             (f"jobs/{shop.seeds.failed.id}", ["Retry"]),
             (f"jobs/{shop.seeds.scheduled.id}", ["Run now", "Cancel"]),
             ("queues", [f"Pause queue {QUEUE}"]),
-            (limit_page("permits", "warehouse"), ["Pause", "Set another rule", "Penalise", "Reset", "Tier"]),
+            (limit_page("permits", "warehouse"), ["Pause", "Set rule", "Penalise", "Reset", "Tier"]),
             ("schedules/nightly", ["Pause schedule nightly", "Run now: schedule nightly", "Skip next", "Remove"]),
         ):
             await visit.go(where)

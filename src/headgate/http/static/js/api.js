@@ -1,14 +1,15 @@
-/** The REST API: what is asked of it, and what its errors say. */
+/** Requests to the REST API, and their errors. */
 
 const ROOT = new URL("api/", document.baseURI);
-const PATIENCE = 15_000;
+/** Milliseconds for a read; a change may take four times as long. */
+const TIMEOUT = 15_000;
 
 /**
  * @typedef {{user: string, role: string, can: string[], token: string, title: string, store: string, version: string,
  *   now: string, read_only: boolean, can_sign_out: boolean, redacted: string[]}} Session
  */
 
-/** What the server, or the way to it, had against a request. */
+/** A request that failed. Status 0: no response arrived. */
 export class ApiError extends Error {
   /** @param {number} status @param {string} code @param {string} message */
   constructor(status, code, message) {
@@ -21,21 +22,23 @@ export class ApiError extends Error {
 
 let token = "";
 
-/** Whether one may look for text in payloads: where fields are hidden, that would tell them. @param {Session | null} session */
-export function maySearchText(session) {
+/** Whether this user may search payloads by text: a search would reveal redacted fields. @param {Session | null} session */
+export function canSearchText(session) {
   return !session?.redacted?.length || session.role === "admin";
 }
 
-/** Who is asking, and what they may do. @returns {Promise<Session>} */
+/** Return the current user and their permissions. @returns {Promise<Session>} */
 export async function session() {
-  const found = await get("session");
-  token = found.token;
-  return found;
+  const current = await get("session");
+  token = current.token;
+  return current;
 }
 
 /**
+ * Read from the API.
+ *
  * @param {string} path below the root of the API, with escaped parts
- * @param {Record<string, any>} [query] what is null or empty is left out
+ * @param {Record<string, any>} [query] null and empty values are left out
  * @param {AbortSignal} [signal]
  * @returns {Promise<any>}
  */
@@ -48,7 +51,7 @@ export function get(path, query = {}, signal) {
 }
 
 /**
- * Ask for a change. A token that has expired meanwhile is fetched again, once.
+ * Send a change. An expired token is fetched again, once.
  *
  * @param {"POST" | "DELETE"} method
  * @param {string} path
@@ -72,15 +75,15 @@ export async function signOut() {
   location.assign(new URL("login", document.baseURI));
 }
 
-/** The escaped parts of a path. @param {...string} parts */
+/** Join the parts of a path and escape them. @param {...string} parts */
 export function path(...parts) {
   return parts.map(encodeURIComponent).join("/");
 }
 
-/** The answer, or null if there is no such thing (yet). @template T @param {Promise<T>} answer @returns {Promise<T | null>} */
-export async function optional(answer) {
+/** Return the response, or null if the API does not have it. @template T @param {Promise<T>} response @returns {Promise<T | null>} */
+export async function optional(response) {
   try {
-    return await answer;
+    return await response;
   } catch (error) {
     if (error instanceof ApiError && [400, 404, 405, 422, 501].includes(error.status)) return null;
     throw error;
@@ -95,33 +98,34 @@ function send(url, method, body) {
 
 /** @param {URL} url @param {RequestInit} init @param {AbortSignal} [signal] */
 async function request(url, init, signal) {
-  const signals = [AbortSignal.timeout(init.method === "GET" ? PATIENCE : 4 * PATIENCE), ...(signal ? [signal] : [])];
-  let answer;
+  const signals = [AbortSignal.timeout(init.method === "GET" ? TIMEOUT : 4 * TIMEOUT), ...(signal ? [signal] : [])];
+  let response;
   try {
-    answer = await fetch(url, { ...init, signal: AbortSignal.any(signals), credentials: "same-origin" });
+    response = await fetch(url, { ...init, signal: AbortSignal.any(signals), credentials: "same-origin" });
   } catch (error) {
     if (signal?.aborted) throw error;
-    const isSlow = error instanceof DOMException && error.name === "TimeoutError";
-    const what = isSlow ? "The server did not answer in time." : "The server cannot be reached.";
-    throw new ApiError(0, isSlow ? "timeout" : "unreachable", what);
+    const isTimeout = error instanceof DOMException && error.name === "TimeoutError";
+    const message = isTimeout ? "The server did not respond in time." : "The server cannot be reached.";
+    throw new ApiError(0, isTimeout ? "timeout" : "unreachable", message);
   }
-  const isJson = (answer.headers.get("Content-Type") ?? "").includes("json");
-  const data = isJson ? JSON.parse(await answer.text(), exact) : null;
-  if (answer.ok) return data;
-  // The session has ended, here or in another tab: the server shows the sign-in page at this address.
-  if (answer.status === 401) location.reload();
-  const told = data?.error;
-  throw new ApiError(answer.status, told?.code ?? "error", told?.message ?? `The server answered ${answer.status}.`);
+  const isJson = (response.headers.get("Content-Type") ?? "").includes("json");
+  const data = isJson ? JSON.parse(await response.text(), keepLargeIntegers) : null;
+  if (response.ok) return data;
+  // The session has ended, here or in another tab: at this address the server now shows the sign-in page.
+  if (response.status === 401) location.reload();
+  const error = data?.error;
+  const message = error?.message ?? `The server responded with status ${response.status}.`;
+  throw new ApiError(response.status, error?.code ?? "error", message);
 }
 
 /**
- * An integer that JavaScript would round, as an id of 64 bits, stays as it was written.
+ * Keep the digits of an integer that JavaScript would round, such as a 64-bit id.
  *
  * @param {string} _name
  * @param {any} value
- * @param {{source?: string}} [context] what was written, in browsers that tell it
+ * @param {{source?: string}} [context] the JSON text of the value, in browsers that pass it
  */
-function exact(_name, value, context) {
+function keepLargeIntegers(_name, value, context) {
   const isRounded = typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value);
   const { rawJSON } = /** @type {any} */ (JSON);
   return isRounded && rawJSON && context?.source ? rawJSON(context.source) : value;

@@ -1,79 +1,76 @@
-/** Changing many jobs at once: counted first, then asked, then done in parts that can be watched. */
+/** Change many jobs: count them, ask for confirmation, then change them in chunks and show the progress. */
 
 import { ApiError, change, path } from "./api.js";
 import { command, filterOptions } from "./commands.js";
 import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
-import { lastingToast, toast } from "./toasts.js";
+import { progressToast, toast } from "./toasts.js";
 
 /** @typedef {"retry" | "cancel" | "run_now"} Action */
 /** @typedef {{matched: number, changed: number, refused: Record<string, number>, is_cut: boolean}} BulkResult */
 
-const MOST = 10_000;
-/** Changed by one request. */
-const PART = 1_000;
-const AT_ONCE = 4;
+const MAX_JOBS = 10_000;
+/** Jobs changed by one request. */
+const CHUNK = 1_000;
+const CONCURRENT_REQUESTS = 4;
 
-/** What is said of each. @type {Record<Action, {verb: string, done: string, way: string, command: string, what: string}>} */
+/** The texts, endpoint and command of each action. @type {Record<Action, {verb: string, done: string, endpoint: string, command: string, effect: string}>} */
 export const ACTIONS = {
   retry: {
     verb: "Retry",
     done: "retried",
-    way: "retry",
+    endpoint: "retry",
     command: "retry",
-    what: "They wait again, with all their tries. Jobs that neither failed nor were cancelled are left as they are.",
+    effect: "The jobs wait again, with all their attempts. Only failed and cancelled jobs are retried.",
   },
   cancel: {
     verb: "Cancel",
     done: "cancelled",
-    way: "cancel",
+    endpoint: "cancel",
     command: "cancel",
-    what: "Those that wait never run; those that run are asked to end. Jobs that are final are left as they are.",
+    effect: "Waiting jobs never run. Running jobs are asked to stop. Finished jobs do not change.",
   },
   run_now: {
     verb: "Run now",
     done: "made ready",
-    way: "run-now",
+    endpoint: "run-now",
     command: "run",
-    what: "They are ready at once instead of at their time. No limit is passed by it.",
+    effect: "The jobs become ready now instead of at their scheduled time. Their limits still apply.",
   },
 };
 
-/** The question about one verb and a number of jobs. @param {Action} action @param {string} count */
-function question(action, count) {
-  const { verb } = ACTIONS[action];
-  return action === "run_now" ? `Run ${count} now?` : `${verb} ${count}?`;
+/** The action with its object: "Cancel 5 jobs", "Run 5 jobs now". @param {Action} action @param {string} jobs */
+function phrase(action, jobs) {
+  return action === "run_now" ? `Run ${jobs} now` : `${ACTIONS[action].verb} ${jobs}`;
 }
 
 /**
- * All that a filter matches: counts them, asks, changes them.
+ * Count the jobs that match a filter, ask for confirmation, then change them.
  *
  * @param {Action} action @param {Record<string, string>} filter as the API takes it @param {() => void} after
  */
-export async function changeAll(action, filter, after) {
-  const { done, what } = ACTIONS[action];
+export async function changeMatching(action, filter, after) {
+  const { done, effect } = ACTIONS[action];
   try {
-    // What is enqueued while somebody reads the question was not meant.
+    // Leave out jobs that are enqueued while the dialog is open.
     const enqueued_before = new Date(format.now()).toISOString();
-    const counted = await bulk(action, { enqueued_before, ...filter }, MOST, true);
+    const counted = await bulk(action, { enqueued_before, ...filter }, MAX_JOBS, true);
     if (!counted.changed) {
-      toast(`No job that the filter shows can be ${done}${refusals(counted)}`, "plain");
+      toast(`No matching job can be ${done}${refusals(counted)}`, "plain");
       return;
     }
-    const many = `${counted.is_cut ? "the first " : ""}${format.plural(counted.changed, "job")}`;
+    const jobs = format.plural(counted.changed, "job");
     const isAll = !Object.keys(filter).length;
-    const agreed = await ask({
-      title: question(action, many),
-      action:
-        action === "run_now"
-          ? `Run ${format.count(counted.changed)} now`
-          : `${ACTIONS[action].verb} ${format.plural(counted.changed, "job")}`,
+    const isConfirmed = await ask({
+      title: `${phrase(action, `${counted.is_cut ? "the first " : ""}${jobs}`)}?`,
+      action: phrase(action, jobs),
+      dismiss: action === "cancel" ? "Keep the jobs" : undefined,
       danger: action === "cancel",
       body: [
-        h("p", null, isAll ? h("b", null, "No filter is set: this is about all jobs of the store. ") : null, what),
+        h("p", null, isAll ? h("b", null, "No filter is set: this applies to all jobs in the store. ") : null, effect),
         counted.is_cut &&
-          h("p", null, `There are more; ${format.count(MOST)} are changed at a time. Do it again for those.`),
+          h("p", null, `More jobs match. One action changes up to ${format.count(MAX_JOBS)} jobs; repeat it for the rest.`),
         refusedList(counted),
         h(
           "p",
@@ -82,8 +79,8 @@ export async function changeAll(action, filter, after) {
         ),
       ],
     });
-    if (!agreed) return;
-    const result = await inParts(action, { enqueued_before, ...filter }, counted.changed);
+    if (!isConfirmed) return;
+    const result = await inChunks(action, { enqueued_before, ...filter }, counted.changed);
     toast(`${format.plural(result.changed, "job")} ${done}${refusals(result)}`);
   } catch (error) {
     toast(error instanceof Error ? error.message : String(error), "bad");
@@ -92,89 +89,90 @@ export async function changeAll(action, filter, after) {
 }
 
 /**
- * The jobs that were chosen, one by one: what changes meanwhile is left, and counted.
+ * Change the selected jobs one by one; jobs whose state no longer allows it are skipped and counted.
  *
  * @param {Action} action @param {string[]} ids @param {() => void} after
  */
-export async function changeChosen(action, ids, after) {
-  const { verb, done, what, way } = ACTIONS[action];
-  const count = format.plural(ids.length, "chosen job");
-  const agreed = await ask({
-    title: question(action, count),
-    action: action === "run_now" ? `Run ${ids.length} now` : `${verb} ${format.plural(ids.length, "job")}`,
+export async function changeSelected(action, ids, after) {
+  const { done, effect, endpoint } = ACTIONS[action];
+  const isConfirmed = await ask({
+    title: `${phrase(action, format.plural(ids.length, "selected job"))}?`,
+    action: phrase(action, format.plural(ids.length, "job")),
+    dismiss: action === "cancel" ? `Keep the ${ids.length === 1 ? "job" : "jobs"}` : undefined,
     danger: action === "cancel",
     body: [
-      h("p", null, what),
+      h("p", null, effect),
       ids.length <= 5 &&
         h("p", { class: "command-line" }, h("code", null, command("jobs", ACTIONS[action].command, ...ids))),
     ],
   });
-  if (!agreed) return;
+  if (!isConfirmed) return;
   let changed = 0;
-  let left = 0;
+  let skipped = 0;
   const rest = [...ids];
-  const work = async () => {
+  const changeRest = async () => {
     for (let id = rest.shift(); id !== undefined; id = rest.shift()) {
       try {
-        const answer = await change("POST", path("jobs", id, way));
-        if (answer?.changed === false) left += 1;
+        const answer = await change("POST", path("jobs", id, endpoint));
+        if (answer?.changed === false) skipped += 1;
         else changed += 1;
       } catch (error) {
         if (!(error instanceof ApiError) || ![404, 409].includes(error.status)) throw error;
-        left += 1;
+        skipped += 1;
       }
     }
   };
   try {
-    await Promise.all(Array.from({ length: AT_ONCE }, work));
+    await Promise.all(Array.from({ length: CONCURRENT_REQUESTS }, changeRest));
     toast(
-      `${format.plural(changed, "job")} ${done}${left ? `; ${format.count(left)} left as they are, as their state does not allow it` : ""}`,
+      `${format.plural(changed, "job")} ${done}${skipped ? `; ${format.plural(skipped, "job")} skipped because of ${skipped === 1 ? "its" : "their"} state` : ""}`,
       changed ? "good" : "plain",
     );
   } catch (error) {
-    toast(`${format.count(changed)} ${done}, then: ${error instanceof Error ? error.message : error}`, "bad");
+    const message = error instanceof Error ? error.message : error;
+    toast(`${format.plural(changed, "job")} ${done}, then an error: ${message}`, "bad");
   }
   after();
 }
 
 /**
- * Change what was counted, so many at a time that each answer comes soon, and tell how far it is.
+ * Change the counted jobs in chunks, and show the progress in a message.
  *
  * @param {Action} action @param {Record<string, string>} query @param {number} total
  * @returns {Promise<BulkResult>}
  */
-async function inParts(action, query, total) {
+async function inChunks(action, query, total) {
   const { done } = ACTIONS[action];
-  const told = lastingToast(`0 of ${format.plural(total, "job")} ${done} …`);
+  const progress = progressToast(`0 of ${format.plural(total, "job")} ${done} …`);
   let changed = 0;
   try {
     for (;;) {
-      const part = await bulk(action, query, Math.min(PART, total - changed), false);
-      changed += part.changed;
-      if (!part.is_cut || !part.changed || changed >= total) return { ...part, changed };
-      told.tell(`${format.count(changed)} of ${format.plural(total, "job")} ${done} …`);
+      const chunk = await bulk(action, query, Math.min(CHUNK, total - changed), false);
+      changed += chunk.changed;
+      if (!chunk.is_cut || !chunk.changed || changed >= total) return { ...chunk, changed };
+      progress.update(`${format.count(changed)} of ${format.plural(total, "job")} ${done} …`);
     }
   } catch (error) {
-    const why = error instanceof Error ? error.message : String(error);
-    throw new Error(`${format.plural(changed, "job")} ${done}, then: ${why}`);
+    const message = error instanceof Error ? error.message : String(error);
+    throw new Error(`${format.plural(changed, "job")} ${done}, then an error: ${message}`);
   } finally {
-    told.end();
+    progress.end();
   }
 }
 
 /**
- * @param {Action} action @param {Record<string, string>} query @param {number} most @param {boolean} isDryRun
+ * @param {Action} action @param {Record<string, string>} query @param {number} maxJobs @param {boolean} isDryRun
  * @returns {Promise<BulkResult>}
  */
-function bulk(action, query, most, isDryRun) {
-  return change("POST", "jobs/bulk", { action, query, most, dry_run: isDryRun });
+function bulk(action, query, maxJobs, isDryRun) {
+  return change("POST", "jobs/bulk", { action, query, most: maxJobs, dry_run: isDryRun });
 }
 
 /** @param {BulkResult} result */
 function refusals(result) {
   const refused = Object.entries(result.refused);
   return refused.length
-    ? `; left as they are: ${refused.map(([why, many]) => `${format.count(many)} (${why})`).join(", ")}`
+    ? `; skipped: ${refused.map(([why, count]) => `${format.count(count)} (${why})`).join(", ")}`
     : "";
 }
 
@@ -186,7 +184,7 @@ function refusedList(result) {
     h(
       "ul",
       null,
-      refused.map(([why, many]) => h("li", { key: why }, `${format.plural(many, "job")} left as they are: ${why}`)),
+      refused.map(([why, count]) => h("li", { key: why }, `${format.plural(count, "job")} skipped: ${why}`)),
     )
   );
 }

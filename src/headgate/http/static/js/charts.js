@@ -1,8 +1,8 @@
-/** `<hg-chart>`: lines and areas over time, with the values under the pointer, and a table for who cannot see it. */
+/** `<hg-chart>`: lines and areas over time, with the values at the pointer, and the same values as a table. */
 
 import { classes, h, render } from "./dom.js";
 import * as format from "./format.js";
-import { onChoice } from "./prefs.js";
+import { onPreferenceChange } from "./prefs.js";
 
 /**
  * @typedef {{name: string, tone: string, kind: "line" | "area" | "step", values: [number, number | null][]}} Series
@@ -14,22 +14,22 @@ import { onChoice } from "./prefs.js";
  */
 
 const HEIGHT = 190;
-/** Pixels of a value that stands alone. */
-const THINNEST = 5;
-const EDGE = { left: 64, right: 12, top: 14, bottom: 24 };
-/** Durations, in seconds, whose halves are round as well. */
-const ROUND_TIMES = [120, 240, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 604_800];
-/** Distances between two marks of the axis of time, in minutes. */
-const MARKS = [1, 2, 5, 10, 15, 30, 60, 120, 180, 240, 360, 720, 1440];
+/** Least width in pixels of a value between two gaps. */
+const MIN_WIDTH = 5;
+const MARGIN = { left: 64, right: 12, top: 14, bottom: 24 };
+/** Durations in seconds whose halves are round, too. */
+const ROUND_DURATIONS = [120, 240, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 604_800];
+/** Minutes between two labels of the time axis. */
+const LABEL_INTERVALS = [1, 2, 5, 10, 15, 30, 60, 120, 180, 240, 360, 720, 1440];
 
 class ChartElement extends HTMLElement {
   /** @type {Chart | null} */
   #chart = null;
   #width = 0;
   /** @type {number | null} */
-  #looksAt = null;
+  #pointedAt = null;
   #isTable = false;
-  #watch = new ResizeObserver(([entry]) => {
+  #resizes = new ResizeObserver(([entry]) => {
     const width = Math.round(entry.contentRect.width);
     if (width === this.#width) return;
     this.#width = width;
@@ -38,14 +38,14 @@ class ChartElement extends HTMLElement {
 
   connectedCallback() {
     charts.add(this);
-    this.#watch.observe(this);
+    this.#resizes.observe(this);
     this.#width = Math.round(this.clientWidth);
     this.#draw();
   }
 
   disconnectedCallback() {
     charts.delete(this);
-    this.#watch.disconnect();
+    this.#resizes.disconnect();
   }
 
   get chart() {
@@ -65,19 +65,19 @@ class ChartElement extends HTMLElement {
     const chart = this.#chart;
     if (chart === null || this.#width === 0) return;
     const times = [...new Set(chart.series.flatMap((each) => each.values.map(([at]) => at)))].sort((a, b) => a - b);
-    const looks = this.#looksAt === null || !times.length ? null : nearest(times, this.#looksAt);
-    render(this, this.#legend(chart, looks), this.#isTable ? table(chart, times) : this.#plot(chart, times, looks));
+    const selected = this.#pointedAt === null || !times.length ? null : nearest(times, this.#pointedAt);
+    render(this, this.#legend(chart, selected), this.#isTable ? table(chart, times) : this.#plot(chart, times, selected));
   }
 
-  /** @param {Chart} chart @param {number | null} looks */
-  #legend(chart, looks) {
-    // What is told is as of then: the history ends some seconds ago.
-    const at = looks ?? Math.max(...chart.series.map((each) => each.values.at(-1)?.[0] ?? 0));
+  /** @param {Chart} chart @param {number | null} selected */
+  #legend(chart, selected) {
+    // The history ends some seconds ago, so the legend shows the time of its last value.
+    const at = selected ?? Math.max(...chart.series.map((each) => each.values.at(-1)?.[0] ?? 0));
     return h(
       "div",
       { class: "chart-legend" },
       chart.series.map((each) => {
-        const value = looks === null ? last(each) : valueAt(each, looks);
+        const value = selected === null ? last(each) : valueAt(each, selected);
         return h(
           "span",
           { key: each.name, class: "legend-item" },
@@ -88,7 +88,7 @@ class ChartElement extends HTMLElement {
       }),
       h(
         "span",
-        { class: classes("legend-at num faint", looks === null && "legend-last") },
+        { class: classes("legend-at num faint", selected === null && "legend-last") },
         at > 0 ? format.clock(at) : "",
       ),
       h(
@@ -96,7 +96,7 @@ class ChartElement extends HTMLElement {
         {
           type: "button",
           class: "quiet small",
-          title: this.#isTable ? "Show it as a chart" : "Show the values as a table",
+          title: this.#isTable ? "Show as a chart" : "Show as a table",
           onclick: () => this.#toggleTable(),
         },
         this.#isTable ? "Chart" : "Table",
@@ -109,14 +109,14 @@ class ChartElement extends HTMLElement {
     this.#draw();
   }
 
-  /** @param {Chart} chart @param {number[]} times @param {number | null} looks */
-  #plot(chart, times, looks) {
+  /** @param {Chart} chart @param {number[]} times @param {number | null} selected */
+  #plot(chart, times, selected) {
     const width = this.#width;
     const top = highest(chart);
     const x = (/** @type {number} */ at) =>
-      EDGE.left + ((at - chart.from) / (chart.to - chart.from)) * (width - EDGE.left - EDGE.right);
-    const y = (/** @type {number} */ value) => HEIGHT - EDGE.bottom - (value / top) * (HEIGHT - EDGE.top - EDGE.bottom);
-    const marks = [0, 0.5, 1].map((part) => part * top);
+      MARGIN.left + ((at - chart.from) / (chart.to - chart.from)) * (width - MARGIN.left - MARGIN.right);
+    const y = (/** @type {number} */ value) => HEIGHT - MARGIN.bottom - (value / top) * (HEIGHT - MARGIN.top - MARGIN.bottom);
+    const ticks = [0, 0.5, 1].map((part) => part * top);
     return h(
       "div",
       { class: "chart-plot" },
@@ -127,46 +127,46 @@ class ChartElement extends HTMLElement {
           width,
           height: HEIGHT,
           role: "img",
-          "aria-label": described(chart),
+          "aria-label": summary(chart),
           onpointermove: (/** @type {PointerEvent} */ event) => {
             const box = this.getBoundingClientRect();
-            const share = (event.clientX - box.left - EDGE.left) / (width - EDGE.left - EDGE.right);
-            this.#look(chart.from + share * (chart.to - chart.from));
+            const share = (event.clientX - box.left - MARGIN.left) / (width - MARGIN.left - MARGIN.right);
+            this.#select(chart.from + share * (chart.to - chart.from));
           },
-          onpointerleave: () => this.#look(null),
+          onpointerleave: () => this.#select(null),
         },
-        marks.map((value) =>
+        ticks.map((value) =>
           h("line", {
             key: `l${value}`,
             class: "grid-line",
-            x1: EDGE.left,
-            x2: width - EDGE.right,
+            x1: MARGIN.left,
+            x2: width - MARGIN.right,
             y1: y(value),
             y2: y(value),
           }),
         ),
-        marks.map((value) =>
-          h("g", { key: `m${value}` }, svgText(EDGE.left - 8, y(value) + 4, chart.unit(value), "end")),
+        ticks.map((value) =>
+          h("g", { key: `m${value}` }, svgText(MARGIN.left - 8, y(value) + 4, chart.unit(value), "end")),
         ),
-        timeMarks(chart, width).map((at) =>
+        timeLabels(chart, width).map((at) =>
           h("g", { key: `t${at}` }, svgText(x(at), HEIGHT - 6, format.hour(at), "middle")),
         ),
-        chart.series.map((each) => drawn(each, chart, x, y)),
+        chart.series.map((each) => seriesPaths(each, chart, x, y)),
         chart.bound &&
           h(
             "g",
             { class: "bound" },
-            h("line", { x1: EDGE.left, x2: width - EDGE.right, y1: y(chart.bound.value), y2: y(chart.bound.value) }),
-            svgText(width - EDGE.right, y(chart.bound.value) - 5, chart.bound.name, "end"),
+            h("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(chart.bound.value), y2: y(chart.bound.value) }),
+            svgText(width - MARGIN.right, y(chart.bound.value) - 5, chart.bound.name, "end"),
           ),
-        looks !== null &&
-          h("line", { class: "cross", x1: x(looks), x2: x(looks), y1: EDGE.top, y2: HEIGHT - EDGE.bottom }),
-        looks !== null &&
+        selected !== null &&
+          h("line", { class: "cross", x1: x(selected), x2: x(selected), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }),
+        selected !== null &&
           chart.series.map((each) => {
-            const value = valueAt(each, looks);
+            const value = valueAt(each, selected);
             return value === null
               ? null
-              : h("circle", { key: each.name, class: `dot tone-${each.tone}`, cx: x(looks), cy: y(value), r: 3.5 });
+              : h("circle", { key: each.name, class: `dot tone-${each.tone}`, cx: x(selected), cy: y(value), r: 3.5 });
           }),
       ),
       times.length > 0 &&
@@ -176,17 +176,17 @@ class ChartElement extends HTMLElement {
           min: "0",
           max: times.length - 1,
           value: times.length - 1,
-          "aria-label": `${chart.label}: look at a time`,
-          "aria-valuetext": told(chart, looks ?? times[times.length - 1]),
-          oninput: (/** @type {any} */ event) => this.#look(times[Number(event.target.value)]),
-          onblur: () => this.#look(null),
+          "aria-label": `${chart.label}: select a time`,
+          "aria-valuetext": valuesAt(chart, selected ?? times[times.length - 1]),
+          oninput: (/** @type {any} */ event) => this.#select(times[Number(event.target.value)]),
+          onblur: () => this.#select(null),
         }),
     );
   }
 
   /** @param {number | null} at */
-  #look(at) {
-    this.#looksAt = at;
+  #select(at) {
+    this.#pointedAt = at;
     this.#draw();
   }
 }
@@ -194,14 +194,14 @@ class ChartElement extends HTMLElement {
 /** @type {Set<ChartElement>} */
 const charts = new Set();
 customElements.define("hg-chart", ChartElement);
-onChoice(() => charts.forEach((each) => each.redraw()));
+onPreferenceChange(() => charts.forEach((each) => each.redraw()));
 
 /** A chart over time. @param {Chart} chart */
 export function timeChart(chart) {
   return h("hg-chart", { chart, class: "chart" });
 }
 
-/** A line without axes, beside a number. @param {number[]} values @param {string} tone @param {string} label */
+/** A line without axes, next to a number. @param {number[]} values @param {string} tone @param {string} label */
 export function sparkline(values, tone, label) {
   const top = Math.max(...values, 0);
   if (top === 0) return null;
@@ -220,8 +220,8 @@ export function sparkline(values, tone, label) {
 }
 
 /** @param {Series} series @param {Chart} chart @param {(at: number) => number} x @param {(value: number) => number} y */
-function drawn(series, chart, x, y) {
-  const runs = unbroken(series, chart).map((run) => (run.length > 1 ? run : alone(run[0], chart, x)));
+function seriesPaths(series, chart, x, y) {
+  const runs = continuousRuns(series, chart).map((run) => (run.length > 1 ? run : widened(run[0], chart, x)));
   const path = runs
     .map((run) => "M" + run.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join("L"))
     .join("");
@@ -241,20 +241,20 @@ function drawn(series, chart, x, y) {
 }
 
 /**
- * A value between two gaps is as wide as its step, or one could not see it.
+ * Draw a value between two gaps as wide as its step, so that it is visible.
  *
  * @param {[number, number]} point @param {Chart} chart @param {(at: number) => number} x @returns {[number, number][]}
  */
-function alone([at, value], chart, x) {
-  const half = Math.max(chart.step, (THINNEST * chart.step) / Math.max(1e-6, x(at + chart.step) - x(at))) / 2;
+function widened([at, value], chart, x) {
+  const half = Math.max(chart.step, (MIN_WIDTH * chart.step) / Math.max(1e-6, x(at + chart.step) - x(at))) / 2;
   return [
     [Math.max(chart.from, at - half), value],
     [Math.min(chart.to, at + half), value],
   ];
 }
 
-/** What can be drawn as one line; where nothing is known there is a gap. @param {Series} series @param {Chart} chart @returns {[number, number][][]} */
-function unbroken(series, chart) {
+/** Split a series at its gaps. @param {Series} series @param {Chart} chart @returns {[number, number][][]} */
+function continuousRuns(series, chart) {
   /** @type {[number, number][][]} */
   const runs = [];
   let before = -Infinity;
@@ -269,25 +269,25 @@ function unbroken(series, chart) {
 }
 
 /** @param {Chart} chart @param {number} width */
-function timeMarks(chart, width) {
+function timeLabels(chart, width) {
   const minutes = (chart.to - chart.from) / 60_000;
-  const most = Math.max(2, Math.floor(width / 90));
-  const every = (MARKS.find((each) => minutes / each <= most) ?? 1440) * 60_000;
+  const maxLabels = Math.max(2, Math.floor(width / 90));
+  const every = (LABEL_INTERVALS.find((each) => minutes / each <= maxLabels) ?? 1440) * 60_000;
   const shift = new Date(chart.to).getTimezoneOffset() * 60_000;
-  const marks = [];
-  for (let at = Math.ceil((chart.from - shift) / every) * every + shift; at <= chart.to; at += every) marks.push(at);
-  return marks;
+  const labels = [];
+  for (let at = Math.ceil((chart.from - shift) / every) * every + shift; at <= chart.to; at += every) labels.push(at);
+  return labels;
 }
 
-/** A round number above all values, and one whose half its unit can tell. @param {Chart} chart */
+/** The top of the value axis: a round number above all values, whose half is round, too. @param {Chart} chart */
 function highest(chart) {
   const values = chart.series.flatMap((each) => each.values.map(([, value]) => value ?? 0));
-  const least = chart.unit === format.duration ? 0.002 : 0.02;
-  const most = Math.max(least, Math.max(...values, (chart.bound?.value ?? 0) * 1.15) || 1);
-  if (chart.unit === format.duration && most > 60) return ROUND_TIMES.find((each) => each >= most) ?? most;
-  if (chart.isWhole && most <= 10) return 2 * Math.ceil(most / 2);
-  const size = 10 ** Math.floor(Math.log10(most));
-  return ([1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10].find((each) => each * size >= most) ?? 10) * size || 1;
+  const min = chart.unit === format.duration ? 0.002 : 0.02;
+  const max = Math.max(min, Math.max(...values, (chart.bound?.value ?? 0) * 1.15) || 1);
+  if (chart.unit === format.duration && max > 60) return ROUND_DURATIONS.find((each) => each >= max) ?? max;
+  if (chart.isWhole && max <= 10) return 2 * Math.ceil(max / 2);
+  const size = 10 ** Math.floor(Math.log10(max));
+  return ([1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10].find((each) => each * size >= max) ?? 10) * size || 1;
 }
 
 /** @param {Chart} chart @param {number[]} times */
@@ -331,20 +331,20 @@ function table(chart, times) {
 }
 
 /** @param {Chart} chart */
-function described(chart) {
+function summary(chart) {
   const parts = chart.series.map((each) => {
     const values = each.values.map(([, value]) => value).filter((value) => value !== null);
-    if (!values.length) return `${each.name}: nothing`;
+    if (!values.length) return `${each.name}: no values`;
     return `${each.name}: last ${chart.unit(values[values.length - 1])}, highest ${chart.unit(Math.max(...values))}`;
   });
   return `${chart.label}. ${parts.join("; ")}`;
 }
 
 /** @param {Chart} chart @param {number} at */
-function told(chart, at) {
+function valuesAt(chart, at) {
   const values = chart.series.map((each) => {
     const value = valueAt(each, at);
-    return `${each.name} ${value === null ? "unknown" : chart.unit(value)}`;
+    return `${each.name} ${value === null ? "no value" : chart.unit(value)}`;
   });
   return `${format.clock(at)}: ${values.join(", ")}`;
 }

@@ -1,4 +1,4 @@
-/** The same as a command: what a page does, for a terminal. The app is named by HEADGATE_APP. */
+/** The `headgate` command that does what a page does. HEADGATE_APP names the app. */
 
 import { quoted } from "./text.js";
 
@@ -7,12 +7,12 @@ export function command(...words) {
   return ["headgate", ...words.filter((word) => typeof word === "string")].map(quoted).join(" ");
 }
 
-/** The options of a filter of jobs. @param {Record<string, string>} filter */
+/** The command options for a job filter. @param {Record<string, string>} filter */
 export function filterOptions(filter) {
   return Object.entries(filter).flatMap(([name, value]) => (OPTIONS[name] ? [OPTIONS[name], value] : []));
 }
 
-/** An option with its value, or nothing. @param {string} option @param {string | null | undefined} value */
+/** An option with its value; none for an empty value. @param {string} option @param {string | null | undefined} value */
 export function option(option, value) {
   return value === null || value === undefined || value === "" ? [] : [option, value];
 }

@@ -1,24 +1,24 @@
-/** Questions before something is done: a native dialog that says what will happen. */
+/** Confirmation dialogs that describe the effect of an action. */
 
 import { h, render } from "./dom.js";
 import { icon } from "./icons.js";
 
 /**
  * @typedef {{
- *   title: string, body?: import("./dom.js").Children, action?: string, danger?: boolean, wide?: boolean,
+ *   title: string, body?: import("./dom.js").Children, action?: string, dismiss?: string, danger?: boolean, wide?: boolean,
  *   fields?: (update: () => void) => import("./dom.js").Children,
  *   isReady?: () => boolean,
  * }} Question
  */
 
-/** Ask, and wait for the answer; Escape and a click beside it are a no. @param {Question} question @returns {Promise<boolean>} */
+/** Show a dialog and return whether it was confirmed. Escape and a click outside dismiss it. @param {Question} question @returns {Promise<boolean>} */
 export function ask(question) {
   return new Promise((resolve) => {
     const dialog = document.createElement("dialog");
     dialog.className = question.wide ? "dialog wide" : "dialog";
     dialog.setAttribute("aria-labelledby", "dialog-title");
-    const close = (/** @type {boolean} */ answer) => {
-      dialog.close(answer ? "yes" : "");
+    const close = (/** @type {boolean} */ isConfirmed) => {
+      dialog.close(isConfirmed ? "yes" : "");
     };
     const show = () => render(dialog, content(question, close, show));
     dialog.addEventListener("close", () => {
@@ -34,7 +34,7 @@ export function ask(question) {
   });
 }
 
-/** @param {Question} question @param {(answer: boolean) => void} close @param {() => void} show */
+/** @param {Question} question @param {(isConfirmed: boolean) => void} close @param {() => void} show */
 function content(question, close, show) {
   const isReady = question.isReady?.() ?? true;
   return h(
@@ -61,7 +61,7 @@ function content(question, close, show) {
       h(
         "footer",
         null,
-        h("button", { type: "button", onclick: () => close(false) }, "Keep as it is"),
+        h("button", { type: "button", onclick: () => close(false) }, question.dismiss ?? "Cancel"),
         h(
           "button",
           {

@@ -1,8 +1,8 @@
 /**
- * Elements as values, and the smallest change that makes a place on the page look like them.
+ * A small virtual DOM: elements as values, and the smallest update that makes the document match them.
  *
- * Text is only ever set as text: nothing that comes from a job, a limit or a name is read as markup. Characters that
- * would hide or turn what others wrote are shown escaped.
+ * Text is always set as text: names, keys and payloads are never parsed as markup. Characters that hide or reverse text
+ * are shown escaped.
  */
 
 import { visible } from "./text.js";
@@ -15,15 +15,16 @@ import { visible } from "./text.js";
  * @typedef {Child | readonly any[]} Children
  */
 
-/** Attributes that people read. */
-const READ = new Set(["title", "aria-label", "placeholder", "alt"]);
+/** Attributes that show text. */
+const TEXT_ATTRIBUTES = new Set(["title", "aria-label", "placeholder", "alt"]);
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "g", "path", "line", "rect", "circle", "polyline", "text"]);
-const AS_PROPERTY = new Set(["value", "checked", "selected", "indeterminate", "disabled", "hidden", "open"]);
+/** Set as properties of the element, not as attributes. */
+const PROPERTIES = new Set(["value", "checked", "selected", "indeterminate", "disabled", "hidden", "open"]);
 
 /**
- * An element. `key` tells it from its siblings, so that it stays the same element when they change.
+ * An element. `key` identifies it among its siblings, so that it is reused when they change.
  *
  * @param {string} tag
  * @param {Record<string, any> | null} [props]
@@ -36,19 +37,19 @@ export function h(tag, props, ...children) {
 }
 
 /**
- * Make the children of `place` look like these, keeping the elements, the focus and what was typed.
+ * Update the children of `container` to these. Elements, focus and typed text are kept.
  *
- * @param {Element} place
+ * @param {Element} container
  * @param {...Children} children
  */
-export function render(place, ...children) {
-  const kept = /** @type {{shown?: VNode[]}} */ (/** @type {unknown} */ (place));
-  const wanted = nodes(children);
-  patchChildren(place, kept.shown ?? [], wanted);
-  kept.shown = wanted;
+export function render(container, ...children) {
+  const holder = /** @type {{rendered?: VNode[]}} */ (/** @type {unknown} */ (container));
+  const next = nodes(children);
+  patchChildren(container, holder.rendered ?? [], next);
+  holder.rendered = next;
 }
 
-/** Class names, of which some may be false. @param {...(string | false | null | undefined)} names */
+/** Join class names; false ones are left out. @param {...(string | false | null | undefined)} names */
 export function classes(...names) {
   return names.filter(Boolean).join(" ");
 }
@@ -85,7 +86,7 @@ function patchChildren(parent, before, after) {
   }
 }
 
-/** Nodes of one kind can become each other. @param {VNode} node */
+/** A node can be patched into another one of the same kind. @param {VNode} node */
 function kindOf(node) {
   return "text" in node ? "#" : node.key === null ? node.tag : `${node.tag} ${node.key}`;
 }
@@ -96,9 +97,9 @@ function create(node) {
   const el = SVG_TAGS.has(node.tag) ? document.createElementNS(SVG, node.tag) : document.createElement(node.tag);
   node.el = el;
   const { value, ...props } = node.props;
-  for (const [name, wanted] of Object.entries(props)) setProp(el, name, wanted);
+  for (const [name, set] of Object.entries(props)) setProp(el, name, set);
   patchChildren(el, [], node.children);
-  // A select has its value only when it has its options.
+  // A select takes its value only after its options exist.
   if (value !== undefined) setProp(el, "value", value);
   return el;
 }
@@ -115,8 +116,8 @@ function patch(was, node) {
   const element = /** @type {Element} */ (el);
   for (const name of Object.keys(before.props)) if (!(name in node.props)) setProp(element, name, null);
   const { value, ...props } = node.props;
-  for (const [name, wanted] of Object.entries(props)) {
-    if (before.props[name] !== wanted) setProp(element, name, wanted);
+  for (const [name, set] of Object.entries(props)) {
+    if (before.props[name] !== set) setProp(element, name, set);
   }
   patchChildren(element, before.children, node.children);
   if (value !== undefined && before.props.value !== value) setProp(element, "value", value);
@@ -127,8 +128,8 @@ function patch(was, node) {
 function setProp(el, name, value) {
   if (name.startsWith("on")) el[name] = value ?? null;
   else if (name === "style") for (const [key, set] of Object.entries(value ?? {})) el.style.setProperty(key, set);
-  else if (AS_PROPERTY.has(name) && !(el instanceof SVGElement)) el[name] = value ?? (name === "value" ? "" : false);
+  else if (PROPERTIES.has(name) && !(el instanceof SVGElement)) el[name] = value ?? (name === "value" ? "" : false);
   else if (el.localName.includes("-") && name in el) el[name] = value;
   else if (value === null || value === undefined || value === false) el.removeAttribute(name);
-  else el.setAttribute(name, value === true ? "" : READ.has(name) ? visible(String(value)) : String(value));
+  else el.setAttribute(name, value === true ? "" : TEXT_ATTRIBUTES.has(name) ? visible(String(value)) : String(value));
 }

@@ -1,25 +1,25 @@
-/** Fields of filters and dialogs, each with its label. */
+/** Input fields for filters and dialogs, each with its label. */
 
 import { h } from "./dom.js";
 
-let ids = 0;
-/** @type {Map<string, string>} */
-const known = new Map();
+let lastId = 0;
+/** Element ids by label. @type {Map<string, string>} */
+const idsByLabel = new Map();
 
 /** @param {string} label */
 function idOf(label) {
-  const found = known.get(label) ?? `field-${(ids += 1)}`;
-  known.set(label, found);
-  return found;
+  const id = idsByLabel.get(label) ?? `field-${(lastId += 1)}`;
+  idsByLabel.set(label, id);
+  return id;
 }
 
 /**
- * A line of text, told when it is left or Enter is pressed.
+ * A text field that calls `changed` on Enter and when it loses the focus.
  *
  * @param {string} label @param {string} value @param {string} placeholder @param {(value: string) => void} changed
- * @param {string[]} [known] what may be chosen from
+ * @param {string[]} [suggestions]
  */
-export function text(label, value, placeholder, changed, known) {
+export function text(label, value, placeholder, changed, suggestions) {
   const id = idOf(label);
   return h(
     "div",
@@ -32,19 +32,19 @@ export function text(label, value, placeholder, changed, known) {
       placeholder,
       autocomplete: "off",
       spellcheck: "false",
-      list: known ? `${id}-known` : null,
+      list: suggestions ? `${id}-suggestions` : null,
       onchange: (/** @type {any} */ event) => changed(event.target.value.trim()),
     }),
-    known &&
+    suggestions &&
       h(
         "datalist",
-        { id: `${id}-known` },
-        known.map((each) => h("option", { key: each, value: each })),
+        { id: `${id}-suggestions` },
+        suggestions.map((each) => h("option", { key: each, value: each })),
       ),
   );
 }
 
-/** The same, told with every key. @param {string} label @param {string} value @param {string} placeholder @param {(value: string) => void} changed */
+/** A text field that calls `changed` on every keystroke. @param {string} label @param {string} value @param {string} placeholder @param {(value: string) => void} changed */
 export function input(label, value, placeholder, changed, props = {}) {
   const id = idOf(label);
   return h(

@@ -1,25 +1,25 @@
-/** Numbers, instants and durations as people read them. Instants are told in the zone that was chosen. */
+/** Numbers, times and durations as text. Times are in the preferred time zone. */
 
-import { chosen } from "./prefs.js";
+import { preferences } from "./prefs.js";
 
 const NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
-/** How far the clock of the store is ahead of this browser's, in milliseconds. */
+/** Milliseconds by which the store's clock is ahead of this browser's. */
 let ahead = 0;
-let isTold = false;
-/** Less than this, and it is a delay; more, and somebody has set a clock. */
-const DELAY = 5_000;
+let isSet = false;
+/** Milliseconds. A smaller step back is network delay; a larger one means that a clock was set. */
+const MAX_DELAY = 5_000;
 
-/** Take the time from the store, so that a browser with a wrong clock counts down rightly. @param {string} now */
+/** Set the time from the store, so that countdowns are right in a browser with a wrong clock. @param {string} now */
 export function setNow(now) {
   const offset = Date.parse(now) - Date.now();
-  // What comes late makes the store look behind, so the answer that came fastest is the one to believe.
-  if (!isTold || offset > ahead || ahead - offset > DELAY) ahead = offset;
-  isTold = true;
+  // A slow response makes the store's clock appear behind, so the fastest response gives the best estimate.
+  if (!isSet || offset > ahead || ahead - offset > MAX_DELAY) ahead = offset;
+  isSet = true;
 }
 
-/** Milliseconds, in the time of the store. */
+/** Return the store's time, in milliseconds. */
 export function now() {
   return Date.now() + ahead;
 }
@@ -29,24 +29,24 @@ export function count(value) {
   return value === null || value === undefined ? "–" : NUMBER.format(value);
 }
 
-/** 12,345 as 12.3K, where there is little room. @param {number} value */
+/** 12,345 as 12.3K, for narrow places. @param {number} value */
 export function compact(value) {
   return value < 10_000 ? NUMBER.format(value) : COMPACT.format(value);
 }
 
-/** A rate with as many places as it needs. @param {number | null | undefined} value */
+/** A rate, with up to two decimals below 10. @param {number | null | undefined} value */
 export function rate(value) {
   if (value === null || value === undefined) return "–";
-  return value === 0 ? "0" : value < 10 ? trimmed(value, 2) : NUMBER.format(value);
+  return value === 0 ? "0" : value < 10 ? rounded(value, 2) : NUMBER.format(value);
 }
 
-/** @param {number} value @param {string} one @param {string} [many] */
-export function plural(value, one, many = `${one}s`) {
-  return `${NUMBER.format(value)} ${value === 1 ? one : many}`;
+/** "1 job", "2 jobs". @param {number} value @param {string} one @param {string} [several] */
+export function plural(value, one, several = `${one}s`) {
+  return `${NUMBER.format(value)} ${value === 1 ? one : several}`;
 }
 
 /**
- * Seconds in words, the two largest units of them: 3 ms, 1.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h.
+ * Seconds in the two largest units: 3 ms, 1.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h.
  *
  * @param {number | null | undefined} seconds
  * @returns {string}
@@ -57,11 +57,11 @@ export function duration(seconds) {
   if (seconds === 0) return "0 s";
   if (seconds < 0.001) return "< 1 ms";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 60) return `${seconds < 10 ? trimmed(seconds, 1) : Math.floor(seconds)} s`;
+  if (seconds < 60) return `${seconds < 10 ? rounded(seconds, 1) : Math.floor(seconds)} s`;
   return coarse(seconds);
 }
 
-/** The same in whole units, for what ticks. @param {number} seconds */
+/** A duration in whole units, for times that tick. @param {number} seconds */
 export function coarse(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
   if (whole < 60) return `${whole} s`;
@@ -71,19 +71,19 @@ export function coarse(seconds) {
   return `${Math.floor(whole / Number(large))} ${a}${rest ? ` ${rest} ${b}` : ""}`;
 }
 
-/** An instant in full, with its zone. @param {string | number} instant */
+/** The date and time with the time zone. @param {string | number} instant */
 export function instant(instant) {
   const at = parts(instant);
   return `${at.date} ${at.time} ${at.zone}`;
 }
 
-/** The time of day, with the date unless it is today's. @param {string | number} instant */
+/** The time of day, with the date unless it is today. @param {string | number} instant */
 export function clock(instant) {
   const at = parts(instant);
   return at.date === parts(now()).date ? at.time : `${at.date} ${at.time}`;
 }
 
-/** Hours and minutes, for the axis of a chart. @param {number} instant @param {boolean} [withSeconds] */
+/** Hours and minutes, for a chart axis. @param {number} instant @param {boolean} [withSeconds] */
 export function hour(instant, withSeconds = false) {
   return parts(instant).time.slice(0, withSeconds ? 8 : 5);
 }
@@ -101,12 +101,12 @@ export function relative(instant) {
   return seconds > 0 ? `${coarse(seconds)} ago` : `in ${coarse(-seconds)}`;
 }
 
-/** An id with its telling end: ids begin with their time, which those of one batch share. @param {string} id */
+/** The end of an id: its beginning is a timestamp that jobs of one batch share. @param {string} id */
 export function shortId(id) {
   return id.length > 14 ? `…${id.slice(-10)}` : id;
 }
 
-/** A key as it is shown: that of a limit without keys is empty. @param {string} key */
+/** A key as text; a limit without keys has the empty key. @param {string} key */
 export function keyName(key) {
   return key === "" ? "(no key)" : key;
 }
@@ -119,7 +119,7 @@ export function percent(part, whole) {
 /** @param {string | number} instant */
 function parts(instant) {
   const at = new Date(instant);
-  const isUtc = chosen().zone === "utc";
+  const isUtc = preferences().zone === "utc";
   const shifted = isUtc ? at : new Date(at.getTime() - at.getTimezoneOffset() * 60_000);
   const text = Number.isNaN(shifted.getTime()) ? "????-??-??T??:??:??" : shifted.toISOString();
   return { date: text.slice(0, 10), time: text.slice(11, 19), zone: isUtc ? "UTC" : offset(at) };
@@ -134,6 +134,6 @@ function offset(at) {
 }
 
 /** @param {number} value @param {number} places */
-function trimmed(value, places) {
+function rounded(value, places) {
   return String(Number(value.toFixed(places)));
 }

@@ -1,4 +1,4 @@
-/** The help: keys, and what the states of a job mean. */
+/** The help dialog: keyboard shortcuts and job states. */
 
 import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
@@ -9,29 +9,29 @@ export function help(pages) {
   const keys = [
     ["/", "Find a job"],
     ...pages.map(([name, , key]) => [`g ${key}`, `Go to ${name}`]),
-    ["p", "Pause or follow what happens"],
-    ["?", "This help"],
-    ["Esc", "Close what is open"],
+    ["p", "Pause or resume live updates"],
+    ["?", "Show this help"],
+    ["Esc", "Close a dialog or the menu"],
   ];
   const states = [
-    ["ready", "It lacks nothing but a free slot of a node"],
-    ["throttled", "A limit lets it start later; it keeps its place in line"],
-    ["scheduled", "It waits for its time, or for its next try"],
-    ["blocked", "It follows another job, or a batch, that is not final"],
-    ["running", "A node runs it"],
-    ["succeeded", "It is final, and has a result"],
-    ["failed", "It is final: its last try ended with an error"],
-    ["cancelled", "It is final: somebody cancelled it"],
+    ["ready", "Waits only for a free slot on a node"],
+    ["throttled", "Waits for a limit, and keeps its position in its lane"],
+    ["scheduled", "Waits for its scheduled time or its next attempt"],
+    ["blocked", "Waits for another job or a batch to finish"],
+    ["running", "Runs on a node"],
+    ["succeeded", "Finished with a result"],
+    ["failed", "Finished with an error"],
+    ["cancelled", "Cancelled before it succeeded or failed"],
   ];
   return ask({
     title: "Help",
     wide: true,
     body: [
-      h("h3", null, "Keys"),
+      h("h3", null, "Keyboard shortcuts"),
       h(
         "dl",
         { class: "keys" },
-        keys.map(([key, what]) =>
+        keys.map(([key, action]) =>
           h(
             "div",
             { key },
@@ -40,27 +40,27 @@ export function help(pages) {
               null,
               key.split(" ").map((each) => h("kbd", null, each)),
             ),
-            h("dd", null, what),
+            h("dd", null, action),
           ),
         ),
       ),
       h(
         "p",
         null,
-        "The same facts for programs: ",
-        h("a", { href: "api/openapi.json" }, "the description of the API"),
+        "For programs: ",
+        h("a", { href: "api/openapi.json" }, "REST API description"),
         " (OpenAPI).",
       ),
-      h("h3", null, "States of a job"),
+      h("h3", null, "Job states"),
       h(
         "dl",
         { class: "keys" },
-        states.map(([state, what]) =>
+        states.map(([state, meaning]) =>
           h(
             "div",
             { key: state },
             h("dt", null, h("span", { class: `badge state-${state}` }, icon(state), state)),
-            h("dd", null, what),
+            h("dd", null, meaning),
           ),
         ),
       ),

@@ -1,4 +1,4 @@
-/** The drawings: each state has a shape of its own, so that nobody has to tell colours apart. */
+/** The icons. Each state has its own shape, so that colour is never the only difference. */
 
 import { h } from "./dom.js";
 
@@ -46,7 +46,7 @@ const PATHS = {
   bolt: "M9 2l-5 7h4l-1 5l5-7h-4z",
 };
 
-/** A drawing that says nothing of its own: what it means stands beside it. @param {string} name @param {string} [extra] */
+/** An icon, hidden from screen readers: the text next to it carries the meaning. @param {string} name @param {string} [extra] */
 export function icon(name, extra = "") {
   return h(
     "svg",

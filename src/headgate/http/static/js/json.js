@@ -1,22 +1,24 @@
-/** JSON as people read it: indented, coloured, foldable; every value is text. */
+/** A JSON viewer: indented, coloured, foldable. Every value is shown as text. */
 
 import { h } from "./dom.js";
+import { count, plural } from "./format.js";
 import { copyButton } from "./parts.js";
 
-const MOST = 200;
+/** Entries shown of one list or object. */
+const MAX_ENTRIES = 200;
 
-/** @param {any} value @param {string} name what it is, for the button that copies it */
+/** @param {any} value @param {string} name for the copy button */
 export function jsonView(value, name) {
   return h(
     "div",
     { class: "json", tabindex: "0", role: "group", "aria-label": name },
     copyButton(JSON.stringify(value, null, 2), name.toLowerCase()),
-    h("div", { class: "json-body mono" }, shown(value, 0)),
+    h("div", { class: "json-body mono" }, view(value, 0)),
   );
 }
 
 /** @param {any} value @param {number} depth @returns {import("./dom.js").Children} */
-function shown(value, depth) {
+function view(value, depth) {
   if (value === null) return h("span", { class: "json-null" }, "null");
   if (typeof value === "string")
     return h(
@@ -33,7 +35,7 @@ function shown(value, depth) {
     ? value.map((each, at) => /** @type {[string | number, any]} */ ([at, each]))
     : Object.entries(value);
   if (!entries.length) return h("span", { class: "json-null" }, `${opens}${closes}`);
-  const more = entries.length - MOST;
+  const more = entries.length - MAX_ENTRIES;
   return h(
     "details",
     { open: depth < 4 },
@@ -41,24 +43,24 @@ function shown(value, depth) {
       "summary",
       null,
       opens,
-      h("span", { class: "json-count" }, isList ? `${entries.length} items` : `${entries.length} fields`),
+      h("span", { class: "json-count" }, plural(entries.length, isList ? "item" : "field")),
       h("span", { class: "json-closed" }, closes),
     ),
     h(
       "div",
       { class: "json-inside" },
       entries
-        .slice(0, MOST)
+        .slice(0, MAX_ENTRIES)
         .map(([name, each]) =>
           h(
             "div",
             { key: name, class: "json-line" },
             h("span", { class: isList ? "json-place" : "json-name" }, String(name)),
             ": ",
-            shown(each, depth + 1),
+            view(each, depth + 1),
           ),
         ),
-      more > 0 && h("div", { class: "json-count" }, `… ${more} more`),
+      more > 0 && h("div", { class: "json-count" }, `… ${count(more)} more`),
     ),
     closes,
   );

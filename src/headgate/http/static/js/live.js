@@ -1,61 +1,62 @@
 /**
- * What happens, as it happens: one stream for all tabs of a browser, and polling where there is none.
+ * Live updates: one stream for all tabs of a browser, and polling where no stream can be opened.
  *
- * A browser opens only six connections to a server, so one tab holds the stream and tells the others. Which one is
- * decided by a lock that is free again as soon as its tab is gone.
+ * A browser opens only six connections to a server, so one tab holds the stream and forwards its events. A lock, which
+ * is released when its tab closes, decides which tab that is.
  */
 
 import { get } from "./api.js";
 import { setNow } from "./format.js";
-import { chosen } from "./prefs.js";
+import { preferences } from "./prefs.js";
 
 const STREAM = new URL("api/stream", document.baseURI);
 const POLL_EVERY = 5_000;
+const CHECK_EVERY = 2_000;
 const SILENT_AFTER = 12_000;
-/** Failures in a row. A stream that ends is nothing yet: the server ends each from time to time. */
+/** Failures in a row. One is normal: the server ends each stream from time to time. */
 const LOST_AFTER = 2;
 const POLL_AFTER = 3;
 
 /** @typedef {"connecting" | "connected" | "polling" | "lost" | "paused"} LiveState */
-/** @typedef {{state: LiveState, overview: any, heardAt: number}} Live */
+/** @typedef {{state: LiveState, overview: any, answeredAt: number}} Live */
 
 /** @type {Live} */
-const live = { state: "connecting", overview: null, heardAt: Date.now() };
+const live = { state: "connecting", overview: null, answeredAt: Date.now() };
 
-/** @type {Set<(isNews: boolean) => void>} */
+/** @type {Set<(hasUpdate: boolean) => void>} */
 const listeners = new Set();
 const channel = new BroadcastChannel(`headgate ${STREAM.pathname}`);
 
 /** @type {EventSource | null} */
 let stream = null;
 let failures = 0;
-let timer = 0;
-let retry = 0;
+let pollTimer = 0;
+let reconnectTimer = 0;
 
-/** What is known now. @returns {Readonly<Live>} */
+/** Return the state of the connection and the latest overview. @returns {Readonly<Live>} */
 export function current() {
-  return chosen().live ? live : { ...live, state: "paused" };
+  return preferences().live ? live : { ...live, state: "paused" };
 }
 
-/** Be told of news, and of a changed state of the connection. @param {(isNews: boolean) => void} listener */
-export function follow(listener) {
+/** Call `listener` for each update and each change of the connection. Returns the function that unsubscribes. @param {(hasUpdate: boolean) => void} listener */
+export function subscribe(listener) {
   listeners.add(listener);
   return () => void listeners.delete(listener);
 }
 
-/** Begin to listen. A tab that does not hold the stream listens to the one that does. */
+/** Start live updates. A tab without the stream receives its events from the tab that holds it. */
 export function start() {
-  channel.onmessage = ({ data }) => take(data.state, data.overview);
-  if (navigator.locks) void navigator.locks.request(`headgate ${STREAM.pathname}`, lead);
-  else void lead();
-  setInterval(watch, 2_000);
+  channel.onmessage = ({ data }) => apply(data.state, data.overview);
+  if (navigator.locks) void navigator.locks.request(`headgate ${STREAM.pathname}`, holdStream);
+  else void holdStream();
+  setInterval(checkWhenSilent, CHECK_EVERY);
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) watch();
+    if (!document.hidden) checkWhenSilent();
   });
 }
 
-/** Hold the stream until this tab is closed. @returns {Promise<never>} */
-function lead() {
+/** Hold the stream until this tab closes. @returns {Promise<never>} */
+function holdStream() {
   connect();
   return new Promise(() => {});
 }
@@ -64,11 +65,11 @@ function connect() {
   stream = new EventSource(STREAM);
   stream.onopen = () => {
     failures = 0;
-    tell("connected", null);
+    publish("connected", null);
   };
-  stream.addEventListener("overview", (event) => tell("connected", JSON.parse(event.data)));
-  // It was too slow to be told everything: what it shows may be old.
-  stream.addEventListener("resync", () => tell("connected", null));
+  stream.addEventListener("overview", (event) => publish("connected", JSON.parse(event.data)));
+  // This browser read too slowly and missed events: pages load their data again.
+  stream.addEventListener("resync", () => publish("connected", null));
   stream.onerror = () => {
     failures += 1;
     const isClosed = stream?.readyState === EventSource.CLOSED;
@@ -76,17 +77,16 @@ function connect() {
       stream?.close();
       stream = null;
       void poll();
-      timer = window.setInterval(poll, POLL_EVERY);
-      // A stream is better than asking: it is tried again.
-      retry = window.setTimeout(reconnect, 6 * POLL_EVERY);
-    } else if (failures >= LOST_AFTER) tell("lost", null);
+      pollTimer = window.setInterval(poll, POLL_EVERY);
+      reconnectTimer = window.setTimeout(reconnect, 6 * POLL_EVERY);
+    } else if (failures >= LOST_AFTER) publish("lost", null);
   };
 }
 
 function reconnect() {
-  clearInterval(timer);
-  clearTimeout(retry);
-  timer = 0;
+  clearInterval(pollTimer);
+  clearTimeout(reconnectTimer);
+  pollTimer = 0;
   failures = 0;
   connect();
 }
@@ -95,24 +95,24 @@ async function poll() {
   try {
     const overview = await get("overview");
     const isBack = live.state === "lost";
-    tell("polling", overview);
-    // Who was away and answers again has a stream again, most likely.
-    if (isBack && timer !== 0) reconnect();
+    publish("polling", overview);
+    // A server that responds again probably has streams again.
+    if (isBack && pollTimer !== 0) reconnect();
   } catch {
-    tell("lost", null);
+    publish("lost", null);
   }
 }
 
-/** Tell this tab, and the others. @param {LiveState} state @param {any} overview */
-function tell(state, overview) {
+/** Apply to this tab, and send to the others. @param {LiveState} state @param {any} overview */
+function publish(state, overview) {
   channel.postMessage({ state, overview });
-  take(state, overview);
+  apply(state, overview);
 }
 
 /** @param {LiveState} state @param {any} overview */
-function take(state, overview) {
+function apply(state, overview) {
   live.state = state;
-  if (state !== "lost") live.heardAt = Date.now();
+  if (state !== "lost") live.answeredAt = Date.now();
   if (overview) {
     live.overview = overview;
     setNow(overview.now);
@@ -120,11 +120,11 @@ function take(state, overview) {
   for (const listener of listeners) listener(state !== "lost");
 }
 
-/** A tab whose leader says nothing asks by itself whether the server is there. */
-function watch() {
-  if (stream !== null || timer !== 0 || document.hidden || Date.now() - live.heardAt < SILENT_AFTER) return;
+/** A tab without the stream requests the overview when it has received nothing for a while. */
+function checkWhenSilent() {
+  if (stream !== null || pollTimer !== 0 || document.hidden || Date.now() - live.answeredAt < SILENT_AFTER) return;
   void get("overview").then(
-    (overview) => take("connected", overview),
-    () => take("lost", null),
+    (overview) => apply("connected", overview),
+    () => apply("lost", null),
   );
 }

@@ -1,13 +1,13 @@
-/** Where it begins: the frame of the page, and the page that the address names. */
+/** The entry point: draws the frame, then the page for the current address. */
 
 import "./time_element.js";
 import "./charts.js";
-import { session as askSession } from "./api.js";
+import { session as fetchSession } from "./api.js";
 import { setNow } from "./format.js";
 import * as live from "./live.js";
 import { Page } from "./page.js";
 import { definitions } from "./pages/all.js";
-import { onChoice } from "./prefs.js";
+import { onPreferenceChange } from "./prefs.js";
 import { start } from "./router.js";
 import { Shell } from "./shell.js";
 
@@ -19,12 +19,12 @@ function identity(name, params) {
   return JSON.stringify([name, params]);
 }
 
-async function begin() {
+async function main() {
   const shell = new Shell(document.body);
   try {
-    shell.session = await askSession();
+    shell.session = await fetchSession();
   } catch (error) {
-    shell.fail(error, () => location.reload());
+    shell.showError(error, () => location.reload());
     return;
   }
   setNow(shell.session.now);
@@ -36,22 +36,22 @@ async function begin() {
     document.title = `${title} · ${session.title}`;
     shell.show(route);
     if (page && identity(page.route.page, page.route.params) === identity(route.page, route.params)) {
-      void page.move(route);
+      void page.setRoute(route);
       return;
     }
     const isFirst = page === null;
-    page?.leave();
-    const place = shell.newPlace();
-    page = new Page(definition, route, place, session);
+    page?.close();
+    const main = shell.replaceMain();
+    page = new Page(definition, route, main, session);
     if (!isFirst && isNew) {
       scrollTo(0, 0);
-      place.focus({ preventScroll: true });
+      main.focus({ preventScroll: true });
     }
   });
-  onChoice(() => {
+  onPreferenceChange(() => {
     page?.show();
     if (live.current().state !== "paused") void page?.refresh();
   });
 }
 
-void begin();
+void main();

@@ -1,4 +1,4 @@
-/** A page: what it asks for, how that looks, and how it follows what happens. */
+/** A page: loads its data, shows it, and refreshes it on live updates. */
 
 import { ApiError, change } from "./api.js";
 import { ask } from "./dialogs.js";
@@ -6,7 +6,7 @@ import { h, render } from "./dom.js";
 import { setNow } from "./format.js";
 import * as live from "./live.js";
 import { button, empty, heading, skeleton } from "./parts.js";
-import { chosen } from "./prefs.js";
+import { preferences } from "./prefs.js";
 import { address, go } from "./router.js";
 import { toast } from "./toasts.js";
 
@@ -14,35 +14,36 @@ import { toast } from "./toasts.js";
 /** @typedef {import("./api.js").Session} Session */
 
 /**
- * What a page is. `load` asks for its data, again whenever something happens, and every so many milliseconds; `view` says
- * how they look; `ui` is what only this page and this visit know, such as which rows are chosen. One that `showsNews` by
- * itself takes from the stream what it tells, and does not ask for it again. One that `standsStill` shows nothing new for
- * as long as somebody is about to choose from it.
+ * The definition of a page. `load` reads its data: at first, on each live update, and `every` so many milliseconds.
+ * `view` renders the data. `ui` returns the state of one visit, such as the selected rows. A page that `usesStream`
+ * renders the overview from the stream instead of loading it again. While `isFrozen` returns true the page does not
+ * change, so that rows do not move under the pointer.
  *
  * @typedef {{
  *   title: (route: Route) => string,
  *   load: (context: Context, signal: AbortSignal) => Promise<any>,
  *   view: (context: Context) => import("./dom.js").Children,
  *   ui?: () => any,
- *   showsNews?: boolean,
- *   standsStill?: (context: Context) => boolean,
+ *   usesStream?: boolean,
+ *   isFrozen?: (context: Context) => boolean,
  *   every?: number,
  * }} PageDefinition
  */
 
-/** News come in bursts; a page asks again once for each. */
-const SETTLE = 1_000;
-/** A page whose questions take long asks so many times less often than it could: others want to know things, too. */
-const SHARE = 5;
+/** Milliseconds between an update and the refresh: updates arrive in bursts. */
+const REFRESH_DELAY = 1_000;
+/** A slow page waits this many times its loading time before each refresh, to bound the load on the store. */
+const SLOW_PAGE_FACTOR = 5;
 const AFTER_ACTION = 150;
-/** Without a pointer, what was touched last stays hovered. */
-const ABOUT_TO_CHOOSE = matchMedia("(hover: hover)").matches ? "tbody:is(:hover, :focus-within)" : "tbody:focus-within";
+/** On a touch screen the row that was touched last stays hovered, so only the focus counts there. */
+const LIST_IN_USE = matchMedia("(hover: hover)").matches ? "tbody:is(:hover, :focus-within)" : "tbody:focus-within";
 
-const RESTS_AFTER = 5_000;
-let movedAt = -RESTS_AFTER;
-for (const kind of ["pointermove", "keydown"]) addEventListener(kind, () => void (movedAt = performance.now()));
+/** Milliseconds without input after which a list is no longer in use. */
+const IDLE_AFTER = 5_000;
+let lastInputAt = -IDLE_AFTER;
+for (const kind of ["pointermove", "keydown"]) addEventListener(kind, () => void (lastInputAt = performance.now()));
 
-/** What a page's functions are given. */
+/** The argument of a page's functions. */
 export class Context {
   /** @param {Page} page @param {Session} session */
   constructor(page, session) {
@@ -58,25 +59,25 @@ export class Context {
     return this.page.route;
   }
 
-  /** Why this person may not do it; null if they may. @param {"operate" | "admin"} what */
-  denied(what) {
-    if (this.session.read_only) return "This dashboard only shows; it was started read-only";
-    if (this.session.can.includes(what)) return null;
-    const needs = what === "admin" ? "admin" : "operator";
-    return `${this.session.user || "You"} may not do this: it needs the role ${needs}, and yours is ${this.session.role}`;
+  /** Why this user may not do it; null if they may. @param {"operate" | "admin"} permission */
+  denied(permission) {
+    if (this.session.read_only) return "This dashboard is read-only";
+    if (this.session.can.includes(permission)) return null;
+    const needed = permission === "admin" ? "admin" : "operator";
+    return `This needs the role ${needed}; your role is ${this.session.role}`;
   }
 
-  /** Whether somebody moves in a list of the page. A pointer that rests there is of one who only looks. */
-  get isPointedAt() {
-    return performance.now() - movedAt < RESTS_AFTER && this.page.place.querySelector(ABOUT_TO_CHOOSE) !== null;
+  /** Whether the user moves in a list of the page. A pointer at rest does not count. */
+  get isListInUse() {
+    return performance.now() - lastInputAt < IDLE_AFTER && this.page.container.querySelector(LIST_IN_USE) !== null;
   }
 
-  /** Whether there is something new that is not shown, as somebody is about to choose from what is. */
-  get isHeld() {
-    return this.page.isHeld;
+  /** Whether an update is not shown yet because the page is frozen. */
+  get hasHiddenUpdate() {
+    return this.page.hasHiddenUpdate;
   }
 
-  /** Show what `ui` says now. @param {object} [ui] */
+  /** Change `ui` and render the page. @param {object} [ui] */
   update(ui) {
     Object.assign(this.ui, ui);
     this.page.show();
@@ -99,20 +100,20 @@ export class Context {
   }
 
   /**
-   * Do something, say what came of it, and show how things are then. Asks first, if there is a `question`.
+   * Send a change, show a message with the result, and refresh the page. With a `question`, ask for confirmation first.
    *
    * @param {{
    *   question?: import("./dialogs.js").Question, method?: "POST" | "DELETE", path: string, body?: object,
-   *   done: string | ((answer: any) => string), then?: (answer: any) => void,
-   * }} deed
-   * @returns {Promise<boolean>} whether it was done
+   *   done: string | ((response: any) => string), then?: (response: any) => void,
+   * }} action
+   * @returns {Promise<boolean>} whether the change was made
    */
   async act({ question, method = "POST", path, body, done, then }) {
     if (question && !(await ask(question))) return false;
     try {
-      const answer = await change(method, path, body);
-      toast(typeof done === "string" ? done : done(answer));
-      then?.(answer);
+      const response = await change(method, path, body);
+      toast(typeof done === "string" ? done : done(response));
+      then?.(response);
       setTimeout(() => void this.refresh(), AFTER_ACTION);
       return true;
     } catch (error) {
@@ -128,57 +129,57 @@ export class Page {
   /**
    * @param {PageDefinition} definition
    * @param {Route} route
-   * @param {Element} place
+   * @param {Element} container
    * @param {Session} session
    */
-  constructor(definition, route, place, session) {
+  constructor(definition, route, container, session) {
     this.definition = definition;
     this.route = route;
-    this.place = place;
+    this.container = container;
     this.context = new Context(this, session);
     /** @type {unknown} */
     this.error = null;
     this.isLoaded = false;
     this.isBusy = false;
     this.isStale = false;
-    this.isAsking = false;
-    this.tookLong = 0;
+    this.isLoading = false;
+    this.loadTime = 0;
     this.request = new AbortController();
-    this.unfollow = live.follow((isNews) => isNews && this.#news());
-    this.timer = 0;
-    this.ticker = definition.every ? setInterval(() => this.#soon(), definition.every) : 0;
-    this.onVisible = () => !document.hidden && this.isStale && this.#soon();
+    this.unsubscribe = live.subscribe((hasUpdate) => hasUpdate && this.#onUpdate());
+    this.refreshTimer = 0;
+    this.interval = definition.every ? setInterval(() => this.#scheduleRefresh(), definition.every) : 0;
+    this.onVisible = () => !document.hidden && this.isStale && this.#scheduleRefresh();
     document.addEventListener("visibilitychange", this.onVisible);
     this.show();
     void this.refresh();
   }
 
-  /** The same page, with other filters. @param {Route} route */
-  move(route) {
+  /** Show the same page with other filters. @param {Route} route */
+  setRoute(route) {
     this.route = route;
     this.isBusy = true;
     this.show();
     return this.refresh();
   }
 
-  leave() {
-    this.unfollow();
+  close() {
+    this.unsubscribe();
     this.request.abort();
-    clearTimeout(this.timer);
-    clearInterval(this.ticker);
+    clearTimeout(this.refreshTimer);
+    clearInterval(this.interval);
     document.removeEventListener("visibilitychange", this.onVisible);
   }
 
-  /** Ask for the data again. What was asked before and is not answered yet is of no interest any more. */
+  /** Load the data and show it. A load that is still running is aborted. */
   async refresh() {
-    clearTimeout(this.timer);
-    this.timer = 0;
+    clearTimeout(this.refreshTimer);
+    this.refreshTimer = 0;
     this.isStale = false;
     this.request.abort();
     const request = (this.request = new AbortController());
-    const beganAt = performance.now();
+    const startedAt = performance.now();
     let isFirst = false;
-    this.isAsking = true;
+    this.isLoading = true;
     try {
       const data = await this.definition.load(this.context, request.signal);
       if (request.signal.aborted) return;
@@ -191,46 +192,49 @@ export class Page {
       if (request.signal.aborted) return;
       this.error = error;
     }
-    this.isAsking = this.isBusy = false;
-    this.tookLong = performance.now() - beganAt;
+    this.isLoading = this.isBusy = false;
+    this.loadTime = performance.now() - startedAt;
     this.show();
-    // Where there is little room, the tab that was chosen may be out of sight.
+    // On a narrow screen the current tab may be out of view.
     if (isFirst)
-      this.place.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
-    // What has happened while it asked.
-    if (this.isStale) this.#soon();
+      this.container.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+    // An update arrived during the load.
+    if (this.isStale) this.#scheduleRefresh();
   }
 
-  get isHeld() {
-    return this.isStale && this.#standsStill();
+  get hasHiddenUpdate() {
+    return this.isStale && this.#isFrozen();
   }
 
-  #standsStill() {
-    return this.isLoaded && !this.error && (this.definition.standsStill?.(this.context) ?? false);
+  #isFrozen() {
+    return this.isLoaded && !this.error && (this.definition.isFrozen?.(this.context) ?? false);
   }
 
   show() {
-    this.place.setAttribute("aria-busy", String(this.isBusy || (!this.isLoaded && !this.error)));
-    if (this.isLoaded) render(this.place, this.error ? this.#stale() : null, this.definition.view(this.context));
-    else if (this.error) render(this.place, this.#title(), this.#failed());
-    else render(this.place, this.#title(), h("div", { class: "panel loading", key: "skeleton" }, skeleton(8)));
+    this.container.setAttribute("aria-busy", String(this.isBusy || (!this.isLoaded && !this.error)));
+    if (this.isLoaded) render(this.container, this.error ? this.#staleNotice() : null, this.definition.view(this.context));
+    else if (this.error) render(this.container, this.#title(), this.#errorPanel());
+    else render(this.container, this.#title(), h("div", { class: "panel loading", key: "skeleton" }, skeleton(8)));
   }
 
-  #news() {
-    if (!this.definition.showsNews || this.error) this.#soon();
-    else if (chosen().live && !document.hidden) this.show();
+  #onUpdate() {
+    if (!this.definition.usesStream || this.error) this.#scheduleRefresh();
+    else if (preferences().live && !document.hidden) this.show();
   }
 
-  /** Something happened: ask again in a moment, if somebody looks. An answer that is on its way is waited for. */
-  #soon() {
-    if (!chosen().live) return;
-    if (document.hidden || this.isAsking) this.isStale = true;
-    else if (!this.timer) this.timer = window.setTimeout(() => this.#now(), Math.max(SETTLE, SHARE * this.tookLong));
+  /** Refresh after a delay. A hidden tab and a running load only note that the data is stale. */
+  #scheduleRefresh() {
+    if (!preferences().live) return;
+    if (document.hidden || this.isLoading) this.isStale = true;
+    else if (!this.refreshTimer) {
+      const delay = Math.max(REFRESH_DELAY, SLOW_PAGE_FACTOR * this.loadTime);
+      this.refreshTimer = window.setTimeout(() => this.#refreshUnlessFrozen(), delay);
+    }
   }
 
-  #now() {
-    this.timer = 0;
-    if (!this.#standsStill()) {
+  #refreshUnlessFrozen() {
+    this.refreshTimer = 0;
+    if (!this.#isFrozen()) {
       void this.refresh();
       return;
     }
@@ -238,15 +242,15 @@ export class Page {
       this.isStale = true;
       this.show();
     }
-    this.#soon();
+    this.#scheduleRefresh();
   }
 
   #title() {
     return heading(this.definition.title(this.route));
   }
 
-  #failed() {
-    const { title, text } = told(this.error);
+  #errorPanel() {
+    const { title, text } = describeError(this.error);
     return h(
       "div",
       { class: "panel", key: "failed", role: "alert" },
@@ -261,33 +265,33 @@ export class Page {
     );
   }
 
-  #stale() {
-    const { title, text } = told(this.error);
+  #staleNotice() {
+    const { title, text } = describeError(this.error);
     return h(
       "div",
       { class: "notice notice-bad", key: "stale", role: "alert" },
-      h("div", null, h("b", null, `${title}. `), text, " What is shown may be old."),
+      h("div", null, h("b", null, `${title}. `), text, " The data below may be out of date."),
       button("Try again", {}, () => void this.refresh()),
     );
   }
 }
 
-/** An error in words. @param {unknown} error */
-function told(error) {
+/** The title and the text that an error shows. @param {unknown} error */
+function describeError(error) {
   if (!(error instanceof ApiError)) {
     console.error(error);
-    return { title: "This page is broken", text: String(error) };
+    return { title: "Error in this page", text: String(error) };
   }
   const titles = /** @type {Record<number, string>} */ ({
-    0: "No answer",
-    401: "You are not logged in any more",
-    403: "You may not see this",
-    404: "There is no such thing",
+    0: "No response",
+    401: "You are signed out",
+    403: "Not allowed",
+    404: "Not found",
     429: "Too many requests",
-    503: "The store does not answer",
+    503: "The store does not respond",
   });
   return {
-    title: titles[error.status] ?? "That did not work",
+    title: titles[error.status] ?? "Request failed",
     text: `${error.message.charAt(0).toUpperCase()}${error.message.slice(1)}${/[.!?…]$/.test(error.message) ? "" : "."}`,
   };
 }

@@ -1,14 +1,14 @@
-/** From page to page: lists are read by cursor, so that a page stays itself while jobs come and go. */
+/** Paging by cursor, so that a page keeps its content while jobs are added and removed. */
 
 import { h } from "./dom.js";
 import { icon } from "./icons.js";
 
-/** @param {import("./page.js").Context} context @param {import("./dom.js").Children} [said] @param {string} [cursor] the parameter's name */
-export function pager(context, said, cursor = "before") {
+/** @param {import("./page.js").Context} context @param {import("./dom.js").Children} [note] @param {string} [cursor] the parameter's name */
+export function pager(context, note, cursor = "before") {
   const { data, route, ui } = context;
   const at = route.query.get(cursor);
   if (at === null && !data.next) return null;
-  /** The cursors of the pages before this one, as far as this visit has seen them. @type {(string | null)[]} */
+  /** The cursors of the previous pages that this visit opened. @type {(string | null)[]} */
   const trail = (ui.trail ??= []);
   const next = () => {
     trail.push(at);
@@ -21,7 +21,7 @@ export function pager(context, said, cursor = "before") {
   return h(
     "nav",
     { class: "pager", "aria-label": "Pages of the list", key: "pager" },
-    h("span", { class: "pager-said" }, said),
+    h("span", { class: "pager-note" }, note),
     h("button", { type: "button", disabled: at === null, onclick: first }, "First"),
     h(
       "button",

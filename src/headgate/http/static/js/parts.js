@@ -1,4 +1,4 @@
-/** The pieces that pages are made of: badges, gauges, times that tick, what is shown where nothing is. */
+/** The components of pages: badges, gauges, ticking times, buttons, panels, empty states. */
 
 import { command } from "./commands.js";
 import { classes, h } from "./dom.js";
@@ -10,12 +10,12 @@ import { toast } from "./toasts.js";
 
 /** @typedef {import("./dom.js").Children} Children */
 
-/** A state with its shape, its word and its colour. @param {string} state @param {string} [word] */
-export function badge(state, word = state) {
-  return h("span", { class: `badge state-${state}` }, icon(state), word);
+/** A state with its icon, label and colour. @param {string} state @param {string} [label] */
+export function badge(state, label = state) {
+  return h("span", { class: `badge state-${state}` }, icon(state), label);
 }
 
-/** What a job is, as its state or as what it waits for. @param {any} job */
+/** The state of a job; for a waiting job, what it waits for. @param {any} job */
 export function jobState(job) {
   if (job.state !== "waiting") return job.state;
   if (job.view) return job.view;
@@ -24,12 +24,12 @@ export function jobState(job) {
   return job.waits_for ? "throttled" : "ready";
 }
 
-/** A time that ticks: how long ago, or how soon; in full under the pointer. @param {string | null | undefined} at @param {string} [none] */
+/** A ticking relative time, "12 s ago" or "in 4 min"; the title has the full time. @param {string | null | undefined} at @param {string} [none] */
 export function when(at, none = "–") {
   return at ? h("hg-time", { at, mode: "relative" }) : h("span", { class: "faint" }, none);
 }
 
-/** A time to come that is counted down; what is past is `due`. @param {string | null | undefined} at @param {string} [none] @param {string} [due] */
+/** A countdown to a time; `due` once it has passed. @param {string | null | undefined} at @param {string} [none] @param {string} [due] */
 export function countdown(at, none = "–", due = "now") {
   return at ? h("hg-time", { at, due, mode: "countdown" }) : h("span", { class: "faint" }, none);
 }
@@ -39,9 +39,9 @@ export function clock(at) {
   return at ? h("hg-time", { at, mode: "clock" }) : h("span", { class: "faint" }, "–");
 }
 
-/** How long something has lasted, counted on. @param {string} since */
-export function lasting(since) {
-  return h("hg-time", { at: since, mode: "lasting" });
+/** The ticking time since an instant. @param {string} since */
+export function elapsed(since) {
+  return h("hg-time", { at: since, mode: "elapsed" });
 }
 
 /** A link into the dashboard. @param {string} href @param {...Children} children */
@@ -54,7 +54,7 @@ export function jobLink(id, isWhole = false) {
   return h("a", { href: address(["jobs", id]), class: "mono", title: id }, isWhole ? id : format.shortId(id));
 }
 
-/** A name that may be broken where its words end. @param {string} name */
+/** A name that may wrap after punctuation. @param {string} name */
 export function breakable(name) {
   return name.split(/(?<=[:_./-])/).map((part, at) => [at > 0 && h("wbr", { key: at }), part]);
 }
@@ -76,7 +76,7 @@ export function bucketLink(limit, key) {
 }
 
 /**
- * How much of a budget is used: in blocks where they can be counted, else as a bar.
+ * How much of a limit is used: one block per start or permit for small limits, otherwise a bar.
  *
  * @param {{used: number | null, allowed: number | null, label: string, state?: string, isLarge?: boolean}} budget
  */
@@ -85,7 +85,7 @@ export function gauge({ used, allowed, label, state = "", isLarge = false }) {
     return h(
       "span",
       { class: "gauge-unknown faint" },
-      used === null || used === undefined ? "not known here" : `${format.count(used)} used`,
+      used === null || used === undefined ? "unknown" : `${format.count(used)} used`,
     );
   }
   const share = Math.min(1, used / allowed);
@@ -113,9 +113,9 @@ export function gauge({ used, allowed, label, state = "", isLarge = false }) {
   );
 }
 
-/** What a bucket allows: as the API says, else what is used and what is left. @param {any} bucket @returns {number | null} */
+/** How much a bucket allows; null if unknown. @param {any} bucket @returns {number | null} */
 export function allowed(bucket) {
-  // Of a rate that saves up, what counts is its burst, and not what it allows in its period.
+  // The most that a rate with a burst allows at once is the burst, not its count per period.
   const burst = / burst (\d+)/.exec(bucket.rule ?? "");
   if (burst) return Number(burst[1]);
   if (bucket.count) return bucket.count;
@@ -124,8 +124,8 @@ export function allowed(bucket) {
     : null;
 }
 
-/** What is special about a bucket. @param {any} bucket */
-export function bucketMarks(bucket) {
+/** Badges of a bucket: paused, penalised, or with a rule that was set at run time. @param {any} bucket */
+export function bucketBadges(bucket) {
   const isPenalized = bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now();
   return [
     bucket.is_paused && badge("paused"),
@@ -138,11 +138,11 @@ export function bucketMarks(bucket) {
         h("hg-time", { at: bucket.penalized_until, due: "over", mode: "left" }),
       ),
     bucket.is_set &&
-      h("span", { class: "badge state-set", title: "Another rule than the declared one was set for it" }, "set"),
+      h("span", { class: "badge state-set", title: "A rule set at run time replaces the declared one" }, "set"),
   ];
 }
 
-/** A button that puts a command on the clipboard. @param {string} text @param {string} [label] */
+/** A button that copies a command. @param {string} text @param {string} [label] */
 export function copyCommand(text, label = "Copy as command") {
   return h(
     "button",
@@ -152,7 +152,7 @@ export function copyCommand(text, label = "Copy as command") {
   );
 }
 
-/** @param {string} text @param {string} what */
+/** @param {string} text @param {string} what the object of "Copy": "the id" */
 export function copyButton(text, what) {
   return h(
     "button",
@@ -172,13 +172,13 @@ export async function copy(text, what) {
   const name = what.charAt(0).toUpperCase() + what.slice(1);
   try {
     await navigator.clipboard.writeText(visible(text));
-    toast(`${name} is on the clipboard: ${text.length > 80 ? `${text.slice(0, 80)}…` : text}`, "plain");
+    toast(`${name} was copied: ${text.length > 80 ? `${text.slice(0, 80)}…` : text}`, "plain");
   } catch {
     toast(`${name} could not be copied: ${text}`, "bad");
   }
 }
 
-/** A titled part of a page. @param {string} title @param {{aside?: Children, class?: string, key?: string, hint?: string}} options @param {...Children} children */
+/** A section of a page with a title. @param {string} title @param {{aside?: Children, class?: string, key?: string, hint?: string | null}} options @param {...Children} children */
 export function panel(title, options, ...children) {
   const id = `panel-${title.toLowerCase().replace(/\W+/g, "-")}`;
   return h(
@@ -195,7 +195,7 @@ export function panel(title, options, ...children) {
   );
 }
 
-/** Where nothing is: what that means, and what to do. @param {string} title @param {Children} body @param {string} [commandText] */
+/** The empty state of a list: what it means, and what to do. @param {string} title @param {Children} body @param {string} [commandText] */
 export function empty(title, body, commandText) {
   return h(
     "div",
@@ -207,12 +207,14 @@ export function empty(title, body, commandText) {
   );
 }
 
-/** Why a list shows nothing new, while it does not. @param {import("./page.js").Context} context */
-export function held(context) {
-  return context.isHeld && h("span", { class: "held", key: "held" }, icon("paused"), "Stands still while you choose");
+/** The note that a frozen list has hidden updates. @param {import("./page.js").Context} context */
+export function frozenNote(context) {
+  return (
+    context.hasHiddenUpdate && h("span", { class: "frozen-note", key: "frozen" }, icon("paused"), "Updates paused while the list is in use")
+  );
 }
 
-/** A line about something that needs attention. @param {"bad" | "warn" | "info"} kind @param {...Children} children */
+/** A notice about something that needs attention. @param {"bad" | "warn" | "info"} kind @param {...Children} children */
 export function notice(kind, ...children) {
   return h(
     "div",
@@ -222,19 +224,19 @@ export function notice(kind, ...children) {
   );
 }
 
-/** What stands in the place of what is loading. @param {number} [lines] */
+/** The placeholder of a page that is loading. @param {number} [lines] */
 export function skeleton(lines = 6) {
   return h(
     "div",
     { class: "skeleton", role: "status" },
     h("span", { class: "sr-only" }, "Loading"),
     Array.from({ length: lines }, (_, at) =>
-      h("span", { class: "bone", style: { width: `${90 - ((at * 17) % 40)}%` } }),
+      h("span", { class: "skeleton-line", style: { width: `${90 - ((at * 17) % 40)}%` } }),
     ),
   );
 }
 
-/** A list of facts. @param {[string, Children][]} items @param {string} [extra] */
+/** A list of names and values. @param {[string, Children][]} items @param {string} [extra] */
 export function facts(items, extra = "") {
   return h(
     "dl",
@@ -243,8 +245,8 @@ export function facts(items, extra = "") {
   );
 }
 
-/** The same instant as others: how a page title looks. @param {Children} title @param {{crumbs?: [string, string][], marks?: Children, actions?: Children, below?: Children}} [options] */
-export function heading(title, { crumbs = [], marks, actions, below } = {}) {
+/** The title of a page. @param {Children} title @param {{crumbs?: [string, string][], badges?: Children, actions?: Children, below?: Children}} [options] */
+export function heading(title, { crumbs = [], badges, actions, below } = {}) {
   return h(
     "header",
     { class: "page-head" },
@@ -258,14 +260,14 @@ export function heading(title, { crumbs = [], marks, actions, below } = {}) {
       "div",
       { class: "page-title" },
       h("h1", { tabindex: "-1" }, title),
-      marks,
+      badges,
       h("div", { class: "actions" }, actions),
     ),
     below,
   );
 }
 
-/** A button that does something to what is shown; one that may not be used says why.
+/** A button for an action. With `why` it is disabled, and shows that reason when pressed.
  *
  * @param {string} label
  * @param {{icon?: string, kind?: string, why?: string | null, title?: string, pressed?: boolean, name?: string}} options
@@ -288,23 +290,23 @@ export function button(label, options, act) {
   );
 }
 
-/** One of a few: tabs whose choice is an address. @param {string} label @param {{name: Children, href: string, isCurrent: boolean, count?: number | null}[]} choices */
-export function tabs(label, choices) {
+/** Tabs, each with its own address. @param {string} label @param {{name: Children, href: string, isCurrent: boolean, count?: number | null}[]} items */
+export function tabs(label, items) {
   return h(
     "nav",
     { class: "tabs", "aria-label": label },
-    choices.map((choice, at) =>
+    items.map((item, at) =>
       h(
         "a",
-        { key: at, href: choice.href, "aria-current": choice.isCurrent ? "page" : null },
-        choice.name,
-        choice.count !== undefined &&
-          choice.count !== null &&
-          h("span", { class: "tab-count num" }, format.compact(choice.count)),
+        { key: at, href: item.href, "aria-current": item.isCurrent ? "page" : null },
+        item.name,
+        item.count !== undefined &&
+          item.count !== null &&
+          h("span", { class: "tab-count num" }, format.compact(item.count)),
       ),
     ),
   );
 }
 
-/** How one starts a worker. */
+/** The command that starts a worker. */
 export const START_WORKER = command("worker");

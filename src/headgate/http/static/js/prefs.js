@@ -1,8 +1,8 @@
-/** What a person has chosen for this browser: colours, time zone, whether pages follow what happens. */
+/** Preferences stored in this browser: colours, time zone, live updates. */
 
 /** @typedef {{theme: "auto" | "light" | "dark", zone: "local" | "utc", live: boolean}} Prefs */
 
-const NAME = "headgate";
+const STORAGE_KEY = "headgate";
 
 /** @type {Prefs} */
 const prefs = { theme: "auto", zone: "local", live: true, ...stored() };
@@ -13,24 +13,24 @@ const listeners = new Set();
 apply();
 
 /** @returns {Readonly<Prefs>} */
-export function chosen() {
+export function preferences() {
   return prefs;
 }
 
-/** @param {Partial<Prefs>} choice */
-export function choose(choice) {
-  Object.assign(prefs, choice);
+/** @param {Partial<Prefs>} changes */
+export function setPreferences(changes) {
+  Object.assign(prefs, changes);
   try {
-    localStorage.setItem(NAME, JSON.stringify(prefs));
+    localStorage.setItem(STORAGE_KEY, JSON.stringify(prefs));
   } catch {
-    // A browser that keeps nothing still shows the choice until the page is left.
+    // Without storage the preferences last until the page is closed.
   }
   apply();
   for (const listener of listeners) listener();
 }
 
 /** @param {() => void} listener */
-export function onChoice(listener) {
+export function onPreferenceChange(listener) {
   listeners.add(listener);
 }
 
@@ -41,7 +41,7 @@ function apply() {
 /** @returns {Partial<Prefs>} */
 function stored() {
   try {
-    return JSON.parse(localStorage.getItem(NAME) ?? "{}");
+    return JSON.parse(localStorage.getItem(STORAGE_KEY) ?? "{}");
   } catch {
     return {};
   }

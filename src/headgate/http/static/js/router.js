@@ -1,4 +1,4 @@
-/** Which page an address means, and how to go to another one without loading the whole document. */
+/** Map addresses to pages, and go to another page without reloading the document. */
 
 /** @typedef {{page: string, params: Record<string, string>, query: URLSearchParams}} Route */
 
@@ -19,22 +19,22 @@ const ROUTES = [
   [/^batches\/([^/]+)$/, "batch", ["id"]],
 ];
 
-/** An address inside the dashboard, relative to where it is mounted.
+/** Return an address inside the dashboard, relative to its base.
  *
- * @param {string[]} path its parts, which are escaped
- * @param {Record<string, string | number | null | undefined>} [query] what is null or empty is left out
+ * @param {string[]} path its parts, not yet escaped
+ * @param {Record<string, string | number | null | undefined>} [query] null and empty values are left out
  */
 export function address(path, query = {}) {
-  const words = new URLSearchParams();
+  const params = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
-    if (value !== null && value !== undefined && value !== "") words.set(name, String(value));
+    if (value !== null && value !== undefined && value !== "") params.set(name, String(value));
   }
-  const text = words.toString();
+  const text = params.toString();
   return path.map(encodeURIComponent).join("/") + (text ? `?${text}` : "");
 }
 
-/** Where the document is. @returns {Route} */
-export function here() {
+/** Return the route of the current address. @returns {Route} */
+export function currentRoute() {
   const path = location.pathname.slice(BASE.pathname.length).replace(/\/$/, "");
   for (const [pattern, page, names] of ROUTES) {
     const match = pattern.exec(path);
@@ -42,7 +42,7 @@ export function here() {
       const params = Object.fromEntries(names.map((name, at) => [name, decoded(match[at + 1])]));
       const query = new URLSearchParams(location.search);
       const key = query.get("key");
-      // A key may be empty, and may hold anything: it is no part of the path.
+      // A key may be empty and may contain anything, so it is in the query, not in the path.
       if (page === "limit" && key !== null) return { page: "key", params: { ...params, key }, query };
       return { page, params, query };
     }
@@ -53,10 +53,10 @@ export function here() {
 /** @type {(route: Route, isNew: boolean) => void} */
 let changed = () => {};
 
-/** Call `onChange` for the address now, and whenever it changes. @param {typeof changed} onChange */
+/** Call `onChange` for the current address, and on each change of it. @param {typeof changed} onChange */
 export function start(onChange) {
   changed = onChange;
-  addEventListener("popstate", () => changed(here(), false));
+  addEventListener("popstate", () => changed(currentRoute(), false));
   document.addEventListener("click", (event) => {
     const link = event.target instanceof Element ? event.target.closest("a[href]") : null;
     const isPlain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
@@ -65,7 +65,7 @@ export function start(onChange) {
     event.preventDefault();
     go(link.href);
   });
-  changed(here(), true);
+  changed(currentRoute(), true);
 }
 
 /** Go to an address inside the dashboard. @param {string} to @param {{replace?: boolean}} [how] */
@@ -74,7 +74,7 @@ export function go(to, { replace = false } = {}) {
   const isSame = url.href === location.href;
   if (replace || isSame) history.replaceState(null, "", url);
   else history.pushState(null, "", url);
-  changed(here(), !replace);
+  changed(currentRoute(), !replace);
 }
 
 /** @param {HTMLAnchorElement} link */

@@ -1,15 +1,15 @@
-/** The frame around every page: where one can go, whether it follows what happens, and the keys that help. */
+/** The frame around every page: navigation, search, live updates, keyboard shortcuts. */
 
-import { maySearchText, signOut } from "./api.js";
+import { canSearchText, signOut } from "./api.js";
 import { classes, h, render } from "./dom.js";
-import { relative } from "./format.js";
+import { coarse, now } from "./format.js";
 import { help } from "./help.js";
 import { icon } from "./icons.js";
 import * as live from "./live.js";
 import { button, empty } from "./parts.js";
-import { choose, chosen, onChoice } from "./prefs.js";
+import { onPreferenceChange, preferences, setPreferences } from "./prefs.js";
 import { address, go } from "./router.js";
-import { toast, toastPlace } from "./toasts.js";
+import { toast, toastContainer } from "./toasts.js";
 
 /** @typedef {import("./router.js").Route} Route */
 
@@ -23,7 +23,8 @@ const PAGES = [
   ["Nodes", "nodes", "n"],
   ["Audit", "audit", "a"],
 ];
-const PARTS = /** @type {Record<string, string>} */ ({
+/** The navigation entry of pages that have none of their own. */
+const PARENTS = /** @type {Record<string, string>} */ ({
   job: "jobs",
   batch: "jobs",
   limit: "limits",
@@ -31,12 +32,12 @@ const PARTS = /** @type {Record<string, string>} */ ({
   schedule: "schedules",
 });
 
-const LIVE_WORDS = {
-  connecting: ["Connecting", "The page is about to follow what happens"],
-  connected: ["Live", "The page follows what happens; press to pause it"],
-  polling: ["Polling", "There is no stream, so the page asks every 5 seconds; press to pause it"],
-  lost: ["Lost", "The server cannot be reached; the page keeps trying"],
-  paused: ["Paused", "The page stands still; press to follow again"],
+const LIVE_LABELS = {
+  connecting: ["Connecting", "Connecting to the live stream"],
+  connected: ["Live", "The page updates itself; press to pause"],
+  polling: ["Polling", "No live stream: the page updates every 5 seconds; press to pause"],
+  lost: ["Offline", "The server or its store does not respond; the page keeps trying"],
+  paused: ["Paused", "The page does not update itself; press to resume"],
 };
 
 const JOB_ID = /^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$/i;
@@ -54,11 +55,12 @@ export class Shell {
     this.main = document.createElement("main");
     this.main.id = "main";
     this.main.tabIndex = -1;
-    body.replaceChildren(this.frame, this.main, toastPlace());
+    body.replaceChildren(this.frame, this.main, toastContainer());
+    /** When g was pressed; 0 if another key followed. */
     this.pressedG = 0;
-    live.follow(() => this.draw());
-    onChoice(() => this.draw());
-    document.addEventListener("keydown", (event) => this.#pressed(event));
+    live.subscribe(() => this.draw());
+    onPreferenceChange(() => this.draw());
+    document.addEventListener("keydown", (event) => this.#onKey(event));
     this.draw();
   }
 
@@ -69,16 +71,16 @@ export class Shell {
     this.draw();
   }
 
-  /** An empty place for another page. */
-  newPlace() {
-    const place = this.main.cloneNode(false);
-    this.main.replaceWith(place);
-    this.main = /** @type {HTMLElement} */ (place);
+  /** Replace the main element by an empty one, for another page. */
+  replaceMain() {
+    const main = this.main.cloneNode(false);
+    this.main.replaceWith(main);
+    this.main = /** @type {HTMLElement} */ (main);
     return this.main;
   }
 
-  /** @param {unknown} error @param {() => void} again */
-  fail(error, again) {
+  /** Show why the dashboard cannot start. @param {unknown} error @param {() => void} retry */
+  showError(error, retry) {
     const text = error instanceof Error ? error.message : String(error);
     render(
       this.main,
@@ -86,9 +88,9 @@ export class Shell {
         "div",
         { class: "panel", role: "alert" },
         h("h1", { class: "sr-only" }, "Headgate"),
-        empty("The dashboard cannot begin", [
+        empty("The dashboard cannot start", [
           text,
-          h("span", { class: "block-space" }, button("Try again", { kind: "primary", icon: "retry" }, again)),
+          h("span", { class: "block-space" }, button("Try again", { kind: "primary", icon: "retry" }, retry)),
         ]),
       ),
     );
@@ -96,17 +98,17 @@ export class Shell {
 
   draw() {
     const title = this.session?.title ?? "Headgate";
-    const here = this.route ? (PARTS[this.route.page] ?? this.route.page) : "";
-    const theme = chosen().theme;
+    const current = this.route ? (PARENTS[this.route.page] ?? this.route.page) : "";
+    const theme = preferences().theme;
     const nextTheme = /** @type {const} */ ({ auto: "light", light: "dark", dark: "auto" })[theme];
-    const more = maySearchText(this.session) ? "text in a payload" : "their task";
-    const themeName = { auto: "Colours of the system", light: "Light colours", dark: "Dark colours" }[theme];
+    const searchable = canSearchText(this.session) ? "payload text" : "task";
+    const themeName = { auto: "System theme", light: "Light theme", dark: "Dark theme" }[theme];
     render(
       this.frame,
       h(
         "a",
-        { class: "skip", href: "#main", onclick: (/** @type {Event} */ event) => this.#skip(event) },
-        "Skip to the page",
+        { class: "skip", href: "#main", onclick: (/** @type {Event} */ event) => this.#skipToMain(event) },
+        "Skip to content",
       ),
       h(
         "header",
@@ -137,8 +139,8 @@ export class Shell {
             type: "search",
             name: "text",
             id: "search",
-            "aria-label": `Find a job by its id, or jobs by ${more}`,
-            placeholder: `Job id, or ${more}`,
+            "aria-label": `Find jobs by id or ${searchable}`,
+            placeholder: `Job id or ${searchable}`,
             autocomplete: "off",
             spellcheck: "false",
           }),
@@ -154,11 +156,11 @@ export class Shell {
               type: "button",
               class: "quiet zone",
               title:
-                chosen().zone === "utc" ? "Times are in UTC; press for local time" : "Times are local; press for UTC",
-              "aria-label": chosen().zone === "utc" ? "Time zone: UTC" : "Time zone: local",
-              onclick: () => choose({ zone: chosen().zone === "utc" ? "local" : "utc" }),
+                preferences().zone === "utc" ? "Times are in UTC; press for local time" : "Times are local; press for UTC",
+              "aria-label": preferences().zone === "utc" ? "Time zone: UTC" : "Time zone: local",
+              onclick: () => setPreferences({ zone: preferences().zone === "utc" ? "local" : "utc" }),
             },
-            chosen().zone === "utc" ? "UTC" : "Local",
+            preferences().zone === "utc" ? "UTC" : "Local",
           ),
           h(
             "button",
@@ -167,7 +169,7 @@ export class Shell {
               class: "quiet",
               title: themeName,
               "aria-label": `Theme: ${theme}`,
-              onclick: () => choose({ theme: nextTheme }),
+              onclick: () => setPreferences({ theme: nextTheme }),
             },
             icon({ auto: "auto", light: "sun", dark: "moon" }[theme]),
           ),
@@ -176,8 +178,8 @@ export class Shell {
             {
               type: "button",
               class: "quiet help-button",
-              title: "Help and shortcuts",
-              "aria-label": "Help and shortcuts",
+              title: "Help and keyboard shortcuts",
+              "aria-label": "Help and keyboard shortcuts",
               onclick: () => void help(PAGES),
             },
             icon("help"),
@@ -196,10 +198,10 @@ export class Shell {
               { key: path },
               h(
                 "a",
-                { href: path, "aria-current": here === path ? "page" : null },
+                { href: path, "aria-current": current === path ? "page" : null },
                 icon(path),
                 h("span", null, name),
-                this.#note(path),
+                this.#count(path),
                 h("kbd", { "aria-hidden": "true" }, `g ${key}`),
               ),
             ),
@@ -208,11 +210,11 @@ export class Shell {
         this.session &&
           h(
             "div",
-            { class: "who" },
+            { class: "account" },
             h(
               "p",
               null,
-              h("b", null, this.session.user || "no login"),
+              h("b", null, this.session.user || "no sign-in"),
               h("span", { class: "role" }, this.session.read_only ? "read-only" : this.session.role),
             ),
             this.session.can_sign_out &&
@@ -229,8 +231,8 @@ export class Shell {
   }
 
   #live() {
-    const { state, heardAt } = live.current();
-    const [word, title] = LIVE_WORDS[state];
+    const { state, answeredAt } = live.current();
+    const [label, title] = LIVE_LABELS[state];
     const isLost = state === "lost";
     return h(
       "button",
@@ -238,33 +240,33 @@ export class Shell {
         type: "button",
         class: `live live-${state}`,
         title,
-        "aria-pressed": String(chosen().live),
-        "aria-label": `Live updates: ${word}`,
-        onclick: () => choose({ live: !chosen().live }),
+        "aria-pressed": String(preferences().live),
+        "aria-label": `Live updates: ${label}`,
+        onclick: () => setPreferences({ live: !preferences().live }),
       },
       icon(state === "paused" ? "paused" : isLost ? "gone" : "alive"),
-      h("span", null, word, isLost && h("span", { class: "since" }, ` since ${relative(heardAt).replace(" ago", "")}`)),
+      h("span", null, label, isLost && h("span", { class: "since" }, ` for ${coarse((now() - answeredAt) / 1000)}`)),
     );
   }
 
-  /** How many there are of what needs to be looked at. @param {string} path */
-  #note(path) {
+  /** The number of problems on a page, next to its navigation entry. @param {string} path */
+  #count(path) {
     const overview = live.current().overview;
     if (!overview) return null;
     const paused = overview.queues?.filter((/** @type {any} */ each) => each.paused_at).length ?? 0;
-    const notes = /** @type {Record<string, [number, string]>} */ ({
+    const problems = /** @type {Record<string, [number, string]>} */ ({
       schedules: [overview.overdue_schedules?.length ?? 0, "overdue"],
       nodes: [overview.nodes?.silent ?? 0, "silent"],
       queues: [paused, "paused"],
     });
-    const [many, word] = notes[path] ?? [0, ""];
+    const [count, state] = problems[path] ?? [0, ""];
     return (
-      many > 0 &&
+      count > 0 &&
       h(
         "span",
-        { class: "nav-note", title: `${many} ${word}` },
-        h("span", { class: "sr-only" }, `${word}: `),
-        String(many),
+        { class: "nav-count", title: `${count} ${state}` },
+        h("span", { class: "sr-only" }, `${state}: `),
+        String(count),
       )
     );
   }
@@ -283,7 +285,7 @@ export class Shell {
   }
 
   /** @param {Event} event */
-  #skip(event) {
+  #skipToMain(event) {
     event.preventDefault();
     this.main.focus();
   }
@@ -297,11 +299,11 @@ export class Shell {
     input.value = "";
     input.blur();
     if (JOB_ID.test(text)) go(address(["jobs", text]));
-    else go(address(["jobs"], maySearchText(this.session) ? { text: text.slice(0, 200) } : { task: text }));
+    else go(address(["jobs"], canSearchText(this.session) ? { text: text.slice(0, 200) } : { task: text }));
   }
 
   /** @param {KeyboardEvent} event */
-  #pressed(event) {
+  #onKey(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const target = event.target instanceof Element ? event.target : null;
     if (event.key === "Escape" && this.isOpen) this.#toggle();
@@ -313,7 +315,7 @@ export class Shell {
       event.preventDefault();
       document.getElementById("search")?.focus();
     } else if (event.key === "?") void help(PAGES);
-    else if (event.key === "p") choose({ live: !chosen().live });
+    else if (event.key === "p") setPreferences({ live: !preferences().live });
     this.pressedG = event.key === "g" ? event.timeStamp : 0;
   }
 }

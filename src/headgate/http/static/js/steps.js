@@ -1,48 +1,48 @@
-/** The history as charts draw it: the store keeps only the steps in which something happened. */
+/** Prepare the history for charts: the store keeps only steps in which something happened. */
 
-/** How long after its end a step may still be counted, in milliseconds. */
-const LATE = 12_000;
+/** Milliseconds after the end of a step during which its counts may still change. */
+const SETTLE_TIME = 12_000;
 
 /**
- * One value for each step from `from` to `to`, as far as it is over; instants in milliseconds, `step` in seconds.
+ * Return one value for each complete step between `from` and `to` (in milliseconds; `step` is in seconds).
  *
  * @param {any[]} points @param {number} step @param {number} from @param {number} to
- * @param {(point: any) => number | null | undefined} value @param {number | null} none what a step has in which nothing happened
+ * @param {(point: any) => number | null | undefined} value @param {number | null} none the value of a step that is not stored
  * @returns {[number, number | null][]}
  */
-export function everyStep(points, step, from, to, value, none) {
+export function fillSteps(points, step, from, to, value, none) {
   const length = step * 1000;
-  const known = new Map(points.map((point) => [Date.parse(point.at), point]));
+  const stored = new Map(points.map((point) => [Date.parse(point.at), point]));
   /** @type {[number, number | null][]} */
-  const found = [];
-  for (let at = Math.ceil(from / length) * length; at + length + LATE <= to; at += length) {
-    const point = known.get(at);
-    found.push([at, point === undefined ? none : (value(point) ?? none)]);
+  const steps = [];
+  for (let at = Math.ceil(from / length) * length; at + length + SETTLE_TIME <= to; at += length) {
+    const point = stored.get(at);
+    steps.push([at, point === undefined ? none : (value(point) ?? none)]);
   }
-  return found;
+  return steps;
 }
 
 /**
- * What came together in the `many` steps that end with each.
+ * Return for each step the sum of the last `count` steps.
  *
- * @param {[number, number | null][]} steps @param {number} many
+ * @param {[number, number | null][]} steps @param {number} count
  * @returns {[number, number | null][]}
  */
-export function together(steps, many) {
+export function rollingSum(steps, count) {
   let sum = 0;
-  return steps.map(([at, value], place) => {
-    sum += (value ?? 0) - (place >= many ? (steps[place - many][1] ?? 0) : 0);
+  return steps.map(([at, value], index) => {
+    sum += (value ?? 0) - (index >= count ? (steps[index - count][1] ?? 0) : 0);
     return [at, sum];
   });
 }
 
 /**
- * The history in longer steps, where the store keeps shorter ones: sums of what is counted, and the highest of waits.
+ * Merge a history into longer steps: counts are added, waits take the maximum.
  *
  * @param {{step: number, points: any[]}} history @param {number} step
  * @returns {{step: number, points: any[]}}
  */
-export function longerSteps(history, step) {
+export function mergeSteps(history, step) {
   if (history.step >= step) return history;
   /** @type {Map<number, any>} */
   const groups = new Map();

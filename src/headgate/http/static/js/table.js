@@ -1,4 +1,4 @@
-/** Tables: rows that stay in place while they change, and become cards where there is little room. */
+/** Tables whose rows keep their place while they change; on a narrow screen each row is a card. */
 
 import { classes, h } from "./dom.js";
 
@@ -11,16 +11,16 @@ import { classes, h } from "./dom.js";
  * @template T
  * @typedef {{
  *   label: string, columns: Column<T>[], rows: T[], key: (row: T) => string | number,
- *   chosen?: Set<string | number>, onChoose?: (chosen: Set<string | number>) => void,
+ *   selected?: Set<string | number>, onSelect?: (selected: Set<string | number>) => void,
  *   tone?: (row: T) => string, empty?: import("./dom.js").Children,
  * }} Table
  */
 
 /** @template T @param {Table<T>} table */
-export function table({ label, columns, rows, key, chosen, onChoose, tone, empty }) {
+export function table({ label, columns, rows, key, selected, onSelect, tone, empty }) {
   const shown = columns.filter((column) => !column.isHidden);
   if (!rows.length && empty) return h("div", { key: "none" }, empty);
-  const choose = chosen && onChoose ? { chosen, onChoose } : null;
+  const selection = selected && onSelect ? { selected, onSelect } : null;
   return h(
     "div",
     { class: "table-wrap", key: "table" },
@@ -33,11 +33,11 @@ export function table({ label, columns, rows, key, chosen, onChoose, tone, empty
         h(
           "tr",
           { role: "row" },
-          choose &&
+          selection &&
             h(
               "th",
-              { key: "choose", role: "columnheader", scope: "col", class: "choose" },
-              allBox(choose, rows.map(key), label),
+              { key: "select", role: "columnheader", scope: "col", class: "select-cell" },
+              selectAllBox(selection, rows.map(key), label),
             ),
           shown.map((column) =>
             h(
@@ -58,11 +58,11 @@ export function table({ label, columns, rows, key, chosen, onChoose, tone, empty
         { role: "rowgroup" },
         rows.map((row) => {
           const id = key(row);
-          const isChosen = choose?.chosen.has(id) ?? false;
+          const isSelected = selection?.selected.has(id) ?? false;
           return h(
             "tr",
-            { key: id, role: "row", class: classes(tone?.(row), isChosen && "chosen") },
-            choose && h("td", { key: "choose", role: "cell", class: "choose" }, oneBox(choose, id)),
+            { key: id, role: "row", class: classes(tone?.(row), isSelected && "selected") },
+            selection && h("td", { key: "select", role: "cell", class: "select-cell" }, selectBox(selection, id)),
             shown.map((column) =>
               h(
                 "td",
@@ -82,30 +82,30 @@ export function table({ label, columns, rows, key, chosen, onChoose, tone, empty
   );
 }
 
-/** @typedef {{chosen: Set<string | number>, onChoose: (chosen: Set<string | number>) => void}} Choice */
+/** @typedef {{selected: Set<string | number>, onSelect: (selected: Set<string | number>) => void}} Selection */
 
-/** @param {Choice} choice @param {(string | number)[]} ids @param {string} label */
-function allBox({ chosen, onChoose }, ids, label) {
-  const many = ids.filter((id) => chosen.has(id)).length;
+/** @param {Selection} selection @param {(string | number)[]} ids @param {string} label */
+function selectAllBox({ selected, onSelect }, ids, label) {
+  const count = ids.filter((id) => selected.has(id)).length;
   return h("input", {
     type: "checkbox",
-    "aria-label": `Choose all of this page: ${label}`,
-    checked: many > 0 && many === ids.length,
-    indeterminate: many > 0 && many < ids.length,
-    onchange: () => onChoose(many === ids.length ? new Set() : new Set(ids)),
+    "aria-label": `Select all on this page: ${label}`,
+    checked: count > 0 && count === ids.length,
+    indeterminate: count > 0 && count < ids.length,
+    onchange: () => onSelect(count === ids.length ? new Set() : new Set(ids)),
   });
 }
 
-/** @param {Choice} choice @param {string | number} id */
-function oneBox({ chosen, onChoose }, id) {
+/** @param {Selection} selection @param {string | number} id */
+function selectBox({ selected, onSelect }, id) {
   return h("input", {
     type: "checkbox",
-    "aria-label": `Choose ${id}`,
-    checked: chosen.has(id),
+    "aria-label": `Select ${id}`,
+    checked: selected.has(id),
     onchange: () => {
-      const next = new Set(chosen);
+      const next = new Set(selected);
       if (!next.delete(id)) next.add(id);
-      onChoose(next);
+      onSelect(next);
     },
   });
 }

@@ -1,17 +1,17 @@
-/** Text of others, made safe to read and to copy. */
+/** Make text from jobs and users safe to read and to copy. */
 
 /**
- * Control characters other than tab and line feed, those that turn the direction of text (bidi), and invisible ones.
- * Joiners stay: scripts and emoji need them.
+ * Control characters other than tab and line feed, characters that change the direction of text (bidi), and invisible
+ * ones. Joiners are kept: scripts and emoji need them.
  */
-const UNSEEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\u{e0000}-\u{e007f}]/gu;
+const INVISIBLE = /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\u{e0000}-\u{e007f}]/gu;
 
-/** The text with each of them escaped as JSON and shells do: \u202e. @param {string} text */
+/** Escape invisible characters as JSON and shells do: \u202e. @param {string} text */
 export function visible(text) {
-  return text.replace(UNSEEN, escaped);
+  return text.replace(INVISIBLE, escaped);
 }
 
-/** One word of a command for a shell; nothing in it steers the terminal that it is pasted into. @param {string} word */
+/** Quote one word of a shell command. The result contains no control character for the terminal. @param {string} word */
 export function quoted(word) {
   if (/^[\w@%+=:,./-]+$/.test(word)) return word;
   if (word === visible(word) && !/[\t\n]/.test(word)) return `'${word.replaceAll("'", "'\\''")}'`;

@@ -1,6 +1,6 @@
-/** The colours that were chosen in this browser, before anything is painted: a module, as all else is, would come after. */
+/** Set the colour theme before the first paint; a module would run after it. */
 try {
   document.documentElement.dataset.theme = JSON.parse(localStorage.getItem("headgate") ?? "{}").theme ?? "auto";
 } catch {
-  // What nobody can read is chosen anew.
+  // Unreadable preferences are ignored; the default theme applies.
 }

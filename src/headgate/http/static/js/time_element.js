@@ -1,7 +1,7 @@
-/** `<hg-time>`: an instant that is told anew each second, by one timer for the whole page. */
+/** `<hg-time>`: a time that is updated every second, by one timer for the whole page. */
 
 import * as format from "./format.js";
-import { onChoice } from "./prefs.js";
+import { onPreferenceChange } from "./prefs.js";
 
 /** @type {Set<TimeElement>} */
 const shown = new Set();
@@ -9,14 +9,14 @@ const shown = new Set();
 class TimeElement extends HTMLElement {
   #at = "";
   #text = document.createElement("time");
-  /** @type {"relative" | "countdown" | "left" | "clock" | "lasting"} */
+  /** @type {"relative" | "countdown" | "left" | "clock" | "elapsed"} */
   mode = "relative";
   due = "now";
 
   connectedCallback() {
     if (!this.#text.isConnected) this.append(this.#text);
     shown.add(this);
-    this.tell();
+    this.update();
   }
 
   disconnectedCallback() {
@@ -30,21 +30,21 @@ class TimeElement extends HTMLElement {
   set at(instant) {
     this.#at = instant;
     this.#text.dateTime = instant;
-    if (this.isConnected) this.tell();
+    if (this.isConnected) this.update();
   }
 
-  tell() {
-    const text = this.#words();
+  update() {
+    const text = this.#format();
     if (this.#text.textContent !== text) this.#text.textContent = text;
     const full = format.instant(this.#at);
     if (this.#text.title !== full) this.#text.title = full;
   }
 
-  #words() {
+  #format() {
     if (this.mode === "clock") return format.clock(this.#at);
     if (this.mode === "relative") return format.relative(this.#at);
     const seconds = (Date.parse(this.#at) - format.now()) / 1000;
-    if (this.mode === "lasting") return format.coarse(-seconds);
+    if (this.mode === "elapsed") return format.coarse(-seconds);
     if (seconds <= 0) return this.due;
     const left = format.coarse(seconds + 0.999);
     return this.mode === "left" ? `${left} left` : `in ${left}`;
@@ -53,12 +53,12 @@ class TimeElement extends HTMLElement {
 
 customElements.define("hg-time", TimeElement);
 
-function tellAll() {
-  for (const each of shown) each.tell();
+function updateAll() {
+  for (const each of shown) each.update();
 }
 
 setInterval(() => {
-  if (!document.hidden) tellAll();
+  if (!document.hidden) updateAll();
 }, 1000);
-document.addEventListener("visibilitychange", tellAll);
-onChoice(tellAll);
+document.addEventListener("visibilitychange", updateAll);
+onPreferenceChange(updateAll);

@@ -1,37 +1,38 @@
-/** Short messages about what was done; a screen reader is told them too. */
+/** Short messages about the results of actions; screen readers announce them. */
 
 import { h, render } from "./dom.js";
 import { icon } from "./icons.js";
 
 /** @typedef {{id: number, kind: "good" | "bad" | "plain", text: string}} Toast */
 
-const LASTS = 5_000;
-const BAD_LASTS = 12_000;
+/** Milliseconds. */
+const DURATION = 5_000;
+const ERROR_DURATION = 12_000;
 
 /** @type {Toast[]} */
 let toasts = [];
-let last = 0;
+let lastId = 0;
 
-const place = document.createElement("div");
-place.className = "toasts";
-place.setAttribute("role", "status");
-place.setAttribute("aria-live", "polite");
-place.setAttribute("aria-label", "Messages");
+const container = document.createElement("div");
+container.className = "toasts";
+container.setAttribute("role", "status");
+container.setAttribute("aria-live", "polite");
+container.setAttribute("aria-label", "Messages");
 
-/** Where they are shown. */
-export function toastPlace() {
-  return place;
+/** The element that shows the messages. */
+export function toastContainer() {
+  return container;
 }
 
-/** A message that stays, and is told anew, until it is ended. @param {string} text */
-export function lastingToast(text) {
-  last += 1;
-  const id = last;
+/** Show a message that stays, and can be updated, until it is ended. @param {string} text */
+export function progressToast(text) {
+  lastId += 1;
+  const id = lastId;
   toasts = [...toasts, { id, kind: /** @type {const} */ ("plain"), text }];
   show();
   return {
     /** @param {string} text */
-    tell(text) {
+    update(text) {
       toasts = toasts.map((each) => (each.id === id ? { ...each, text } : each));
       show();
     },
@@ -41,11 +42,11 @@ export function lastingToast(text) {
 
 /** @param {string} text @param {Toast["kind"]} [kind] */
 export function toast(text, kind = "good") {
-  last += 1;
-  const id = last;
+  lastId += 1;
+  const id = lastId;
   toasts = [...toasts, { id, kind, text }].slice(-4);
   show();
-  setTimeout(() => dismiss(id), kind === "bad" ? BAD_LASTS : LASTS);
+  setTimeout(() => dismiss(id), kind === "bad" ? ERROR_DURATION : DURATION);
 }
 
 /** @param {number} id */
@@ -56,7 +57,7 @@ function dismiss(id) {
 
 function show() {
   render(
-    place,
+    container,
     toasts.map((each) =>
       h(
         "div",

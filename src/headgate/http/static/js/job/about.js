@@ -1,4 +1,4 @@
-/** What a job is, was given and gave. */
+/** The properties of a job, its payload and its result. */
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -19,7 +19,7 @@ export function about(job) {
     h("span", { class: "faint" }, " · ", when(at)),
   ];
   /** @type {[string, import("../dom.js").Children][]} */
-  const found = [
+  const items = [
     ["Task", link(address(["jobs"], { task: status.task }), status.task)],
     ["Queue", link(address(["jobs"], { queue: status.queue }), status.queue)],
     ["Priority", String(status.priority)],
@@ -27,27 +27,27 @@ export function about(job) {
     ["Enqueued", both(status.enqueued_at)],
     ["Due", both(status.run_at)],
   ];
-  if (status.enqueued_by) found.push(["Enqueued by", h("span", { class: "mono" }, status.enqueued_by)]);
-  if (status.started_at) found.push(["Started", both(status.started_at)]);
-  if (waited !== null && waited >= 0 && status.attempt <= 1) found.push(["Waited", format.duration(waited)]);
-  if (status.finished_at) found.push(["Finished", both(status.finished_at)]);
-  if (ran !== null && ran >= 0) found.push(["Ran", format.duration(ran)]);
+  if (status.enqueued_by) items.push(["Enqueued by", h("span", { class: "mono" }, status.enqueued_by)]);
+  if (status.started_at) items.push(["Started", both(status.started_at)]);
+  if (waited !== null && waited >= 0 && status.attempt <= 1) items.push(["Waited", format.duration(waited)]);
+  if (status.finished_at) items.push(["Finished", both(status.finished_at)]);
+  if (ran !== null && ran >= 0) items.push(["Ran", format.duration(ran)]);
   if (job.node)
-    found.push(["Node", link(address(["jobs"], { node: job.node }), h("span", { class: "mono" }, job.node))]);
-  if (job.cancel_requested) found.push(["Asked to end", "yes"]);
-  if (job.expires_at && status.state === "waiting") found.push(["Expires", both(job.expires_at)]);
+    items.push(["Node", link(address(["jobs"], { node: job.node }), h("span", { class: "mono" }, job.node))]);
+  if (job.cancel_requested) items.push(["Cancellation", "requested"]);
+  if (job.expires_at && status.state === "waiting") items.push(["Expires", both(job.expires_at)]);
   if (job.unique_key)
-    found.push(["Unique key", link(address(["jobs"], { unique_key: job.unique_key }), job.unique_key)]);
-  if (job.schedule) found.push(["Schedule", link(address(["schedules", job.schedule]), job.schedule)]);
+    items.push(["Unique key", link(address(["jobs"], { unique_key: job.unique_key }), job.unique_key)]);
+  if (job.schedule) items.push(["Schedule", link(address(["schedules", job.schedule]), job.schedule)]);
   if (job.batch)
-    found.push([
+    items.push([
       "Batch",
       link(address(["batches", job.batch]), h("span", { class: "mono" }, format.shortId(job.batch))),
     ]);
-  if (status.follows) found.push(["Follows", jobLink(status.follows)]);
+  if (status.follows) items.push(["Follows", jobLink(status.follows)]);
   if (job.draws?.length)
-    found.push([
-      "Draws on",
+    items.push([
+      "Limits",
       job.draws.map((/** @type {any} */ draw) =>
         h(
           "div",
@@ -57,8 +57,8 @@ export function about(job) {
         ),
       ),
     ]);
-  found.push(["Audit", job.audit]);
-  return panel("About", {}, facts(found));
+  items.push(["Audit", job.audit]);
+  return panel("About", {}, facts(items));
 }
 
 /** @param {any} job */

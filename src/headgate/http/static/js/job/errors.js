@@ -1,4 +1,4 @@
-/** How the attempts of a job failed, the last one first. */
+/** The errors of a job's attempts, newest first. */
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -26,7 +26,7 @@ export function errors(job) {
   if (!all.length) return null;
   return panel(
     "Errors",
-    { hint: format.plural(all.length, "attempt") },
+    { hint: format.plural(all.length, "error") },
     all.map((attempt, at) =>
       h(
         "details",

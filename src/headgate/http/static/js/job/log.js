@@ -1,4 +1,4 @@
-/** What a job has logged: its newest lines, which follow while it runs, and those before on demand. */
+/** The log of a job: its newest lines, live while it runs; earlier lines on request. */
 
 import { get, optional, path } from "../api.js";
 import { command } from "../commands.js";
@@ -9,8 +9,10 @@ import { button, copyCommand, empty, panel } from "../parts.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
-const LINES = 100;
-const MANY = 500;
+/** Lines of the first request. */
+const FIRST_LINES = 100;
+/** Lines of each further request. */
+const MORE_LINES = 500;
 const LEVELS = /** @type {[string, string][]} */ ([
   ["0", "all levels"],
   ["20", "info and above"],
@@ -18,25 +20,25 @@ const LEVELS = /** @type {[string, string][]} */ ([
   ["40", "error and above"],
 ]);
 
-/** What a visit knows of the log at first. */
-export function noLines() {
+/** The state of the log at the start of a visit. */
+export function emptyLog() {
   return { level: "0", lines: [], isWhole: false };
 }
 
 /**
- * Ask for the lines that came after those that are known; at first for the newest.
+ * Load the lines after those that are loaded; at first the newest.
  *
  * @param {Context} context @param {AbortSignal} signal
  */
-export async function askLines({ route, ui }, signal) {
+export async function loadLines({ route, ui }, signal) {
   const isFirst = !ui.lines.length;
-  const query = isFirst ? { count: LINES, newest: true } : { after: lastOf(ui.lines), count: MANY };
-  const answer = await optional(get(path("jobs", route.params.id, "logs"), query, signal));
-  const found = answer?.items ?? [];
-  if (isFirst) ui.isWhole = found.length < LINES;
-  // Another answer may have brought the same lines meanwhile.
+  const query = isFirst ? { count: FIRST_LINES, newest: true } : { after: lastOf(ui.lines), count: MORE_LINES };
+  const response = await optional(get(path("jobs", route.params.id, "logs"), query, signal));
+  const added = response?.items ?? [];
+  if (isFirst) ui.isWhole = added.length < FIRST_LINES;
+  // A concurrent request may have loaded the same lines.
   const last = lastOf(ui.lines);
-  ui.lines = [...ui.lines, ...found.filter((/** @type {any} */ line) => line.number > last)];
+  ui.lines = [...ui.lines, ...added.filter((/** @type {any} */ line) => line.number > last)];
 }
 
 /** @param {any[]} lines */
@@ -52,7 +54,7 @@ export function logs(context) {
   return panel(
     "Log",
     {
-      hint: isRunning ? "new lines follow" : format.plural(ui.lines.length, "line"),
+      hint: isRunning ? "new lines appear here" : format.plural(ui.lines.length, "line"),
       aside: [
         select("Level", ui.level, LEVELS, (level) => context.update({ level })),
         copyCommand(command("jobs", "logs", data.job.status.id, isRunning && "--follow"), "Command"),
@@ -67,18 +69,18 @@ export function logs(context) {
       ),
     !lines.length
       ? empty(
-          "Nothing logged",
+          "No log lines",
           ui.lines.length
-            ? "No line is of this level."
+            ? "There is no line of this level."
             : [
-                "What the task logs while it runs shows here, with ",
+                "Lines appear here when the task logs with ",
                 h("code", null, "logging"),
                 " or ",
                 h("code", null, "current_job().log"),
                 ".",
               ],
         )
-      : // Its end is its beginning, so that it stays at the newest line unless somebody scrolls away.
+      : // The layout is reversed, so that the list stays at the newest line until the user scrolls up.
         h(
           "div",
           { class: "log", tabindex: "0", role: "region", "aria-label": "Log lines" },
@@ -95,7 +97,7 @@ function logLine(line) {
     { key: line.number, class: `log-${level}` },
     h("span", { class: "log-at num", title: format.instant(line.at) }, format.precise(line.at)),
     h("span", { class: "log-level" }, level),
-    h("span", { class: "log-said" }, line.message),
+    h("span", { class: "log-message" }, line.message),
   );
 }
 
@@ -104,15 +106,15 @@ async function earlier(context) {
   const { ui, route } = context;
   const first = ui.lines[0].number;
   /** @type {any[]} */
-  const found = [];
+  const loaded = [];
   for (let after = 0; ;) {
-    const page = await get(path("jobs", route.params.id, "logs"), { after, count: MANY });
-    found.push(...page.items.filter((/** @type {any} */ line) => line.number < first));
+    const page = await get(path("jobs", route.params.id, "logs"), { after, count: MORE_LINES });
+    loaded.push(...page.items.filter((/** @type {any} */ line) => line.number < first));
     const last = page.items[page.items.length - 1];
     if (!page.next || !last || last.number >= first) break;
     after = last.number;
   }
-  context.update({ lines: [...found, ...ui.lines], isWhole: true });
+  context.update({ lines: [...loaded, ...ui.lines], isWhole: true });
 }
 
 /** @param {number} level */

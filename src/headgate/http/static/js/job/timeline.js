@@ -1,51 +1,51 @@
-/** The life of a job, moment by moment, with what lay between them. */
+/** The timeline of a job: its events, and the time between them. */
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
-import { clock, lasting, link, panel } from "../parts.js";
+import { clock, elapsed, link, panel } from "../parts.js";
 import { address } from "../router.js";
 
 /** @param {any} job */
 export function timeline(job) {
-  const moments = job.timeline;
+  const entries = job.timeline;
   return panel(
     "Timeline",
     {},
     h(
       "ol",
       { class: "timeline" },
-      moments.map((/** @type {any} */ moment, /** @type {number} */ at) => {
-        const before = at ? (Date.parse(moment.at) - Date.parse(moments[at - 1].at)) / 1000 : null;
-        const isOpen = at === moments.length - 1 && moment.what.startsWith("is running");
+      entries.map((/** @type {any} */ entry, /** @type {number} */ at) => {
+        const before = at ? (Date.parse(entry.at) - Date.parse(entries[at - 1].at)) / 1000 : null;
+        const isOpen = at === entries.length - 1 && entry.what.startsWith("is running");
         return h(
           "li",
-          { key: `${at} ${moment.what}`, class: `moment state-${toneOf(moment.what)}` },
-          before !== null && before > 0 && h("span", { class: "moment-gap num" }, format.duration(before)),
-          h("span", { class: "moment-mark" }, icon(toneOf(moment.what))),
+          { key: `${at} ${entry.what}`, class: `entry state-${toneOf(entry.what)}` },
+          before !== null && before > 0 && h("span", { class: "entry-gap num" }, format.duration(before)),
+          h("span", { class: "entry-mark" }, icon(toneOf(entry.what))),
           h(
             "div",
-            { class: "moment-body" },
+            { class: "entry-body" },
             h(
               "p",
               null,
-              h("b", null, worded(moment.what)),
-              moment.attempt && h("span", { class: "chip" }, `attempt ${moment.attempt}`),
-              isOpen && h("span", { class: "faint" }, " for ", lasting(moment.at)),
+              h("b", null, label(entry.what)),
+              entry.attempt && h("span", { class: "chip" }, `attempt ${entry.attempt}`),
+              isOpen && h("span", { class: "faint" }, " for ", elapsed(entry.at)),
             ),
             h(
               "p",
-              { class: "moment-when faint" },
-              h("span", { class: "num" }, clock(moment.at)),
-              moment.node && [
+              { class: "entry-time faint" },
+              h("span", { class: "num" }, clock(entry.at)),
+              entry.node && [
                 " on ",
-                link(address(["jobs"], { node: moment.node }), h("span", { class: "mono" }, moment.node)),
+                link(address(["jobs"], { node: entry.node }), h("span", { class: "mono" }, entry.node)),
               ],
-              moment.actor && [" by ", link(address(["audit"], { actor: moment.actor }), moment.actor)],
+              entry.actor && [" by ", link(address(["audit"], { actor: entry.actor }), entry.actor)],
             ),
-            moment.detail &&
-              moment.detail !== moments[at - 1]?.detail &&
-              h("p", { class: "moment-detail" }, moment.detail),
+            entry.detail &&
+              entry.detail !== entries[at - 1]?.detail &&
+              h("p", { class: "entry-detail" }, entry.detail),
           ),
         );
       }),
@@ -54,12 +54,12 @@ export function timeline(job) {
 }
 
 /** @param {string} what */
-function worded(what) {
-  const words = what.replace(/^final: /, "final, ");
-  return words.charAt(0).toUpperCase() + words.slice(1);
+function label(what) {
+  const text = what.replace(/^final: /, "job ");
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** Which state a moment looks like. @param {string} what */
+/** The state whose colour and icon an entry has. @param {string} what */
 function toneOf(what) {
   const word = what.replace(/^final: /, "");
   if (["succeeded", "failed", "cancelled"].includes(word)) return word;

@@ -1,13 +1,13 @@
-/** Why a job is where it is: a sentence, its place in line, the limits that it draws on. */
+/** Why a job has its state: a sentence, its position in its lane, its limits and its progress. */
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
-import { ruleWords } from "../limits/buckets.js";
+import { ruleLabel } from "../limits/buckets.js";
 import { allowed, badge, bucketLink, countdown, gauge, jobLink, jobState, when } from "../parts.js";
 import { address } from "../router.js";
 
-/** Why it is where it is, with the limits it draws on. @param {any} data */
+/** The reason for the state of a job, with its limits. @param {any} data */
 export function why({ job, explained }) {
   if (!explained) return null;
   const { status } = job;
@@ -16,7 +16,7 @@ export function why({ job, explained }) {
   return h(
     "section",
     { class: `panel why state-${jobState(status)}`, key: "why", "aria-label": "Why" },
-    h("p", { class: "why-said" }, icon(jobState(status)), h("span", null, `${reason}.`)),
+    h("p", { class: "why-reason" }, icon(jobState(status)), h("span", null, `${reason}.`)),
     isWaiting &&
       (status.predicted_start || status.place) &&
       h(
@@ -26,7 +26,7 @@ export function why({ job, explained }) {
           h(
             "div",
             { key: "place" },
-            h("dt", null, "Place in its lane"),
+            h("dt", null, "Position in its lane"),
             h(
               "dd",
               { class: "num" },
@@ -38,7 +38,7 @@ export function why({ job, explained }) {
           h(
             "div",
             { key: "start" },
-            h("dt", null, "Its limits let it start"),
+            h("dt", null, "Limits allow start"),
             h("dd", { class: "num" }, countdown(status.predicted_start, "–", "now")),
           ),
       ),
@@ -51,7 +51,7 @@ export function why({ job, explained }) {
             "li",
             { key: `${limit.limit} ${limit.key}` },
             bucketLink(limit.limit, limit.key),
-            h("span", { class: "faint" }, ruleWords(limit.rule)),
+            h("span", { class: "faint" }, ruleLabel(limit.rule)),
             limit.is_paused && badge("paused"),
             gauge({
               used: limit.used,
@@ -60,7 +60,7 @@ export function why({ job, explained }) {
               state: limit.is_paused ? "paused" : "",
             }),
             isWaiting && limit.opens_at && h("span", null, "opens ", countdown(limit.opens_at)),
-            h("span", { class: "faint" }, `${format.plural(limit.waiting, "job waits", "jobs wait")}`),
+            h("span", { class: "faint" }, `${format.plural(limit.waiting, "job")} waiting`),
           ),
         ),
       ),
@@ -105,10 +105,10 @@ export function progress(status) {
     ),
     h(
       "p",
-      { class: "progress-said" },
+      { class: "progress-text" },
       h("b", { class: "num" }, `${share} %`),
       message && h("span", null, message),
-      h("span", { class: "faint" }, "said ", when(at)),
+      h("span", { class: "faint" }, "reported ", when(at)),
     ),
   );
 }

@@ -1,14 +1,14 @@
-/** Buckets as lists show them: one limit for one key, what is used of it, and when it opens. */
+/** The table of buckets (a limit for one key): how much is used, and when the next job may start. */
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { allowed, bucketHref, bucketLink, bucketMarks, countdown, gauge, link } from "../parts.js";
+import { allowed, bucketHref, bucketLink, bucketBadges, countdown, gauge, link } from "../parts.js";
 import { address } from "../router.js";
-import { brief } from "../rule.js";
+import { shortRule } from "../rule.js";
 import { table } from "../table.js";
 
-/** @param {any[]} buckets @param {boolean} isOfOne whether all are of one limit @param {import("../dom.js").Children} none */
-export function bucketTable(buckets, isOfOne, none) {
+/** @param {any[]} buckets @param {boolean} isOneLimit whether all are of one limit @param {import("../dom.js").Children} none the empty state */
+export function bucketTable(buckets, isOneLimit, none) {
   return table({
     label: "Limits by key",
     rows: buckets,
@@ -18,7 +18,7 @@ export function bucketTable(buckets, isOfOne, none) {
       {
         name: "Key",
         cell: (bucket) => [
-          isOfOne
+          isOneLimit
             ? h(
                 "a",
                 { href: bucketHref(bucket.limit, bucket.key), class: "clamp", title: bucket.key },
@@ -26,10 +26,10 @@ export function bucketTable(buckets, isOfOne, none) {
               )
             : bucketLink(bucket.limit, bucket.key),
           " ",
-          bucketMarks(bucket),
+          bucketBadges(bucket),
         ],
       },
-      { name: "Rule", extra: "rule-cell", cell: (bucket) => ruleWords(bucket.rule) },
+      { name: "Rule", extra: "rule-cell", cell: (bucket) => ruleLabel(bucket.rule) },
       {
         name: "Used",
         cell: (bucket) =>
@@ -51,26 +51,26 @@ export function bucketTable(buckets, isOfOne, none) {
               )
             : h("span", { class: "faint" }, "0"),
       },
-      { name: "Next slot", align: "right", extra: "moment-cell", cell: (bucket) => nextSlot(bucket) },
+      { name: "Next slot", align: "right", extra: "time-cell", cell: (bucket) => nextSlot(bucket) },
     ],
   });
 }
 
-/** Whether a rule counts what runs at once, and not starts. @param {string | null | undefined} rule */
+/** Whether a rule limits concurrent jobs, not a rate. @param {string | null | undefined} rule */
 export function isAtOnce(rule) {
   return rule?.endsWith("at once") ?? false;
 }
 
-/** A rule as lists show it; as it is told, and typed, under the pointer. @param {string | null | undefined} rule */
-export function ruleWords(rule) {
-  return rule ? h("span", { title: rule }, brief(rule)) : h("span", { class: "faint" }, "not declared here");
+/** A rule in short form; the title has the full rule. @param {string | null | undefined} rule */
+export function ruleLabel(rule) {
+  return rule ? h("span", { title: rule }, shortRule(rule)) : h("span", { class: "faint" }, "not declared by this app");
 }
 
-/** When the next job may start on it. @param {any} bucket */
+/** When the next job may start. @param {any} bucket */
 export function nextSlot(bucket) {
   if (bucket.is_paused) return h("span", { class: "faint" }, "when resumed");
   if (bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now())
     return countdown(bucket.penalized_until);
   if (bucket.next_slot_at) return countdown(bucket.next_slot_at);
-  return h("span", { class: "faint" }, bucket.available === 0 ? "when a permit is back" : "now");
+  return h("span", { class: "faint" }, bucket.available === 0 ? "when a permit is free" : "now");
 }

@@ -1,13 +1,13 @@
-/** What the code declares of a limit, and what was set for it at run time. */
+/** Load a limit as the code declares it, and its settings of run time. */
 
 import { get, optional } from "../api.js";
 
 /**
- * `countsStarts` says that whether it held can be told: of starts only, and of limits that this app knows.
+ * Load a limit. It `countsStarts`, and can be audited, if this app declares it and it is not a concurrency limit.
  *
  * @param {string} name @param {AbortSignal} signal
  */
-export async function askDeclared(name, signal) {
+export async function loadDeclared(name, signal) {
   const [declared, settings] = await Promise.all([
     optional(get("limits/declared", {}, signal)),
     optional(get("limits/settings", { limit: name }, signal)),

@@ -1,4 +1,4 @@
-/** What was set at run time, and beats the code. */
+/** Settings made at run time, which override the code. */
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -11,7 +11,7 @@ export function settingsPanel(settings) {
   if (!settings.length) return null;
   return panel(
     "Set at run time",
-    { class: "bare", hint: "beats the code, and survives deploys" },
+    { class: "bare", hint: "overrides the code, also after deploys" },
     table({
       label: "Set at run time",
       rows: settings,
@@ -30,9 +30,9 @@ export function settingsPanel(settings) {
                 ],
         },
         {
-          name: "What",
+          name: "Setting",
           cell: (setting) => [
-            setting.rule && h("span", null, ruleWords(setting.rule)),
+            setting.rule && h("span", null, storedRule(setting.rule)),
             setting.tier && `in tier ${setting.tier}`,
             setting.is_paused && h("span", { class: "badge state-paused" }, "paused"),
           ],
@@ -42,8 +42,8 @@ export function settingsPanel(settings) {
   );
 }
 
-/** A stored rule in words. @param {any} rule */
-function ruleWords(rule) {
+/** A stored rule as text. @param {any} rule */
+function storedRule(rule) {
   try {
     const stored = typeof rule === "string" ? JSON.parse(rule) : rule;
     if (stored.period)
@@ -55,7 +55,7 @@ function ruleWords(rule) {
   }
 }
 
-/** The pattern that matches this key and no other, as members of a tier are stored. @param {string} key */
+/** The pattern that matches only this key: members of a tier are stored as patterns. @param {string} key */
 export function patternOf(key) {
   return key.replace(/[*?[]/g, "[$&]");
 }

@@ -1,4 +1,4 @@
-/** All pages by the name that the router gives them. */
+/** All pages by their names in the router. */
 
 import { audit } from "./audit.js";
 import { batch } from "./batch.js";

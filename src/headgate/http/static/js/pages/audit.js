@@ -1,4 +1,4 @@
-/** The audit log: what people did to jobs, limits, queues and schedules. */
+/** The audit log: actions on jobs, limits, queues and schedules. */
 
 import { get } from "../api.js";
 import { command, option } from "../commands.js";
@@ -15,7 +15,7 @@ export const audit = {
   load: ({ route }, signal) => get("audit", { ...Object.fromEntries(route.query), count: 50 }, signal),
   view: (context) => {
     const { data, route } = context;
-    const asked = (/** @type {string} */ name) => route.query.get(name) ?? "";
+    const value = (/** @type {string} */ name) => route.query.get(name) ?? "";
     const set = (/** @type {string} */ name) => (/** @type {string} */ value) =>
       context.setQuery({ [name]: value || null, before: null });
     const isFiltered = ["kind", "subject", "actor"].some((name) => route.query.has(name));
@@ -24,9 +24,9 @@ export const audit = {
         actions: copyCommand(
           command(
             "audit",
-            ...option("--kind", asked("kind")),
-            ...option("--subject", asked("subject")),
-            ...option("--actor", asked("actor")),
+            ...option("--kind", value("kind")),
+            ...option("--subject", value("subject")),
+            ...option("--actor", value("actor")),
           ),
         ),
       }),
@@ -35,9 +35,9 @@ export const audit = {
         { class: "filters", key: "filters" },
         select(
           "Kind",
-          asked("kind"),
+          value("kind"),
           [
-            ["", "Everything"],
+            ["", "all kinds"],
             ["job", "Jobs"],
             ["limit", "Limits"],
             ["queue", "Queues"],
@@ -45,9 +45,9 @@ export const audit = {
           ],
           set("kind"),
         ),
-        text("Subject", asked("subject"), "a job, limit, queue …", set("subject")),
-        text("Actor", asked("actor"), "who did it", set("actor")),
-        isFiltered && link("audit", "Clear"),
+        text("Subject", value("subject"), "a job, limit, queue …", set("subject")),
+        text("Actor", value("actor"), "user or process", set("actor")),
+        isFiltered && link("audit", "Clear filters"),
       ),
       panel(
         "Entries",
@@ -57,15 +57,15 @@ export const audit = {
           rows: data.items,
           key: (entry) => entry.number,
           empty: empty(
-            isFiltered ? "Nobody did such a thing" : "Nobody did anything yet",
+            isFiltered ? "No matching entries" : "No entries yet",
             isFiltered
-              ? "No entry matches what you asked for."
-              : "What people do to jobs, limits, queues and schedules is kept here, with who did it, for 90 days.",
+              ? link("audit", "Show all entries")
+              : "Actions on jobs, limits, queues and schedules appear here with their actors, and are kept for 90 days.",
           ),
           columns: [
-            { name: "When", cell: (entry) => when(entry.at) },
-            { name: "Who", cell: (entry) => link(address(["audit"], { actor: entry.actor }), entry.actor) },
-            { name: "What", cell: (entry) => h("b", null, entry.action) },
+            { name: "Time", cell: (entry) => when(entry.at) },
+            { name: "Actor", cell: (entry) => link(address(["audit"], { actor: entry.actor }), entry.actor) },
+            { name: "Action", cell: (entry) => h("b", null, entry.action) },
             { name: "Kind", cell: (entry) => entry.kind },
             { name: "Subject", cell: (entry) => h("span", { class: "clamp", title: entry.subject }, subject(entry)) },
             {

@@ -18,18 +18,18 @@ export const batch = {
     return [
       heading(["Batch ", h("span", { class: "mono" }, format.shortId(id))], {
         crumbs: [["Jobs", "jobs"]],
-        marks: badge(batch.state ?? "running", batch.state ?? "not final"),
+        badges: badge(batch.state ?? "running", batch.state ?? "pending"),
         actions: copyCommand(command("jobs", "list", "--batch", id)),
       }),
       panel(
         "Progress",
-        { hint: `${format.count(done)} of ${format.plural(batch.total, "job")} final` },
+        { hint: `${format.count(done)} of ${format.plural(batch.total, "job")} finished` },
         h(
           "div",
           {
             class: "stacked-bar",
             role: "img",
-            "aria-label": `${done} of ${batch.total} final: ${states.map((state) => `${batch[state]} ${state}`).join(", ")}`,
+            "aria-label": `${done} of ${batch.total} finished: ${states.map((state) => `${batch[state]} ${state}`).join(", ")}`,
           },
           states.map(
             (state) =>
@@ -51,24 +51,24 @@ export const batch = {
           h(
             "a",
             { href: address(["jobs"], { batch: id, state: "waiting" }) },
-            badge("waiting", `${format.count(batch.pending)} not final`),
+            badge("waiting", `${format.count(batch.pending)} pending`),
           ),
         ),
       ),
       panel(
-        "Facts",
+        "About",
         {},
         facts([
           ["Id", h("span", { class: "mono" }, id)],
           ["Enqueued", [clock(batch.enqueued_at), " · ", when(batch.enqueued_at)]],
-          ["Final", batch.finished_at ? [clock(batch.finished_at), " · ", when(batch.finished_at)] : "not yet"],
+          ["Finished", batch.finished_at ? [clock(batch.finished_at), " · ", when(batch.finished_at)] : "not yet"],
           [
             "Took",
             batch.finished_at
               ? format.duration((Date.parse(batch.finished_at) - Date.parse(batch.enqueued_at)) / 1000)
               : "–",
           ],
-          ["Jobs", link(address(["jobs"], { batch: id }), `All ${format.plural(batch.total, "job")} of it`)],
+          ["Jobs", link(address(["jobs"], { batch: id }), format.plural(batch.total, "job"))],
         ]),
       ),
     ];

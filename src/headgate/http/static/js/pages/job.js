@@ -1,4 +1,4 @@
-/** One job: where it stands and why, its life, what it was given and gave, and what it logged. */
+/** One job: its state and the reason, timeline, errors, log, payload and result. */
 
 import { get, optional, path } from "../api.js";
 import { command } from "../commands.js";
@@ -6,7 +6,7 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { about, values } from "../job/about.js";
 import { errors } from "../job/errors.js";
-import { askLines, logs, noLines } from "../job/log.js";
+import { loadLines, logs, emptyLog } from "../job/log.js";
 import { timeline } from "../job/timeline.js";
 import { progress, why } from "../job/why.js";
 import { badge, button, copyButton, copyCommand, heading, jobState } from "../parts.js";
@@ -18,13 +18,13 @@ import { address } from "../router.js";
 export const job = {
   title: ({ params }) => `Job ${format.shortId(params.id)}`,
   every: 5_000,
-  ui: noLines,
+  ui: emptyLog,
   load: async (context, signal) => {
     const id = context.route.params.id;
     const [job, explained] = await Promise.all([
       get(path("jobs", id), {}, signal),
       optional(get(path("jobs", id, "explain"), {}, signal)),
-      askLines(context, signal),
+      loadLines(context, signal),
     ]);
     return { job, explained };
   },
@@ -38,7 +38,7 @@ export const job = {
           ["Jobs", "jobs"],
           [`queue ${status.queue}`, address(["jobs"], { queue: status.queue })],
         ],
-        marks: badge(jobState(status)),
+        badges: badge(jobState(status)),
         actions: actions(context),
         below: h("p", { class: "job-id mono" }, status.id, copyButton(status.id, "the id")),
       }),
@@ -62,22 +62,22 @@ function actions(context) {
   const isFinal = !["waiting", "running"].includes(status.state);
   const state = jobState(status);
   const act =
-    (/** @type {string} */ way, /** @type {string} */ done, /** @type {import("../dialogs.js").Question} */ question) =>
+    (/** @type {string} */ endpoint, /** @type {string} */ done, /** @type {import("../dialogs.js").Question} */ question) =>
     () =>
-      void context.act({ path: path("jobs", id, way), done, question });
-  const told = (/** @type {string} */ way, /** @type {string} */ text) => [
+      void context.act({ path: path("jobs", id, endpoint), done, question });
+  const body = (/** @type {string} */ verb, /** @type {string} */ text) => [
     h("p", null, text),
-    h("p", { class: "command-line" }, h("code", null, command("jobs", way, id))),
+    h("p", { class: "command-line" }, h("code", null, command("jobs", verb, id))),
   ];
   return [
     ["failed", "cancelled"].includes(status.state) &&
       button(
         "Retry",
         { icon: "retry", kind: "primary", why: denied },
-        act("retry", "The job waits again", {
+        act("retry", "The job is waiting again", {
           title: "Retry this job?",
           action: "Retry",
-          body: told("retry", "It waits again, with all its tries, and its limits count for it as for any other."),
+          body: body("retry", "The job waits again, with all its attempts. Its limits apply as usual."),
         }),
       ),
     state === "scheduled" &&
@@ -87,22 +87,23 @@ function actions(context) {
         act("run-now", "The job is ready", {
           title: "Run this job now?",
           action: "Run now",
-          body: told("run", "It is ready at once instead of at its time. No limit is passed by it."),
+          body: body("run", "The job becomes ready now instead of at its scheduled time. Its limits still apply."),
         }),
       ),
     !isFinal &&
       button(
         "Cancel",
         { icon: "cancelled", kind: "danger-quiet", why: denied },
-        act("cancel", status.state === "running" ? "The job was asked to end" : "The job is cancelled", {
+        act("cancel", status.state === "running" ? "The job was asked to stop" : "The job is cancelled", {
           title: "Cancel this job?",
           action: "Cancel the job",
+          dismiss: "Keep the job",
           danger: true,
-          body: told(
+          body: body(
             "cancel",
             status.state === "running"
-              ? "It runs, and is asked to end; it is cancelled as soon as its code lets it."
-              : "It waits, and will never run; nothing is charged to its limits.",
+              ? "The job is running. It is asked to stop, and is cancelled as soon as its code allows."
+              : "The job will never run. Its limits are not charged.",
           ),
         }),
       ),

@@ -1,7 +1,7 @@
-/** Jobs: find them by what they are and wait for, and change one, some, or all that were found. */
+/** The list of jobs: filter them, and retry, cancel or run the selected or all matching ones. */
 
-import { get, maySearchText, optional } from "../api.js";
-import { ACTIONS, changeAll, changeChosen } from "../bulk.js";
+import { get, canSearchText, optional } from "../api.js";
+import { ACTIONS, changeMatching, changeSelected } from "../bulk.js";
 import { command, filterOptions } from "../commands.js";
 import { classes, h } from "../dom.js";
 import { select, text } from "../fields.js";
@@ -16,10 +16,10 @@ import {
   countdown,
   empty,
   heading,
-  held,
+  frozenNote,
   jobLink,
   jobState,
-  lasting,
+  elapsed,
   link,
   tabs,
   when,
@@ -29,27 +29,28 @@ import { table } from "../table.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
-const TEXTS = /** @type {[string, string, string][]} */ ([
+const TEXT_FILTERS = /** @type {[string, string, string][]} */ ([
   ["queue", "Queue", "any"],
   ["task", "Task", "any"],
   ["limit", "Limit", "any"],
-  ["key", "Key of a limit", "tenant:42"],
-  ["text", "Text in payload", "part of its JSON"],
+  ["key", "Limit key", "tenant:42"],
+  ["text", "Payload text", "part of the JSON"],
   ["error", "Error type", "TimeoutError"],
   ["unique_key", "Unique key", ""],
   ["schedule", "Schedule", ""],
-  ["batch", "Batch", "its id"],
-  ["node", "Node", "its id"],
+  ["batch", "Batch", "id"],
+  ["node", "Node", "id"],
 ]);
-const TIMES = /** @type {[string, string][]} */ ([
+const TIME_FILTERS = /** @type {[string, string][]} */ ([
   ["enqueued_after", "Enqueued since"],
   ["enqueued_before", "Enqueued before"],
   ["finished_after", "Finished since"],
   ["finished_before", "Finished before"],
 ]);
-const SHOWN_FIRST = 5;
-/** How many pages are asked for in a row while none has a job. */
-const MOST_PAGES = 40;
+/** The first filters are always visible; the others open with "More filters". */
+const MAIN_FILTERS = 5;
+/** The most empty pages that are read in a row to find one with jobs. */
+const MAX_EMPTY_PAGES = 40;
 const AGES = /** @type {[string, string][]} */ ([
   ["", "any time"],
   ["5m", "5 min ago"],
@@ -79,41 +80,41 @@ export const jobs = {
     const view = query.get("view") ?? query.get("state");
     return view ? `${view.charAt(0).toUpperCase()}${view.slice(1)} jobs` : "Jobs";
   },
-  ui: () => ({ chosen: new Set(), isOpen: false }),
-  // Where hundreds come each second, nobody could click a row, or keep what he has chosen.
-  standsStill: (context) => context.ui.chosen.size > 0 || context.isPointedAt,
+  ui: () => ({ selected: new Set(), isOpen: false }),
+  // On a busy store rows would move away before they can be clicked, and selected ones would leave the page.
+  isFrozen: (context) => context.ui.selected.size > 0 || context.isListInUse,
   load: async ({ route, ui }, signal) => {
-    const filter = asked(route.query);
-    const question = { ...filter, order: route.query.get("order"), count: 50 };
+    const filter = filterOf(route.query);
+    const query = { ...filter, order: route.query.get("order"), count: 50 };
     const [page, count, tasks] = await Promise.all([
-      firstWithJobs(question, route.query.get("before"), signal),
+      firstWithJobs(query, route.query.get("before"), signal),
       optional(get("jobs/count", filter, signal)),
       ui.tasks ?? optional(get("tasks", {}, signal)),
     ]);
     ui.tasks = tasks;
-    // What is shown no more is not to be changed unseen.
-    ui.chosen = new Set(
-      page.items.map((/** @type {any} */ job) => job.id).filter((/** @type {string} */ id) => ui.chosen.has(id)),
+    // Deselect jobs that have left the page, so that no action changes a job that is not shown.
+    ui.selected = new Set(
+      page.items.map((/** @type {any} */ job) => job.id).filter((/** @type {string} */ id) => ui.selected.has(id)),
     );
     return { ...page, count };
   },
   view: (context) => {
     const { data, route, ui } = context;
     return [
-      heading("Jobs", { actions: copyCommand(command("jobs", "list", ...filterOptions(asked(route.query)))) }),
+      heading("Jobs", { actions: copyCommand(command("jobs", "list", ...filterOptions(filterOf(route.query)))) }),
       viewTabs(context),
       filters(context),
       h(
         "section",
-        { class: "panel bare", key: "list", "aria-label": "Jobs found" },
-        bar(context),
+        { class: "panel bare", key: "list", "aria-label": "Matching jobs" },
+        bulkBar(context),
         table({
           label: "Jobs",
           rows: data.items,
           key: (job) => job.id,
-          chosen: context.denied("operate") ? undefined : ui.chosen,
-          onChoose: (chosen) => context.update({ chosen }),
-          empty: nothing(context),
+          selected: context.denied("operate") ? undefined : ui.selected,
+          onSelect: (selected) => context.update({ selected }),
+          empty: emptyList(context),
           columns: [
             {
               name: "Job",
@@ -127,42 +128,42 @@ export const jobs = {
                 job.attempt > 1 && h("span", { class: "cell-below faint" }, `attempt ${job.attempt}`),
               ],
             },
-            { name: "What", extra: "grow", cell: (job) => what(job) },
+            { name: "Payload", extra: "grow", cell: (job) => payloadCell(job) },
             { name: "Queue", cell: (job) => link(address(["jobs"], { queue: job.queue }), job.queue) },
-            { name: "Enqueued", align: "right", extra: "moment-cell", cell: (job) => when(job.enqueued_at) },
-            { name: "When", align: "right", extra: "moment-cell", cell: (job) => moment(job) },
+            { name: "Enqueued", align: "right", extra: "time-cell", cell: (job) => when(job.enqueued_at) },
+            { name: "Timing", align: "right", extra: "time-cell", cell: (job) => timing(job) },
           ],
         }),
-        pager(context, found(context)),
+        pager(context, countLabel(context)),
       ),
     ];
   },
 };
 
-/** A page, or the first one after it that has any jobs: the API reads a few thousand jobs for each. @param {Record<string, string | number | null>} filter @param {string | null} before @param {AbortSignal} signal */
+/** Return the page at a cursor, or the first one after it with jobs: the API reads a few thousand jobs per page. @param {Record<string, string | number | null>} filter @param {string | null} before @param {AbortSignal} signal */
 async function firstWithJobs(filter, before, signal) {
   let page = await get("jobs", { ...filter, before }, signal);
-  for (let read = 1; read < MOST_PAGES && !page.items.length && page.next; read++)
+  for (let read = 1; read < MAX_EMPTY_PAGES && !page.items.length && page.next; read++)
     page = await get("jobs", { ...filter, before: page.next }, signal);
   return page;
 }
 
-/** The filter of an address as the API takes it: ages become instants. @param {URLSearchParams} query @returns {Record<string, string>} */
-function asked(query) {
+/** The filter of an address in the form of the API: ages become instants. @param {URLSearchParams} query @returns {Record<string, string>} */
+function filterOf(query) {
   /** @type {Record<string, string>} */
   const filter = {};
-  for (const name of ["state", "view", ...TEXTS.map(([name]) => name)]) {
+  for (const name of ["state", "view", ...TEXT_FILTERS.map(([name]) => name)]) {
     const value = query.get(name);
     if (value !== null) filter[name] = value;
   }
-  for (const [name] of TIMES) {
+  for (const [name] of TIME_FILTERS) {
     const value = query.get(name);
     if (value) filter[name] = instantOf(value);
   }
   return filter;
 }
 
-/** An age ("2h") as an instant, to the minute, so that it is the same question for a while. @param {string} value */
+/** An age ("2h") as an instant, rounded to the minute so that the query stays the same for a while. @param {string} value */
 function instantOf(value) {
   const age = /^(\d+)([smhd])$/.exec(value);
   if (!age) return Number.isNaN(Date.parse(value)) ? value : new Date(value).toISOString();
@@ -174,17 +175,17 @@ function instantOf(value) {
 function viewTabs({ route }) {
   const totals = live.current().overview?.totals;
   const rest = Object.fromEntries([...route.query].filter(([name]) => !["state", "view", "before"].includes(name)));
-  const isNarrowed = Object.keys(rest).some((name) => name !== "order");
+  const isFiltered = Object.keys(rest).some((name) => name !== "order");
   const now = `${route.query.get("state") ?? ""} ${route.query.get("view") ?? ""}`;
   return tabs(
     "States",
     VIEWS.map(([name, query, count]) => {
-      const many = totals && !isNarrowed ? count(totals) : NaN;
+      const number = totals && !isFiltered ? count(totals) : NaN;
       return {
         name: name === "All" ? name : [icon(name.toLowerCase()), name],
         href: address(["jobs"], { ...rest, ...query }),
         isCurrent: now === `${query.state ?? ""} ${query.view ?? ""}`,
-        count: Number.isFinite(many) ? many : null,
+        count: Number.isFinite(number) ? number : null,
       };
     }),
   );
@@ -195,21 +196,21 @@ function filters(context) {
   const { route, ui } = context;
   const value = (/** @type {string} */ name) => route.query.get(name) ?? "";
   const set = (/** @type {string} */ name) => (/** @type {string} */ text) => {
-    ui.chosen = new Set();
+    ui.selected = new Set();
     ui.trail = [];
     context.setQuery({ [name]: text || null, before: null });
   };
   const overview = live.current().overview;
-  const known = /** @type {Record<string, string[]>} */ ({
+  const suggestions = /** @type {Record<string, string[]>} */ ({
     queue: overview?.queues.map((/** @type {any} */ queue) => queue.queue) ?? [],
     task: (ui.tasks?.items ?? []).map((/** @type {any} */ task) => task.task ?? task.name ?? task),
   });
-  const rare = [...TEXTS.slice(SHOWN_FIRST).map(([name]) => name), ...TIMES.map(([name]) => name)];
-  const isRareSet = rare.some((name) => route.query.has(name));
-  const isOpen = ui.isOpen || isRareSet;
-  const isSet = [...TEXTS, ...TIMES].some(([name]) => route.query.has(name));
+  const moreFilters = [...TEXT_FILTERS.slice(MAIN_FILTERS).map(([name]) => name), ...TIME_FILTERS.map(([name]) => name)];
+  const isMoreSet = moreFilters.some((name) => route.query.has(name));
+  const isOpen = ui.isOpen || isMoreSet;
+  const isSet = [...TEXT_FILTERS, ...TIME_FILTERS].some(([name]) => route.query.has(name));
   const field = ([name, label, hint] = ["", "", ""]) =>
-    marked(text(label, value(name), hint, set(name), known[name]), value(name) !== "");
+    markIfSet(text(label, value(name), hint, set(name), suggestions[name]), value(name) !== "");
   return h(
     "form",
     {
@@ -219,12 +220,12 @@ function filters(context) {
       "aria-label": "Filters",
       onsubmit: (/** @type {Event} */ event) => event.preventDefault(),
     },
-    TEXTS.slice(0, SHOWN_FIRST)
-      .filter(([name]) => name !== "text" || maySearchText(context.session))
+    TEXT_FILTERS.slice(0, MAIN_FILTERS)
+      .filter(([name]) => name !== "text" || canSearchText(context.session))
       .map(field),
-    isOpen && TEXTS.slice(SHOWN_FIRST).map(field),
-    isOpen && TIMES.map(([name, label]) => select(label, value(name), ages(value(name)), set(name))),
-    marked(
+    isOpen && TEXT_FILTERS.slice(MAIN_FILTERS).map(field),
+    isOpen && TIME_FILTERS.map(([name, label]) => select(label, value(name), ages(value(name)), set(name))),
+    markIfSet(
       select(
         "Order",
         value("order"),
@@ -239,7 +240,7 @@ function filters(context) {
     h(
       "div",
       { class: "filter-buttons", key: "buttons" },
-      !isRareSet &&
+      !isMoreSet &&
         h(
           "button",
           { type: "button", key: "more", onclick: () => context.update({ isOpen: !isOpen }) },
@@ -255,49 +256,49 @@ function filters(context) {
   );
 }
 
-/** A field that stays in sight where there is little room, if something is set. @param {import("../dom.js").VElement} field @param {boolean} isSet */
-function marked(field, isSet) {
+/** Mark a field that has a value: it stays visible on a narrow screen. @param {import("../dom.js").VElement} field @param {boolean} isSet */
+function markIfSet(field, isSet) {
   field.props.class = classes(field.props.class, isSet && "is-set");
   return field;
 }
 
-/** The ages to choose from, with the one in the address if it is another. @param {string} value @returns {[string, string][]} */
+/** The selectable ages, and the value in the address if it is another one. @param {string} value @returns {[string, string][]} */
 function ages(value) {
   return AGES.some(([each]) => each === value)
     ? AGES
     : [...AGES, [value, Number.isNaN(Date.parse(value)) ? value : format.instant(value)]];
 }
 
-/** What is done to those that are chosen, or to all that were found. @param {Context} context */
-function bar(context) {
+/** The actions for the selected jobs, or for all matching ones. @param {Context} context */
+function bulkBar(context) {
   const { ui, data, route } = context;
   if (!data.items.length) return null;
   const why = context.denied("operate");
   const after = () => {
-    context.update({ chosen: new Set() });
+    context.update({ selected: new Set() });
     void context.refresh();
   };
-  const ids = [...ui.chosen];
-  const filter = asked(route.query);
+  const ids = [...ui.selected];
+  const filter = filterOf(route.query);
   const actions = /** @type {import("../bulk.js").Action[]} */ (Object.keys(ACTIONS));
-  const possible = ids.length ? actions : actions.filter((action) => suits(action, filter));
+  const available = ids.length ? actions : actions.filter((action) => canApply(action, filter));
   return h(
     "div",
     { class: "bulk-bar", key: "bar" },
     h(
       "span",
-      { class: "bulk-said" },
-      ids.length ? h("b", null, `${ids.length} chosen`) : found(context),
+      { class: "bulk-count" },
+      ids.length ? h("b", null, `${ids.length} selected`) : countLabel(context),
       " ",
-      held(context),
+      frozenNote(context),
     ),
     ids.length > 0 &&
       h(
         "button",
-        { type: "button", class: "quiet small", onclick: () => context.update({ chosen: new Set() }) },
-        "Choose none",
+        { type: "button", class: "quiet small", onclick: () => context.update({ selected: new Set() }) },
+        "Clear selection",
       ),
-    possible.map((action) => {
+    available.map((action) => {
       const { verb } = ACTIONS[action];
       const label = ids.length ? verb : action === "run_now" ? "Run all now …" : `${verb} all …`;
       return button(
@@ -305,32 +306,32 @@ function bar(context) {
         {
           kind: action === "cancel" ? "small danger-quiet" : "small",
           why,
-          name: ids.length ? `${verb} ${ids.length} chosen` : `${label.replace(" …", "")} that match the filter`,
+          name: ids.length ? `${verb} ${ids.length} selected` : `${label.replace(" …", "")} matching the filter`,
         },
-        () => void (ids.length ? changeChosen(action, ids, after) : changeAll(action, filter, after)),
+        () => void (ids.length ? changeSelected(action, ids, after) : changeMatching(action, filter, after)),
       );
     }),
   );
 }
 
-/** Whether it can do anything to what is shown. @param {import("../bulk.js").Action} action @param {Record<string, string>} filter */
-function suits(action, { state, view }) {
+/** Whether an action can change any of the matching jobs. @param {import("../bulk.js").Action} action @param {Record<string, string>} filter */
+function canApply(action, { state, view }) {
   if (action === "run_now") return view === "scheduled" || (!view && (!state || state === "waiting"));
   if (action === "cancel") return !state || state === "waiting" || state === "running";
   return !view && (!state || state === "failed" || state === "cancelled");
 }
 
 /** @param {Context} context */
-function found({ data, page }) {
+function countLabel({ data, page }) {
   if (page.isBusy) return "Searching …";
   if (!data.count) return null;
   return data.count.is_exact
     ? format.plural(data.count.count, "job")
-    : `${format.count(data.count.count)} jobs or more`;
+    : `at least ${format.plural(data.count.count, "job")}`;
 }
 
 /** @param {any} job */
-function what(job) {
+function payloadCell(job) {
   const payload = h(
     "span",
     { class: "mono payload", key: "payload" },
@@ -353,7 +354,7 @@ function what(job) {
       h(
         "span",
         { class: "cell-below one-line" },
-        "waits for ",
+        "waiting for ",
         link(`${address(["limits", limit])}?${new URLSearchParams({ key })}`, limit, key && ` ${key}`),
       ),
   ];
@@ -365,29 +366,29 @@ export function drawOf(waitsFor) {
   return Array.isArray(waitsFor) ? [waitsFor[0], waitsFor[1]] : [waitsFor.limit, waitsFor.key];
 }
 
-/** The instant that matters most of a job as it is. @param {any} job */
-function moment(job) {
-  if (job.finished_at) return ["ended ", when(job.finished_at)];
-  if (job.state === "running") return ["for ", lasting(job.started_at)];
+/** The most relevant time of a job in its state. @param {any} job */
+function timing(job) {
+  if (job.finished_at) return ["finished ", when(job.finished_at)];
+  if (job.state === "running") return ["running for ", elapsed(job.started_at)];
   if (jobState(job) === "throttled")
-    return job.throttled_until ? ["limit opens ", countdown(job.throttled_until)] : "permit";
+    return job.throttled_until ? ["limit opens ", countdown(job.throttled_until)] : "waiting for a permit";
   if (jobState(job) === "scheduled") return ["due ", countdown(job.run_at)];
   return h("span", { class: "faint" }, "–");
 }
 
 /** @param {Context} context */
-function nothing({ route, page, data }) {
+function emptyList({ route, page, data }) {
   if (page.isBusy)
-    return empty("Searching …", "A text, or a type of errors, is looked for in one job after the other.");
-  const filter = asked(route.query);
-  if (data.next) return empty("No matching jobs so far", "Only part of the jobs were read. Next goes on.");
+    return empty("Searching …", "A search by text or error type reads one job after the other.");
+  const filter = filterOf(route.query);
+  if (data.next) return empty("No matching jobs so far", "Only some of the jobs were read. Press Next to continue the search.");
   if (route.query.has("before"))
     return empty("No more jobs", [link(address(["jobs"], { ...filter }), "Back to the first page"), "."]);
   if (Object.keys(filter).length)
     return empty(
-      "No job matches",
-      ["Nothing is all that the filter says. ", link("jobs", "Show all jobs"), "."],
+      "No matching jobs",
+      [link("jobs", "Show all jobs"), "."],
       command("jobs", "list", ...filterOptions(filter)),
     );
-  return empty("No job yet", "Enqueue one from your code, or let the demonstration do it:", command("demo"));
+  return empty("No jobs yet", "Enqueue one from your code, or try the demo:", command("demo"));
 }

@@ -1,7 +1,7 @@
-/** One key of a limit: its budget, its use over time, who waits and who holds. */
+/** One key of a limit: its usage now and over time, its waiting jobs, and the holders of its permits. */
 
 import { get, optional, path } from "../api.js";
-import { nextSlot, ruleWords } from "../limits/buckets.js";
+import { nextSlot, ruleLabel } from "../limits/buckets.js";
 import { timeChart } from "../charts.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -9,7 +9,7 @@ import { holderLink } from "../job/why.js";
 import {
   allowed,
   badge,
-  bucketMarks,
+  bucketBadges,
   clock,
   countdown,
   empty,
@@ -23,20 +23,21 @@ import {
   when,
 } from "../parts.js";
 import { address } from "../router.js";
-import { brief, cliForm, parseRule, told } from "../rule.js";
-import { askDeclared } from "../limits/declared.js";
+import { cliForm, describeStored, parseRule, shortRule } from "../rule.js";
+import { loadDeclared } from "../limits/declared.js";
 import { patternOf } from "../limits/settings.js";
-import { steering } from "../limits/steering.js";
-import { everyStep, together } from "../steps.js";
+import { limitActions } from "../limits/actions.js";
+import { fillSteps, rollingSum } from "../steps.js";
 import { table } from "../table.js";
-import { auditPanel } from "../limits/verdicts.js";
+import { auditPanel } from "../limits/audit.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
-const ASKED = 100;
+/** Waiting jobs that are loaded to find the first ones of the lane. */
+const CANDIDATES = 100;
 const SHOWN = 8;
-/** For how many seconds the use of a key is kept. */
-const LONGEST = 86_400;
+/** Seconds for which the store keeps the usage of a key. */
+const HISTORY_KEPT = 86_400;
 const SPANS = /** @type {Record<string, [string, number]>} */ ({
   "15m": ["15 min", 900],
   "1h": ["1 h", 3600],
@@ -47,27 +48,27 @@ const SPANS = /** @type {Record<string, [string, number]>} */ ({
 export const key = {
   title: ({ params }) => `${params.limit} ${format.keyName(params.key)}`,
   every: 5_000,
-  load: askKey,
+  load: loadKey,
   view: keyView,
 };
 
 /** @param {Context} context @param {AbortSignal} signal */
-async function askKey(context, signal) {
+async function loadKey(context, signal) {
   const { limit: name, key } = context.route.params;
-  const known = await askDeclared(name, signal);
-  // What counts at an instant has started in the period before it, so that is asked for as well.
-  const parsed = parseRule(cliForm(known.declared?.rule ?? ""), false);
+  const declaration = await loadDeclared(name, signal);
+  // The usage at an instant includes the starts of the period before it, so load that period, too.
+  const parsed = parseRule(cliForm(declaration.declared?.rule ?? ""), false);
   const period = "error" in parsed ? 0 : (parsed.seconds ?? 0);
   const [bucket, waiting, count, history, audit] = await Promise.all([
     optional(get(path("limits", name, "bucket"), { key }, signal)),
-    get("jobs", { limit: name, key, state: "waiting", order: "oldest", count: ASKED }, signal),
+    get("jobs", { limit: name, key, state: "waiting", order: "oldest", count: CANDIDATES }, signal),
     optional(get("jobs/count", { limit: name, key, state: "waiting" }, signal)),
-    optional(get(path("limits", name, "history"), { key, span: Math.min(spanOf(context) + period, LONGEST) }, signal)),
-    known.countsStarts ? optional(get(path("limits", name, "audit"), { key }, signal)) : null,
+    optional(get(path("limits", name, "history"), { key, span: Math.min(spanOf(context) + period, HISTORY_KEPT) }, signal)),
+    declaration.countsStarts ? optional(get(path("limits", name, "audit"), { key }, signal)) : null,
   ]);
-  // Where each stands is a question of its own; it is asked for those that are first in line. A job that was retried is
-  // old, and stands behind those that were due before it all the same.
-  const line = waiting.items.toSorted(inLine).slice(0, SHOWN);
+  // The position of a job is a request of its own, so it is made only for the first jobs. They are sorted as their lane
+  // is: a retried job has an old id, but a late run_at.
+  const line = waiting.items.toSorted(byLaneOrder).slice(0, SHOWN);
   const first = await Promise.all(
     line.map((/** @type {any} */ job) => optional(get(path("jobs", job.id, "explain"), {}, signal))),
   );
@@ -78,11 +79,11 @@ async function askKey(context, signal) {
   items.sort(
     (/** @type {any} */ a, /** @type {any} */ b) => (a.status?.place ?? Infinity) - (b.status?.place ?? Infinity),
   );
-  return { ...known, bucket, waiting: items, count, history, audit };
+  return { ...declaration, bucket, waiting: items, count, history, audit };
 }
 
-/** The order of a lane. @param {any} a @param {any} b */
-function inLine(a, b) {
+/** The order of jobs in a lane. @param {any} a @param {any} b */
+function byLaneOrder(a, b) {
   return b.priority - a.priority || Date.parse(a.run_at) - Date.parse(b.run_at);
 }
 
@@ -96,12 +97,14 @@ function keyView(context) {
   const { data, route } = context;
   const { limit: name, key } = route.params;
   const { bucket } = data;
-  const exact = data.settings.find((/** @type {any} */ setting) => setting.scope === "key" && setting.target === key);
+  const ownSetting = data.settings.find(
+    (/** @type {any} */ setting) => setting.scope === "key" && setting.target === key,
+  );
   const target = {
     limit: name,
     key,
-    isPaused: bucket?.is_paused ?? exact?.is_paused ?? false,
-    isSet: Boolean(exact?.rule),
+    isPaused: bucket?.is_paused ?? ownSetting?.is_paused ?? false,
+    isSet: Boolean(ownSetting?.rule),
     rule: bucket?.rule ?? data.declared?.rule ?? null,
     grantsPermits: data.declared?.counts_starts === false,
   };
@@ -111,13 +114,13 @@ function keyView(context) {
         ["Limits", "limits"],
         [name, address(["limits", name])],
       ],
-      marks: bucket && bucketMarks(bucket),
-      actions: steering(context, target),
+      badges: bucket && bucketBadges(bucket),
+      actions: limitActions(context, target),
     }),
-    h("div", { class: "two budget", key: "budget" }, budget(name, key, bucket, data), historyPanel(context)),
+    h("div", { class: "two budget", key: "usage" }, usagePanel(name, key, bucket, data), historyPanel(context)),
     h(
       "div",
-      { class: "two wide-left", key: "who" },
+      { class: "two wide-left", key: "jobs" },
       waitingPanel(name, key, data),
       h("div", { class: "stack" }, holdersPanel(bucket), auditPanel(name, data.audit, key)),
     ),
@@ -125,25 +128,22 @@ function keyView(context) {
 }
 
 /** @param {string} name @param {string} key @param {any} bucket @param {any} data */
-function budget(name, key, bucket, data) {
+function usagePanel(name, key, bucket, data) {
   const rule = bucket?.rule ?? data.declared?.rule;
   if (!bucket)
     return panel(
-      "Budget",
+      "Usage",
       {},
-      empty("Nothing used", [
-        rule ? `The rule is ${brief(rule)}, and ` : "",
-        "nothing that counts was started for this key: its whole budget is free.",
-      ]),
+      empty("Nothing used", [rule ? `The rule is ${shortRule(rule)}. ` : "", "This key has used nothing of its limit."]),
     );
-  const most = allowed(bucket);
+  const capacity = allowed(bucket);
   const member = data.settings.find(
     (/** @type {any} */ setting) => setting.scope === "member" && setting.target === patternOf(key),
   );
   const isPenalized = bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now();
   return panel(
-    "Budget",
-    { hint: rule ? (told(rule) ?? rule) : "not declared here" },
+    "Usage",
+    { hint: rule ? (describeStored(rule) ?? rule) : "not declared by this app" },
     h(
       "div",
       { class: "budget-big" },
@@ -151,11 +151,11 @@ function budget(name, key, bucket, data) {
         "p",
         { class: "budget-used num" },
         bucket.used === null ? "–" : format.count(bucket.used),
-        most !== null && h("small", null, ` of ${format.count(most)} used`),
+        capacity !== null && h("small", null, ` of ${format.count(capacity)} used`),
       ),
       gauge({
         used: bucket.used,
-        allowed: most,
+        allowed: capacity,
         label: `Used of ${name} ${key}`,
         isLarge: true,
         state: bucket.is_paused || isPenalized ? "paused" : "",
@@ -163,14 +163,14 @@ function budget(name, key, bucket, data) {
     ),
     facts(
       [
-        ["Left", bucket.available === null ? "not known here" : format.count(bucket.available)],
+        ["Left", bucket.available === null ? "unknown" : format.count(bucket.available)],
         [
           "Waiting",
           link(address(["jobs"], { state: "waiting", limit: name, key }), format.plural(bucket.waiting, "job")),
         ],
         ["Next slot", nextSlot(bucket)],
         ...(member ? [/** @type {[string, any]} */ (["Tier", member.tier])] : []),
-        ["Rule", [ruleWords(rule), bucket.is_set && h("span", { class: "faint" }, " (set at run time)")]],
+        ["Rule", [ruleLabel(rule), bucket.is_set && h("span", { class: "faint" }, " (set at run time)")]],
         ...(isPenalized
           ? [
               /** @type {[string, any]} */ ([
@@ -188,54 +188,54 @@ function budget(name, key, bucket, data) {
 /** @param {Context} context */
 function historyPanel(context) {
   const { history, audit } = context.data;
-  const { limit: name, key } = context.route.params;
+  const { limit, key } = context.route.params;
   const span = spanOf(context);
   const aside = tabs(
-    "Time range of use",
-    Object.entries(SPANS).map(([word, [label, seconds]]) => ({
+    "Time range of usage",
+    Object.entries(SPANS).map(([name, [label, seconds]]) => ({
       name: label,
-      href: address(["limits", name]) + "?" + new URLSearchParams({ key, ...(word === "1h" ? {} : { span: word }) }),
+      href: address(["limits", limit]) + "?" + new URLSearchParams({ key, ...(name === "1h" ? {} : { span: name }) }),
       isCurrent: seconds === span,
     })),
   );
   const points = history?.points ?? [];
   if (!points.length)
     return panel(
-      "Use",
+      "History",
       { aside },
       empty(
-        "No history of this key",
+        "No history for this key",
         history
-          ? "Nothing was started for it in this time, or its use is not kept yet."
-          : "This store keeps no history of use.",
+          ? "No job started for it in this time range, or the history is not written yet."
+          : "This store keeps no history of limits.",
       ),
     );
   const to = format.now();
   const from = to - span * 1000;
   const { step, bound } = history;
-  // A window that is longer than a step is looked at as a whole, as its rule does.
+  // If the window of the rule is longer than a step, each value is the sum over a window, as the rule counts.
   const steps = bound ? Math.max(1, Math.round(bound.per / step)) : 1;
   const window = steps * step;
-  // Some rules let more start in a window than they name, such as what was saved up; the audit knows.
-  const most = bound && (window >= bound.per && audit?.[0] ? audit[0].bound : (bound.count * window) / bound.per);
-  const used = everyStep(points, step, from - window * 1000, to, (point) => point.used, 0);
-  const started = together(used, steps).filter(([at]) => at >= from);
-  // The history ends some steps ago; where it counts what the bucket counts, the bucket knows how it goes on.
+  // Some rules allow more starts in a window than their count, such as a saved burst; the audit has the exact bound.
+  const allowedStarts = bound && (window >= bound.per && audit?.[0] ? audit[0].bound : (bound.count * window) / bound.per);
+  const starts = fillSteps(points, step, from - window * 1000, to, (point) => point.used, 0);
+  const started = rollingSum(starts, steps).filter(([at]) => at >= from);
+  // The history ends some steps ago. Where the bucket counts the same starts, its value is the newest one.
   const { bucket } = context.data;
   if (bucket && bucket.used !== null && bound && window === bound.per && !/ burst /.test(bucket.rule ?? ""))
     started.push([to, bucket.used]);
   return panel(
-    "Use",
-    { aside, hint: `what started in ${format.duration(window)}` },
+    "History",
+    { aside, hint: `starts in ${format.duration(window)}` },
     timeChart({
-      label: `Use of ${name} ${key}: what started in ${format.duration(window)}`,
+      label: `Usage of ${limit} ${key}: starts in ${format.duration(window)}`,
       from,
       to,
       step: step * 1000,
       unit: format.rate,
       isWhole: true,
       isContinuous: true,
-      bound: most && { value: most, name: `allowed: ${format.rate(most)}` },
+      bound: allowedStarts && { value: allowedStarts, name: `allowed: ${format.rate(allowedStarts)}` },
       series: [{ name: "Started", tone: "blue", kind: "area", values: started }],
     }),
   );
@@ -243,33 +243,33 @@ function historyPanel(context) {
 
 /** @param {string} name @param {string} key @param {any} data */
 function waitingPanel(name, key, data) {
-  const all = data.count?.count ?? data.bucket?.waiting ?? 0;
+  const total = data.count?.count ?? data.bucket?.waiting ?? 0;
   return panel(
-    "First in line",
+    "Next jobs",
     {
       class: "bare",
-      hint: all
-        ? `${format.plural(data.waiting.length, "job")} of ${data.count?.is_exact === false ? "at least " : ""}${format.count(all)}`
+      hint: total
+        ? `${format.count(data.waiting.length)} of ${data.count?.is_exact === false ? "at least " : ""}${format.plural(total, "job")}`
         : "",
       aside:
-        all > 0 && link(address(["jobs"], { state: "waiting", limit: name, key, order: "oldest" }), "All that wait"),
+        total > 0 && link(address(["jobs"], { state: "waiting", limit: name, key, order: "oldest" }), "All waiting jobs"),
     },
     table({
-      label: "First in line",
+      label: "Next jobs",
       rows: data.waiting,
       key: (job) => job.id,
-      empty: empty("Nobody waits", "No job waits that draws on this key."),
+      empty: empty("No waiting jobs", "No job waits for this key."),
       columns: [
-        { name: "Place", align: "right", cell: (job) => (job.status?.place ? format.count(job.status.place) : "–") },
+        { name: "Position", align: "right", cell: (job) => (job.status?.place ? format.count(job.status.place) : "–") },
         { name: "Job", cell: (job) => [jobLink(job.id), h("span", { class: "cell-below" }, job.task)] },
         { name: "Enqueued", align: "right", cell: (job) => when(job.enqueued_at) },
         {
-          name: "Starts about",
+          name: "Starts",
           align: "right",
           cell: (job) =>
             job.status?.is_scheduled
               ? ["due ", countdown(job.run_at)]
-              : countdown(job.status?.predicted_start, "when others end"),
+              : countdown(job.status?.predicted_start, "when a permit is free"),
         },
       ],
     }),
@@ -281,10 +281,10 @@ function holdersPanel(bucket) {
   const holders = bucket?.holders ?? [];
   if (!holders.length) return null;
   return panel(
-    "Who holds permits",
+    "Permit holders",
     { class: "bare" },
     table({
-      label: "Who holds permits",
+      label: "Permit holders",
       rows: holders,
       key: (holder) => holder.id,
       columns: [
@@ -294,7 +294,7 @@ function holdersPanel(bucket) {
           cell: (holder) =>
             holder.state
               ? badge(holder.state)
-              : h("span", { class: "faint" }, holder.kind === "batch" ? "not final" : "not stored any more"),
+              : h("span", { class: "faint" }, holder.kind === "batch" ? "pending" : "no longer stored"),
         },
         { name: "Permits", align: "right", cell: (holder) => format.count(holder.cost) },
       ],

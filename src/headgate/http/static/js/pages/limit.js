@@ -1,15 +1,15 @@
-/** A limit: its rule, its keys, what was set for it, and whether it held. */
+/** One limit: its rule, its keys, its settings and its audit. */
 
 import { get, optional, path } from "../api.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { bucketTable } from "../limits/buckets.js";
-import { askDeclared } from "../limits/declared.js";
+import { loadDeclared } from "../limits/declared.js";
 import { settingsPanel } from "../limits/settings.js";
-import { steering } from "../limits/steering.js";
-import { auditPanel } from "../limits/verdicts.js";
+import { limitActions } from "../limits/actions.js";
+import { auditPanel } from "../limits/audit.js";
 import { badge, empty, heading, panel } from "../parts.js";
-import { margin, told } from "../rule.js";
+import { describeStored, marginOf } from "../rule.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const limit = {
@@ -17,19 +17,19 @@ export const limit = {
   every: 5_000,
   load: async ({ route }, signal) => {
     const name = route.params.limit;
-    const known = await askDeclared(name, signal);
+    const declaration = await loadDeclared(name, signal);
     const [buckets, audit] = await Promise.all([
       get("limits", { limit: name, count: 100 }, signal),
-      known.countsStarts ? optional(get(path("limits", name, "audit"), {}, signal)) : null,
+      declaration.countsStarts ? optional(get(path("limits", name, "audit"), {}, signal)) : null,
     ]);
-    return { ...known, items: buckets.items, audit };
+    return { ...declaration, items: buckets.items, audit };
   },
   view: (context) => {
     const { data, route } = context;
     const name = route.params.limit;
-    const mine = data.settings.filter((/** @type {any} */ setting) => setting.scope === "all");
-    const isPaused = mine.some((/** @type {any} */ setting) => setting.is_paused);
-    const isSet = mine.some((/** @type {any} */ setting) => setting.rule);
+    const settings = data.settings.filter((/** @type {any} */ setting) => setting.scope === "all");
+    const isPaused = settings.some((/** @type {any} */ setting) => setting.is_paused);
+    const isSet = settings.some((/** @type {any} */ setting) => setting.rule);
     const target = {
       limit: name,
       key: null,
@@ -41,28 +41,28 @@ export const limit = {
     return [
       heading(name, {
         crumbs: [["Limits", "limits"]],
-        marks: [isPaused && badge("paused"), isSet && h("span", { class: "badge state-set" }, "set")],
-        actions: steering(context, target),
+        badges: [isPaused && badge("paused"), isSet && h("span", { class: "badge state-set" }, "set")],
+        actions: limitActions(context, target),
       }),
       panel(
         "Rule",
         {},
         data.declared
-          ? ruleWords(mine, data.declared.rule)
+          ? ruleText(settings, data.declared.rule)
           : empty(
               "This app does not declare this limit",
-              "Another app does, or one did. Its keys are shown, and can be forgotten when no job needs them.",
+              "Another app declares it, or an earlier version did. Remove it once no job needs it.",
             ),
       ),
       panel(
         "Keys",
-        { class: "bare", hint: "those with most waiting jobs first" },
+        { class: "bare", hint: "most waiting jobs first" },
         bucketTable(
           data.items,
           true,
           empty(
-            "No key has used any of its budget",
-            "A key shows here while it has used some of its budget, or jobs wait for it.",
+            "No keys in use",
+            "A key appears here while part of its limit is used, or while jobs wait for it.",
           ),
         ),
       ),
@@ -73,20 +73,20 @@ export const limit = {
 };
 
 /** @param {any[]} settings those for all keys @param {string} declared */
-function ruleWords(settings, declared) {
-  const words = told(declared);
-  const longer = margin(declared);
+function ruleText(settings, declared) {
+  const text = describeStored(declared);
+  const margin = marginOf(declared);
   return [
-    h("p", { class: "rule-words", key: "rule" }, h("b", null, words ?? declared), " for each key."),
+    h("p", { class: "rule-text", key: "rule" }, h("b", null, text ?? declared), " for each key."),
     h(
       "p",
       { class: "hint", key: "hint" },
       "Declared as ",
-      h("code", null, longer ? declared.replace(/ \+ [\d.]+s/, "") : declared),
-      longer > 0 && `, with a margin of ${format.duration(longer)} for clocks that differ`,
+      h("code", null, margin ? declared.replace(/ \+ [\d.]+s/, "") : declared),
+      margin > 0 && `, plus ${format.duration(margin)} for clock differences`,
       settings.some((setting) => setting.rule)
-        ? "; another rule is set, which holds instead."
-        : "; what is set at run time beats it.",
+        ? ". A rule set at run time overrides it."
+        : ". A rule set at run time would override it.",
     ),
   ];
 }

@@ -1,14 +1,14 @@
-/** Limits: the budget of each key, what waits for it, and when it opens. */
+/** Limits: how much each key has used, how many jobs wait, and when the next may start. */
 
 import { get, optional } from "../api.js";
 import { command, option } from "../commands.js";
 import { h } from "../dom.js";
 import { select, text } from "../fields.js";
 import * as format from "../format.js";
-import { bucketTable, ruleWords } from "../limits/buckets.js";
+import { bucketTable, ruleLabel } from "../limits/buckets.js";
 import { settingsPanel } from "../limits/settings.js";
 import { pager } from "../pager.js";
-import { breakable, copyCommand, empty, heading, held, link, panel } from "../parts.js";
+import { breakable, copyCommand, empty, heading, frozenNote, link, panel } from "../parts.js";
 import { address } from "../router.js";
 
 /** @typedef {import("../page.js").Context} Context */
@@ -17,11 +17,11 @@ import { address } from "../router.js";
 export const limits = {
   title: () => "Limits",
   every: 5_000,
-  standsStill: (context) => context.isPointedAt,
+  isFrozen: (context) => context.isListInUse,
   load: async ({ route }, signal) => {
     const limit = route.query.get("limit");
     const [page, declared, settings] = await Promise.all([
-      get("limits", { limit, ...asked(route.query), before: route.query.get("before"), count: 100 }, signal),
+      get("limits", { limit, ...keyQuery(route.query), before: route.query.get("before"), count: 100 }, signal),
       optional(get("limits/declared", {}, signal)),
       optional(get("limits/settings", { limit }, signal)),
     ]);
@@ -51,7 +51,7 @@ export const limits = {
           set("limit"),
         ),
         text("Key", key, "tenant:42", set("key")),
-        text("Keys that begin with", prefix, "stripe:", set("prefix")),
+        text("Key prefix", prefix, "stripe:", set("prefix")),
         (limit || key || prefix) &&
           h(
             "div",
@@ -61,8 +61,8 @@ export const limits = {
       ),
       panel(
         "Keys",
-        { class: "bare", hint: "those with most waiting jobs first", aside: held(context) },
-        bucketTable(data.items, false, nothing(limit, key || prefix)),
+        { class: "bare", hint: "most waiting jobs first", aside: frozenNote(context) },
+        bucketTable(data.items, false, emptyList(limit, key || prefix)),
         pager(context),
       ),
       settingsPanel(data.settings),
@@ -70,8 +70,8 @@ export const limits = {
   },
 };
 
-/** Which keys are asked for. @param {URLSearchParams} query */
-function asked(query) {
+/** The key filters of the address. @param {URLSearchParams} query */
+function keyQuery(query) {
   return { key: query.get("key"), prefix: query.get("prefix") };
 }
 
@@ -81,8 +81,8 @@ function declaredCards(data) {
     "div",
     { class: "cards", key: "declared" },
     data.declared.map((/** @type {any} */ each) => {
-      const mine = data.items.filter((/** @type {any} */ bucket) => bucket.limit === each.limit);
-      const waiting = mine.reduce((/** @type {number} */ sum, /** @type {any} */ bucket) => sum + bucket.waiting, 0);
+      const buckets = data.items.filter((/** @type {any} */ bucket) => bucket.limit === each.limit);
+      const waiting = buckets.reduce((/** @type {number} */ sum, /** @type {any} */ bucket) => sum + bucket.waiting, 0);
       const isPaused = data.settings.some(
         (/** @type {any} */ setting) => setting.limit === each.limit && setting.scope === "all" && setting.is_paused,
       );
@@ -95,11 +95,11 @@ function declaredCards(data) {
           h("span", { class: "clamp", title: each.limit }, breakable(each.limit)),
           isPaused && h("span", { class: "badge state-paused" }, "paused"),
         ),
-        h("span", { class: "card-rule" }, ruleWords(each.rule)),
+        h("span", { class: "card-rule" }, ruleLabel(each.rule)),
         h(
           "span",
           { class: "card-below faint" },
-          waiting ? `${format.plural(waiting, "job waits", "jobs wait")} for it` : "nothing waits for it",
+          waiting ? `${format.plural(waiting, "job")} waiting` : "no waiting jobs",
         ),
       );
     }),
@@ -107,19 +107,19 @@ function declaredCards(data) {
 }
 
 /** @param {string} limit @param {string} key */
-function nothing(limit, key) {
+function emptyList(limit, key) {
   if (limit || key)
-    return empty("No such key", [
-      "No key that is kept is like that. A key is kept while it has used some of its budget, or jobs wait for it. ",
-      link("limits", "Show all"),
+    return empty("No matching keys", [
+      "A key is listed while part of its limit is used, or while jobs wait for it. ",
+      link("limits", "Show all keys"),
       ".",
     ]);
   return empty(
-    "No key has used any of its budget",
+    "No keys in use",
     [
-      "A limit says how often, or how many at once, per key. Give one to a task: ",
+      "A limit bounds how often jobs start, or how many run at once, per key. Give one to a task: ",
       h("code", null, "@app.task(limits=…)"),
-      ", and its keys show here.",
+      ".",
     ],
     command("demo"),
   );

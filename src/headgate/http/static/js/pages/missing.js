@@ -1,4 +1,4 @@
-/** An address that means no page. */
+/** The page for unknown addresses. */
 
 import { h } from "../dom.js";
 import { empty, heading, link } from "../parts.js";
@@ -12,7 +12,7 @@ export const missing = {
     h(
       "div",
       { class: "panel" },
-      empty(`There is no page “${route.params.path}”`, [
+      empty(`No page “${route.params.path}”`, [
         "Go to the ",
         link("overview", "overview"),
         ", or press ",

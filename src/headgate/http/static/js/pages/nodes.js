@@ -1,4 +1,4 @@
-/** Nodes: the engine processes, whether they live, and how full they are. */
+/** Nodes: the worker processes, their state, and how many of their slots are in use. */
 
 import { get } from "../api.js";
 import { command } from "../commands.js";
@@ -20,9 +20,9 @@ export const nodes = {
       versions.length > 1 &&
         notice(
           "warn",
-          h("b", null, "Nodes of different releases run together: "),
+          h("b", null, "Nodes run different versions of Headgate: "),
           versions.join(", "),
-          ". That is as it should be during a rollout, and only then.",
+          ". This is normal during a rollout only.",
         ),
       panel(
         "All nodes",
@@ -32,7 +32,7 @@ export const nodes = {
           rows: data.items,
           key: (node) => node.id,
           tone: (node) => (node.state === "alive" ? "" : "dim"),
-          empty: empty("No node is running", "Jobs are kept, and wait. Start a node where your code is:", START_WORKER),
+          empty: empty("No nodes", "Jobs are stored and wait. Start a worker where your code is:", START_WORKER),
           columns: [
             {
               name: "Node",
@@ -59,14 +59,17 @@ export const nodes = {
                   state: "fine",
                 }),
                 node.lingering.length > 0 &&
-                  h("span", { class: "cell-below warn-text" }, `${node.lingering.length} linger`),
+                  h(
+                    "span",
+                    { class: "cell-below warn-text", title: "Attempts that were told to stop and still use a slot" },
+                    `${node.lingering.length} lingering`),
               ],
             },
             {
               name: "Queues",
               cell: (node) =>
-                Object.entries(node.queues).map(([queue, many]) =>
-                  h("span", { class: "chip", key: queue }, queue, h("b", { class: "num" }, String(many))),
+                Object.entries(node.queues).map(([queue, count]) =>
+                  h("span", { class: "chip", key: queue }, queue, h("b", { class: "num" }, String(count))),
                 ),
             },
             {
@@ -75,7 +78,7 @@ export const nodes = {
             },
             { name: "Started", align: "right", cell: (node) => when(node.started_at) },
             {
-              name: "Runs",
+              name: "Running",
               align: "right",
               cell: (node) =>
                 link(address(["jobs"], { node: node.id, state: "running" }), format.plural(node.running, "job")),
@@ -86,7 +89,7 @@ export const nodes = {
       h(
         "p",
         { class: "hint" },
-        "A node is silent when it was not heard for 30 s, and gone when its process has ended; another node takes its jobs.",
+        "A node is silent after 30 s without a heartbeat, and gone when its process has ended. Other nodes then take over its jobs.",
       ),
     ];
   },
@@ -94,5 +97,5 @@ export const nodes = {
 
 /** @param {any} node */
 function slots(node) {
-  return node.slots ?? Object.values(node.queues).reduce((/** @type {number} */ sum, many) => sum + Number(many), 0);
+  return node.slots ?? Object.values(node.queues).reduce((/** @type {number} */ sum, count) => sum + Number(count), 0);
 }

@@ -1,4 +1,4 @@
-/** The overview: how much comes and goes, what waits for what, and what needs to be looked at. */
+/** The overview: problems, job counts, throughput, waits, queues, nodes and throttled keys. */
 
 import { get, optional } from "../api.js";
 import { sparkline, timeChart } from "../charts.js";
@@ -12,7 +12,7 @@ import {
   allowed,
   badge,
   bucketLink,
-  bucketMarks,
+  bucketBadges,
   empty,
   gauge,
   heading,
@@ -23,24 +23,25 @@ import {
   tabs,
 } from "../parts.js";
 import { address } from "../router.js";
-import { everyStep, longerSteps } from "../steps.js";
+import { fillSteps, mergeSteps } from "../steps.js";
 import { table } from "../table.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
-/** How long the charts look back, in seconds, and their step. @type {Record<string, {name: string, span: number, step: number}>} */
+/** The time ranges of the charts, and their steps, in seconds. @type {Record<string, {name: string, span: number, step: number}>} */
 const SPANS = {
   "15m": { name: "15 min", span: 900, step: 10 },
   "1h": { name: "1 h", span: 3600, step: 60 },
   "24h": { name: "24 h", span: 86_400, step: 600 },
 };
+/** Steps of the stored history, in seconds. */
 const STEPS = [10, 60, 3600];
 
 /** @type {import("../page.js").PageDefinition} */
 export const overview = {
   title: () => "Overview",
   every: 10_000,
-  showsNews: true,
+  usesStream: true,
   load: async ({ route }, signal) => {
     const { span, step } = spanOf(route);
     const stored = STEPS.filter((each) => each <= step).pop();
@@ -48,13 +49,13 @@ export const overview = {
       get("overview", {}, signal),
       optional(get("history", { span, step: stored }, signal)),
     ]);
-    return { ...status, history: history && longerSteps(history, step) };
+    return { ...status, history: history && mergeSteps(history, step) };
   },
   view: (context) => {
     const { data, route } = context;
-    // The stream may know more than what was asked for last.
-    const news = live.current().overview;
-    const now = news && Date.parse(news.now) > Date.parse(data.now) ? { ...data, ...news } : data;
+    // The stream may be newer than the last load.
+    const update = live.current().overview;
+    const latest = update && Date.parse(update.now) > Date.parse(data.now) ? { ...data, ...update } : data;
     return [
       heading("Overview", {
         actions: tabs(
@@ -66,14 +67,14 @@ export const overview = {
           })),
         ),
       }),
-      warnings(now),
-      numbers(now, data.history, spanOf(route)),
+      warnings(latest),
+      tiles(latest, data.history, spanOf(route)),
       h("div", { class: "two charts", key: "charts" }, charts(data.history, spanOf(route))),
       h(
         "div",
         { class: "two wide-right", key: "tables" },
-        h("div", { class: "stack" }, queuesPanel(now), nodesPanel(now)),
-        throttledPanel(now),
+        h("div", { class: "stack" }, queuesPanel(latest), nodesPanel(latest)),
+        throttledPanel(latest),
       ),
     ];
   },
@@ -87,30 +88,31 @@ function spanOf(route) {
 /** @param {any} data */
 function warnings(data) {
   const paused = data.queues.filter((/** @type {any} */ queue) => queue.paused_at);
-  const waits = data.totals.waiting > 0;
-  const isDeserted = !data.nodes.alive;
+  const hasWaiting = data.totals.waiting > 0;
+  const hasNoNode = !data.nodes.alive;
   return h(
     "div",
     { class: "notices", key: "warnings" },
-    isDeserted &&
+    hasNoNode &&
       notice(
-        waits ? "bad" : "info",
+        hasWaiting ? "bad" : "info",
         h("b", null, data.nodes.silent ? "No node is alive: all are silent. " : "No node is alive. "),
-        waits ? `${format.plural(data.totals.waiting, "job")} will wait until you start one: ` : "Start one: ",
+        hasWaiting ? `${format.plural(data.totals.waiting, "waiting job")}. Start a worker: ` : "Start a worker: ",
         h("code", null, START_WORKER),
       ),
-    !isDeserted &&
+    !hasNoNode &&
       data.nodes.silent > 0 &&
       notice(
         "warn",
-        h("b", null, `${format.plural(data.nodes.silent, "node")} silent. `),
-        link("nodes", "Look at the nodes"),
-        "; others take their jobs if they are dead.",
+        h("b", null, `${format.plural(data.nodes.silent, "node is", "nodes are")} silent. `),
+        "If a process has died, other nodes take over its jobs. ",
+        link("nodes", "Show nodes"),
+        ".",
       ),
     paused.length > 0 &&
       notice(
         "warn",
-        h("b", null, `${format.plural(paused.length, "queue")} paused: `),
+        h("b", null, `${format.plural(paused.length, "queue is", "queues are")} paused: `),
         paused.map((/** @type {any} */ queue, /** @type {number} */ at) => [
           at > 0 && ", ",
           link("queues", queue.queue),
@@ -120,9 +122,9 @@ function warnings(data) {
     data.unknown_tasks.map((/** @type {any} */ each) =>
       notice(
         "warn",
-        h("b", null, `${format.plural(each.jobs, "job")} of task ${each.task} `),
-        `in queue ${each.queue}: this program does not declare that task; only a node that does will run them. `,
-        link(address(["jobs"], { task: each.task, state: "waiting" }), "Look at them"),
+        h("b", null, `Unknown task ${each.task}: `),
+        `${format.plural(each.jobs, "waiting job")} in queue ${each.queue}. This app does not declare the task; only nodes of an app that declares it run ${each.jobs === 1 ? "it" : "them"}. `,
+        link(address(["jobs"], { task: each.task, state: "waiting" }), "Show jobs"),
       ),
     ),
     data.overdue_schedules.map((/** @type {any} */ each) =>
@@ -130,13 +132,13 @@ function warnings(data) {
         "warn",
         h("b", null, "Schedule "),
         link(address(["schedules", each.name]), each.name),
-        h("b", null, ` is ${each.trouble ?? "overdue"}.`),
+        h("b", null, `: ${each.trouble ?? "overdue"}.`),
       ),
     ),
     data.obstacles.map((/** @type {any} */ each) =>
       notice(
         "warn",
-        h("b", null, `In the way of the store for ${format.duration(each.age)}: `),
+        h("b", null, `A database session has delayed the store for ${format.duration(each.age)}: `),
         each.what,
         ` (${each.kind}, pid ${each.pid})`,
         each.statement && [". Last statement: ", h("code", null, each.statement)],
@@ -146,14 +148,14 @@ function warnings(data) {
 }
 
 /** @param {any} data @param {any} history @param {{span: number, name: string}} range */
-function numbers(data, history, range) {
+function tiles(data, history, range) {
   const { totals, nodes } = data;
   const failed = data.failed_last_hour ?? 0;
   const to = format.now();
   const spark = (/** @type {string} */ name, /** @type {string} */ tone) =>
     history?.points.length > 0 &&
     sparkline(
-      everyStep(history.points, history.step, to - range.span * 1000, to, (point) => point[name], 0).map(
+      fillSteps(history.points, history.step, to - range.span * 1000, to, (point) => point[name], 0).map(
         ([, value]) => value ?? 0,
       ),
       tone,
@@ -163,7 +165,7 @@ function numbers(data, history, range) {
   return h(
     "div",
     { class: "numbers", key: "numbers" },
-    number(
+    tile(
       "running",
       "Running",
       totals.running,
@@ -171,36 +173,36 @@ function numbers(data, history, range) {
       nodes.slots ? `of ${format.plural(nodes.slots, "slot")}` : "no slots",
       nodes.slots ? gaugeBar(totals.running, nodes.slots) : null,
     ),
-    number(
+    tile(
       "ready",
       "Ready",
       totals.ready,
       jobs({ view: "ready" }),
-      countedAgo(data) ?? "lack only a free slot",
+      countedAgo(data) ?? "waiting for a free slot",
       null,
     ),
-    number("throttled", "Throttled", totals.throttled, jobs({ view: "throttled" }), "wait for a limit", null),
-    number(
+    tile("throttled", "Throttled", totals.throttled, jobs({ view: "throttled" }), "waiting for a limit", null),
+    tile(
       "scheduled",
       "Scheduled",
       totals.scheduled,
       jobs({ view: "scheduled" }),
-      totals.blocked ? `and ${format.count(totals.blocked)} blocked` : "wait for their time",
+      totals.blocked ? `and ${format.count(totals.blocked)} blocked` : "waiting for their time",
       null,
     ),
-    number(
+    tile(
       failed ? "failed" : "succeeded",
-      "Failed last hour",
+      "Failed in the last hour",
       failed,
       jobs({ state: "failed", finished_after: "1h" }),
-      `${format.count(totals.failed)} kept in all`,
+      `${format.count(totals.failed)} in the store`,
       spark("failed", "red"),
     ),
   );
 }
 
 /** @param {string} state @param {string} name @param {number | null} value @param {string} href @param {string} below @param {any} picture */
-function number(state, name, value, href, below, picture) {
+function tile(state, name, value, href, below, picture) {
   return h(
     "a",
     { class: classes("number", `state-${state}`), href, key: name },
@@ -227,25 +229,25 @@ function charts(history, range) {
   const points = history?.points ?? [];
   if (!points.length) {
     const why = history
-      ? "Nothing has started or ended in this time. What is enqueued now shows here within seconds."
+      ? "The history has no data for this time range. Recent activity appears after some seconds."
       : "This store keeps no history.";
     return [
-      panel("Throughput", {}, empty("Nothing to draw yet", why)),
-      panel("Wait", { hint: "from due to start" }, empty("Nothing to draw yet", why)),
+      panel("Throughput", {}, empty("No data", why)),
+      panel("Wait", { hint: "from due to started" }, empty("No data", why)),
     ];
   }
   const { step } = history;
   const chart = { from, to, step: step * 1000 };
-  const perSecond = (/** @type {string} */ name) => everyStep(points, step, from, to, (point) => point[name] / step, 0);
-  const seconds = (/** @type {string} */ name) => everyStep(points, step, from, to, (point) => point[name], null);
-  const highest = step > 60 ? `, highest in ${format.duration(step)}` : "";
+  const perSecond = (/** @type {string} */ name) => fillSteps(points, step, from, to, (point) => point[name] / step, 0);
+  const seconds = (/** @type {string} */ name) => fillSteps(points, step, from, to, (point) => point[name], null);
+  const aggregation = step > 60 ? `, maximum per ${format.duration(step)}` : "";
   return [
     panel(
       "Throughput",
-      { hint: "jobs a second" },
+      { hint: "jobs per second" },
       timeChart({
         ...chart,
-        label: `Throughput, jobs a second, ${range.name}`,
+        label: `Throughput, jobs per second, ${range.name}`,
         unit: format.rate,
         series: [
           { name: "Succeeded", tone: "green", kind: "area", values: perSecond("succeeded") },
@@ -255,10 +257,10 @@ function charts(history, range) {
     ),
     panel(
       "Wait",
-      { hint: `from due to start${highest}` },
+      { hint: `from due to started${aggregation}` },
       timeChart({
         ...chart,
-        label: `Wait from due to start, ${range.name}`,
+        label: `Wait from due to started, ${range.name}`,
         unit: format.duration,
         series: [
           { name: "p95", tone: "amber", kind: "area", values: seconds("wait_p95") },
@@ -269,12 +271,12 @@ function charts(history, range) {
   ];
 }
 
-/** What stands for a list of queues until their jobs are counted. */
+/** The placeholder for a list of queues until their jobs are counted. */
 export function counting() {
-  return empty("Counting", "This store holds many jobs. Their numbers show here once they are counted.");
+  return empty("Counting jobs …", "This store holds many jobs. The counts appear here when they are ready.");
 }
 
-/** "counted 12 s ago", unless it was counted with the answer or is not done. @param {{now: string, counted_at: string | null}} data */
+/** "counted 12 s ago"; null if the count is current or not ready. @param {{now: string, counted_at: string | null}} data */
 export function countedAgo({ now, counted_at: at }) {
   return at === null || Date.parse(now) - Date.parse(at) < 2000 ? null : `counted ${format.relative(at)}`;
 }
@@ -289,8 +291,8 @@ function queuesPanel(data) {
       rows: data.queues,
       key: (queue) => queue.queue,
       empty: data.counted_at === null ? counting() : empty(
-        "No queue has jobs yet",
-        "A queue shows here as soon as something is enqueued. To see it at work:",
+        "No queues yet",
+        "A queue appears here when a job is enqueued. To try Headgate:",
         command("demo"),
       ),
       columns: [
@@ -320,7 +322,7 @@ export function lag(queue) {
   const tone = queue.lag > 60 ? "bad-text" : queue.lag > 10 ? "warn-text" : queue.lag > 0 ? "" : "faint";
   return h(
     "span",
-    { class: tone, title: "For how long a job has lacked nothing but a free slot" },
+    { class: tone, title: "How long the oldest ready job has waited for a free slot" },
     queue.lag > 10 && icon("warning"),
     format.duration(queue.lag),
   );
@@ -335,9 +337,9 @@ function throttledPanel(data) {
       label: "Throttled keys",
       rows: data.throttled,
       key: (bucket) => `${bucket.limit} ${bucket.key}`,
-      empty: empty("Nothing waits for a limit", "Every key has room in its budget."),
+      empty: empty("No throttled keys", "No job waits for a limit."),
       columns: [
-        { name: "Key", cell: (bucket) => [bucketLink(bucket.limit, bucket.key), " ", bucketMarks(bucket)] },
+        { name: "Key", cell: (bucket) => [bucketLink(bucket.limit, bucket.key), " ", bucketBadges(bucket)] },
         {
           name: "Used",
           cell: (bucket) =>
@@ -349,7 +351,7 @@ function throttledPanel(data) {
             }),
         },
         { name: "Waiting", align: "right", cell: (bucket) => format.count(bucket.waiting) },
-        { name: "Next slot", align: "right", extra: "moment-cell", cell: nextSlot },
+        { name: "Next slot", align: "right", extra: "time-cell", cell: nextSlot },
       ],
     }),
   );
@@ -367,7 +369,7 @@ function nodesPanel(data) {
       badge("alive", `${format.count(alive)} alive`),
       silent > 0 && badge("silent", `${format.count(silent)} silent`),
       gone > 0 && badge("gone", `${format.count(gone)} gone`),
-      slots > 0 && h("span", { class: "faint" }, `${format.plural(slots, "slot")} in all`),
+      slots > 0 && h("span", { class: "faint" }, `${format.plural(slots, "slot")} in total`),
     ),
   );
 }

@@ -1,4 +1,4 @@
-/** Queues: how those that wait are served, and the switch that holds a queue. */
+/** Queues: their jobs by state, their lag, and pausing them. */
 
 import { get, path } from "../api.js";
 import { command } from "../commands.js";
@@ -25,7 +25,7 @@ export const queues = {
     h(
       "p",
       { class: "hint", key: "hint" },
-      "Lag is for how long a job has lacked nothing but a free slot: where it grows, there are too few. Oldest is for how long the first of those that wait has been ready, whatever its limits say.",
+      "Lag: how long the oldest ready job has waited for a free slot. If it grows, add workers or slots. Oldest: how long the oldest due job has waited, including the time it waits for its limits.",
     ),
   ],
 };
@@ -49,8 +49,8 @@ function queueTable(context) {
     rows: context.data.items,
     key: (queue) => queue.queue,
     empty: context.data.counted_at === null ? counting() : empty(
-      "No queue yet",
-      "This app declares no queue and its store has no job. To see it at work:",
+      "No queues yet",
+      "This app declares no queue, and its store has no jobs. To try Headgate:",
       command("demo"),
     ),
     columns: [
@@ -82,14 +82,14 @@ function queueTable(context) {
   });
 }
 
-/** What those that wait in a queue wait for. @param {any} queue */
+/** What the waiting jobs of a queue wait for. @param {any} queue */
 function waitingFor(queue) {
-  const found = ["ready", "throttled", "scheduled", "blocked"].filter((view) => queue[view] > 0);
-  if (!found.length) return null;
+  const views = ["ready", "throttled", "scheduled", "blocked"].filter((view) => queue[view] > 0);
+  if (!views.length) return null;
   return h(
     "span",
     { class: "cell-below faint" },
-    found.map((view, at) => [
+    views.map((view, at) => [
       at > 0 && " · ",
       h(
         "a",
@@ -108,7 +108,7 @@ function toggle(context, queue) {
     return button(
       "Resume",
       { icon: "ready", kind: "small primary", why, name: `Resume queue ${name}` },
-      () => void context.act({ path: path("queues", name, "resume"), done: `Queue ${name} goes on` }),
+      () => void context.act({ path: path("queues", name, "resume"), done: `Queue ${name} is resumed` }),
     );
   }
   return button(
@@ -125,8 +125,9 @@ function toggle(context, queue) {
             h(
               "p",
               null,
-              `None of its jobs starts on any node until somebody resumes it: ${format.plural(queue.waiting, "job waits", "jobs wait")} now. `,
-              `${format.plural(queue.running, "job that runs goes", "jobs that run go")} on, and what is enqueued waits.`,
+              "No job of this queue starts on any node until the queue is resumed. ",
+              `${format.plural(queue.running, "running job continues", "running jobs continue")}. `,
+              `${format.plural(queue.waiting, "waiting job stays", "waiting jobs stay")} in the queue, and so do new jobs.`,
             ),
             h("p", { class: "command-line" }, h("code", null, command("queues", "pause", name))),
           ],

@@ -1,4 +1,4 @@
-/** One schedule: its rhythm, its next runs and the jobs that it has enqueued. */
+/** One schedule: its trigger, its next runs and the jobs it enqueued. */
 
 import { get, path } from "../api.js";
 import { command } from "../commands.js";
@@ -20,7 +20,7 @@ import {
 } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
-import { rareActions, scheduleActions, scheduleState, troubleNotice } from "./schedules.js";
+import { rareActions, scheduleActions, scheduleState, problemNotice } from "./schedules.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const schedule = {
@@ -39,31 +39,31 @@ export const schedule = {
     return [
       heading(schedule.name, {
         crumbs: [["Schedules", "schedules"]],
-        marks: scheduleState(schedule),
+        badges: scheduleState(schedule),
         actions: [
           scheduleActions(context, schedule, false),
           rareActions(context, schedule),
           copyCommand(command("schedules", "next", schedule.name)),
         ],
       }),
-      troubleNotice(schedule),
+      problemNotice(schedule),
       h(
         "div",
         { class: "two wide-left", key: "body" },
         panel(
-          "Its jobs",
+          "Jobs",
           {
             class: "bare",
             hint: format.plural(schedule.runs, "run"),
-            aside: link(address(["jobs"], { schedule: schedule.name }), "All its jobs"),
+            aside: link(address(["jobs"], { schedule: schedule.name }), "All jobs"),
           },
           table({
             label: "Jobs of the schedule",
             rows: jobs,
             key: (job) => job.id,
             empty: empty(
-              "It has not run yet",
-              schedule.next_run ? ["It is due ", countdown(schedule.next_run), "."] : "Nothing of it is to come.",
+              schedule.runs ? "No jobs in the store" : "No runs yet",
+              schedule.next_run ? ["The next run is due ", countdown(schedule.next_run), "."] : "No run is planned.",
             ),
             columns: [
               { name: "Job", cell: (job) => jobLink(job.id) },
@@ -100,8 +100,8 @@ export const schedule = {
                   ),
                 )
               : empty(
-                  schedule.state === "paused" ? "Paused" : "None to come",
-                  schedule.state === "paused" ? "It has no next run until it is resumed." : "It has ended.",
+                  schedule.state === "paused" ? "Paused" : "No next runs",
+                  schedule.state === "paused" ? "The schedule does not run until it is resumed." : "The schedule has ended.",
                 ),
           ),
           panel(
@@ -109,7 +109,7 @@ export const schedule = {
             {},
             facts([
               ["Task", link(address(["jobs"], { task: schedule.task }), schedule.task)],
-              ["Rhythm", schedule.trigger],
+              ["Trigger", schedule.trigger],
               ["Since", clock(schedule.started_at)],
               [
                 "Last due",
@@ -123,14 +123,14 @@ export const schedule = {
                   ? `${format.count(schedule.runs)} of ${format.count(schedule.max_runs)}`
                   : format.count(schedule.runs),
               ],
-              ["Open", format.plural(schedule.open, "job")],
-              ["If missed", schedule.misfire.replaceAll("_", " ")],
-              ["If the one before still runs", schedule.overlap.replaceAll("_", " ")],
+              ["Unfinished", format.plural(schedule.open, "job")],
+              ["Missed runs", schedule.misfire.replaceAll("_", " ")],
+              ["Overlapping runs", schedule.overlap.replaceAll("_", " ")],
               ...(schedule.until ? [/** @type {[string, any]} */ (["Until", clock(schedule.until)])] : []),
               ...(schedule.skipped
                 ? [
                     /** @type {[string, any]} */ ([
-                      "Skipped last",
+                      "Last skipped run",
                       [`${schedule.skipped}, `, when(schedule.skipped_at)],
                     ]),
                   ]

@@ -1,4 +1,4 @@
-/** Schedules: when each is due next, what its last run came to, and whether somebody fires it. */
+/** Schedules: the next and the last run of each, and problems. */
 
 import { get, path } from "../api.js";
 import { command } from "../commands.js";
@@ -29,11 +29,11 @@ export const schedules = {
           key: (schedule) => schedule.name,
           tone: (schedule) => (schedule.state === "active" ? "" : "dim"),
           empty: empty(
-            "No schedule yet",
+            "No schedules yet",
             [
               "Declare one in your code: ",
               h("code", null, 'task.schedule("nightly", cron="0 3 * * *")'),
-              ", or see those of the demonstration:",
+              ", or try the demo:",
             ],
             command("demo"),
           ),
@@ -55,7 +55,7 @@ export const schedules = {
                 schedule.trouble && h("span", { class: "cell-below warn-text" }, schedule.trouble),
               ],
             },
-            { name: "Rhythm", cell: (schedule) => schedule.trigger },
+            { name: "Trigger", cell: (schedule) => schedule.trigger },
             {
               name: "Next run",
               align: "right",
@@ -74,7 +74,7 @@ export const schedules = {
               align: "right",
               cell: (schedule) => link(address(["jobs"], { schedule: schedule.name }), format.count(schedule.runs)),
             },
-            { name: "Open", align: "right", cell: (schedule) => format.count(schedule.open) },
+            { name: "Unfinished", align: "right", cell: (schedule) => format.count(schedule.open) },
             {
               name: "Actions",
               align: "right",
@@ -100,9 +100,9 @@ export function scheduleActions(context, schedule, isSmall) {
   const { name } = schedule;
   const why = context.denied("operate");
   const size = isSmall ? "small" : "";
-  const told = (/** @type {string} */ way, /** @type {string} */ text) => [
+  const body = (/** @type {string} */ verb, /** @type {string} */ text) => [
     h("p", null, text),
-    h("p", { class: "command-line" }, h("code", null, command("schedules", way, name))),
+    h("p", { class: "command-line" }, h("code", null, command("schedules", verb, name))),
   ];
   const toggle =
     schedule.state === "paused"
@@ -112,11 +112,11 @@ export function scheduleActions(context, schedule, isSmall) {
           () =>
             void context.act({
               path: path("schedules", name, "resume"),
-              done: `Schedule ${name} goes on`,
+              done: `Schedule ${name} is resumed`,
               question: {
                 title: `Resume schedule ${name}?`,
                 action: "Resume",
-                body: told("resume", "It goes on with its next occurrence; those of the pause are not made up for."),
+                body: body("resume", "The schedule continues with its next run. Runs missed during the pause are not made up."),
               },
             }),
         )
@@ -131,9 +131,9 @@ export function scheduleActions(context, schedule, isSmall) {
               question: {
                 title: `Pause schedule ${name}?`,
                 action: "Pause the schedule",
-                body: told(
+                body: body(
                   "pause",
-                  `Nothing of it is enqueued until somebody resumes it. ${format.plural(schedule.open, "job")} of it that ${schedule.open === 1 ? "waits or runs goes" : "wait or run go"} on.`,
+                  `The schedule enqueues no jobs until it is resumed. ${format.plural(schedule.open, "unfinished job continues", "unfinished jobs continue")}.`,
                 ),
               },
             }),
@@ -145,13 +145,13 @@ export function scheduleActions(context, schedule, isSmall) {
       () =>
         void context.act({
           path: path("schedules", name, "trigger"),
-          done: (answer) => `A job of ${name} is enqueued: ${format.shortId(answer.job ?? "")}`,
+          done: (response) => `Job ${format.shortId(response.job ?? "")} is enqueued`,
           question: {
             title: `Run schedule ${name} now?`,
-            action: "Enqueue its job",
-            body: told(
+            action: "Run now",
+            body: body(
               "trigger",
-              `A job of task ${schedule.task} is enqueued now. Its rhythm stays, and its limits count for the job as for any other.`,
+              `This enqueues a job of task ${schedule.task}. The planned runs do not change. The limits of the task apply as usual.`,
             ),
           },
         }),
@@ -172,14 +172,14 @@ export function rareActions(context, schedule) {
         () =>
           void context.act({
             path: path("schedules", name, "skip"),
-            done: "The next run is left out",
+            done: "The next run will be skipped",
             question: {
               title: `Skip the next run of ${name}?`,
-              action: "Skip it",
+              action: "Skip the run",
               body: h(
                 "p",
                 null,
-                `The run of ${format.instant(schedule.next_run)} is left out; the one after it comes as it should.`,
+                `The run at ${format.instant(schedule.next_run)} is skipped. Later runs do not change.`,
               ),
             },
           }),
@@ -201,18 +201,18 @@ export function rareActions(context, schedule) {
                 h(
                   "p",
                   null,
-                  "Nothing of it is enqueued any more; jobs that it has enqueued stay. One that the code declares is there again when the next node starts: pause it instead.",
+                  "The schedule enqueues no more jobs; jobs that it enqueued stay. If the code declares it, it is stored again when the next node starts: pause it instead.",
                 ),
                 h("p", { class: "command-line" }, h("code", null, command("schedules", "remove", name))),
               ],
             },
           })
-          .then((isDone) => isDone && go("schedules")),
+          .then((isRemoved) => isRemoved && go("schedules")),
     ),
   ];
 }
 
 /** @param {any} schedule */
-export function troubleNotice(schedule) {
-  return schedule.trouble && notice("warn", h("b", null, "This schedule is in trouble: "), schedule.trouble, ".");
+export function problemNotice(schedule) {
+  return schedule.trouble && notice("warn", h("b", null, "This schedule has a problem: "), schedule.trouble, ".");
 }

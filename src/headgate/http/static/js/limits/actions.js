@@ -1,4 +1,4 @@
-/** What one can do to a limit, or to one key of it, each after a question. */
+/** The actions for a limit or one of its keys. Each asks for confirmation first. */
 
 import { path } from "../api.js";
 import { isAtOnce } from "./buckets.js";
@@ -10,21 +10,21 @@ import { input, select } from "../fields.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { button, copyCommand } from "../parts.js";
-import { brief, described, parseRule } from "../rule.js";
+import { describe, parseRule, shortRule } from "../rule.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
 /** @typedef {{limit: string, key: string | null, isPaused: boolean, isSet: boolean, rule: string | null, grantsPermits: boolean}} Target */
 
 /** @param {Context} context @param {Target} target */
-export function steering(context, target) {
+export function limitActions(context, target) {
   const why = context.denied("admin");
   const { limit: name, key } = target;
-  const whom = key === null ? "all keys" : `key ${format.keyName(key)}`;
+  const keys = key === null ? "all keys" : `key ${format.keyName(key)}`;
   const body = key === null ? {} : { key };
   const keyOption = option("--key", key);
   const act = (
-    /** @type {string} */ way,
+    /** @type {string} */ verb,
     /** @type {string} */ done,
     /** @type {string} */ title,
     /** @type {string} */ action,
@@ -32,7 +32,7 @@ export function steering(context, target) {
     danger = false,
   ) =>
     void context.act({
-      path: path("limits", name, way),
+      path: path("limits", name, verb),
       body,
       done,
       question: {
@@ -41,7 +41,7 @@ export function steering(context, target) {
         danger,
         body: [
           h("p", null, text),
-          h("p", { class: "command-line" }, h("code", null, command("limits", way, name, ...keyOption))),
+          h("p", { class: "command-line" }, h("code", null, command("limits", verb, name, ...keyOption))),
         ],
       },
     });
@@ -50,30 +50,30 @@ export function steering(context, target) {
       ? button("Resume", { icon: "ready", kind: "primary", why }, () =>
           act(
             "resume",
-            `${name} goes on for ${whom}`,
-            `Resume ${name} for ${whom}?`,
+            `Limit ${name} is resumed for ${keys}`,
+            `Resume ${name} for ${keys}?`,
             "Resume",
-            "What waits starts as the rule allows.",
+            "Waiting jobs start as the rule allows.",
           ),
         )
       : button("Pause", { icon: "paused", why }, () =>
           act(
             "pause",
-            `${name} is paused for ${whom}`,
-            `Pause ${name} for ${whom}?`,
+            `Limit ${name} is paused for ${keys}`,
+            `Pause ${name} for ${keys}?`,
             "Pause",
-            "Nothing starts on it until somebody resumes it. What runs goes on, and what waits loses nothing.",
+            "No job starts under this limit until it is resumed. Running jobs continue. Waiting jobs keep their positions.",
           ),
         ),
-    button("Set another rule", { icon: "limits", why }, () => void setRule(context, target)),
+    button("Set rule", { icon: "limits", why }, () => void setRule(context, target)),
     target.isSet &&
       button("Unset", { why }, () =>
         act(
           "unset",
-          `${name} is as declared for ${whom}`,
-          `Unset ${name} for ${whom}?`,
-          "Return to the declared rule",
-          "The rule that the code declares holds again, at once, for everything that waits.",
+          `Limit ${name} uses its declared rule for ${keys}`,
+          `Unset the rule of ${name} for ${keys}?`,
+          "Use the declared rule",
+          "The rule declared in the code applies again, also to jobs that are already waiting.",
         ),
       ),
     key !== null && button("Penalise", { icon: "penalized", why }, () => void penalize(context, name, key)),
@@ -81,14 +81,14 @@ export function steering(context, target) {
       button("Reset", { icon: "retry", kind: "danger-quiet", why }, () =>
         act(
           "reset",
-          `${name} of ${whom} is as new`,
-          `Reset ${name} for ${whom}?`,
-          "Forget what was used",
-          "What this key has used is forgotten, and a penalty is lifted: its whole budget is free at once, so more may start than the rule allows. Permits that running jobs hold stay held.",
+          `Limit ${name} is reset for ${keys}`,
+          `Reset ${name} for ${keys}?`,
+          "Reset",
+          "The usage of this key is set to zero and a penalty ends. More jobs may then start than the rule allows. Running jobs keep their permits.",
           true,
         ),
       ),
-    key !== null && button("Tier", { why, title: "Put this key into a tier" }, () => void assign(context, name, key)),
+    key !== null && button("Tier", { why, title: "Assign this key to a tier" }, () => void assign(context, name, key)),
     key === null &&
       button(
         "Remove",
@@ -97,16 +97,16 @@ export function steering(context, target) {
           void context.act({
             method: "DELETE",
             path: path("limits", name),
-            done: `${name} is forgotten`,
+            done: `Limit ${name} is removed`,
             question: {
               title: `Remove limit ${name}?`,
               danger: true,
-              action: "Forget the limit",
+              action: "Remove the limit",
               body: [
                 h(
                   "p",
                   null,
-                  "Its settings and what its keys have used are forgotten. It is refused while jobs need it.",
+                  "This deletes its settings and the usage of its keys. It fails while jobs need the limit.",
                 ),
                 h("p", { class: "command-line" }, h("code", null, command("limits", "remove", name))),
               ],
@@ -120,51 +120,51 @@ export function steering(context, target) {
 /** @param {Context} context @param {Target} target */
 async function setRule(context, target) {
   const { limit: name, key } = target;
-  const isOfPermits = isAtOnce(target.rule) || target.grantsPermits;
-  const said = { rule: "", burst: "", scope: key === null ? "all" : "key", tier: "" };
-  const rule = () => parseRule(said.rule, isOfPermits);
-  const burst = () => (said.burst === "" ? null : Number(said.burst));
+  const isConcurrency = isAtOnce(target.rule) || target.grantsPermits;
+  const form = { rule: "", burst: "", scope: key === null ? "all" : "key", tier: "" };
+  const rule = () => parseRule(form.rule, isConcurrency);
+  const burst = () => (form.burst === "" ? null : Number(form.burst));
   const isReady = () =>
     !("error" in rule()) &&
-    (said.burst === "" || /^[1-9]\d*$/.test(said.burst)) &&
-    (said.scope !== "tier" || said.tier !== "");
-  const agreed = await ask({
-    title: `Set another rule for ${name}`,
+    (form.burst === "" || /^[1-9]\d*$/.test(form.burst)) &&
+    (form.scope !== "tier" || form.tier !== "");
+  const isConfirmed = await ask({
+    title: `Set the rule of ${name}`,
     action: "Set the rule",
     isReady,
     body: [
       h(
         "p",
         null,
-        "Now: ",
-        h("b", null, target.rule ? brief(target.rule) : "not known here"),
-        ". The new rule beats the code and survives deploys, until it is unset. Everything that waits follows it at once; what a key has used stays used.",
+        "Current rule: ",
+        h("b", null, target.rule ? shortRule(target.rule) : "unknown"),
+        ". The new rule overrides the code, also after deploys, until it is unset. It applies to waiting jobs immediately. Usage so far still counts.",
       ),
     ],
     fields: (update) => {
       const parsed = rule();
       const change = (/** @type {"rule" | "burst" | "scope" | "tier"} */ field) => (/** @type {string} */ value) => {
-        said[field] = value;
+        form[field] = value;
         update();
       };
-      const whom = said.scope === "tier" ? ["--tier", said.tier] : said.scope === "key" ? ["--key", key ?? ""] : [];
+      const scopeOption = form.scope === "tier" ? ["--tier", form.tier] : form.scope === "key" ? ["--key", key ?? ""] : [];
       return h(
         "div",
         { class: "dialog-fields" },
         input(
-          isOfPermits ? "How many at once" : "Rule",
-          said.rule,
-          isOfPermits ? "5" : "15/m, 100/h, 2/10s",
+          isConcurrency ? "Concurrent jobs" : "Rule",
+          form.rule,
+          isConcurrency ? "5" : "15/m, 100/h, 2/10s",
           change("rule"),
           { autofocus: true, required: true, "aria-describedby": "rule-preview" },
         ),
         /burst/.test(target.rule ?? "") &&
-          input("Burst (how much unused budget is saved up)", said.burst, "as the rule says", change("burst"), {
+          input("Burst (unused starts that are saved up)", form.burst, "default", change("burst"), {
             inputmode: "numeric",
           }),
         select(
           "For",
-          said.scope,
+          form.scope,
           [
             ...(key === null ? [] : [/** @type {[string, string]} */ (["key", `key ${format.keyName(key)}`])]),
             ["all", "all keys"],
@@ -172,49 +172,49 @@ async function setRule(context, target) {
           ],
           change("scope"),
         ),
-        said.scope === "tier" && input("Tier", said.tier, "gold", change("tier")),
+        form.scope === "tier" && input("Tier", form.tier, "gold", change("tier")),
         h(
           "p",
           { class: "rule-preview", id: "rule-preview", "aria-live": "polite" },
           "error" in parsed
-            ? said.rule
+            ? form.rule
               ? h("span", { class: "bad-text" }, icon("failed"), parsed.error)
               : h(
                   "span",
                   { class: "faint" },
-                  isOfPermits ? "A number, for example 5" : "A count and a period: s, m, h or d",
+                  isConcurrency ? "A number, for example 5" : "A count and a period: s, m, h or d",
                 )
-            : [icon("succeeded"), described(parsed, burst())],
+            : [icon("succeeded"), describe(parsed, burst())],
         ),
         isReady() &&
           h(
             "p",
             { class: "command-line" },
-            h("code", null, command("limits", "set", name, said.rule, ...option("--burst", said.burst), ...whom)),
+            h("code", null, command("limits", "set", name, form.rule, ...option("--burst", form.burst), ...scopeOption)),
           ),
       );
     },
   });
-  if (!agreed) return;
-  const whom = said.scope === "tier" ? { tier: said.tier } : said.scope === "key" ? { key } : {};
+  if (!isConfirmed) return;
+  const scope = form.scope === "tier" ? { tier: form.tier } : form.scope === "key" ? { key } : {};
   await context.act({
     path: path("limits", name, "set"),
-    body: { rule: said.rule, ...(burst() === null ? {} : { burst: burst() }), ...whom },
-    done: `${name} is now ${said.rule}`,
+    body: { rule: form.rule, ...(burst() === null ? {} : { burst: burst() }), ...scope },
+    done: `The rule of ${name} is now ${form.rule}`,
   });
 }
 
 /** @param {Context} context @param {string} name @param {string} key */
 async function penalize(context, name, key) {
-  const said = { seconds: "60" };
-  const agreed = await ask({
+  const form = { seconds: "60" };
+  const isConfirmed = await ask({
     title: `Penalise ${format.keyName(key)}?`,
-    action: "Let nothing start",
-    isReady: () => Number(said.seconds) > 0,
+    action: "Penalise",
+    isReady: () => Number(form.seconds) > 0,
     body: h(
       "p",
       null,
-      `Nothing starts on ${name} of this key for that long, as when the other side asked for a pause. What waits keeps its place; a reset lifts it.`,
+      `No job of this key starts under ${name} for this time, as when a remote service asks for a pause. Waiting jobs keep their positions. A reset ends the penalty.`,
     ),
     fields: (update) =>
       h(
@@ -222,32 +222,32 @@ async function penalize(context, name, key) {
         { class: "dialog-fields" },
         input(
           "Seconds",
-          said.seconds,
+          form.seconds,
           "60",
           (value) => {
-            said.seconds = value;
+            form.seconds = value;
             update();
           },
           { inputmode: "numeric", autofocus: true },
         ),
-        Number(said.seconds) > 0 &&
+        Number(form.seconds) > 0 &&
           h(
             "p",
             { class: "rule-preview" },
-            `Until ${format.clock(format.now() + Number(said.seconds) * 1000)}, in ${format.duration(Number(said.seconds))}`,
+            `Until ${format.clock(format.now() + Number(form.seconds) * 1000)}, in ${format.duration(Number(form.seconds))}`,
           ),
         h(
           "p",
           { class: "command-line" },
-          h("code", null, command("limits", "penalize", name, said.seconds, ...option("--key", key))),
+          h("code", null, command("limits", "penalize", name, form.seconds, ...option("--key", key))),
         ),
       ),
   });
-  if (agreed)
+  if (isConfirmed)
     await context.act({
       path: path("limits", name, "penalize"),
-      body: { key, seconds: Number(said.seconds) },
-      done: `Nothing starts on ${name} of ${format.keyName(key)} for ${format.duration(Number(said.seconds))}`,
+      body: { key, seconds: Number(form.seconds) },
+      done: `Key ${format.keyName(key)} of ${name} is penalised for ${format.duration(Number(form.seconds))}`,
     });
 }
 
@@ -256,14 +256,14 @@ async function assign(context, name, key) {
   const member = context.data.settings.find(
     (/** @type {any} */ setting) => setting.scope === "member" && setting.target === patternOf(key),
   );
-  const said = { tier: member?.tier ?? "" };
-  const agreed = await ask({
+  const form = { tier: member?.tier ?? "" };
+  const isConfirmed = await ask({
     title: `Tier of ${format.keyName(key)}`,
     action: "Assign",
     body: h(
       "p",
       null,
-      "The rule that is set for a tier holds for the keys in it. Leave it empty to take the key out of its tier.",
+      "The rule set for a tier applies to the keys in it. Leave the field empty to remove the key from its tier.",
     ),
     fields: (update) =>
       h(
@@ -271,21 +271,21 @@ async function assign(context, name, key) {
         { class: "dialog-fields" },
         input(
           "Tier",
-          said.tier,
+          form.tier,
           "none",
           (value) => {
-            said.tier = value;
+            form.tier = value;
             update();
           },
           { autofocus: true },
         ),
-        h("p", { class: "command-line" }, h("code", null, command("limits", "assign", name, key, said.tier || "-"))),
+        h("p", { class: "command-line" }, h("code", null, command("limits", "assign", name, key, form.tier || "-"))),
       ),
   });
-  if (agreed)
+  if (isConfirmed)
     await context.act({
       path: path("limits", name, "assign"),
-      body: { key, tier: said.tier || null },
-      done: said.tier ? `${format.keyName(key)} is in tier ${said.tier}` : `${format.keyName(key)} is in no tier`,
+      body: { key, tier: form.tier || null },
+      done: form.tier ? `${format.keyName(key)} is in tier ${form.tier}` : `${format.keyName(key)} is in no tier`,
     });
 }

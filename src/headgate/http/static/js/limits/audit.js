@@ -1,4 +1,4 @@
-/** Whether a limit held: the most that started in any window, against what its rule allows. */
+/** The audit of a limit: the most starts in any window, compared with what its rule allows. */
 
 import { command, option } from "../commands.js";
 import { h } from "../dom.js";
@@ -7,20 +7,20 @@ import { badge, copyCommand, empty, link, panel } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
 
-/** Whether it held. @param {string} name @param {any} audit @param {string} [key] */
+/** The audit of a limit, or of one key. @param {string} name @param {any} audit @param {string} [key] */
 export function auditPanel(name, audit, key) {
   if (audit === null) return null;
   const verdicts = /** @type {any[]} */ (audit.items);
-  const looked = audit.is_cut ? ` of the last ${format.count(audit.starts)} starts` : "";
-  const broken = verdicts.filter((verdict) => !verdict.held).length;
+  const range = audit.is_cut ? ` of the last ${format.plural(audit.starts, "start")}` : "";
+  const exceeded = verdicts.filter((verdict) => !verdict.held).length;
   return panel(
-    "Did it hold?",
+    "Audit",
     {
       class: "bare",
       hint: verdicts.length
-        ? broken
-          ? `exceeded for ${format.plural(broken, "key")}`
-          : `yes, in every window${looked}`
+        ? exceeded
+          ? `exceeded for ${format.plural(exceeded, "key")}`
+          : `within the limit in every window${range}`
         : "",
       aside: copyCommand(command("limits", "audit", name, ...option("--key", key)), "Command"),
     },
@@ -28,7 +28,7 @@ export function auditPanel(name, audit, key) {
       label: "Highest number of starts in any window",
       rows: verdicts.slice(0, 20),
       key: (verdict) => verdict.key,
-      empty: empty("No start is recorded", "Of jobs that are still kept, none has started on it."),
+      empty: empty("No recorded starts", `No retained job has started under this ${key === undefined ? "limit" : "key"}.`),
       columns: [
         {
           name: "Key",
@@ -40,20 +40,20 @@ export function auditPanel(name, audit, key) {
             ),
         },
         {
-          name: "Verdict",
-          cell: (verdict) => (verdict.held ? badge("succeeded", "held") : badge("failed", "exceeded")),
+          name: "Result",
+          cell: (verdict) => (verdict.held ? badge("succeeded", "within limit") : badge("failed", "exceeded")),
         },
         { name: "Highest", align: "right", cell: (verdict) => h("b", null, format.count(verdict.highest)) },
-        { name: "Bound", align: "right", cell: (verdict) => format.count(verdict.bound) },
-        { name: "In any", align: "right", cell: (verdict) => format.duration(verdict.window) },
+        { name: "Allowed", align: "right", cell: (verdict) => format.count(verdict.bound) },
+        { name: "Window", align: "right", cell: (verdict) => format.duration(verdict.window) },
         { name: "Starts", align: "right", cell: (verdict) => format.count(verdict.starts) },
       ],
     }),
-    broken > 0 &&
+    exceeded > 0 &&
       h(
         "p",
         { class: "hint panel-note", key: "note" },
-        "The rule of now is the judge, also of starts before it was set: one that was lowered meanwhile looks exceeded until they are no longer kept.",
+        "Past starts are checked against the current rule. If the rule was lowered, older starts may exceed it until their jobs are pruned.",
       ),
   );
 }
