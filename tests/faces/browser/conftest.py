@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -59,6 +60,12 @@ class Served:
                 stdout=log,
                 stderr=log,
             )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal: SIGSTOP makes it hang, SIGCONT lets it continue."""
+        if self._process is None:
+            raise RuntimeError("the program does not run")
+        self._process.send_signal(number)
 
     async def kill(self) -> None:
         """As a machine ends that loses its power."""

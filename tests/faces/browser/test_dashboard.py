@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import re
+import signal
 import uuid
 from collections.abc import AsyncIterator
 from importlib.resources import files
@@ -556,6 +557,20 @@ async def test_a_page_tells_that_the_server_is_lost_and_that_it_is_back(browser:
         # A browser says itself that nobody answered.
         refused = [told for told in visit.complaints if "ERR_" in told]
         visit.complaints[:] = [told for told in visit.complaints if told not in refused]
+
+
+@of_one_store
+async def test_live_updates_are_offline_while_the_server_hangs(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        await visit.go("queues")
+        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
+        shop.server.signal(signal.SIGSTOP)
+        try:
+            # The stream stays open and silent: the page asks after 12 s, and waits 15 s for a response.
+            await expect(visit.page.get_by_role("button", name="Live updates: Offline")).to_be_visible(timeout=40_000)
+        finally:
+            shop.server.signal(signal.SIGCONT)
+        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=20_000)
 
 
 @of_one_store

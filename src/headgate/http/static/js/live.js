@@ -32,6 +32,7 @@ let stream = null;
 let failures = 0;
 let pollTimer = 0;
 let reconnectTimer = 0;
+let isChecking = false;
 
 /** Return the state of the connection and the latest overview. @returns {Readonly<Live>} */
 export function current() {
@@ -46,7 +47,7 @@ export function subscribe(listener) {
 
 /** Start live updates. A tab without the stream receives its events from the tab that holds it. */
 export function start() {
-  channel.onmessage = ({ data }) => apply(data.state, data.overview);
+  channel.onmessage = ({ data }) => apply(data.state, data.overview, data.hasUpdate);
   if (navigator.locks) void navigator.locks.request(`headgate ${STREAM.pathname}`, holdStream);
   else void holdStream();
   setInterval(checkWhenSilent, CHECK_EVERY);
@@ -103,28 +104,38 @@ async function poll() {
   }
 }
 
-/** Apply to this tab, and send to the others. @param {LiveState} state @param {any} overview */
-function publish(state, overview) {
-  channel.postMessage({ state, overview });
-  apply(state, overview);
+/** Apply to this tab, and send to the others. @param {LiveState} state @param {any} overview @param {boolean} [hasUpdate] */
+function publish(state, overview, hasUpdate) {
+  channel.postMessage({ state, overview, hasUpdate });
+  apply(state, overview, hasUpdate);
 }
 
-/** @param {LiveState} state @param {any} overview */
-function apply(state, overview) {
+/** @param {LiveState} state @param {any} overview @param {boolean} [hasUpdate] whether pages load their data again */
+function apply(state, overview, hasUpdate = state !== "lost") {
   live.state = state;
   if (state !== "lost") live.answeredAt = Date.now();
   if (overview) {
     live.overview = overview;
     setNow(overview.now);
   }
-  for (const listener of listeners) listener(state !== "lost");
+  for (const listener of listeners) listener(hasUpdate);
 }
 
-/** A tab without the stream requests the overview when it has received nothing for a while. */
-function checkWhenSilent() {
-  if (stream !== null || pollTimer !== 0 || document.hidden || Date.now() - live.answeredAt < SILENT_AFTER) return;
-  void get("overview").then(
-    (overview) => apply("connected", overview),
-    () => apply("lost", null),
-  );
+/**
+ * Request the overview when nothing has arrived for a while. An open stream may be silent because nothing changes, and
+ * then pages need not refresh, or because the server or its store hangs.
+ */
+async function checkWhenSilent() {
+  if (isChecking || pollTimer !== 0 || document.hidden || Date.now() - live.answeredAt < SILENT_AFTER) return;
+  isChecking = true;
+  try {
+    const overview = await get("overview");
+    if (stream === null) apply("connected", overview);
+    else publish("connected", overview, live.state !== "connected");
+  } catch {
+    if (stream === null) apply("lost", null);
+    else publish("lost", null);
+  } finally {
+    isChecking = false;
+  }
 }
