@@ -574,6 +574,33 @@ async def test_live_updates_are_offline_while_the_server_hangs(browser: Browser,
 
 
 @of_one_store
+async def test_no_node_is_alive_is_a_warning(browser: Browser, shop: Shop) -> None:
+    async def without_nodes(route: Route) -> None:
+        answer = await route.fetch()
+        overview = await answer.json()
+        overview["nodes"] |= {"alive": 0, "silent": 0, "slots": 0}
+        await route.fulfill(response=answer, json=overview)
+
+    async with visiting(browser, shop) as visit:
+        await visit.page.route("**/api/overview", without_nodes)
+        await visit.page.route("**/api/stream", lambda route: route.abort())
+        await visit.go("overview")
+        badge = visit.page.locator(".node-counts .badge").first
+        await expect(badge).to_have_text("0 alive")
+        await expect(badge).to_have_class(re.compile("state-silent"))
+        await expect(visit.page.get_by_text("No node is alive.")).to_be_visible()
+        visit.complaints[:] = [each for each in visit.complaints if "ERR_FAILED" not in each]
+
+
+@of_one_store
+async def test_a_missing_batch_is_called_a_batch(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        await visit.page.goto(f"{shop.base}batches/{uuid.uuid4()}")
+        await expect(visit.page.get_by_role("alert")).to_contain_text("Batch not found")
+        visit.complaints[:] = [each for each in visit.complaints if "404" not in each]
+
+
+@of_one_store
 async def test_somebody_signs_in_on_a_page_and_out_again_in_every_tab(
     browser: Browser, shop: Shop, screenshots: Path | None
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate import Cron, Headgate, RateLimit
 from headgate.http.static_files import STATIC
 
 MODULES = sorted(STATIC.rglob("*.js"))
@@ -60,3 +61,11 @@ def test_a_module_says_what_it_is_for(module: Path) -> None:
 def test_a_sheet_brings_nothing_from_elsewhere(sheet: Path) -> None:
     for name in re.findall(r"url\(([^)]*)\)", sheet.read_text()):
         assert (sheet.parent / name.strip("\"'")).is_file(), f"{sheet}: {name}"
+
+
+def test_the_code_that_empty_pages_show_runs() -> None:
+    shown = [code for module in MODULES for code in re.findall(r"'(@app\.[^']+)'", module.read_text())]
+    assert {re.split(r"\W", code)[2] for code in shown} == {"schedule", "task"}
+    for code in shown:
+        names = {"app": Headgate("memory://"), "Cron": Cron, "RateLimit": RateLimit}
+        exec(f"{code}\nasync def sync(tenant: str = '') -> None: ...", names)

@@ -288,10 +288,20 @@ function describeError(error) {
     403: "Not allowed",
     404: "Not found",
     429: "Too many requests",
-    503: "The store does not respond",
+    503: "Not available",
+  });
+  const codes = /** @type {Record<string, string>} */ ({
+    job_not_found: "Job not found",
+    batch_not_found: "Batch not found",
+    schedule_not_found: "Schedule not found",
+    unknown_limit: "Limit not found",
+    storage_unavailable: "The store does not respond",
+    storage_unusable: "The store cannot be used",
+    search_too_long: "The search took too long",
+    too_many_searches: "Too many searches",
   });
   return {
-    title: titles[error.status] ?? "Request failed",
+    title: codes[error.code] ?? titles[error.status] ?? "Request failed",
     text: `${error.message.charAt(0).toUpperCase()}${error.message.slice(1)}${/[.!?…]$/.test(error.message) ? "" : "."}`,
   };
 }

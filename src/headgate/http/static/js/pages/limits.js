@@ -118,7 +118,7 @@ function emptyList(limit, key) {
     "No keys in use",
     [
       "A limit bounds how often jobs start, or how many run at once, per key. Give one to a task: ",
-      h("code", null, "@app.task(limits=…)"),
+      h("code", null, '@app.task(limits=[RateLimit("10/m", key="{tenant}")])'),
       ".",
     ],
     command("demo"),

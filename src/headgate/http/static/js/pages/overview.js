@@ -366,7 +366,7 @@ function nodesPanel(data) {
     h(
       "p",
       { class: "node-counts" },
-      badge("alive", `${format.count(alive)} alive`),
+      badge(alive > 0 ? "alive" : "silent", `${format.count(alive)} alive`),
       silent > 0 && badge("silent", `${format.count(silent)} silent`),
       gone > 0 && badge("gone", `${format.count(gone)} gone`),
       slots > 0 && h("span", { class: "faint" }, `${format.plural(slots, "slot")} in total`),

@@ -31,8 +31,10 @@ export const schedules = {
           empty: empty(
             "No schedules yet",
             [
-              "Declare one in your code: ",
-              h("code", null, 'task.schedule("nightly", cron="0 3 * * *")'),
+              "Put ",
+              h("code", null, '@app.schedule(Cron("0 3 * * *"), name="nightly")'),
+              " above a task in your code, with ",
+              h("code", null, "from headgate import Cron"),
               ", or try the demo:",
             ],
             command("demo"),
