@@ -78,7 +78,7 @@ async def test_two_programs_share_a_limit_exactly_and_lose_no_job_when_redis_die
         await asyncio.sleep(1)
         while_away = len(starts_of(ledgers, "acme"))
         await asyncio.sleep(1)
-        assert len(starts_of(ledgers, "acme")) == while_away, "its jobs wait while the store is away"
+        assert len(starts_of(ledgers, "acme")) == while_away, "its jobs wait while the store does not answer"
         server.start()
         await until(lambda: len(starts_of(ledgers, "acme")) >= 220, 40, lambda: len(starts_of(ledgers, "acme")))
     finally:

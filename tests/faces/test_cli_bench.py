@@ -187,7 +187,7 @@ def test_apps_on_a_scratch_store_share_it_and_have_settings_of_their_own(tmp_pat
 
 
 async def test_where_nothing_can_be_made_beside_it_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DeclarationError, match="nothing can be made beside memory:"):
+    with pytest.raises(DeclarationError, match="there can be no store beside memory:"):
         async with scratch_of(Headgate("memory://")):
             pass
     with pytest.raises(StorageUnusable, match="no file can be created beside"):
@@ -211,17 +211,17 @@ def test_percentiles_are_of_what_was_measured() -> None:
 def test_it_is_said_how_to_read_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     print_figures(FIGURES)
     told = capsys.readouterr().out
-    assert "beside 9,900 jobs that wait for a limit" in told
+    assert "beside 9,900 jobs waiting for a limit" in told
     assert "This disk syncs 812 pages a second" in told
-    assert "jobs of 100 ms in 40 slots come to 400 a second at most" in told
+    assert "jobs of 100 ms in 40 slots reach at most 400 a second" in told
     assert not any("Others were at work" in line or "power cut" in line for line in advice(FIGURES))
 
 
 def test_what_makes_figures_doubtful_is_said() -> None:
     ground = Environment("postgresql://db/jobs", "PostgreSQL 18.1, fsync off", False, "3.13.1", "uvloop", 2, 6.0, None)
     told = "\n".join(advice(replace(FIGURES, ground=ground)))
-    assert "Others were at work (load 6 on 2 cores)" in told
-    assert "A power cut may lose what was acknowledged last" in told
+    assert "Other programs were running (load 6 on 2 cores)" in told
+    assert "With these settings a power cut may lose the last acknowledged jobs" in told
     assert "syncs" not in told
 
 
@@ -237,4 +237,4 @@ def test_a_bench_of_nothing_is_told_what_to_write(url: str | None, monkeypatch: 
         monkeypatch.setenv("HEADGATE_URL", url)
     result = CliRunner().invoke(main, ["bench"])
     assert result.exit_code == 2
-    assert "say what to measure: `headgate bench sqlite:///jobs.db`" in result.output
+    assert "name what to measure: `headgate bench sqlite:///jobs.db`" in result.output

@@ -86,7 +86,7 @@ def test_work_that_nobody_does_is_found_and_told_with_what_to_do(folder: Path) -
     text = CliRunner().invoke(main, ["doctor", target]).output
     assert "PROBLEM nodes" in text
     assert "do: start `headgate worker`" in text
-    assert "1 problems" in text
+    assert "1 problem" in text
 
 
 def test_a_file_that_is_no_database_is_a_finding_not_a_crash(folder: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_bad_line_ends_it_and_what_was_stored_before_is_said(
     assert project.stored() == []
     result = project.enqueue("sync", "--payloads", "-", input=lines)
     assert result.exit_code == 1
-    assert result.stderr.startswith("stopped: 2 jobs, of the first lines, were enqueued\nError: line 4: ")
+    assert result.stderr.startswith("stopped: 2 jobs of the first lines enqueued\nError: line 4: ")
     assert [each["tenant"] for each in project.payloads()] == ["0", "1"]
     assert json.loads(project.enqueue("sync", "--payloads", "-", "--dry-run", "--json", input=lines[:16]).stdout) == {
         "would_enqueue": 1
@@ -207,7 +207,7 @@ def test_ctrl_c_finishes_the_jobs_that_are_being_stored_and_tells_them(
     lines = "".join(f'{{"tenant": "{tenant}"}}\n' for tenant in ("0", "1", "stop", "3", "4"))
     result = project.enqueue("stopped", "--payloads", "-", input=lines)
     assert result.exit_code == 130
-    assert result.stderr == "stopped: 4 jobs, of the first lines, were enqueued\n"
+    assert result.stderr == "stopped: 4 jobs of the first lines enqueued\n"
     assert result.stdout.split() == [job.record.id for job in project.stored()]
     assert [each["tenant"] for each in project.payloads()] == ["0", "1", "stop", "3"]
 
@@ -216,7 +216,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_says_what_is_not_known(project: Pro
     result = project.enqueue("stopped", "--payloads", "-", input='{"tenant": "stop"}\n{"tenant": "stop"}\n')
     assert result.exit_code == 130
     assert result.stderr == (
-        "stopped: 0 jobs, of the first lines, were enqueued; those of the lines after them may be, too\n"
+        "stopped: 0 jobs of the first lines enqueued; the jobs of the following lines may be, too\n"
     )
 
 
@@ -242,13 +242,13 @@ def test_a_dry_run_refuses_what_the_limits_of_the_task_refuse(project: Project, 
 def test_what_is_no_duration_is_refused_as_not_written_right(project: Project, option: str, time: str) -> None:
     result = project.enqueue("sync", "--payload", '{"tenant": "acme"}', f"{option}={time}")
     assert result.exit_code == 2
-    assert f"{time!r} is no duration" in result.stderr
+    assert f"{time!r} is not a duration" in result.stderr
 
 
 def test_lines_that_would_all_be_one_job_are_refused(project: Project) -> None:
     result = project.enqueue("sync", "--payloads", "-", "--unique-key", "acme", input='{"tenant": "0"}\n' * 2)
     assert result.exit_code == 2
-    assert "all lines would be that one" in result.stderr
+    assert "all lines would be one job" in result.stderr
     assert project.stored() == []
 
 
@@ -265,7 +265,7 @@ def test_jobs_whose_ids_cannot_be_printed_are_said_to_be_there(
         with contextlib.suppress(OSError):
             full.close()
     assert ended.value.code == 1
-    assert capsys.readouterr().err.splitlines()[0] == "stopped: 1 jobs, of the first lines, were enqueued"
+    assert capsys.readouterr().err.splitlines()[0] == "stopped: 1 job of the first lines enqueued"
 
 
 @pytest.mark.slow
@@ -287,7 +287,7 @@ def test_ctrl_c_ends_it_while_no_line_comes(project: Project) -> None:
             process.kill()
             os.close(writing)
     assert process.returncode == 130
-    assert errors == f"stopped: {CHUNK} jobs, of the first lines, were enqueued\n"
+    assert errors == f"stopped: {CHUNK} jobs of the first lines enqueued\n"
 
 
 def test_jobs_are_not_enqueued_where_nobody_will_find_them(

@@ -163,7 +163,7 @@ def test_a_job_that_waits_for_its_time_is_run_now_and_one_that_waits_for_a_limit
     throttled = project.enqueue("sync", "acme")
     project.run_until_final(("good",))
     ran = call("jobs", "run", delayed)
-    assert (ran.exit_code, ran.output.strip()) == (0, f"{delayed}: is ready now, as far as its limits let it start")
+    assert (ran.exit_code, ran.output.strip()) == (0, f"{delayed}: is ready now; it starts when its limits allow")
     refused = call("jobs", "run", throttled, delayed)
     assert refused.exit_code == 1
     assert "would exceed the limit" in refused.output
@@ -186,8 +186,8 @@ def test_a_waiting_job_is_given_another_time_and_priority(project: Project) -> N
     assert back.exit_code == 1
     assert f"{id}: waits to run as soon as it can, with priority 7" in back.output
     assert "is succeeded; only the time or priority of a waiting job can be changed" in back.output
-    assert "say when" in call("jobs", "reschedule", id).stderr
-    assert "take one of them" in call("jobs", "reschedule", id, "--delay", "1", "--at", "2099-01-01").stderr
+    assert "add --delay" in call("jobs", "reschedule", id).stderr
+    assert "exclude each other" in call("jobs", "reschedule", id, "--delay", "1", "--at", "2099-01-01").stderr
 
 
 # ------------------------------------------------------------------------------------------------- many jobs
@@ -243,10 +243,10 @@ def test_many_jobs_are_changed_after_a_dry_run_and_a_question(project: Project) 
     assert (refused.exit_code, "Retry 2 jobs?" in refused.output) == (1, True)
     assert project.states(*bad) == [JobState.FAILED] * 2
     done = call("jobs", "retry", "--state", "failed", input="y\n")
-    assert (done.exit_code, "2 jobs wait again" in done.output) == (0, True)
+    assert (done.exit_code, "2 jobs waiting again" in done.output) == (0, True)
     assert project.states(*bad) == [JobState.WAITING] * 2
     again = call("jobs", "retry", "--state", "failed", "--yes")
-    assert (again.exit_code, "0 jobs wait again" in again.output) == (1, True)
+    assert (again.exit_code, "0 jobs waiting again" in again.output) == (1, True)
 
     cancelled = answer("jobs", "cancel", "--all", "--yes")
     assert (cancelled["matched"], cancelled["changed"], cancelled["refused"]) == (2, 2, {})
@@ -304,7 +304,7 @@ def test_a_batch_is_known_by_its_id(project: Project) -> None:
     id, then = project.do(work)
     for verb in ("show", "explain"):
         assert (
-            f"1 of 3 jobs are final (0 succeeded, 0 failed, 1 cancelled); headgate jobs list --batch {id}"
+            f"1 of 3 jobs final (0 succeeded, 0 failed, 1 cancelled); headgate jobs list --batch {id}"
             in call("jobs", verb, id).output
         )
         (told,) = answer("jobs", verb, id)
@@ -382,13 +382,13 @@ def test_what_changes_nothing_says_so_and_is_not_kept(project: Project) -> None:
 def test_a_page_before_no_job_is_a_mistake(project: Project) -> None:
     project.enqueue("good")
     wrong = call("jobs", "list", "--before", "typo")
-    assert (wrong.exit_code, "--before is the id of a job" in wrong.output) == (2, True)
+    assert (wrong.exit_code, "--before takes the id of a job" in wrong.output) == (2, True)
 
 
 def test_the_name_of_a_limit_is_not_taken_for_an_app(project: Project) -> None:
     """A key without --key made `sync:rate` the module that was looked for."""
     wrong = call("limits", "reset", "sync:rate", "acme")
-    assert (wrong.exit_code, f"it takes LIMIT, as the app is {project.target} already" in wrong.output) == (2, True)
+    assert (wrong.exit_code, f"it takes LIMIT, and the app is {project.target} already" in wrong.output) == (2, True)
     assert call("limits", "reset", "sync:rate", "--key", "acme").exit_code == 0
 
 

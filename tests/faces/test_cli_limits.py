@@ -84,11 +84,11 @@ def test_a_key_is_a_pattern_only_where_it_is_said_to_be(target: str) -> None:
     paused = call("pause", target, limit, "--key", "ac*").output
     assert "paused for key 'ac*' alone (a pattern of keys is named with --pattern)" in paused
     assert settings() == [("key", "ac*")]
-    assert "goes on for key 'ac*'" in call("resume", target, limit, "--key", "ac*").output
+    assert "is resumed for key 'ac*'" in call("resume", target, limit, "--key", "ac*").output
     assert "paused for pattern 'ac*'" in call("pause", target, limit, "--pattern", "ac*").output
     assert settings() == [("pattern", "ac*")]
     assert "was not paused for key 'ac*'" in call("resume", target, limit, "--key", "ac*").output
-    assert "goes on for pattern 'ac*'" in call("resume", target, limit, "--pattern", "ac*").output
+    assert "is resumed for pattern 'ac*'" in call("resume", target, limit, "--pattern", "ac*").output
     assert "now 9/m" in call("set", target, limit, "9/m", "--pattern", "ac*").output
     assert "as declared for pattern 'ac*'" in call("unset", target, limit, "--pattern", "ac*").output
     both = call("pause", target, limit, "--key", "a", "--pattern", "a*")
@@ -112,8 +112,8 @@ def test_a_chart_of_use_ends_now_and_says_what_is_allowed() -> None:
     assert bars[0] != " "
     assert bars[-1] in "█@"
     assert bars[1:-1] == "    "
-    assert "8 at most in 10.0 s; 15 are allowed in 60.0 s" in words
-    assert "not used" in use_chart(LimitHistory("api", None, 10, [], None), now, 3600.0)
+    assert "at most 8 in 10.0 s; 15 are allowed in 60.0 s" in words
+    assert "no usage" in use_chart(LimitHistory("api", None, 10, [], None), now, 3600.0)
 
 
 # --------------------------------------------------------------------------------------- tasks and schedules

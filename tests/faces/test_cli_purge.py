@@ -84,13 +84,13 @@ def test_a_purge_asks_first_and_deletes_nothing_if_the_answer_is_no(project: Pro
     assert "Delete 3 jobs for good?" in refused.output
     assert project.counts()["default"][1] == 3
     done = call("purge", project.target, "--all", input="y\n")
-    assert "3 jobs were deleted" in done.output
+    assert "3 jobs deleted" in done.output
     assert project.counts()["default"][1] == 0
 
 
 def test_a_purge_that_does_not_say_what_or_cannot_ask_is_refused(project: Project) -> None:
-    assert "say which final jobs" in call("purge", project.target).output
-    assert "--json asks no questions" in call("purge", project.target, "--all", "--json").output
+    assert "select final jobs" in call("purge", project.target).output
+    assert "--json does not ask" in call("purge", project.target, "--all", "--json").output
     assert call("purge", project.target, "--older-than", "soon").exit_code == 2
 
 
@@ -112,7 +112,7 @@ def test_a_purge_that_is_interrupted_says_how_far_it_came(project: Project) -> N
         [sys.executable, "-c", code], cwd=project.path, capture_output=True, text=True, check=False, timeout=15
     )
     assert done.returncode == 130, done.stderr
-    assert "stopped: 1 jobs were deleted" in done.stderr
+    assert "stopped: 1 job deleted" in done.stderr
     assert project.counts()["default"][1] == 0
     [entry] = answer("audit", project.target)
     assert entry["detail"].startswith("1 jobs")
@@ -157,6 +157,6 @@ def test_a_progress_bar_is_drawn_on_a_terminal_only(project: Project) -> None:
         os.close(ours)
         os.close(theirs)
     assert b"Delete" in drawn
-    assert b"2 jobs were deleted" in done.stdout
+    assert b"2 jobs deleted" in done.stdout
     piped = subprocess.run(command, cwd=project.path, capture_output=True, check=True, timeout=15)
     assert piped.stderr == b""

@@ -84,10 +84,10 @@ def test_a_trace_says_when_jobs_come(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "say --limit RATE, or --task NAME"),
-        (["--task", "sync"], "--task is of an app"),
+        ([], "add --limit RATE, or --task NAME"),
+        (["--task", "sync"], "--task needs an app"),
         (["--limit", "many"], "many"),
-        (["--limit", "1/m", "--run-time", "soon"], "no duration"),
+        (["--limit", "1/m", "--run-time", "soon"], "not a duration"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(words: list[str], part: str) -> None:

@@ -1,4 +1,4 @@
-"""`headgate top`: on a terminal that is as it was afterwards, in a pipe, and while the store is away."""
+"""`headgate top`: on a terminal that is as it was afterwards, in a pipe, and while the store does not answer."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_a_trace_is_read_from_seconds_or_instants_and_counted_from_the_earliest(
     ]
     with pytest.raises(DeclarationError, match=r"line 2 of trace.csv is not `at,key`: 'soon,acme'"):
         read_trace(["1,acme", "soon,acme"], "trace.csv")
-    with pytest.raises(DeclarationError, match="tells of no job"):
+    with pytest.raises(DeclarationError, match="has no jobs"):
         read_trace(["at,key"], "trace.csv")
 
 

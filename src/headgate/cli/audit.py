@@ -1,4 +1,4 @@
-"""`headgate audit`: what people did."""
+"""`headgate audit`: the changes that people made."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headgate.jobs.audit import SubjectKind
 
 @click.command()
 @takes_app
-@click.option("--kind", type=click.Choice(get_args(SubjectKind)), help="Only what was done to things of this kind.")
-@click.option("--subject", metavar="NAME", help="Only what was done to this job, limit, queue or schedule.")
-@click.option("--actor", metavar="WHO", help="Only what they did.")
-@click.option("--count", type=click.IntRange(1, 500), default=50, show_default=True, help="At most so many.")
-@click.option("--before", type=int, metavar="NUMBER", help="Only entries before this one: the last of the page before.")
+@click.option("--kind", type=click.Choice(get_args(SubjectKind)), help="Only changes to this kind of thing.")
+@click.option("--subject", metavar="NAME", help="Only changes to this job, limit, queue or schedule.")
+@click.option("--actor", metavar="WHO", help="Only changes by this person or process.")
+@click.option("--count", type=click.IntRange(1, 500), default=50, show_default=True, help="The most entries to list.")
+@click.option("--before", type=int, metavar="NUMBER", help="Only entries before this one, the last of a page.")
 @json_option
 def audit(target: str, as_json: bool, **wanted: Any) -> None:
-    """Show what people did to jobs, limits, queues and schedules, newest first."""
+    """Show changes by people to jobs, limits, queues and schedules, newest first."""
     found = ask(target, lambda admin: admin.audit_log(**wanted))
     if as_json:
         print_json(
@@ -32,7 +32,7 @@ def audit(target: str, as_json: bool, **wanted: Any) -> None:
         )
         return
     print_table(
-        "What people did",
+        "Changes by people",
         ("number", "at", "by", "what", "to", "details"),
         [
             (each.number, to_datetime(each.at), each.actor, each.action, f"{each.kind} {each.subject}", each.detail)

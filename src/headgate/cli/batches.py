@@ -1,4 +1,4 @@
-"""`headgate batches`: jobs that were enqueued together."""
+"""`headgate batches`: list, show and cancel batches of jobs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headgate.tasks.ties import BatchStatus
 
 @click.group()
 def batches() -> None:
-    """List batches, show how far one is, cancel what is left of it."""
+    """List batches, show the progress of one, cancel its remaining jobs."""
 
 
 @batches.command(name="list")
 @takes_app
 @click.option("--pending", is_flag=True, help="Only batches with jobs that are not final.")
-@click.option("--count", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--count", type=click.IntRange(1, 100_000), default=50, show_default=True, help="The most to list.")
 @click.option("--before", metavar="ID", help="Only batches older than this one.")
 @json_option
 def list_(target: str, pending: bool, count: int, before: str | None, as_json: bool) -> None:
@@ -37,7 +37,7 @@ def list_(target: str, pending: bool, count: int, before: str | None, as_json: b
 @takes_app_and("ID")
 @json_option
 def show(target: str, words: tuple[str], as_json: bool) -> None:
-    """Show how many of the jobs of a batch are in each state; `headgate jobs list --batch ID` lists them."""
+    """Show the progress of a batch by state; `headgate jobs list --batch ID` lists them."""
     found = ask(target, lambda admin: admin.batch(words[0]))
     if as_json:
         print_json(found)
@@ -48,13 +48,13 @@ def show(target: str, words: tuple[str], as_json: bool) -> None:
 @batches.command()
 @takes_app_and("ID")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; say how many would be cancelled.")
-@click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="Cancel up to so many.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print how many would be cancelled.")
+@click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="The most jobs to cancel.")
 @json_option
 def cancel(target: str, words: tuple[str], yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
-    """Cancel what waits of a batch, and ask what runs of it to end.
+    """Cancel the waiting jobs of a batch, and ask the running ones to end.
 
-    What comes after its success is cancelled with it; what comes after any outcome runs. Exit code 1 if nothing was
+    Jobs that follow its success are cancelled with it; those that follow any outcome run. Exit code 1 if no job was
     left.
     """
     (id,) = words

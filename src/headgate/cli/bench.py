@@ -1,4 +1,4 @@
-"""`headgate bench`: how fast this store is, on this machine, for jobs."""
+"""`headgate bench`: measure how fast a store is on this machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from headgate.cli.quiet import quiet
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock
 from headgate.escaping import printable
+from headgate.plural import counted
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals after which what was made is deleted first."""
+"""Signals that end the command after its tables are deleted."""
 
 
 @click.command()
@@ -34,21 +35,21 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     default="20s",
     show_default=True,
     metavar="TIME",
-    help="For about how long.",
+    help="Approximate duration.",
 )
 @click.option("--slots", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Slots of the worker.")
 @json_option
 def bench(where: str | None, named: str | None, seconds: float, slots: int, as_json: bool) -> None:
     """Measure how fast a store is on this machine: enqueueing, running, starting.
 
-    Of an app, of a URL, or of HEADGATE_URL. Your jobs are not touched: it works on an empty store beside yours, in a
-    folder on the same disk or a schema of the same database, and deletes that at the end, after Ctrl-C as well. It
-    does load the disk or the server meanwhile.
+    Of an app, of a URL, or of HEADGATE_URL. Your jobs are not touched: the measurement uses an empty store beside
+    yours, in a folder on the same disk or a schema of the same database, and deletes it at the end, also after Ctrl-C.
+    It loads the disk or the server meanwhile.
 
     \b
     Exit codes:
       0    measured
-      1    something did not work, told in one line
+      1    an error, printed as one line
       130  ended by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP; nothing is left behind
     """
     app = _app(where, named)
@@ -76,25 +77,25 @@ def _app(where: str | None, named: str | None) -> Headgate:
     if chosen is None:
         if not os.environ.get("HEADGATE_URL", "").strip():
             raise click.UsageError(
-                "say what to measure: `headgate bench sqlite:///jobs.db`, `headgate bench module:app`, or HEADGATE_URL"
+                "name what to measure: `headgate bench sqlite:///jobs.db`, `headgate bench module:app`, or HEADGATE_URL"
             )
         return Headgate()
     return Headgate(chosen) if "://" in chosen else locate(chosen)
 
 
 async def _measured(app: Headgate, seconds: float, slots: int, say: Callable[[str], None]) -> Figures | signal.Signals:
-    """The figures, or the signal that ended it."""
+    """Return the figures, or the signal that ended the measurement."""
     loop, own = asyncio.get_running_loop(), asyncio.current_task()
     assert own is not None
     told: list[signal.Signals] = []
 
     def end(number: signal.Signals) -> None:
-        # What was made beside the store has to go; who is impatient must not keep it from that.
+        # The scratch store must be deleted; further signals do not interrupt that.
         if not told:
             own.cancel()
         told.append(number)
 
-    # One that was ignored, as by nohup, stays so.
+    # A signal that is ignored, as under nohup, stays ignored.
     caught = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     for number in caught:
         loop.add_signal_handler(number, end, number)
@@ -108,7 +109,7 @@ async def _measured(app: Headgate, seconds: float, slots: int, say: Callable[[st
         for number in caught:
             loop.remove_signal_handler(number)
             if told:
-                # It ends as the first one said, also where the next comes only now.
+                # The first signal determines the exit code, also if another one arrives now.
                 signal.signal(number, signal.SIG_IGN)
 
 
@@ -116,18 +117,18 @@ async def _measured(app: Headgate, seconds: float, slots: int, say: Callable[[st
 
 
 def print_figures(figures: Figures) -> None:
-    """Print what was measured, and how to read it."""
+    """Print the figures and how to read them."""
     ground = figures.ground
     click.echo(printable(f"Store: {ground.store}"))
-    click.echo(f"{ground.setup}; Python {ground.python}, {ground.event_loop}; {ground.cores} cores")
+    click.echo(f"{ground.setup}; Python {ground.python}, {ground.event_loop}; {counted(ground.cores, 'core')}")
     print_table(
         "Jobs a second",
         ("what", "a second", "of", "how"),
         [
-            ("enqueued by one caller", *_told(figures.single), "each waits until its commit is there"),
+            ("enqueued by one caller", *_told(figures.single), "each waits for its commit"),
             (f"enqueued by {figures.callers} callers", *_told(figures.together), "at once; they share commits"),
-            ("enqueued in bulk", *_told(figures.bulk), f"enqueue_many of {figures.bulk_size}, a commit each"),
-            ("run", *_told(figures.drain), f"no-op jobs in {figures.slots} slots, each recorded"),
+            ("enqueued in bulk", *_told(figures.bulk), f"enqueue_many of {figures.bulk_size}, one commit each"),
+            ("run", *_told(figures.drain), f"no-op jobs in {counted(figures.slots, 'slot')}, each recorded"),
         ],
         empty="",
     )
@@ -138,7 +139,7 @@ def print_figures(figures: Figures) -> None:
         [
             ("on an idle worker", f"{idle.p50:g} ms", f"{idle.p99:g} ms", f"{idle.probes:,}"),
             (
-                f"beside {figures.backlog:,} jobs that wait for a limit",
+                f"beside {figures.backlog:,} jobs waiting for a limit",
                 f"{beside.p50:g} ms",
                 f"{beside.p99:g} ms",
                 f"{beside.probes:,}",
@@ -152,24 +153,25 @@ def print_figures(figures: Figures) -> None:
 
 
 def advice(figures: Figures) -> list[str]:
-    """What the figures mean for who sizes an installation."""
+    """Return what the figures mean for sizing an installation."""
     ground = figures.ground
     told: list[str] = []
     if ground.is_busy:
         told.append(
-            f"Others were at work (load {ground.load:g} on {ground.cores} cores), so an idle machine does better."
+            f"Other programs were running (load {ground.load:g} on {counted(ground.cores, 'core')}); an idle "
+            "machine is faster."
         )
     if ground.syncs is not None:
         told.append(f"This disk syncs {ground.syncs:,.0f} pages a second: one caller cannot enqueue faster than that.")
     if not ground.is_durable:
-        told.append("A power cut may lose what was acknowledged last, as the store is set up; safe is slower.")
+        told.append("With these settings a power cut may lose the last acknowledged jobs; safe settings are slower.")
     told += [
-        "Enqueue in bulk, or from several callers at once, where one by one is too slow.",
-        f"Slots are a bound of their own: jobs of 100 ms in {figures.slots} slots come to {figures.slots * 10:,} a "
-        "second at most, whatever the store can.",
-        "Jobs that wait for a limit should cost the others nothing: compare the two starts.",
-        "All of it was one process. On PostgreSQL more workers run more; on SQLite they share one file.",
-        "The store that was measured lay beside yours and is gone; your jobs were not touched.",
+        "If enqueueing one by one is too slow, enqueue in bulk or from several callers at once.",
+        f"Slots limit throughput, too: jobs of 100 ms in {counted(figures.slots, 'slot')} reach at most "
+        f"{figures.slots * 10:,} a second, whatever the store.",
+        "Jobs that wait for a limit should not delay others: compare the two start times.",
+        "This was one process. On PostgreSQL more workers run more jobs; on SQLite they share one file.",
+        "The measured store was beside yours and is deleted; your jobs were not touched.",
     ]
     return told
 

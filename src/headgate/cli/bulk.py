@@ -1,4 +1,4 @@
-"""Changing many jobs at once: counted first, asked about, and watched."""
+"""Changing many jobs at once: count them, ask, and show the progress."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from headgate.cli.output import print_json, progress_bar
 from headgate.cli.query import query_at, takes_query
 from headgate.cli.question import confirm, require_answer
 from headgate.escaping import printable
+from headgate.plural import counted
 
 BulkWord = Literal["retry", "run", "cancel"]
 
@@ -25,19 +26,19 @@ class _BulkWords(NamedTuple):
 
 
 _WORDS = {
-    "cancel": _BulkWords("Cancel", "were cancelled, or asked to end", "would be cancelled, or asked to end"),
-    "retry": _BulkWords("Retry", "wait again", "would wait again"),
-    "run": _BulkWords("Run", "are ready now", "would be ready now"),
+    "cancel": _BulkWords("Cancel", "cancelled or asked to end", "would be cancelled or asked to end"),
+    "retry": _BulkWords("Retry", "waiting again", "would wait again"),
+    "run": _BulkWords("Run", "made ready", "would be made ready"),
 }
 
 
 def takes_many(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command jobs by their ids, or many by what they are."""
+    """Add arguments for jobs by their ids, and options that select many."""
     for option in (
         click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--dry-run", is_flag=True, help="Change nothing; say what would be changed."),
-        click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Change up to so many."),
-        click.option("--all", "is_all", is_flag=True, help="All jobs that the other options name."),
+        click.option("--dry-run", is_flag=True, help="Change nothing; print what would be changed."),
+        click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="The most to change."),
+        click.option("--all", "is_all", is_flag=True, help="All jobs that the other options select."),
         takes_query,
         takes_app_and_maybe_ids,
     ):
@@ -56,9 +57,11 @@ def change_many(
     yes: bool,
     most: int,
 ) -> None:
-    """Change all jobs that the words name. Exit code 1 if none was changed."""
+    """Change all jobs that the options select. Exit code 1 if none was changed."""
     if not wanted and not is_all:
-        raise click.UsageError("name at least one job by its id, or jobs by what they are, as --state failed; or --all")
+        raise click.UsageError(
+            "name at least one job by its id, select jobs by options such as --state failed, or add --all"
+        )
     require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
 
     async def change(admin: Admin, *, dry_run: bool, expected: int | None = None) -> BulkResult:
@@ -73,8 +76,8 @@ def change_many(
     if dry_run or not yes:
         result = ask(target, partial(change, dry_run=True))
         if not dry_run and result.changed:
-            more = ", the first of more" if result.is_cut else ""
-            confirm(f"{_WORDS[word].asked} {result.changed} jobs{more}?", has_dry_run=True)
+            more = " (more match)" if result.is_cut else ""
+            confirm(f"{_WORDS[word].asked} {counted(result.changed, 'job')}{more}?", has_dry_run=True)
     if not dry_run and (yes or result.changed):
         result = ask(target, partial(change, dry_run=False, expected=result.changed or None))
     if as_json:
@@ -86,8 +89,8 @@ def change_many(
 
 
 def _print_bulk(result: BulkResult, words: _BulkWords) -> None:
-    click.echo(f"{result.changed} jobs {words.would if result.is_dry_run else words.done}")
+    click.echo(f"{counted(result.changed, 'job')} {words.would if result.is_dry_run else words.done}")
     for reason, times in result.refused.items():
-        click.echo(printable(f"{times} left as they are: {reason}"))
+        click.echo(printable(f"{counted(times, 'job')} not changed: {reason}"))
     if result.is_cut:
-        click.echo("there are more to change; do it again for those, or raise --most")
+        click.echo("more jobs match; repeat the command, or raise --most")

@@ -1,4 +1,4 @@
-"""`headgate completion`: what a shell needs to complete commands and options."""
+"""`headgate completion`: print the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ VARIABLE = "_HEADGATE_COMPLETE"
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes a shell complete `headgate`: bash, zsh or fish.
+    """Print the completion script for bash, zsh or fish.
 
     \b
       eval "$(headgate completion bash)"        in ~/.bashrc
       eval "$(headgate completion zsh)"         in ~/.zshrc
       headgate completion fish > ~/.config/fish/completions/headgate.fish
 
-    Commands and options are completed, and the words that an option takes. No store is asked.
+    Completes commands, options and their fixed values, without a store.
     """
     kind = get_completion_class(shell)
     assert kind is not None

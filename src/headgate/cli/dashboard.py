@@ -1,4 +1,4 @@
-"""`headgate dashboard`: the dashboard and its API, served by a process of their own."""
+"""`headgate dashboard`: serve the dashboard and its API in a process of their own."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from headgate.http import Auth, Dashboard, Role
 
 USERS = "HEADGATE_DASHBOARD_USERS"
-"""The variable that holds the lines of a file of users."""
+"""The variable with the lines of a users file."""
 
 MOST_CONNECTIONS = 1000
-"""Connections at once: some more than the streams of a process, less where it may open fewer files."""
+"""The most connections at once: more than the streams of a process, fewer if it may open fewer files."""
 
 FAREWELL = 5
-"""Seconds that answers under way get to end, after which they are cut off."""
+"""Seconds that responses in progress get to finish before they are cut off."""
 
 
 def _user(_context: click.Context, _parameter: click.Parameter, given: str | None) -> tuple[str, str] | None:
@@ -36,28 +36,28 @@ def _user(_context: click.Context, _parameter: click.Parameter, given: str | Non
         return None
     name, colon, role = given.rpartition(":")
     if not colon or not name:
-        raise click.BadParameter(f"{given!r} is not NAME:ROLE, as ada:operator")
+        raise click.BadParameter(f"{given!r} is not NAME:ROLE, such as ada:operator")
     return name, role
 
 
 @click.command()
 @takes_app
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="The port; 0: any free.")
 @click.option("--user", callback=_user, metavar="NAME:ROLE", help="One user, as a viewer, operator or admin.")
 @click.option("--password-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The password.")
 @click.option("--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Or a token.")
 @click.option(
     "--users-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Several users: a line NAME:ROLE:PASSWORD each, the password or its hash from `headgate password`.",
+    help="Several users, one line NAME:ROLE:PASSWORD each: the password, or its hash from `headgate password`.",
 )
-@click.option("--root-path", default="", metavar="/PATH", help="Where a proxy in front of it serves it.")
-@click.option("--trust-proxy", "proxies", multiple=True, metavar="ADDRESS", help="Believe this proxy who it asks for.")
-@click.option("--redact", multiple=True, metavar="FIELD", help="A further field that nobody is shown: card.number.")
-@click.option("--no-redaction", is_flag=True, help="Show passwords, secrets, tokens and API keys, which are hidden.")
-@click.option("--title", default="Headgate", show_default=True, help="What the pages are headed.")
-@click.option("--read-only", is_flag=True, help="Nobody can change anything.")
+@click.option("--root-path", default="", metavar="/PATH", help="The path under which a proxy serves it.")
+@click.option("--trust-proxy", "proxies", multiple=True, metavar="ADDRESS", help="Trust the addresses from this proxy.")
+@click.option("--redact", multiple=True, metavar="FIELD", help="Another field to hide: card.number.")
+@click.option("--no-redaction", is_flag=True, help="Show passwords, secrets, tokens and API keys, which are hidden oth")
+@click.option("--title", default="Headgate", show_default=True, help="The title of the pages.")
+@click.option("--read-only", is_flag=True, help="Allow no changes.")
 def dashboard(
     target: str,
     host: str,
@@ -73,25 +73,25 @@ def dashboard(
     title: str,
     read_only: bool,
 ) -> None:
-    """Serve the dashboard and its API until told to stop.
+    """Serve the dashboard and its API until stopped.
 
-    It asks for a sign-in. Name users with --users-file, with the same lines in HEADGATE_DASHBOARD_USERS, or one with
-    --user. Without any it prints a link with a token that signs in whoever opens it first, as an admin named "local",
-    and prints the next link after that; then it listens at this machine only. There is no default password. Elsewhere
-    than on this machine put it behind a proxy that speaks HTTPS.
+    Users have to sign in. Name them with --users-file, with the same lines in HEADGATE_DASHBOARD_USERS, or one with
+    --user. Without users it listens on this machine only, and prints a link with a token, which signs in the first
+    browser that opens it, as an admin named "local"; then it prints the next link. There is no default password. For
+    other machines, put it behind a proxy with HTTPS.
 
     SIGTERM or SIGINT ends it, with exit code 0.
     """
     auth = _auth(user, password_file, token_file, users_file)
     if auth is None and not _is_loopback(host):
         raise click.UsageError(
-            f"--host {host} would let others reach it, and there is no user: name one, as "
+            f"--host {host} can be reached by other machines, and there is no user: add one, such as "
             "--user ada:operator --password-file FILE"
         )
     if redact and no_redaction:
         raise click.UsageError("--redact and --no-redaction exclude each other")
     if root_path and not root_path.startswith("/"):
-        raise click.UsageError(f"--root-path {root_path} has to begin with a slash")
+        raise click.UsageError(f"--root-path {root_path} must begin with a slash")
     app = locate(target)
     require_tables(app)
     from headgate.http import OneTimeToken
@@ -115,14 +115,14 @@ def dashboard(
             click.echo(f"Dashboard of {target}: {url}")
         else:
             click.echo(f"Dashboard of {target}: {_link(url, link.token)}")
-            click.echo("The link signs in one browser. Then the link of the next sign-in is printed here.")
+            click.echo("The link signs in one browser. The link for the next sign-in is printed here after that.")
         asyncio.run(_serve(site, listening, root_path.rstrip("/")))
 
 
 def _print_next(link: str) -> None:
-    # Whoever read the first link may have gone, as `head` does; that is no reason to refuse who opened it.
+    # The reader of the output may have ended, as `head` does; the sign-in still succeeds.
     with contextlib.suppress(BrokenPipeError):
-        click.echo(f"Link of the next sign-in: {link}")
+        click.echo(f"Link for the next sign-in: {link}")
 
 
 def _link(url: str, token: str) -> str:
@@ -136,8 +136,7 @@ async def _serve(site: Dashboard, listening: socket.socket, root_path: str) -> N
         if error.name is None or error.name.partition(".")[0] not in ("uvicorn", "h11"):
             raise
         raise DeclarationError(
-            f"to serve the dashboard takes the {error.name} package, which is missing; "
-            "pip install 'headgate[dashboard]'"
+            f"the dashboard needs the {error.name} package, which is missing; pip install 'headgate[dashboard]'"
         ) from None
 
     server = BoundedServer(
@@ -149,7 +148,7 @@ async def _serve(site: Dashboard, listening: socket.socket, root_path: str) -> N
     )
 
     def stop() -> None:
-        # Streams last as long as somebody listens, and would be waited for.
+        # Streams last as long as a client reads them, and shutdown would wait for them.
         site.stream.end()
         server.force_exit = server.should_exit
         server.should_exit = True
@@ -160,24 +159,24 @@ async def _serve(site: Dashboard, listening: socket.socket, root_path: str) -> N
     await server.serve(sockets=[listening])
 
 
-# --------------------------------------------------------------------------------------------- who and where
+# ------------------------------------------------------------------------------------------ users and address
 
 
 def _auth(
     user: tuple[str, str] | None, password_file: Path | None, token_file: Path | None, users_file: Path | None
 ) -> Auth | None:
-    """Who may come in; None where nobody is named."""
+    """Return the users; None if there are none."""
     named = os.environ.get(USERS, "")
     if users_file is not None:
         if user is not None:
-            raise click.UsageError("--user does not go with --users-file; write the user into the file")
+            raise click.UsageError("--user does not go with --users-file; add the user to the file")
         return _users(_secret(users_file), str(users_file))
     if user is None:
         if password_file is not None or token_file is not None:
-            raise click.UsageError("say whose it is: --user NAME:ROLE")
+            raise click.UsageError("add --user NAME:ROLE, whose password or token it is")
         return _users(named, USERS) if named.strip() else None
     if named.strip():
-        raise click.UsageError(f"--user does not go with {USERS}; write the user there, or unset it")
+        raise click.UsageError(f"--user does not go with {USERS}; add the user there, or unset it")
     name, role = user
     from headgate.http import BasicAuth, BearerAuth, User
 
@@ -188,11 +187,11 @@ def _auth(
         case None, Path() as file:
             return BearerAuth({_secret(file): User(name, checked)})
         case _:
-            raise click.UsageError("--user goes with one of --password-file and --token-file")
+            raise click.UsageError("--user needs one of --password-file and --token-file")
 
 
 def _users(text: str, where: str) -> Auth:
-    """Users from lines NAME:ROLE:PASSWORD. Empty lines and those that begin with # are left out."""
+    """Return the users of lines NAME:ROLE:PASSWORD. Empty lines and those that begin with # are skipped."""
     from headgate.http import BasicAuth
 
     found: dict[str, tuple[Role, str]] = {}
@@ -200,16 +199,16 @@ def _users(text: str, where: str) -> Auth:
         if not line.strip() or line.startswith("#"):
             continue
         place = f"{where}, line {number}"
-        # What is wrong with a line is told without it: it holds a password.
+        # The error does not quote the line, which holds a password.
         name, _, rest = line.partition(":")
         role, colon, password = rest.partition(":")
         if not name or not colon:
             raise click.UsageError(f"{place} is not NAME:ROLE:PASSWORD")
         if name in found:
-            raise click.UsageError(f"{place}: there is a user {name} already")
+            raise click.UsageError(f"{place}: user {name} is there twice")
         found[name] = (_role(role, place), password)
     if not found:
-        raise click.UsageError(f"{where} names no user; write a line NAME:ROLE:PASSWORD")
+        raise click.UsageError(f"{where} has no user; add a line NAME:ROLE:PASSWORD")
     return BasicAuth(found)
 
 
@@ -222,9 +221,9 @@ def _role(given: str, where: str) -> Role:
 
 
 def _secret(file: Path) -> str:
-    """What a file holds, without the end of its line."""
+    """Return the content of a file without its line end."""
     if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        click.echo(f"warning: others of this machine may read {file}; chmod 600 {file}", err=True)
+        click.echo(f"warning: other users of this machine may read {file}; chmod 600 {file}", err=True)
     return file.read_text(encoding="utf-8").rstrip("\r\n")
 
 
@@ -243,5 +242,5 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise click.ClickException(
-            f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port, or 0"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port, or 0"
         ) from None

@@ -1,4 +1,4 @@
-"""`headgate demo`: the promises, kept before your eyes."""
+"""`headgate demo`: watch the guarantees hold on a real store."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from headgate.cli.query import seconds_within
     default="40s",
     show_default=True,
     metavar="TIME",
-    help="How long it runs.",
+    help="The duration.",
 )
-@click.option("--plain", is_flag=True, help="Print a line now and then instead of a live table.")
+@click.option("--plain", is_flag=True, help="Print lines instead of a live table.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON; the progress goes to stderr.")
 def demo(seconds: float, plain: bool, as_json: bool) -> None:
     """Watch Headgate keep its promises, in under a minute.
 
-    An outside API in a process of its own allows each tenant so many calls in any window of time, and answers 429 to
-    whoever exceeds that. One tenant enqueues hundreds of jobs, twenty others a few. In the middle the worker process is
-    killed with kill -9. At the end the API's own ledger and the job store are compared.
+    An outside API in a process of its own allows each tenant a number of calls in any window of time, and answers 429
+    above that. One tenant enqueues hundreds of jobs, twenty others a few. In the middle the worker process is
+    killed with kill -9. At the end the calls that the API recorded are compared with the job store.
 
-    Exit code 1 if any promise broke.
+    Exit code 1 if any promise was broken.
     """
     try:
         code = asyncio.run(run_demo(seconds, plain=plain, as_json=as_json))

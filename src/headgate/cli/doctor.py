@@ -1,4 +1,4 @@
-"""`headgate doctor`: what may go wrong, before it does."""
+"""`headgate doctor`: check an installation for problems."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from headgate.errors import HeadgateError
 from headgate.escaping import printable
 from headgate.limits.bucket_store import ReportsServer
 from headgate.limits.standalone.limiter import open_store
+from headgate.plural import counted
 from headgate.urls import displayed_url
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
@@ -24,15 +25,15 @@ _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("
 
 @click.command()
 @takes_app
-@click.option("--deep", is_flag=True, help="Also look whether jobs, lanes and buckets agree; it reads all of them.")
-@click.option("--quiet", is_flag=True, help="Only what is not fine.")
+@click.option("--deep", is_flag=True, help="Also check that jobs, lanes and buckets agree; reads all of them.")
+@click.option("--quiet", is_flag=True, help="Only warnings and problems.")
 @json_option
 def doctor(target: str, deep: bool, quiet: bool, as_json: bool) -> None:
-    """Look for what may go wrong: this process, the store and its ground, nodes, and work that nobody does.
+    """Check this process, the store, its server or disk, nodes, and jobs that no worker runs.
 
-    Each finding says what was seen and what to do. Nothing is changed: tables that are out of date stay so.
+    Each finding names what was found and what to do. Nothing is changed.
 
-    Exit code 0 if there is no problem (warnings may be), 1 if there is one.
+    Exit code 1 if there is a problem; warnings do not count.
     """
     app = locate(target)
     found = [
@@ -49,7 +50,7 @@ def doctor(target: str, deep: bool, quiet: bool, as_json: bool) -> None:
 
 
 async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
-    """What the store comes to; one that cannot be opened is a finding itself."""
+    """Return the findings about the store; a store that cannot be opened is one."""
     found = [Finding("ok", "store", app._client.address.shown)]
     if app._client.address.is_missing:
         advice = "is this the right directory? The first worker makes it, and so does `headgate migrate`"
@@ -87,7 +88,7 @@ async def _examine_limit_stores(app: Headgate) -> list[Finding]:
 
 
 def print_findings(shown: Sequence[Finding], all_of_them: Sequence[Finding]) -> None:
-    """Print findings, and how many there are of each level."""
+    """Print findings, and the number of each level."""
     console = make_console()
     width = max((len(each.check) for each in shown), default=0)
     for each in shown:
@@ -97,4 +98,4 @@ def print_findings(shown: Sequence[Finding], all_of_them: Sequence[Finding]) -> 
         if each.advice is not None and each.level != "ok":
             console.print(printable(f"{'':<{8 + width}}  do: {each.advice}"), markup=False)
     counts = Counter(each.level for each in all_of_them)
-    click.echo(f"{counts['ok']} fine, {counts['warning']} warnings, {counts['problem']} problems")
+    click.echo(f"{counts['ok']} ok, {counted(counts['warning'], 'warning')}, {counted(counts['problem'], 'problem')}")

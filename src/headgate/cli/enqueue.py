@@ -1,4 +1,4 @@
-"""`headgate jobs enqueue`: jobs from the command line, checked as those that a program enqueues."""
+"""`headgate jobs enqueue`: enqueue jobs, checked as in a program."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from headgate.cli.output import json_option, print_json, progress_bar
 from headgate.cli.query import instant, seconds
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
 from headgate.jobs.job import MAX_PRIORITY
+from headgate.plural import counted
 from headgate.suggestion import did_you_mean
 from headgate.tasks.options import OnConflict
 from headgate.tasks.task import Call, Task
 
 CHUNK = 500
-"""Jobs in a commit, where there are many."""
+"""The jobs of one commit, with --payloads."""
 
 STDIN = Path("-")
 
@@ -35,7 +36,7 @@ STDIN = Path("-")
 def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
     for text in given:
         if "=" not in text:
-            raise click.BadParameter(f"{text!r} is not NAME=TEXT, as source=import")
+            raise click.BadParameter(f"{text!r} is not NAME=TEXT, such as source=import")
     return dict(text.split("=", 1) for text in given) or None
 
 
@@ -46,17 +47,17 @@ def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequen
     "--payloads",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     metavar="FILE",
-    help="One job for each line of this file, or of stdin (-): a JSON object.",
+    help="Enqueue one job for each line of this file, or of stdin (-): a JSON object.",
 )
-@click.option("--queue", metavar="NAME", help="Another queue than the task's.")
-@click.option("--delay", type=seconds, metavar="TIME", help="Not before that long from now: 90s, 15m, 2h.")
-@click.option("--at", type=instant, metavar="INSTANT", help="Not before then: 2026-05-01T08:00, in UTC.")
-@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="Higher goes first inside its lane.")
-@click.option("--expires-at", type=instant, metavar="INSTANT", help="Not started by then, it fails.")
-@click.option("--timeout", type=seconds, metavar="TIME", help="How long an attempt may take.")
-@click.option("--unique-key", metavar="KEY", help="At most one job of the task waits under it.")
-@click.option("--on-conflict", type=click.Choice(get_args(OnConflict)), help="What becomes of a second one.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", callback=_headers, help="Repeat for more.")
+@click.option("--queue", metavar="NAME", help="The queue, instead of the task's.")
+@click.option("--delay", type=seconds, metavar="TIME", help="Start not before this time from now: 90s, 15m, 2h.")
+@click.option("--at", type=instant, metavar="INSTANT", help="Start not before this instant: 2026-05-01T08:00, in UTC.")
+@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="Higher priorities start first in their lane.")
+@click.option("--expires-at", type=instant, metavar="INSTANT", help="Fail the job if it has not started by then.")
+@click.option("--timeout", type=seconds, metavar="TIME", help="The timeout of each attempt.")
+@click.option("--unique-key", metavar="KEY", help="At most one job of the task waits with this key.")
+@click.option("--on-conflict", type=click.Choice(get_args(OnConflict)), help="What a second job with the key does.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", callback=_headers, help="Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Enqueue nothing; check arguments, keys and costs.")
 @json_option
 def enqueue(
@@ -70,11 +71,11 @@ def enqueue(
 ) -> None:
     """Enqueue a job of TASK, or many, and print the id of each.
 
-    The arguments are checked against the signature of the task, as `enqueue` does: dates, models and so on are written
-    as `headgate jobs show` shows them. With --json: the job as `jobs list` has it, or of many how many and their ids.
+    The arguments are checked against the signature of the task, as in `enqueue`; write dates, models and so on as
+    `headgate jobs show` prints them. With --json: the job as in `jobs list`; with --payloads the count and the ids.
 
-    Many are stored 500 in a commit. A line that is no payload ends it: what was enqueued before is said, and is there.
-    Ctrl-C ends it once the jobs being stored are told as well. --dry-run finds such a line without enqueueing.
+    --payloads stores 500 jobs in a commit. An invalid line ends the command: it reports the jobs enqueued before, which
+    stay. Ctrl-C ends it after the current commit, whose jobs are reported. --dry-run only checks the lines.
 
     \b
       headgate jobs enqueue shop:app sync --payload '{"tenant": "acme"}' --delay 5m
@@ -82,11 +83,9 @@ def enqueue(
           headgate jobs enqueue shop:app sync --payloads -
     """
     if payload is not None and payloads is not None:
-        raise click.UsageError("say --payload of one job or --payloads of many, not both")
+        raise click.UsageError("--payload and --payloads exclude each other")
     if payloads is not None and options["unique_key"] is not None:
-        raise click.UsageError(
-            "--unique-key lets one job of the task wait; with --payloads all lines would be that one"
-        )
+        raise click.UsageError("--unique-key does not go with --payloads: all lines would be one job")
     app = locate(target)
     if app._client.address.shown.startswith("memory:"):
         raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")
@@ -94,7 +93,7 @@ def enqueue(
     if payloads is not None:
         _enqueue_many(app, task, payloads, dry_run=dry_run, as_json=as_json)
     else:
-        # As it was given, also where the locale does not know its characters.
+        # As it was given, also if the locale lacks its characters.
         text = sys.stdin.buffer.read() if payload == "-" else os.fsencode(payload or "{}")
         _enqueue_one(app, task, _call(app, task, text), dry_run=dry_run, as_json=as_json)
 
@@ -109,7 +108,7 @@ def _task(app: Headgate, target: str, name: str) -> Task[Any, Any]:
 
 
 def _call(app: Headgate, task: Task[Any, Any], text: str | bytes) -> Call[Any]:
-    """The call that a payload stands for, all but stored. Raises PayloadError, CostExceedsLimit."""
+    """Return the checked call of a payload. Raises PayloadError, CostExceedsLimit."""
     positional, named = task.payload.parse(text)
     call = task.call(*positional, **named)
     app._client.check(task, call)
@@ -126,7 +125,7 @@ def _enqueue_one(app: Headgate, task: Task[Any, Any], call: Call[Any], *, dry_ru
             return await job.status() if as_json else job.id
 
     if dry_run:
-        _tell_dry_run(1, as_json=as_json)
+        _print_dry_run(1, as_json=as_json)
         return
     told = asyncio.run(stored())
     if as_json:
@@ -135,11 +134,11 @@ def _enqueue_one(app: Headgate, task: Task[Any, Any], call: Call[Any], *, dry_ru
         click.echo(told)
 
 
-def _tell_dry_run(count: int, *, as_json: bool) -> None:
+def _print_dry_run(count: int, *, as_json: bool) -> None:
     if as_json:
         print_json({"would_enqueue": count})
     else:
-        click.echo(f"{count} jobs would be enqueued")
+        click.echo(f"{counted(count, 'job')} would be enqueued")
 
 
 # ------------------------------------------------------------------------------------------------ many
@@ -166,15 +165,15 @@ def _enqueue_many(app: Headgate, task: Task[Any, Any], source: Path, *, dry_run:
         if as_json and not dry_run:
             print_json({"enqueued": len(ids), "ids": ids})
     except (HeadgateError, OSError, KeyboardInterrupt) as stopped:
-        # OSError: what the ids were printed to is closed or full.
+        # OSError: the output of the ids is closed or full.
         if not dry_run:
-            unknown = "; those of the lines after them may be, too" if isinstance(stopped, _Interrupted) else ""
-            click.echo(f"stopped: {len(ids)} jobs, of the first lines, were enqueued{unknown}", err=True)
+            unknown = "; the jobs of the following lines may be, too" if isinstance(stopped, _Interrupted) else ""
+            click.echo(f"stopped: {counted(len(ids), 'job')} of the first lines enqueued{unknown}", err=True)
         if not isinstance(stopped, KeyboardInterrupt):
             raise
         raise SystemExit(INTERRUPTED) from None
     if dry_run:
-        _tell_dry_run(read, as_json=as_json)
+        _print_dry_run(read, as_json=as_json)
 
 
 def _store(
@@ -190,7 +189,7 @@ def _store(
         opened = app.open(migrate=False)
         runner.run(opened.__aenter__())
         try:
-            # Lines are read while the loop stands still: there Ctrl-C would wait for the next line.
+            # Lines are read outside of the loop, where Ctrl-C would wait for the next line.
             while chunk := list(islice(calls, CHUNK)):
                 with _interrupts_later():
                     stored = [job.id for job in runner.run(task.enqueue_many(chunk))]
@@ -203,12 +202,12 @@ def _store(
 
 
 class _Interrupted(KeyboardInterrupt):
-    """The second Ctrl-C: what is being stored may be there or not."""
+    """The second Ctrl-C: the current commit may succeed or not."""
 
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Let what is stored be told as well before Ctrl-C ends it; a second one does not wait."""
+    """Delay Ctrl-C until the current commit is reported; a second one does not wait."""
     is_asked = False
 
     def note(_number: int, _frame: FrameType | None) -> None:
@@ -218,7 +217,7 @@ def _interrupts_later() -> Iterator[None]:
         is_asked = True
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        # As in the background of a script, where it is ignored.
+        # In the background of a script it is ignored, and stays so.
         yield
         return
     signal.signal(signal.SIGINT, note)
@@ -231,7 +230,7 @@ def _interrupts_later() -> Iterator[None]:
 
 
 def _calls(app: Headgate, task: Task[Any, Any], lines: Iterable[bytes]) -> Iterator[Call[Any]]:
-    """A call for each line that is not empty. An error says which one is wrong: PayloadError, CostExceedsLimit."""
+    """Yield a call for each line that is not empty. PayloadError and CostExceedsLimit name the invalid line."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:

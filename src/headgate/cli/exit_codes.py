@@ -1,4 +1,4 @@
-"""Exit codes that several commands share; the others are said by the help of theirs."""
+"""Exit codes of several commands; the help of a command lists the others."""
 
 INTERRUPTED = 130
-"""Ended by Ctrl-C, as shells have it: 128 and the number of SIGINT."""
+"""Ended by Ctrl-C, as in shells: 128 plus the number of SIGINT."""

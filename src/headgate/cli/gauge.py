@@ -11,7 +11,7 @@ PLAIN_LEVELS = "_.-=+*#@"
 
 
 def can_show(text: str) -> bool:
-    """Whether the standard output can print it."""
+    """Return whether the encoding of the standard output has these characters."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
@@ -20,7 +20,7 @@ def can_show(text: str) -> bool:
 
 
 def bar(share: float, width: int, *, blocks: bool | None = None) -> str:
-    """A bar that is filled by that share of 1; always `width` characters."""
+    """Return a bar of `width` characters, filled by `share` (0 to 1)."""
     share = min(max(share, 0.0), 1.0)
     if not (can_show(EIGHTHS) if blocks is None else blocks):
         filled = round(share * width)
@@ -33,14 +33,14 @@ def bar(share: float, width: int, *, blocks: bool | None = None) -> str:
 
 
 def spark(values: Sequence[float], *, blocks: bool | None = None) -> str:
-    """One character for each value, as high as its part of the highest; a space for none."""
+    """Return one character for each value, scaled to the highest; a space for 0."""
     levels = LEVELS if (can_show(LEVELS) if blocks is None else blocks) else PLAIN_LEVELS
     highest = max(values, default=0) or 1
     return "".join(" " if not value else levels[min(7, int(value / highest * 7.999))] for value in values)
 
 
 def budget(used: int | None, available: int | None, width: int = 10) -> str | None:
-    """How much of a budget is used, as a bar with its numbers; None where it is not known."""
+    """Return the used part of a budget as a bar with numbers; None if it is unknown."""
     if used is None or available is None:
         return None
     total = used + available

@@ -1,4 +1,4 @@
-"""`headgate jobs`: find jobs, look into them, let them run again or now, cancel them, one by one or many."""
+"""`headgate jobs`: list, show, retry, run and cancel jobs, one by one or many."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from headgate.errors import BatchNotFound, HeadgateError, JobNotFound
 from headgate.escaping import indented, one_line
 from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobRecord, JobState
 from headgate.jobs.report import LogLine
+from headgate.plural import counted
 from headgate.tasks.handle import JobStatus
 from headgate.tasks.ties import BatchStatus
 
 MOST_PAGES = 200
-"""How many portions of jobs are read for one list: a million jobs."""
+"""The most pages that are read for one list: a million jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What became of one job that a command was asked to change."""
+    """What a command did to one job."""
 
     id: str
     ok: bool
@@ -47,7 +48,7 @@ class JobReport:
 
 @click.group()
 def jobs() -> None:
-    """List, show, enqueue, retry, run and cancel jobs; read what they logged."""
+    """List, show, enqueue, retry, run and cancel jobs; read their logs."""
 
 
 jobs.add_command(enqueue)
@@ -56,9 +57,9 @@ jobs.add_command(enqueue)
 @jobs.command(name="list")
 @takes_app
 @takes_query
-@click.option("--count", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
-@click.option("--before", metavar="ID", help="Only jobs enqueued before this one: the last id of the page before.")
-@click.option("--oldest-first", is_flag=True, help="The other way round; then --before is --after.")
+@click.option("--count", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The most jobs to list.")
+@click.option("--before", metavar="ID", help="Only jobs enqueued before this one: the last id of the previous page.")
+@click.option("--oldest-first", is_flag=True, help="Oldest first; then --before means after.")
 @json_option
 def list_(
     target: str, as_json: bool, wanted: dict[str, Any], count: int, before: str | None, oldest_first: bool
@@ -68,7 +69,7 @@ def list_(
         target, lambda admin: _pages(admin, wanted, count, before, oldest_first=oldest_first)
     )
     if is_cut is not None:
-        click.echo(f"Only part of the jobs were read; --before {is_cut} goes on.", err=True)
+        click.echo(f"Only part of the jobs was read; continue with --before {is_cut}.", err=True)
     if as_json:
         print_json(found)
         return
@@ -83,7 +84,7 @@ def list_(
 @jobs.command()
 @takes_app
 @takes_query
-@click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Count up to so many.")
+@click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Stop counting here.")
 @json_option
 def count(target: str, as_json: bool, wanted: dict[str, Any], most: int) -> None:
     """Count jobs."""
@@ -98,7 +99,7 @@ def count(target: str, as_json: bool, wanted: dict[str, Any], most: int) -> None
 @takes_app_and_ids
 @json_option
 def show(target: str, ids: Sequence[str], as_json: bool) -> None:
-    """Show everything that is known of jobs: why they wait, payload, result, limits, their life, what they logged last.
+    """Show jobs in full: why they wait, payload, result, limits, attempts, last log lines.
 
     With --json: an array, one object for each id.
     """
@@ -117,7 +118,7 @@ def show(target: str, ids: Sequence[str], as_json: bool) -> None:
 @takes_app_and_ids
 @json_option
 def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
-    """Say why jobs have not started: the limit they wait for, their place, and when they will start."""
+    """Explain why jobs have not started: the limit they wait for, their position, and when they will start."""
     found, now = ask_with_time(target, partial(_explanations, ids=ids))
     if as_json:
         print_json(found)
@@ -140,9 +141,9 @@ def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
 @takes_many
 @json_option
 def retry(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
-    """Let failed or cancelled jobs wait again, with all their tries: by their ids, or --all that the options name.
+    """Retry failed or cancelled jobs, with all their attempts: by their ids, or all that match the options.
 
-    Says for each id what happened. Exit code 1 if one of them could not be retried, or of many none was.
+    Prints the result for each id. Exit code 1 if one of them could not be retried, or if no job matched.
     """
     if ids:
         _change(target, ids, _retry, as_json=as_json, **many)
@@ -154,9 +155,9 @@ def retry(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
 @takes_many
 @json_option
 def run(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
-    """Let jobs that wait for their time be ready now; their limits hold as ever.
+    """Make scheduled jobs ready now. Their limits still apply.
 
-    Says for each id what happened. Exit code 1 if one of them does not wait for its time, or of many none did.
+    Prints the result for each id. Exit code 1 if one of them is not scheduled, or if no job matched.
     """
     if ids:
         _change(target, ids, _run_now, as_json=as_json, **many)
@@ -166,21 +167,21 @@ def run(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
 
 @jobs.command()
 @takes_app_and_ids
-@click.option("--delay", type=seconds, metavar="TIME", help="Not before that long from now: 90s, 15m, 2h.")
-@click.option("--at", type=instant, metavar="INSTANT", help="Not before then: 2026-05-01T08:00, in UTC.")
-@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="Higher goes first inside its lane.")
+@click.option("--delay", type=seconds, metavar="TIME", help="Start not before this time from now: 90s, 15m, 2h.")
+@click.option("--at", type=instant, metavar="INSTANT", help="Start not before this instant: 2026-05-01T08:00, in UTC.")
+@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="Higher priorities start first in their lane.")
 @json_option
 def reschedule(
     target: str, ids: Sequence[str], delay: float | None, at: datetime | None, priority: int | None, as_json: bool
 ) -> None:
-    """Give waiting jobs another time, another priority, or both; their limits hold as ever.
+    """Change the time or the priority of waiting jobs. Their limits still apply.
 
-    Says for each id what happened. Exit code 1 if one of them does not wait.
+    Prints the result for each id. Exit code 1 if one of them does not wait.
     """
     if delay is not None and at is not None:
-        raise click.UsageError("--delay and --at are two ways to say when; take one of them")
+        raise click.UsageError("--delay and --at exclude each other")
     if delay is None and at is None and priority is None:
-        raise click.UsageError("say when, with --delay or --at, or with which --priority")
+        raise click.UsageError("add --delay, --at or --priority")
 
     async def change(admin: Admin, id: str) -> JobReport:
         await admin.reschedule(id, at=at, delay=delay, priority=priority)
@@ -195,10 +196,9 @@ def reschedule(
 @takes_many
 @json_option
 def cancel(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
-    """Cancel waiting jobs, and ask running ones to end: by their ids, or --all that the options name.
+    """Cancel waiting jobs, and ask running ones to end: by their ids, or all that match the options.
 
-    Says for each id what happened. Exit code 1 if one of them was final already or is not known, or of many none was
-    cancelled.
+    Prints the result for each id. Exit code 1 if one of them was final already or is unknown, or if no job matched.
     """
     if ids:
         _change(target, ids, _cancel, as_json=as_json, **many)
@@ -208,11 +208,11 @@ def cancel(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
 
 @jobs.command()
 @takes_app_and("ID")
-@click.option("--count", type=click.IntRange(1, 100_000), help="Only the last so many lines.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job is final.")
+@click.option("--count", type=click.IntRange(1, 100_000), help="Only this many lines, the last ones.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the job is final.")
 @json_option
 def logs(target: str, words: tuple[str], count: int | None, follow: bool, as_json: bool) -> None:
-    """Show what a job has logged, over all its attempts.
+    """Show the log lines of a job, of all its attempts.
 
     With --json: an array; with --follow as well, one object a line.
     """
@@ -223,7 +223,7 @@ def logs(target: str, words: tuple[str], count: int | None, follow: bool, as_jso
     ask(target, lambda admin: _show_lines(admin, id, count, follow=follow, as_json=as_json))
 
 
-# ------------------------------------------------------------------------------------------------- asking
+# ------------------------------------------------------------------------------------------------ reading
 
 
 async def _details(admin: Admin, *, ids: Sequence[str]) -> list[tuple[JobDetails, Explanation] | BatchStatus]:
@@ -237,7 +237,7 @@ async def _details(admin: Admin, *, ids: Sequence[str]) -> list[tuple[JobDetails
 
 
 async def _batch_of(admin: Admin, id: str, not_found: JobNotFound) -> BatchStatus:
-    """Return the batch of this id; raise `not_found` if it is the id of neither."""
+    """Return the batch of this id; raise `not_found` if there is none."""
     try:
         return await admin.batch(id)
     except BatchNotFound:
@@ -257,7 +257,7 @@ async def _explanations(admin: Admin, *, ids: Sequence[str]) -> list[Explanation
 async def _pages(
     admin: Admin, wanted: dict[str, Any], count: int, before: str | None, *, oldest_first: bool
 ) -> tuple[list[JobStatus], str | None]:
-    """So many jobs; and where to go on if reading ended before there were so many, or no more."""
+    """Return up to `count` jobs, and where to continue if reading stopped before that."""
     query = query_at(wanted, admin.now())
     if before is not None:
         await _require_cursor(admin, before)
@@ -275,7 +275,7 @@ async def _require_cursor(admin: Admin, id: str) -> None:
     try:
         await admin.status(id)
     except JobNotFound as error:
-        raise click.UsageError(f"--before is the id of a job: {error}") from None
+        raise click.UsageError(f"--before takes the id of a job: {error}") from None
 
 
 async def _lines(admin: Admin, id: str, count: int | None) -> list[LogLine]:
@@ -297,7 +297,7 @@ async def _show_lines(admin: Admin, id: str, count: int | None, *, follow: bool,
             click.echo(msgspec.json.encode(_line(line)).decode() if as_json else _worded(line))
         if not follow:
             return
-        # Asked first: what is logged before the end is there when the end is seen.
+        # Read first: lines from before the end are stored by the time the end is visible.
         is_final = (await admin.status(id)).state.is_final
         lines = await admin.logs(id, after=after, count=1000)
         if not lines:
@@ -308,7 +308,7 @@ async def _show_lines(admin: Admin, id: str, count: int | None, *, follow: bool,
 
 async def _run_now(admin: Admin, id: str) -> JobReport:
     await admin.run_now(id)
-    return JobReport(id, True, "is ready now, as far as its limits let it start")
+    return JobReport(id, True, "is ready now; it starts when its limits allow")
 
 
 async def _retry(admin: Admin, id: str) -> JobReport:
@@ -317,19 +317,19 @@ async def _retry(admin: Admin, id: str) -> JobReport:
 
 
 async def _come_back(admin: Admin, refused: JobReport) -> JobReport:
-    """What became of one that was refused, once the others are retried: its leader may be among them."""
+    """Retry a refused job again after the others: the job that it follows may be among them."""
     try:
         is_blocked = (await admin.status(refused.id)).is_blocked
     except JobNotFound:
         return refused
-    return JobReport(refused.id, True, "waits again, for what it follows") if is_blocked else refused
+    return JobReport(refused.id, True, "waits again, for the job it follows") if is_blocked else refused
 
 
 async def _cancel(admin: Admin, id: str) -> JobReport:
     if not await admin.cancel(id):
-        return JobReport(id, False, f"nothing changed: it was final already, {(await admin.job(id)).status.state}")
+        return JobReport(id, False, f"not changed, it was already {(await admin.job(id)).status.state}")
     if (await admin.job(id)).status.state is JobState.RUNNING:
-        return JobReport(id, True, "is running, and was asked to end")
+        return JobReport(id, True, "is running and was asked to end")
     return JobReport(id, True, "cancelled")
 
 
@@ -346,7 +346,7 @@ def _change(
     most: int,
 ) -> None:
     if wanted or is_all or dry_run:
-        raise click.UsageError("name jobs by their ids or by what they are, not both")
+        raise click.UsageError("name jobs by ids or by options, not both")
     _change_each(target, ids, change, as_json=as_json)
 
 
@@ -359,7 +359,7 @@ def _change_each(
             try:
                 reports.append(await change(admin, id))
             except HeadgateError as error:
-                # One id that cannot be changed must not keep the others from it.
+                # An id that cannot be changed does not stop the others.
                 reports.append(JobReport(id, False, str(error)))
         if change is _retry and any(report.ok for report in reports):
             reports = [report if report.ok else await _come_back(admin, report) for report in reports]
@@ -381,7 +381,7 @@ def _change_each(
 def _batch_line(batch: BatchStatus) -> str:
     state = batch.state or "pending"
     return (
-        f"{batch.id} is a batch, {state}: {batch.total - batch.pending} of {batch.total} jobs are final "
+        f"{batch.id} is a batch, {state}: {batch.total - batch.pending} of {counted(batch.total, 'job')} final "
         f"({batch.succeeded} succeeded, {batch.failed} failed, {batch.cancelled} cancelled); "
         f"headgate jobs list --batch {batch.id} lists them"
     )
@@ -471,7 +471,7 @@ def _occurs_at(record: JobRecord) -> datetime | None:
 
 
 def _overrides(record: JobRecord) -> Sequence[tuple[str, object]]:
-    """What the job has otherwise than its task."""
+    """Return the options in which the job differs from its task."""
     options = record.options
     if options is None:
         return ()
@@ -480,7 +480,7 @@ def _overrides(record: JobRecord) -> Sequence[tuple[str, object]]:
 
 
 def _occurrence(record: JobRecord) -> Sequence[tuple[str, object]]:
-    """Which firing of which schedule it is, if it is one."""
+    """Return the schedule and the occurrence of the job, if it has one."""
     if record.origin is None or record.origin.schedule is None:
         return ()
     return (("schedule", record.origin.schedule), ("occurrence", _occurs_at(record)))

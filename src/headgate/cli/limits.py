@@ -1,4 +1,4 @@
-"""`headgate limits`: the budget of each key, and how to steer it while jobs wait for it."""
+"""`headgate limits`: the budget of each key, and how to change limits while jobs wait."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from headgate.cli.query import seconds
 from headgate.cli.question import confirm, require_answer
 from headgate.escaping import printable
 from headgate.limits.kinds import KINDS, spelled_limit
+from headgate.plural import counted
 from headgate.storage.live_rules import LimitSetting, is_pattern
 
 CHART = 60
-"""Bars of the chart of use, at most."""
+"""The most bars of the usage chart."""
 
 
 @click.group()
 def limits() -> None:
-    """Show the budget of each key, and steer it live."""
+    """Show the budget of each key, and change limits while jobs wait."""
 
 
 @limits.command(name="list")
 @takes_app
 @click.option("--limit", metavar="NAME", help="Only this limit.")
 @click.option("--key", metavar="KEY", help="Only this key.")
-@click.option("--prefix", metavar="TEXT", help="Only keys that begin so.")
-@click.option("--count", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
+@click.option("--prefix", metavar="TEXT", help="Only keys with this prefix.")
+@click.option("--count", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The most keys to show.")
 @json_option
 def list_(target: str, limit: str | None, key: str | None, prefix: str | None, count: int, as_json: bool) -> None:
     """List limits by key: waiting jobs, starts that count now, starts left, and when the next one may go.
 
-    Those with most waiting jobs come first. `used` and `available` are empty for a limit that the app does not declare.
+    Keys with the most waiting jobs come first. `used` and `available` are empty for limits that the app does not
+    declare.
     """
     found, now = ask_with_time(target, partial(_list, limit=limit, key=key, prefix=prefix, count=count))
     if as_json:
@@ -64,27 +66,27 @@ def list_(target: str, limit: str | None, key: str | None, prefix: str | None, c
             )
             for b in found
         ],
-        empty="no key has used any of its budget",
+        empty="no key has used its budget",
     )
 
 
 @limits.command()
 @takes_app_and("LIMIT")
 @click.option("--key", default="", metavar="KEY", help="Which key (none: a limit without keys).")
-@click.option("--span", type=seconds, default="1h", show_default=True, help="How far back its use is shown, up to 1d.")
+@click.option("--span", type=seconds, default="1h", show_default=True, help="The span of the usage chart, up to 1d.")
 @json_option
 def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -> None:
-    """Show one key of a limit: its budget, who holds it, and how it was used.
+    """Show one key of a limit: its budget, the holders of its permits, and its usage.
 
-    The use is of jobs that were charged; the last ten seconds may not be there yet. Exit code 1 if the key has used
-    nothing, and nothing waits for it.
+    The chart shows charged jobs; those of the last ten seconds may be missing. Exit code 1 if the key has used nothing
+    and no job waits for it.
     """
     (limit,) = words
     (found, used), now = ask_with_time(target, partial(_show, limit=limit, key=key, span=span))
     if as_json:
         print_json({"bucket": found, "history": used})
     elif found is None:
-        click.echo(printable(f"key {key!r} of {limit} has used nothing, and nothing waits for it"))
+        click.echo(printable(f"key {key!r} of {limit} has used nothing, and no job waits for it"))
     else:
         print_table(
             f"Limit {limit}",
@@ -106,9 +108,9 @@ def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -
 
 @limits.command(name="set")
 @takes_app_and("LIMIT", "RULE")
-@click.option("--kind", type=click.Choice(KINDS.rates), help="Another kind of rule.")
-@click.option("--burst", type=int, help="Of a rate: how much unused budget a key can save up.")
-@click.option("--slices", type=int, help="Of a sliding window: into how many slices it is cut.")
+@click.option("--kind", type=click.Choice(KINDS.rates), help="Change the kind of rule.")
+@click.option("--burst", type=int, help="For a rate: how much unused budget a key can save.")
+@click.option("--slices", type=int, help="For a sliding window: the number of slices.")
 @click.option("--key", metavar="KEY", help="For this key only.")
 @click.option("--pattern", metavar="PATTERN", help="For the keys that match: 'stripe:*'.")
 @click.option("--tier", metavar="NAME", help="For the keys of this tier only.")
@@ -124,9 +126,9 @@ def set_(
     tier: str | None,
     as_json: bool,
 ) -> None:
-    """Let another RULE hold until `unset`: "100/m", or a number for what runs at once.
+    """Replace the rule of a limit until `unset`: "100/m", or a number of jobs that may run at once.
 
-    It holds at once, for everything that waits. The most specific setting wins: key, tier, longest pattern, all.
+    It applies immediately, also to waiting jobs. The most specific setting wins: key, tier, longest pattern, all.
     """
     limit, rule = words
     whom = _Target(key, pattern, tier)
@@ -136,9 +138,9 @@ def set_(
 
 @limits.command()
 @takes_app_and("LIMIT")
-@click.option("--key", metavar="KEY", help="What was set for this key.")
-@click.option("--pattern", metavar="PATTERN", help="What was set for this pattern.")
-@click.option("--tier", metavar="NAME", help="What was set for this tier.")
+@click.option("--key", metavar="KEY", help="The setting of this key.")
+@click.option("--pattern", metavar="PATTERN", help="The setting of this pattern.")
+@click.option("--tier", metavar="NAME", help="The setting of this tier.")
 @json_option
 def unset(
     target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
@@ -146,7 +148,7 @@ def unset(
     """Return to the rule that the code declares."""
     (limit,), whom = words, _Target(key, pattern, tier)
     was_set = ask(target, lambda admin: admin.limits.unset(limit, key=key, pattern=pattern, tier=tier))
-    done, not_done = f"{limit} is as declared for {whom}", f"nothing was set for {limit} and {whom}"
+    done, not_done = f"{limit} uses the declared rule for {whom}", f"nothing was set for {limit} and {whom}"
     say_change(was_set, done, not_done, as_json=as_json, limit=limit, **whom.facts)
 
 
@@ -159,7 +161,7 @@ def unset(
 def pause(
     target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
 ) -> None:
-    """Let nothing start on a limit; what runs goes on, what waits loses nothing."""
+    """Start no jobs under a limit. Running jobs continue, and waiting jobs keep their position."""
     (limit,), whom = words, _Target(key, pattern, tier)
     ask(target, lambda admin: admin.limits.pause(limit, key=key, pattern=pattern, tier=tier))
     say_done(f"{limit} is paused for {whom}", as_json=as_json, limit=limit, **whom.facts)
@@ -177,7 +179,7 @@ def resume(
     """End a pause."""
     (limit,), whom = words, _Target(key, pattern, tier)
     was_paused = ask(target, lambda admin: admin.limits.resume(limit, key=key, pattern=pattern, tier=tier))
-    done, not_done = f"{limit} goes on for {whom}", f"{limit} was not paused for {whom}"
+    done, not_done = f"{limit} is resumed for {whom}", f"{limit} was not paused for {whom}"
     say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **whom.facts)
 
 
@@ -186,11 +188,17 @@ def resume(
 @click.option("--key", default="", metavar="KEY", help="Which key (none: a limit without keys).")
 @json_option
 def reset(target: str, words: tuple[str], key: str, as_json: bool) -> None:
-    """Forget what a key has used; permits that running jobs hold stay held."""
+    """Give a key its whole budget again. Running jobs keep their permits."""
     (limit,) = words
     held = ask(target, lambda admin: admin.limits.reset(limit, key))
-    but = f", but {held} permits are held by running jobs" if held else ""
-    say_done(f"{limit} of key {key!r} is as new{but}", as_json=as_json, limit=limit, key=key, permits_held=held)
+    but = f", but running jobs hold {counted(held, 'permit')}" if held else ""
+    say_done(
+        f"{limit} of key {key!r} has its whole budget again{but}",
+        as_json=as_json,
+        limit=limit,
+        key=key,
+        permits_held=held,
+    )
 
 
 @limits.command()
@@ -198,12 +206,12 @@ def reset(target: str, words: tuple[str], key: str, as_json: bool) -> None:
 @click.option("--key", default="", metavar="KEY", help="Which key (none: a limit without keys).")
 @json_option
 def penalize(target: str, words: tuple[str, str], key: str, as_json: bool) -> None:
-    """Let nothing start on a key for so many SECONDS, also written as 90s, 15m, 2h."""
+    """Start no jobs under a key for SECONDS, also written as 90s, 15m, 2h."""
     limit, length_of_it = words
     length = seconds(length_of_it)
     ask(target, lambda admin: admin.limits.penalize(limit, key, length))
     say_done(
-        f"{limit} of key {key!r} grants nothing for {length:g} s", as_json=as_json, limit=limit, key=key, seconds=length
+        f"{limit} of key {key!r} is closed for {length:g} s", as_json=as_json, limit=limit, key=key, seconds=length
     )
 
 
@@ -212,7 +220,7 @@ def penalize(target: str, words: tuple[str, str], key: str, as_json: bool) -> No
 @click.option("--pattern", "is_pattern", is_flag=True, help="KEY is a pattern: all keys that match, as 'stripe:*'.")
 @json_option
 def assign(target: str, words: tuple[str, str, str], is_pattern: bool, as_json: bool) -> None:
-    """Put a KEY, or the keys that match a pattern, into a TIER; "-" takes it out."""
+    """Assign a KEY, or the keys that match a pattern, to a TIER; "-" removes the assignment."""
     limit, name, tier = words
     new = None if tier == "-" else tier
     key, pattern = (None, name) if is_pattern else (name, None)
@@ -227,13 +235,13 @@ def assign(target: str, words: tuple[str, str, str], is_pattern: bool, as_json: 
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
-    """Forget a limit: its settings, and what its keys have used. Refused while jobs need it."""
+    """Remove a limit with its settings and the budget state of its keys. Refused while jobs use it."""
     (limit,) = words
     require_answer(as_json=as_json, yes=yes)
     if not yes:
-        confirm(f"Forget limit {limit!r}, its settings and what its keys have used?")
+        confirm(f"Remove limit {limit!r}, its settings and the budget state of its keys?")
     was_there = ask(target, lambda admin: admin.limits.remove(limit))
-    say_change(was_there, f"{limit} is forgotten", f"nothing was stored of {limit}", as_json=as_json, limit=limit)
+    say_change(was_there, f"{limit} is removed", f"there was nothing stored for {limit}", as_json=as_json, limit=limit)
 
 
 @limits.command()
@@ -241,7 +249,7 @@ def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
 @click.option("--limit", metavar="NAME", help="Only this limit.")
 @json_option
 def settings(target: str, limit: str | None, as_json: bool) -> None:
-    """List what is set at run time."""
+    """List the settings made at run time."""
     found = ask(target, lambda admin: admin.limits.settings(limit))
     if as_json:
         print_json([_setting_as_data(setting) for setting in found])
@@ -250,7 +258,7 @@ def settings(target: str, limit: str | None, as_json: bool) -> None:
         "Settings",
         ("limit", "for", "target", "rule", "paused", "tier"),
         [(s.limit, s.scope, s.target, s.rule, "yes" if s.is_paused else None, s.tier) for s in found],
-        empty="all limits are as declared",
+        empty="all limits use their declared rules",
     )
 
 
@@ -259,9 +267,9 @@ def settings(target: str, limit: str | None, as_json: bool) -> None:
 @click.option("--key", metavar="KEY", help="Only this key.")
 @json_option
 def audit(target: str, words: tuple[str], key: str | None, as_json: bool) -> None:
-    """Tell from the recorded starts whether a limit held: the most that started in any window of its length.
+    """Check a limit against the recorded starts: the most that started in any window of its length.
 
-    Exit code 1 if it did not.
+    Exit code 1 if the limit was exceeded.
     """
     (limit,) = words
     found = ask(target, lambda admin: admin.limits.audit(limit, key=key))
@@ -272,13 +280,13 @@ def audit(target: str, words: tuple[str], key: str | None, as_json: bool) -> Non
             f"Audit of {limit}",
             ("key", "starts", "window", "highest", "bound", "verdict"),
             [(v.key, v.starts, f"{v.window:g} s", v.highest, v.bound, "held" if v.held else "EXCEEDED") for v in found],
-            empty="no start is recorded",
+            empty="no start has been recorded",
         )
     if not all(verdict.held for verdict in found):
         raise SystemExit(1)
 
 
-# ------------------------------------------------------------------------------------------------- asking
+# ------------------------------------------------------------------------------------------------ reading
 
 
 async def _list(
@@ -309,15 +317,15 @@ async def _set(
 
 
 def use_chart(used: LimitHistory, now: datetime, span: float) -> str:
-    """How a limit was used, as one line of bars, the last one now."""
+    """Return the usage of a limit as one line of bars; the last one is now."""
     if not used.points:
-        return f"not used in the last {lasting(span)}"
+        return f"no usage in the last {lasting(span)}"
     width = min(CHART, ceil(span / used.step))
     bars = [0] * width
     for point in used.points:
         ago = (now - point.at).total_seconds()
         bars[max(0, width - 1 - int(ago / span * width))] += point.used
-    most = f"{max(bars)} at most in {lasting(span / width)}"
+    most = f"at most {max(bars)} in {lasting(span / width)}"
     bound = "" if used.bound is None else f"; {used.bound.count} are allowed in {lasting(used.bound.per)}"
     return f"{spark(bars)}  the last {lasting(span)}, {most}{bound}"
 
@@ -330,7 +338,7 @@ def _gauge(bucket: BucketStatus) -> str | None:
 
 
 class _Target(NamedTuple):
-    """Whom a setting is for: a key, the keys that match a pattern, those of a tier, or all."""
+    """The keys that a setting is for: one, those that match a pattern, those of a tier, or all."""
 
     key: str | None
     pattern: str | None

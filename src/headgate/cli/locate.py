@@ -1,4 +1,4 @@
-"""Which app a command works on: `module:app` becomes the Headgate object that it names."""
+"""Finds the app of a command: `module:app` becomes the Headgate object that it names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AppNotFound(HeadgateError):
 
 
 class AppBroken(click.ClickException):
-    """The module of an app raised something; its own traceback is shown, without ours."""
+    """The module of an app raised an error; its traceback is shown without the frames of the import."""
 
     def __init__(self, target: str, error: Exception) -> None:
         super().__init__(
@@ -51,8 +51,8 @@ class AppBroken(click.ClickException):
 def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
     """Return the app that `module:app` names, with the tasks of its other modules and of `imports`.
 
-    `app` may be a function without arguments that returns the app. Raises AppNotFound; AppBroken for what a module
-    itself raises.
+    `app` may be a function without arguments that returns the app. Raises AppNotFound; AppBroken for an error of
+    a module.
     """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
@@ -65,7 +65,7 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
-            # The module is there; something that it imports is not.
+            # The module exists; one that it imports is missing.
             raise AppBroken(target, error) from error
         raise AppNotFound(f"there is no module {missing!r}, neither installed nor in {here}; {_HOW}") from None
     except HeadgateError:
@@ -113,7 +113,7 @@ def _advice(module_name: str) -> str:
 
 
 def _of_user(trace: TracebackType | None) -> TracebackType | None:
-    """The frames below the import, which is all that its author can do something about."""
+    """Return the frames below the import, which belong to the user's code."""
     own = (__file__, app_module.__file__, modules.__file__)
     while trace is not None and (
         trace.tb_frame.f_code.co_filename in own or "importlib" in trace.tb_frame.f_code.co_filename
@@ -148,7 +148,7 @@ def require_tables(app: Headgate) -> None:
 
 
 def ask_with_time(target: str, question: Callable[[Admin], Awaitable[R]]) -> tuple[R, datetime]:
-    """The same, with the instant that the answer is of, as the store has it: this machine's clock may be wrong."""
+    """As `ask`, with the store's time of the answer: the clock of this machine may be wrong."""
 
     async def both(admin: Admin) -> tuple[R, datetime]:
         return await question(admin), admin.now()
@@ -157,25 +157,25 @@ def ask_with_time(target: str, question: Callable[[Admin], Awaitable[R]]) -> tup
 
 
 def takes_app(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command its `target`: the first argument, else -A, else $HEADGATE_APP."""
+    """Pass `target` to a command: the first argument, else -A, else $HEADGATE_APP."""
     return _takes_words(function, "[MODULE:APP]", with_ids=False)
 
 
 def takes_app_and_ids(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command its `target` and the `ids` of jobs: ids have no colon, so an app in front of them stands out."""
+    """Pass `target` and the `ids` of jobs to a command; a first word with a colon is the app, as ids have none."""
     return _takes_words(function, "[MODULE:APP] ID...", with_ids=True)
 
 
 def takes_app_and_maybe_ids(function: Callable[..., None]) -> Callable[..., None]:
-    """The same, where jobs may also be named otherwise than by their ids."""
+    """As `takes_app_and_ids`, for a command that can also select jobs by options."""
     return _takes_words(function, "[MODULE:APP] [ID...]", with_ids=True, need_ids=False)
 
 
 def takes_app_and(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command its `target` and the `words` that it names.
+    """Pass `target` and the named `words` to a command.
 
-    They follow the app if that comes first. Where it is named by -A or HEADGATE_APP no word is taken for it, unless
-    what follows is an id: the name of a limit looks the same, as in `sync:rate`.
+    They follow the app if that comes first. With -A or HEADGATE_APP no word is read as the app, unless the word is an
+    id: names of limits have a colon, too, as in `sync:rate`.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -186,7 +186,7 @@ def takes_app_and(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
             is_first = (named is None or names[0] == "ID") and len(words) == len(names) + 1
             first, rest = (words[0], words[1:]) if is_first else (None, words)
             if len(rest) != len(names):
-                where = "after the app if that is named first" if named is None else f"as the app is {named} already"
+                where = "after the app, if that is an argument" if named is None else f"and the app is {named} already"
                 raise click.UsageError(f"it takes {' '.join(names)}, {where}")
             function(target=_chosen(first, named), words=rest, **options)
 
@@ -196,13 +196,13 @@ def takes_app_and(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def _chosen(first: str | None, named: str | None) -> str:
-    """The app that was named, in front or by option or environment."""
+    """Return the target, from the first argument, the option or the environment."""
     source = click.get_current_context().get_parameter_source("named")
     if first is not None and source is ParameterSource.COMMANDLINE:
         raise click.UsageError(f"the app is named twice, {first} and -A {named}")
     target = first or named
     if target is None:
-        raise click.UsageError("name the app: module:app as first argument, -A module:app, or HEADGATE_APP")
+        raise click.UsageError("name the app: module:app as the first argument, -A module:app, or HEADGATE_APP")
     return target
 
 
@@ -221,7 +221,7 @@ def _takes_words(
                 raise click.UsageError("name at least one job by its id")
             options["ids"] = ids
         elif ids:
-            raise click.UsageError(f"one app is enough; {' '.join(ids)} is too much")
+            raise click.UsageError(f"unexpected arguments after the app: {' '.join(ids)}")
         function(target=target, **options)
 
     return command

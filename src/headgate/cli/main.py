@@ -1,4 +1,4 @@
-"""The `headgate` command: knows the names of all sub-commands, and loads the one that is used."""
+"""The `headgate` command: it lists all sub-commands and imports only the one that is used."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from headgate.version import VERSION
 
 
 class Lazy(NamedTuple):
-    """Where a sub-command is, and the line that the list of commands shows of it."""
+    """The module of a sub-command, and its line in the list of commands."""
 
     module: str
     summary: str
 
 
 COMMANDS: Mapping[str, Lazy] = {
-    "worker": Lazy("headgate.cli.worker", "Run jobs until told to stop."),
-    "status": Lazy("headgate.cli.status", "Show what is going on: queues, nodes, limits, what is in the way."),
-    "top": Lazy("headgate.cli.top", "Watch what goes on: queues, throughput, throttled keys, nodes, failures."),
+    "worker": Lazy("headgate.cli.worker", "Run jobs until stopped."),
+    "status": Lazy("headgate.cli.status", "Show the state: queues, nodes, limits, and what blocks the database."),
+    "top": Lazy("headgate.cli.top", "Watch queues, throughput, throttled keys, nodes and failures live."),
     "queues": Lazy("headgate.cli.queues", "List, pause, resume and empty queues."),
-    "jobs": Lazy("headgate.cli.jobs", "List, show, enqueue, retry, run and cancel jobs; read what they logged."),
-    "batches": Lazy("headgate.cli.batches", "List batches, show how far one is, cancel what is left of it."),
-    "tasks": Lazy("headgate.cli.tasks", "List the tasks that an app declares, and what waits for each."),
+    "jobs": Lazy("headgate.cli.jobs", "List, show, enqueue, retry, run and cancel jobs; read their logs."),
+    "batches": Lazy("headgate.cli.batches", "List batches, show the progress of one, cancel its remaining jobs."),
+    "tasks": Lazy("headgate.cli.tasks", "List the tasks that an app declares, and how many jobs wait for each."),
     "nodes": Lazy("headgate.cli.nodes", "List the worker processes."),
-    "audit": Lazy("headgate.cli.audit", "Show what people did to jobs, limits, queues and schedules, newest first."),
+    "audit": Lazy("headgate.cli.audit", "Show changes by people to jobs, limits, queues and schedules, newest first."),
     "schedules": Lazy("headgate.cli.schedules", "List, pause, resume, trigger, skip and remove schedules."),
-    "limits": Lazy("headgate.cli.limits", "Show the budget of each key, and steer it live."),
+    "limits": Lazy("headgate.cli.limits", "Show the budget of each key, and change limits while jobs wait."),
     "doctor": Lazy(
         "headgate.cli.doctor",
-        "Look for what may go wrong: this process, the store and its ground, nodes, and work that nobody does.",
+        "Check this process, the store, its server or disk, nodes, and jobs that no worker runs.",
     ),
     "purge": Lazy("headgate.cli.purge", "Delete final jobs for good, with their results, attempts and log lines."),
-    "migrate": Lazy("headgate.cli.migrate", "Make the tables, or bring them up to date."),
-    "dashboard": Lazy("headgate.cli.dashboard", "Serve the dashboard and its API until told to stop."),
+    "migrate": Lazy("headgate.cli.migrate", "Create the tables, or update them."),
+    "dashboard": Lazy("headgate.cli.dashboard", "Serve the dashboard and its API until stopped."),
     "password": Lazy("headgate.cli.password", "Print the hash of a password, for the users of a dashboard."),
-    "completion": Lazy("headgate.cli.completion", "Print what makes a shell complete `headgate`: bash, zsh or fish."),
+    "completion": Lazy("headgate.cli.completion", "Print the completion script for bash, zsh or fish."),
     "bench": Lazy("headgate.cli.bench", "Measure how fast a store is on this machine: enqueueing, running, starting."),
-    "simulate": Lazy("headgate.cli.simulate", "Tell what a limit would do to a load, before it does."),
+    "simulate": Lazy("headgate.cli.simulate", "Simulate a load under a limit, before you set it."),
     "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),
     "version": Lazy("headgate.cli.version", "Show the versions of Headgate and of what it runs on."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called; errors that Headgate raises become one line."""
+    """A group that imports a command when it is called, and prints an error of Headgate as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -80,7 +80,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        # None where it was closed, as by >&-.
+        # None if it was closed, as by >&-.
         sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
         sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
         try:
@@ -99,7 +99,7 @@ class LazyGroup(click.Group):
             if isinstance(error, HeadgateError):
                 raise click.ClickException(printable(str(error))) from error
             if isinstance(error, OSError) and error.errno != errno.EPIPE:
-                # Of the output or of a file that was named; a store and the user's module tell theirs otherwise.
+                # An error of the output or of a named file; stores and the user's module raise other errors.
                 raise click.ClickException(printable(str(error))) from error
             expected, others = error.split(HeadgateError) if isinstance(error, BaseExceptionGroup) else (None, error)
             if expected is None or others is not None:
@@ -124,9 +124,9 @@ def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
 def main() -> None:
     """Durable background jobs for Python, with a budget per key.
 
-    Commands that work on an app take it as module:app (the module is looked for in the current directory, too), with
-    -A module:app, or from HEADGATE_APP. With one of the latter two, no word of a command that takes a limit, a queue or
-    a schedule is taken for an app.
+    Commands that work on an app take it as module:app (modules of the current directory are found, too), with
+    -A module:app, or from HEADGATE_APP. With -A or HEADGATE_APP, the first argument of a command that takes a limit, a
+    queue or a schedule is never read as an app.
 
-    Exit codes: 0 done, 1 an error that is told in one line, 2 the command was not written right, 130 ended by Ctrl-C.
+    Exit codes: 0 done, 1 an error, printed as one line, 2 a usage error, 130 ended by Ctrl-C.
     """

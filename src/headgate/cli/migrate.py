@@ -1,4 +1,4 @@
-"""`headgate migrate`: the tables of this release, without starting a worker."""
+"""`headgate migrate`: create or update the tables without starting a worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.cli.locate import locate, takes_app
 from headgate.cli.output import json_option, print_json
 
 PENDING = 3
-"""Exit code of a dry run that found something to do: neither success nor an error."""
+"""Exit code of a dry run that found missing migrations: neither success nor an error."""
 
 
 @click.command()
@@ -19,7 +19,7 @@ PENDING = 3
 @click.option("--dry-run", is_flag=True, help="Change nothing; list what is missing, and exit with 3 if anything is.")
 @json_option
 def migrate(target: str, dry_run: bool, as_json: bool) -> None:
-    """Make the tables, or bring them up to date.
+    """Create the tables, or update them.
 
     On PostgreSQL run it before the first start and before each deploy, as the owner of the tables. On a SQLite file the
     first worker does it by itself. Repeating it is harmless.

@@ -20,11 +20,11 @@ def nodes() -> None:
 @takes_app
 @json_option
 def list_(target: str, as_json: bool) -> None:
-    """List the worker processes: whether they live, what they serve, what they run.
+    """List the worker processes: their state, queues and running jobs.
 
     A node is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs).
-    `headgate jobs list --state running --node ID` shows what one runs. A slot lingers whose job was told to end, by a
-    timeout or a cancellation, and goes on: mostly a thread, which cannot be stopped; --json names the jobs.
+    `headgate jobs list --state running --node ID` lists the jobs of one. A slot lingers if its job was asked to end, by
+    a timeout or a cancellation, and still runs: usually a thread, which cannot be stopped. --json names these jobs.
     """
     found = ask(target, lambda admin: admin.nodes())
     if as_json:

@@ -1,6 +1,6 @@
-"""How answers are printed: tables for people, JSON for programs.
+"""Printing: tables for people, JSON for programs.
 
-Rich, which lays out tables, is imported by the functions that use it: a script that asks for JSON does not wait for it.
+Functions that lay out tables import Rich; a script that reads JSON does not load it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDE = 400
-"""Columns where there is no terminal: nothing is cut for whoever reads the output of a pipe."""
+"""The width without a terminal, so that nothing is cut in the output of a pipe."""
 
 MANY = 500
-"""Rows that are laid out as a table; more are printed as plain lines."""
+"""The most rows of a table; more are printed as plain lines."""
 
 LEAST_COLUMN = 8
-"""Columns of the terminal without which a word can hardly be read."""
+"""The narrowest readable column."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
@@ -38,9 +38,9 @@ def print_json(answer: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Print rows under their columns, or one line that says there are none; NO_COLOR is respected.
+    """Print rows under their columns, or `empty` if there are none; NO_COLOR is respected.
 
-    Where ids and instants leave too little room for the rest, each row is a block of lines instead.
+    If ids and instants leave too little room for the other columns, each row is a block of lines instead.
     """
     from rich import box
     from rich.table import Table
@@ -53,7 +53,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     if len(rows) > MANY:
         _print_plainly(title, columns, rows)
         return
-    # Ids and instants are there to be copied and compared; other columns give way first.
+    # Ids and instants are copied and compared, so other columns are folded first.
     firm = [column == "id" or any(isinstance(row[at], datetime) for row in rows) for at, column in enumerate(columns)]
     if any(columns) and _least_width(firm, rows) > console.width:
         _print_blocks(console, title, columns, rows)
@@ -74,7 +74,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 
 def _least_width(firm: Sequence[bool], rows: Sequence[Sequence[object]]) -> int:
-    """The columns of the terminal that a table needs to be read."""
+    """Return the width that a readable table needs."""
     widths = [
         max(len(as_text(row[at])) for row in rows) if is_firm else LEAST_COLUMN for at, is_firm in enumerate(firm)
     ]
@@ -95,7 +95,7 @@ def _print_blocks(console: Console, title: str, columns: Sequence[str], rows: Se
 
 
 def _print_plainly(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned lines, at once: to lay out thousands of rows as a table takes seconds."""
+    """Print aligned lines: laying out thousands of rows as a table takes seconds."""
     lines = [list(columns), *([as_text(cell).plain for cell in row] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     told = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
@@ -103,7 +103,7 @@ def _print_plainly(title: str, columns: Sequence[str], rows: Sequence[Sequence[o
 
 
 def say_done(done: str, *, as_json: bool, **facts: object) -> None:
-    """Print what was done: in words, or the facts as JSON."""
+    """Print what was done, in words or as JSON."""
     if as_json:
         print_json(facts)
     else:
@@ -111,7 +111,7 @@ def say_done(done: str, *, as_json: bool, **facts: object) -> None:
 
 
 def say_change(changed: bool, done: str, not_done: str, *, as_json: bool, **facts: object) -> None:
-    """Print what was done, or end with exit code 1 and why there was nothing to do."""
+    """Print `done`, or print `not_done` and end with exit code 1."""
     say_done(done if changed else not_done, as_json=as_json, **facts, changed=changed)
     if not changed:
         raise SystemExit(1)
@@ -119,7 +119,7 @@ def say_change(changed: bool, done: str, not_done: str, *, as_json: bool, **fact
 
 @contextmanager
 def progress_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show how far bulk work is, on a terminal that is not the answer's: stderr. Call what it gives with how many."""
+    """Show a progress bar on stderr if that is a terminal. Yields a function that takes the number done."""
     if not shown or not sys.stderr.isatty():
         yield lambda _done: None
         return
@@ -136,7 +136,7 @@ def progress_bar(title: str, total: int | None, *, shown: bool = True) -> Iterat
 
 
 def make_console() -> Console:
-    """A console on the standard output as it is now."""
+    """Return a console on the current standard output."""
     from rich.console import Console
 
     is_terminal = sys.stdout.isatty()
@@ -144,7 +144,7 @@ def make_console() -> Console:
 
 
 def as_text(cell: object) -> Text:
-    """A cell as plain text: names and keys are data, so neither markup nor control characters in them work."""
+    """Return a cell as plain text; markup and control characters in names and keys have no effect."""
     from rich.text import Text
 
     match cell:
@@ -157,7 +157,7 @@ def as_text(cell: object) -> Text:
 
 
 def lasting(seconds: float | None) -> str | None:
-    """How long something has lasted, in a few characters."""
+    """Return a duration in a few characters."""
     if seconds is None:
         return None
     if seconds < 120:
@@ -168,11 +168,11 @@ def lasting(seconds: float | None) -> str | None:
 
 
 def counted_ago(counted_at: datetime | None, now: datetime) -> str | None:
-    """How old a count is; None for one of this moment, that is of the last second, and for one that is not done."""
+    """Return the age of a count in words; None for one of the last second, and for none."""
     age = 0.0 if counted_at is None else (now - counted_at).total_seconds()
     return None if age <= 1 else f"counted {lasting(age)} ago"
 
 
 def until(instant: datetime | None, now: datetime) -> str | None:
-    """How far an instant is ahead, in a few characters."""
+    """Return the time until an instant in a few characters."""
     return None if instant is None else f"in {lasting(max(0.0, (instant - now).total_seconds()))}"

@@ -1,4 +1,4 @@
-"""`headgate password`: the hash of a password, for the file of users of a dashboard."""
+"""`headgate password`: print the hash of a password, for the users of a dashboard."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SHORTEST = 8
 def password() -> None:
     """Print the hash of a password, for the users of a dashboard.
 
-    The password is asked for twice without being shown, or read from the standard input if that is no terminal. It is
-    never an argument: arguments are shown to everybody on the machine.
+    The command asks for the password twice without showing it, or reads it from standard input if that is not a
+    terminal. It is not an argument, because all users of a machine can see arguments.
     """
     if sys.stdin.isatty():
         given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
         given = sys.stdin.readline().rstrip("\r\n")
     if len(given) < SHORTEST:
-        raise click.ClickException(f"a password has at least {SHORTEST} characters")
+        raise click.ClickException(f"a password needs at least {SHORTEST} characters")
     from headgate.http.passwords import PasswordHash
 
     click.echo(str(PasswordHash.of(given)))

@@ -1,4 +1,4 @@
-"""The verbs `pause` and `resume` of whatever can be paused by its name."""
+"""The commands `pause` and `resume` of things that have a name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.cli.output import json_option, say_change
 
 
 class Pausable(Protocol):
-    """What the admin has for one kind of thing; each tells whether it changed anything."""
+    """The admin of one kind of thing; each method returns whether it changed anything."""
 
     async def pause(self, name: str, /) -> bool: ...
 
@@ -21,7 +21,7 @@ class Pausable(Protocol):
 
 
 def add_pausing(group: click.Group, noun: str, of: Callable[[Admin], Pausable], *, pause: str, resume: str) -> None:
-    """Give a group of commands the two verbs, with these lines of help."""
+    """Add the two commands to a group, with these help texts."""
 
     @takes_app_and(noun.upper())
     @json_option
@@ -37,7 +37,7 @@ def add_pausing(group: click.Group, noun: str, of: Callable[[Admin], Pausable], 
         (name,) = words
         was_paused = ask(target, lambda admin: of(admin).resume(name))
         facts = {noun: name, "is_paused": False}
-        say_change(was_paused, f"{name} goes on", f"{name} was not paused", as_json=as_json, **facts)
+        say_change(was_paused, f"{name} is resumed", f"{name} was not paused", as_json=as_json, **facts)
 
     group.command(name="pause", help=pause)(pause_it)
     group.command(name="resume", help=resume)(resume_it)

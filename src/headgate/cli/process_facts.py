@@ -1,4 +1,4 @@
-"""What is known of the process that a command runs in: its Python, its libraries, its limits."""
+"""Facts about the process that a command runs in: its Python, its libraries, its limits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from headgate.admin.findings import Finding
 
 FEW_FILES = 1024
-"""Open files that a process should be allowed: each connection, child and log is one."""
+"""The open files that a process should be allowed: each connection, child and log needs one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """This process. `open_files` is its soft limit, None where the system has none."""
+    """Facts about this process. `open_files` is its soft limit, None if the system has none."""
 
     python: tuple[int, int, int]
     sqlite: tuple[int, ...]
@@ -27,7 +27,7 @@ class ProcessFacts:
 
 
 def process_facts() -> ProcessFacts:
-    """The facts of this process."""
+    """Return the facts about this process."""
     return ProcessFacts(
         python=sys.version_info[:3],
         sqlite=sqlite3.sqlite_version_info,
@@ -38,7 +38,7 @@ def process_facts() -> ProcessFacts:
 
 
 def process_findings(facts: ProcessFacts) -> list[Finding]:
-    """What they come to."""
+    """Return the findings of `headgate doctor` about a process."""
     python = ".".join(map(str, facts.python))
     found = [Finding("ok", "Python", f"{python}, with SQLite {'.'.join(map(str, facts.sqlite))}")]
     if facts.has_uvloop:
@@ -46,14 +46,14 @@ def process_findings(facts: ProcessFacts) -> list[Finding]:
     else:
         found.append(Finding("ok", "event loop", "asyncio's own; pip install 'headgate[uvloop]' makes workers faster"))
     if facts.has_zones:
-        found.append(Finding("ok", "time zones", "known"))
+        found.append(Finding("ok", "time zones", "installed"))
     else:
-        found.append(Finding("problem", "time zones", "none is known, so no schedule in one", "pip install tzdata"))
+        found.append(Finding("problem", "time zones", "none, so schedules cannot use one", "pip install tzdata"))
     if facts.open_files is not None and facts.open_files < FEW_FILES:
-        seen = f"{facts.open_files} at most"
+        seen = f"at most {facts.open_files}"
         found.append(Finding("warning", "open files", seen, f"ulimit -n {FEW_FILES}, or LimitNOFILE= of the service"))
     else:
-        found.append(Finding("ok", "open files", f"{facts.open_files or 'any number'} at most"))
+        found.append(Finding("ok", "open files", f"at most {facts.open_files}" if facts.open_files else "no limit"))
     return found
 
 

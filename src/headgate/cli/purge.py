@@ -1,4 +1,4 @@
-"""`headgate purge`: final jobs deleted before their retention does it."""
+"""`headgate purge`: delete final jobs before their retention ends."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from headgate.cli.output import json_option, print_json, progress_bar
 from headgate.cli.query import seconds
 from headgate.cli.question import confirm, require_answer
 from headgate.jobs.job import JobState
+from headgate.plural import counted
 from headgate.storage.records import FINAL_STATES
 
 
 @click.command()
 @takes_app
 @click.option(
-    "--state", type=click.Choice(sorted(state.value for state in FINAL_STATES)), help="Only jobs that ended so."
+    "--state", type=click.Choice(sorted(state.value for state in FINAL_STATES)), help="Only jobs in this final state."
 )
 @click.option("--queue", help="Only jobs of this queue.")
 @click.option("--task", help="Only jobs of this task.")
-@click.option("--error", metavar="TYPE", help="Only jobs whose error is of a type that begins so.")
-@click.option("--older-than", type=seconds, metavar="AGE", help="Only jobs that ended longer ago: 7d, 12h.")
-@click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="Delete up to so many.")
-@click.option("--all", "is_all", is_flag=True, help="All final jobs, if nothing else is said.")
-@click.option("--dry-run", is_flag=True, help="Delete nothing; say how many would be.")
+@click.option("--error", metavar="TYPE", help="Only jobs whose error type has this prefix.")
+@click.option("--older-than", type=seconds, metavar="AGE", help="Only jobs that ended longer ago than this: 7d, 12h.")
+@click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="The most jobs to delete.")
+@click.option("--all", "is_all", is_flag=True, help="All final jobs that the other options select.")
+@click.option("--dry-run", is_flag=True, help="Delete nothing; print how many would be deleted.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def purge(
@@ -43,14 +44,14 @@ def purge(
 ) -> None:
     """Delete final jobs for good, with their results, attempts and log lines.
 
-    Workers do it themselves when a job has been final for as long as its retention; this is for sooner. They go 200 in
-    a commit, oldest first, so that nobody waits for it: Ctrl-C stops it, and what is left goes the next time. That it
-    was done is kept, and shown by `headgate audit`. What waits or runs is never deleted.
+    Workers delete jobs when their retention ends; this command does it earlier. It deletes 200 jobs in a commit, oldest
+    first, so that others do not wait for it. Ctrl-C stops it; the next run continues. `headgate audit` shows the purge.
+    Waiting and running jobs are never deleted.
 
-    Exit code 1 if nothing was to be deleted, 130 if it was stopped.
+    Exit code 1 if there was no job to delete, 130 if it was stopped.
     """
     if not is_all and older_than is None and not any(wanted.values()):
-        raise click.UsageError("say which final jobs, as --state succeeded or --older-than 7d; or --all")
+        raise click.UsageError("select final jobs, such as --state succeeded or --older-than 7d, or add --all")
     require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
     query = JobQuery(**{**wanted, "state": None if wanted["state"] is None else JobState(wanted["state"])})
     latest = Purged()
@@ -64,22 +65,22 @@ def purge(
         with progress_bar("Delete", expected, shown=not dry_run and not as_json) as advance:
             return await admin.purge(query, older_than=older_than or 0, most=most, dry_run=dry_run, on_progress=tell)
 
-    # Counted for the question, for the bar, or for its own sake.
+    # Counted for the question, the progress bar, or the dry run.
     found = Purged() if yes and as_json and not dry_run else ask(target, partial(delete, dry_run=True))
     if not dry_run and not yes and found.deleted:
-        more = ", the first of more" if found.is_cut else ""
-        confirm(f"Delete {found.deleted} jobs{more} for good?", has_dry_run=True)
+        more = " (more match)" if found.is_cut else ""
+        confirm(f"Delete {counted(found.deleted, 'job')}{more} for good?", has_dry_run=True)
     if not dry_run and (found.deleted or yes):
         try:
             found = ask(target, partial(delete, dry_run=False, expected=found.deleted or None))
         except KeyboardInterrupt:
-            click.echo(f"stopped: {latest.deleted} jobs were deleted; do it again for the rest", err=True)
+            click.echo(f"stopped: {counted(latest.deleted, 'job')} deleted; repeat the command for the rest", err=True)
             raise SystemExit(INTERRUPTED) from None
     if as_json:
         print_json(found)
     else:
-        click.echo(f"{found.deleted} jobs {'would be' if dry_run else 'were'} deleted")
+        click.echo(f"{counted(found.deleted, 'job')} {'would be ' if dry_run else ''}deleted")
         if found.is_cut:
-            click.echo("there are more; do it again for those, or raise --most")
+            click.echo("more jobs match; repeat the command, or raise --most")
     if not found.deleted:
         raise SystemExit(1)

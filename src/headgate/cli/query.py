@@ -1,4 +1,4 @@
-"""Which jobs a command is about: the options that name them."""
+"""The options that select the jobs of a command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def when(value: str) -> datetime | timedelta:
-    """An instant in ISO 8601 (UTC, unless it says otherwise), or how long ago: 90s, 15m, 2h, 3d."""
+    """Parse an instant in ISO 8601 (default: UTC), or an age: 90s, 15m, 2h, 3d."""
     # A number without a unit could be a year.
     length = duration_in(value) if value[-1:].isalpha() else None
     if length is not None and length <= FARTHEST:
@@ -30,31 +30,31 @@ def when(value: str) -> datetime | timedelta:
         return instant(value)
     except click.BadParameter:
         raise click.BadParameter(
-            f"{value!r} is neither an instant, as 2026-05-01T08:00, nor how long ago, as 2h"
+            f"{value!r} is neither an instant, such as 2026-05-01T08:00, nor an age, such as 2h"
         ) from None
 
 
 def instant(value: str) -> datetime:
-    """An instant in ISO 8601: UTC, unless it says otherwise."""
+    """Parse an instant in ISO 8601 (default: UTC)."""
     try:
         read = datetime.fromisoformat(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no instant; write 2026-05-01T08:00 or 2026-05-01T08:00+02:00") from None
+        raise click.BadParameter(f"{value!r} is not an instant, such as 2026-05-01T08:00+02:00") from None
     return read if read.tzinfo is not None else read.replace(tzinfo=UTC)
 
 
 def seconds(value: str) -> float:
-    """A duration: 90s, 15m, 2h, 7d, or a number of seconds; up to a hundred years."""
+    """Parse a duration: 90s, 15m, 2h, 7d, or a number of seconds; up to a hundred years."""
     length = duration_in(value)
     if length is None or length > FARTHEST:
         raise click.BadParameter(
-            f"{value!r} is no duration; write 90s, 15m, 2h, 7d, 1h30m, or seconds, up to a hundred years"
+            f"{value!r} is not a duration; write 90s, 15m, 2h, 7d, 1h30m, or seconds, up to a hundred years"
         )
     return length / SECOND
 
 
 def seconds_within(least: float, most: float = FARTHEST / SECOND) -> Callable[[str], float]:
-    """Durations as `seconds` reads them, from `least` to `most` seconds."""
+    """Return a parser of durations from `least` to `most` seconds, written as for `seconds`."""
 
     def read(value: str) -> float:
         found = seconds(value)
@@ -66,7 +66,7 @@ def seconds_within(least: float, most: float = FARTHEST / SECOND) -> Callable[[s
 
 
 def takes_query(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that name jobs, as `wanted`: what was said, by the names of `JobQuery`."""
+    """Add the options that select jobs; the given ones are passed as `wanted`, by the names of `JobQuery`."""
     fields = msgspec.structs.fields(JobQuery)
     names = [field.name for field in fields]
 
@@ -86,7 +86,7 @@ FLAGS = {
     "finished_after": "--finished-since",
     "finished_before": "--finished-until",
 }
-"""The options that are not called as their field."""
+"""The options that have another name than their field."""
 
 METAVARS = {
     **dict.fromkeys(("queue", "task", "limit", "schedule"), "NAME"),
@@ -99,7 +99,7 @@ KINDS: dict[str, Any] = {
     "view": click.Choice(get_args(JobView)),
     **dict.fromkeys(FLAGS, when),
 }
-"""What is read from the text of an option, where it is not that text."""
+"""The parsers of options that are not text."""
 
 
 def _option(field: FieldInfo) -> Callable[[F], F]:
@@ -110,7 +110,7 @@ def _option(field: FieldInfo) -> Callable[[F], F]:
 
 
 def query_at(wanted: dict[str, Any], now: datetime) -> JobQuery:
-    """What was said, at the store's now."""
+    """Return the given options, with ages computed from the store's time."""
     said = dict(wanted)
     for name in FLAGS:
         if isinstance(said.get(name), timedelta):

@@ -1,4 +1,4 @@
-"""Asking before something is deleted or much is changed."""
+"""Questions before jobs are deleted or many are changed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from headgate.escaping import printable
 
 
 def require_answer(*, as_json: bool, yes: bool, dry_run: bool | None = None) -> None:
-    """Raise UsageError where a question would be asked of a program that reads JSON.
+    """Raise UsageError if the command would ask a question although it prints JSON.
 
     `dry_run` is None for a command that has no --dry-run.
     """
     if as_json and not yes and not dry_run:
-        raise click.UsageError(f"--json asks no questions; add {_instead(has_dry_run=dry_run is not None)}")
+        raise click.UsageError(f"--json does not ask; add {_instead(has_dry_run=dry_run is not None)}")
 
 
 def confirm(question: str, *, has_dry_run: bool = False) -> None:
@@ -24,7 +24,7 @@ def confirm(question: str, *, has_dry_run: bool = False) -> None:
         if isinstance(abort.__context__, EOFError):
             click.echo(err=True)
             instead = _instead(has_dry_run=has_dry_run)
-            raise click.ClickException(f"there is no terminal to answer on; add {instead}") from None
+            raise click.ClickException(f"there is no terminal to ask on; add {instead}") from None
         raise
 
 

@@ -1,4 +1,4 @@
-"""`headgate queues`: how each queue is served, and pausing or emptying one."""
+"""`headgate queues`: list, pause and empty queues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def queues() -> None:
 def list_(target: str, as_json: bool) -> None:
     """List queues: their jobs by state, the age of the oldest job that is ready, and the lag.
 
-    The lag is for how long a job has lacked nothing but a free slot.
+    Lag: how long the oldest ready job has waited for a free slot.
     """
     found = ask(target, lambda admin: admin.queues.list())
     if as_json:
@@ -37,7 +37,7 @@ add_pausing(
     queues,
     "queue",
     lambda admin: admin.queues,
-    pause="Give out no job of a queue to any worker; what runs goes on, what is enqueued waits.",
+    pause="Start no jobs of a queue. Running jobs continue. New jobs wait until the queue is resumed.",
     resume="End a pause.",
 )
 
@@ -45,14 +45,14 @@ add_pausing(
 @queues.command()
 @takes_app_and("QUEUE")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; say how many would be cancelled.")
-@click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="Cancel up to so many.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print how many would be cancelled.")
+@click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="The most jobs to cancel.")
 @json_option
 def purge(target: str, words: tuple[str], yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
-    """Cancel everything that waits in a queue; what runs goes on.
+    """Cancel all waiting jobs of a queue. Running jobs continue.
 
-    Paused first, a queue stays empty of what is claimed meanwhile. `headgate purge --queue` deletes what is final.
-    Exit code 1 if nothing waited.
+    Pause the queue first, so that workers claim none meanwhile. `headgate purge --queue` deletes final jobs. Exit code
+    1 if no job waited.
     """
     (queue,) = words
     wanted = {"queue": queue, "state": "waiting"}

@@ -1,4 +1,4 @@
-"""Silence of the log, where what a command runs has nothing to say to who runs it."""
+"""Silence the log of an engine that a command runs for its own purpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """An engine that runs for a look at it has nothing to say about the machine or the store that it runs on."""
+    """Silence the log: an engine for a measurement or a simulation has no news for the user."""
     logger = logging.getLogger("headgate")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""The reloader: a worker that is started anew when the code changes, for development."""
+"""The reloader: restarts a worker when the code changes, for development."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.supervisor import ended_as_told, exit_worded
+from headgate.cli.supervisor import ended_as_requested, exit_worded
 from headgate.errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ logger = logging.getLogger("headgate.reload")
 
 
 class Reloader:
-    """Runs `command`, and starts it anew when a Python file below `folder` changes.
+    """Runs `command`, and restarts it when a Python file below `folder` changes.
 
-    A worker that ends by itself, as it does over a mistake in the code, is started with the next change.
+    A worker that ends by itself, for example after an error in the code, is started again after the next change.
     """
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
@@ -39,21 +39,21 @@ class Reloader:
         self._ending: asyncio.Task[int] | None = None
 
     async def run(self) -> int:
-        """Return the exit code, once the worker has ended after a signal; DeclarationError without watchfiles."""
+        """Return the exit code after a signal has ended the worker. Raises DeclarationError without watchfiles."""
         changes = self._watch()
         loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT)
         for number in caught:
             loop.add_signal_handler(number, self._on_signal)
         try:
-            logger.info("%s is watched for changes of the code", self._folder)
-            # It watches before the worker is there, so that no change is missed.
+            logger.info("watching %s for changes of the code", self._folder)
+            # Watching begins before the worker starts, so that no change is missed.
             coming = asyncio.ensure_future(anext(changes, None))
             await self._start()
             while (changed := await coming) is not None:
                 coming = asyncio.ensure_future(anext(changes, None))
                 names = sorted({self._shown(path) for _, path in changed})
-                logger.info("%s changed; the worker starts anew", ", ".join(names))
+                logger.info("%s changed; the worker restarts", ", ".join(names))
                 self._tell(signal.SIGTERM)
                 await self._ended()
                 if not self._stopping.is_set():
@@ -68,9 +68,9 @@ class Reloader:
             from watchfiles import PythonFilter, awatch
         except ModuleNotFoundError:
             raise DeclarationError(
-                "--reload takes the watchfiles package, which is missing; pip install 'headgate[reload]'"
+                "--reload needs the watchfiles package, which is missing; pip install 'headgate[reload]'"
             ) from None
-        # It would say of each change how many files they are.
+        # It would log the number of files of each change.
         logging.getLogger("watchfiles").setLevel(logging.WARNING)
         return awatch(self._folder, watch_filter=PythonFilter(), stop_event=self._stopping)
 
@@ -80,9 +80,9 @@ class Reloader:
     async def _start(self) -> None:
         self._worker = await asyncio.create_subprocess_exec(
             *self._command,
-            # The end of this pipe tells the worker when its parent was killed.
+            # The worker reads the end of this pipe when its parent was killed.
             stdin=PIPE,
-            # Ctrl-C goes to a whole group; here it must not count twice.
+            # Ctrl-C goes to the whole process group; it must not reach the worker twice.
             start_new_session=True,
         )
         self._is_told = self._is_dead = False
@@ -94,7 +94,7 @@ class Reloader:
         code = await worker.wait()
         if not self._is_told:
             self._is_dead = True
-            logger.error("the worker ended with %s; it starts with the next change", exit_worded(code))
+            logger.error("the worker ended with %s; it restarts after the next change", exit_worded(code))
         return code
 
     async def _ended(self) -> int:
@@ -102,8 +102,8 @@ class Reloader:
         return await self._ending
 
     def _judged(self, code: int) -> int:
-        # One that had ended by itself has been told of, and nothing ran.
-        if self._is_dead or ended_as_told(code, self._signals):
+        # A worker that ended by itself has been logged already.
+        if self._is_dead or ended_as_requested(code, self._signals):
             return 0
         logger.error("the worker ended with %s instead of draining", exit_worded(code))
         return 1

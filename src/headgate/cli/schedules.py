@@ -1,4 +1,4 @@
-"""`headgate schedules`: what runs again and again, and how to steer it."""
+"""`headgate schedules`: list, pause and trigger recurring jobs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from headgate.cli.output import json_option, print_json, print_table, say_change
 from headgate.cli.pausing import add_pausing
 from headgate.cli.question import confirm, require_answer
 from headgate.escaping import printable
+from headgate.plural import counted
 from headgate.tasks.schedule import ScheduleStatus
 
 _SKIPPED = {
-    "misfire": "nobody was there",
-    "overlap": "the one before was not over",
-    "max_runs": "those under way might be its last",
+    "misfire": "no node was running",
+    "overlap": "the previous job had not ended",
+    "max_runs": "the running jobs may be its last",
 }
 
 
@@ -30,10 +31,10 @@ def schedules() -> None:
 @takes_app
 @json_option
 def list_(target: str, as_json: bool) -> None:
-    """List schedules: when each is due next, and how many of its jobs have run, wait or run now.
+    """List schedules: the next run of each, and how many of its jobs have run, wait or run now.
 
-    A schedule of the code is stored when the first worker starts that declares it. The note says what is wrong with
-    one, and what was skipped last and why.
+    A declared schedule is stored when the first worker that declares it starts. The note names problems, and the last
+    skipped occurrence with the reason.
     """
     found, now = ask_with_time(target, lambda admin: admin.schedules.list())
     if as_json:
@@ -47,31 +48,31 @@ def list_(target: str, as_json: bool) -> None:
              _note(each))
             for each in found
         ],
-        empty="none is stored",
+        empty="no schedules are stored",
     )  # fmt: skip
 
 
 @schedules.command(name="next")
 @takes_app_and("SCHEDULE")
-@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="At most so many.")
+@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="The most runs to list.")
 @json_option
 def next_(target: str, words: tuple[str], count: int, as_json: bool) -> None:
-    """List when a schedule is due next, if nothing changes."""
+    """List the next runs of a schedule."""
     (name,) = words
     found, now = ask_with_time(target, lambda admin: admin.schedules.next_runs(name, count))
     if as_json:
         print_json(found)
         return
     rows: Sequence[Sequence[object]] = [(instant, until(instant, now)) for instant in found]
-    print_table(f"Next runs of {printable(name)}", ("at", "in"), rows, empty="none, it is paused or over")
+    print_table(f"Next runs of {printable(name)}", ("at", "in"), rows, empty="none; the schedule is paused or over")
 
 
 add_pausing(
     schedules,
     "schedule",
     lambda admin: admin.schedules,
-    pause="Enqueue nothing of a schedule until it is resumed; what it has enqueued goes on.",
-    resume="End a pause; what was due meanwhile is not made up for.",
+    pause="Enqueue no jobs of a schedule until it is resumed. Enqueued jobs continue.",
+    resume="End a pause. Occurrences during the pause are not caught up.",
 )
 
 
@@ -79,7 +80,7 @@ add_pausing(
 @takes_app_and("SCHEDULE")
 @json_option
 def trigger(target: str, words: tuple[str], as_json: bool) -> None:
-    """Enqueue the job of a schedule now, also of one that is paused; its rhythm stays."""
+    """Enqueue a job of a schedule now, also while it is paused. The next run does not change."""
     (name,) = words
     job_id = ask(target, lambda admin: admin.schedules.trigger(name))
     say_done(f"{name} enqueued job {job_id}", as_json=as_json, schedule=name, job=job_id)
@@ -89,10 +90,10 @@ def trigger(target: str, words: tuple[str], as_json: bool) -> None:
 @takes_app_and("SCHEDULE")
 @json_option
 def skip(target: str, words: tuple[str], as_json: bool) -> None:
-    """Leave out the next occurrence of a schedule. Exit code 1 if there is none to come."""
+    """Skip the next occurrence of a schedule. Exit code 1 if there is none."""
     (name,) = words
     left_out = ask(target, lambda admin: admin.schedules.skip(name))
-    done = f"{name} leaves out {_instant(left_out)}"
+    done = f"{name} skips {_instant(left_out)}"
     say_change(left_out is not None, done, f"{name} is over", as_json=as_json, schedule=name, left_out=left_out)
 
 
@@ -101,11 +102,11 @@ def skip(target: str, words: tuple[str], as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
-    """Forget a schedule; what it has enqueued stays. One that the code declares comes back with the next worker."""
+    """Remove a schedule. Its jobs stay. A declared schedule is stored again by the next worker that starts."""
     (name,) = words
     require_answer(as_json=as_json, yes=yes)
     if not yes:
-        confirm(f"Forget schedule {name!r}?")
+        confirm(f"Remove schedule {name!r}?")
     if not ask(target, lambda admin: admin.schedules.remove(name)):
         raise click.ClickException(f"there is no schedule {name!r}")
     say_done(f"{name} is removed", as_json=as_json, schedule=name)
@@ -120,7 +121,7 @@ def _note(schedule: ScheduleStatus) -> str | None:
     if schedule.trouble is not None:
         notes.append(schedule.trouble)
     if schedule.max_runs is not None and schedule.state == "active":
-        notes.append(f"{schedule.max_runs} runs at most")
+        notes.append(f"at most {counted(schedule.max_runs, 'run')}")
     if schedule.skipped is not None:
         notes.append(f"skipped {_instant(schedule.skipped_at)}: {_SKIPPED[schedule.skipped]}")
     return "; ".join(notes) or None

@@ -1,4 +1,4 @@
-"""`headgate simulate`: what a limit would do to a load, told by the engine itself on virtual time."""
+"""`headgate simulate`: simulate a load under a limit, with the real engine on virtual time."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from headgate.limits.rate import parse_rate
 from headgate.suggestion import did_you_mean
 
 CHART_ROWS = 20
-"""More bars than that are drawn as one line."""
+"""The most bars that are drawn as a chart; more are one line."""
 
 Variant = tuple[str, Sequence[Limit]]
-"""Limits, and what they are called in the answer."""
+"""Limits with their titles in the output."""
 
 
 @click.command()
-@click.option("--limit", "rates", multiple=True, metavar="RATE", help="Such a limit: 15/m. Repeat to compare several.")
+@click.option("--limit", "rates", multiple=True, metavar="RATE", help="The limit: 15/m. Repeat to compare several.")
 @click.option("--rule", type=click.Choice(KINDS.spelled), default="strict", show_default=True, help="Its kind.")
-@click.option("--burst", type=click.IntRange(1), help="Of a rate: how much unused budget a key can save up.")
-@click.option("--slices", type=click.IntRange(1), help="Of a sliding window: into how many slices it is cut.")
-@click.option("--one-for-all", is_flag=True, help="One budget for all keys together, not one for each.")
-@click.option("-A", "--app", "target", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app that --task is of.")
-@click.option("--task", metavar="NAME", help="The limits that this task of the app declares, instead of --limit.")
+@click.option("--burst", type=click.IntRange(1), help="For a rate: how much unused budget a key can save.")
+@click.option("--slices", type=click.IntRange(1), help="For a sliding window: the number of slices.")
+@click.option("--one-for-all", is_flag=True, help="One budget for all keys together instead of one for each.")
+@click.option("-A", "--app", "target", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app of --task.")
+@click.option("--task", metavar="NAME", help="Use the limits that this task of the app declares, instead of --limit.")
 @click.option(
-    "--set", "changes", multiple=True, metavar="LIMIT=RATE", help="And what if that one were this? Repeatable."
+    "--set", "changes", multiple=True, metavar="LIMIT=RATE", help="Replace the rate of one of these limits. Repeatable."
 )
 @click.option("--jobs", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="So many jobs.")
-@click.option("--keys", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Of so many keys.")
+@click.option("--keys", type=click.IntRange(1, 100_000), default=10, show_default=True, help="The number of keys.")
 @click.option(
-    "--skew", type=click.Choice(SKEWS), default="uniform", show_default=True, help="How they spread over keys."
+    "--skew", type=click.Choice(SKEWS), default="uniform", show_default=True, help="How the jobs spread over keys."
 )
-@click.option("--arrivals", metavar="RATE", help="They come at random, so many on average: 5/s. Default: all at once.")
+@click.option("--arrivals", metavar="RATE", help="Random arrivals at this average rate: 5/s. Default: all at once.")
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A CSV file: at,key.")
 @click.option("--slots", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Slots of all workers.")
-@click.option("--run-time", type=seconds, default="0.1s", show_default=True, help="How long each job runs.")
-@click.option("--longest", type=seconds, default="1d", show_default=True, help="Stop after so much simulated time.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Another number: other random arrivals.")
+@click.option("--run-time", type=seconds, default="0.1s", show_default=True, help="The duration of each job.")
+@click.option("--longest", type=seconds, default="1d", show_default=True, help="Stop after this simulated time.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random arrivals.")
 @json_option
 def simulate(
     rates: Sequence[str],
@@ -74,22 +74,22 @@ def simulate(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Tell what a limit would do to a load, before it does.
+    """Simulate a load under a limit, before you set it.
 
-    The engine that workers run is run on a store in memory, on virtual time: an hour takes seconds, nothing of yours
-    is touched. Jobs are made up, or come from a trace.
+    The engine of the workers runs on a store in memory, on virtual time: an hour takes seconds, and your store is not
+    touched. Jobs are generated, or read from a trace.
 
     \b
       headgate simulate --limit 15/m --jobs 2000 --keys 20 --skew zipf
       headgate simulate --limit 15/m --limit 30/m --jobs 2000      compares the two
       headgate simulate -A shop:app --task sync --set sync:rate=30/m --trace yesterday.csv
 
-    Of a task, each limit that is counted by a key is counted by the one key of a job, at its fixed cost or 1.
+    With --task, each limit with a key uses the one key of a job, at its fixed cost or 1.
 
     Exit code 1 if more started in any window than a limit allows.
     """
     if (task is None) is not bool(rates):
-        raise click.UsageError("say --limit RATE, or --task NAME of the app that -A names")
+        raise click.UsageError("add --limit RATE, or --task NAME with the app as -A module:app")
     variants = (
         _of_task(target, task, changes) if task is not None else _of_rates(rates, rule, burst, slices, one_for_all)
     )
@@ -132,7 +132,7 @@ def _of_rates(
 
 def _of_task(target: str | None, name: str, changes: Sequence[str]) -> list[Variant]:
     if target is None:
-        raise click.UsageError("--task is of an app: name it by -A module:app or HEADGATE_APP")
+        raise click.UsageError("--task needs an app: name it by -A module:app or HEADGATE_APP")
     tasks = locate(target).tasks
     if name not in tasks:
         names = ", ".join(sorted(tasks)) or "none"
@@ -168,12 +168,12 @@ def _load(
 
 
 def print_outcomes(found: Sequence[SimulationResult]) -> None:
-    """Print what simulations came to, side by side."""
+    """Print the results of simulations side by side."""
     rows: list[tuple[str, Callable[[SimulationResult], object]]] = [
         ("jobs", lambda each: each.jobs),
         ("ran", lambda each: each.ran),
         ("turned away by a limit", lambda each: each.rejected or None),
-        ("left when it was cut off", lambda each: each.left or None),
+        ("left at the end", lambda each: each.left or None),
         ("done after", lambda each: lasting(each.drained_at)),
         ("median wait", lambda each: lasting(each.wait_median)),
         ("95 % waited at most", lambda each: lasting(each.wait_p95)),
@@ -220,7 +220,7 @@ def print_outcomes(found: Sequence[SimulationResult]) -> None:
 
 
 def print_chart(outcome: SimulationResult) -> None:
-    """Print how many started in each step of time."""
+    """Print how many jobs started in each time step."""
     if not outcome.starts:
         return
     click.echo(f"Starts each {lasting(outcome.step)}: {outcome.title}")

@@ -1,4 +1,4 @@
-"""What a process is doing right now, told on a signal: every thread, every asyncio task."""
+"""Print the stacks of all threads and asyncio tasks on a signal."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from types import FrameType
 
 
 def print_stacks_on_signal(number: signal.Signals, loop: asyncio.AbstractEventLoop) -> None:
-    """From now on the signal writes all stacks to stderr, also while the loop is stuck in a function.
+    """Write all stacks to stderr on each signal, also while a function blocks the loop.
 
-    Not by `faulthandler`: it looks at threads that go on meanwhile, and was seen to end the process.
+    `faulthandler` is not used: it reads threads that run meanwhile, and has ended the process.
     """
 
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        # Past the buffer of sys.stderr, in the middle of which the signal may have come.
-        os.write(2, told(loop).encode(errors="backslashreplace"))
+    def write(_number: int, _frame: FrameType | None) -> None:
+        # Not through the buffer of sys.stderr: the signal may have interrupted a write to it.
+        os.write(2, stacks_as_text(loop).encode(errors="backslashreplace"))
 
-    signal.signal(number, tell)
+    signal.signal(number, write)
 
 
-def told(loop: asyncio.AbstractEventLoop) -> str:
-    """The stacks of all threads and tasks as text."""
+def stacks_as_text(loop: asyncio.AbstractEventLoop) -> str:
+    """Return the stacks of all threads and tasks as text."""
     text = io.StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():

@@ -1,4 +1,4 @@
-"""`headgate status`: what is going on, in one look."""
+"""`headgate status`: the state of the store on one screen."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from headgate.storage.records import Blocker
 from headgate.tasks.schedule import ScheduleStatus
 
 COUNTS_FOR = 0.25
-"""Seconds that final jobs are counted for; where there are millions, that takes longer than a look should."""
+"""The most seconds for counting final jobs; millions take longer."""
 
 STUCK_AFTER = 2.0
-"""Seconds without an answer, after which it is looked for what keeps the database from answering."""
+"""Seconds without an answer after which the command searches for what blocks the database."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingStatus:
-    """What the waiting jobs of a queue wait for: their time, a limit, a slot, another job; and how many failed lately.
+    """What the waiting jobs of a queue wait for: their time, a limit, a slot, another job; and recent failures.
 
-    `failed_last_hour` is counted up to 10,000.
+    `failed_last_hour` is at most 10,000.
     """
 
     queue: str
@@ -55,9 +55,9 @@ class WaitingStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The whole answer; `store` is the path of its file, or its URL without a password.
+    """The state of a store; `store` is the path of its file, or its URL without a password.
 
-    Final jobs of queues are None, and so is `finals_at`, where there are too many to be counted in a moment.
+    The final jobs of queues and `finals_at` are None if there are too many to count quickly.
     """
 
     store: str
@@ -75,16 +75,16 @@ class Status:
 @takes_app
 @json_option
 def status(target: str, as_json: bool) -> None:
-    """Show what is going on: queues, nodes, limits, what is in the way.
+    """Show the state: queues, nodes, limits, and what blocks the database.
 
     A node is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs).
-    The lag of a queue is for how long a job has lacked nothing but a free slot. What stands in the way of the database,
-    such as a transaction that is long open, is shown as well; pg_terminate_backend(pid) ends it.
+    Lag: how long the oldest ready job has waited for a free slot. What blocks the database, such as a long open
+    transaction, is shown as well; pg_terminate_backend(pid) ends it.
 
-    Final jobs are told if they can be counted in a moment, which millions cannot; `headgate queues list` counts them.
+    Final jobs are shown if they can be counted quickly; `headgate queues list` always counts them.
     """
     with quiet():
-        # What the log would say of counts that fail is said by the answer, or is the error itself.
+        # The output names counts that failed, so the log need not.
         answer, now = ask_with_time(target, _fetch)
     if as_json:
         print_json(answer)
@@ -92,7 +92,7 @@ def status(target: str, as_json: bool) -> None:
     click.echo(printable(f"Store: {answer.store}"))
     print_queues(answer.queues)
     if answer.finals_at is None:
-        click.echo("There are too many final jobs to be counted in a moment; `headgate queues list` counts them.")
+        click.echo("There are too many final jobs to count quickly; `headgate queues list` counts them.")
     print_table(
         "Waiting for",
         ("queue", "a slot", "a limit", "their time", "another job", "failed in the last hour"),
@@ -109,7 +109,7 @@ def status(target: str, as_json: bool) -> None:
         )
     if answer.overdue_schedules:
         print_table(
-            "Schedules that nobody fires",
+            "Overdue schedules",
             ("schedule", "task", "due at", "why"),
             [(each.name, each.task, each.next_run, each.trouble) for each in answer.overdue_schedules],
             empty="",
@@ -118,7 +118,7 @@ def status(target: str, as_json: bool) -> None:
         "Throttled",
         ("limit", "key", "rule", "waiting", "next slot"),
         [(b.limit, b.key, b.rule, b.waiting, until(b.next_slot_at, now)) for b in answer.throttled],
-        empty="nothing waits for a limit",
+        empty="no job waits for a limit",
     )
     if answer.obstacles:
         print_table(
@@ -130,14 +130,14 @@ def status(target: str, as_json: bool) -> None:
 
 
 async def _fetch(admin: Admin) -> Status:
-    """The whole answer; if somebody's lock keeps the database from it, the error tells whose."""
+    """Return the status; if a lock blocks the database, the error names its holder."""
     counts = SlowCounts(SystemClock(), patience=COUNTS_FOR, queue_patience=None)
     try:
         answering = asyncio.ensure_future(_answer(admin, counts))
         done, _ = await asyncio.wait([answering], timeout=STUCK_AFTER)
         blocking: list[Blocker] = []
         if not done:
-            # Before the counts are ended: it may be they that wait.
+            # Before the counts are cancelled: they may be what waits.
             blocking = [each for each in await admin.obstacles() if each.kind == "blocks"]
             await counts.close()
         try:
@@ -180,6 +180,6 @@ async def _waiting(admin: Admin, seen: Overview) -> list[WaitingStatus]:
 
 
 def _has_jobs(queue: QueueOverview) -> bool:
-    """Whether it has any, as far as is known."""
+    """Return whether the queue has jobs, as far as they are counted."""
     finals = (queue.succeeded, queue.failed, queue.cancelled)
     return any((queue.waiting, queue.running)) or any(count != 0 for count in finals)

@@ -1,4 +1,4 @@
-"""The supervisor: keeps several worker processes alive, and ends when they have."""
+"""The supervisor: runs several worker processes, restarts dead ones, and ends after the last one."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
 
 SHORT_LIFE = 10 * SECOND
-"""A worker that lives longer (microseconds) has worked: its next death begins a new count."""
+"""The count of short runs begins again after a worker has run for longer than this (microseconds)."""
 
 SHORT_LIVES = 5
-"""So many short lives of one worker in a row, and all is given up."""
+"""The supervisor gives up after this many short runs of one worker in a row."""
 
 CANNOT_START = (1, 2)
-"""Exit codes of a worker whose very first life tells that the next would end the same way."""
+"""Exit codes of a first run after which a restart would end in the same way."""
 
 KEPT_DYING = 3
 
 NUMBER = "HEADGATE_WORKER_NUMBER"
-"""Tells each worker which one it is, from 1: it takes the place of one that died."""
+"""The variable with the number of a worker, from 1; a restarted worker keeps it."""
 
 logger = logging.getLogger("headgate.supervisor")
 
 
 class Supervisor:
-    """Runs `command` in so many processes; a dead one is started again after a pause that grows.
+    """Runs `command` in `processes` processes and restarts dead ones after a growing pause.
 
-    With `until_done` one that ends with 0 has done its work, and is not started again.
+    With `until_done` a process that ends with 0 is not restarted.
     """
 
     def __init__(self, command: Sequence[str], processes: int, clock: Clock, *, until_done: bool = False) -> None:
@@ -48,7 +48,7 @@ class Supervisor:
         self._exit_code = 0
 
     async def run(self) -> int:
-        """Return the exit code, once all processes have ended after a signal, or after they kept dying."""
+        """Return the exit code when all processes have ended, after a signal or after too many short runs."""
         loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT)
         for number in caught:
@@ -90,7 +90,7 @@ class Supervisor:
             is_first = False
             short_lives = short_lives + 1 if was_short else 1
             if short_lives >= SHORT_LIVES:
-                logger.critical("worker %d died %d times in a row soon after its start; giving up", number, short_lives)
+                logger.critical("worker %d ended %d times in a row after a short run; giving up", number, short_lives)
                 self._give_up(KEPT_DYING)
                 return
             pause = min(FIRST_PAUSE * 2.0**short_lives, LONGEST_PAUSE)
@@ -98,13 +98,13 @@ class Supervisor:
             await wait_for_event(self._clock, self._stopping, pause)
 
     async def _live(self, number: int) -> int:
-        """One life of one worker; its exit code, or minus the signal that ended it."""
+        """Run one worker until it ends; return its exit code, or minus the signal that ended it."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             env={**os.environ, NUMBER: str(number)},
-            # The end of this pipe tells the worker when its parent was killed.
+            # The worker reads the end of this pipe when its parent was killed.
             stdin=asyncio.subprocess.PIPE,
-            # Ctrl-C goes to a whole group; here it must not count twice.
+            # Ctrl-C goes to the whole process group; it must not reach the worker twice.
             start_new_session=True,
         )
         self._processes[number] = process
@@ -114,7 +114,7 @@ class Supervisor:
         return await process.wait()
 
     def _judge_last(self, number: int, code: int) -> None:
-        if ended_as_told(code, self._signals):
+        if ended_as_requested(code, self._signals):
             return
         logger.error("worker %d ended with %s instead of draining", number, exit_worded(code))
         self._exit_code = self._exit_code or KEPT_DYING
@@ -127,12 +127,12 @@ class Supervisor:
             self._pass_on(process)
 
 
-def ended_as_told(code: int, signals: int) -> bool:
-    """Whether a worker that was told to end, by so many signals, did that."""
-    # 1. Drained. 2. Told to end before it could listen. 3. Told more than once.
+def ended_as_requested(code: int, signals: int) -> bool:
+    """Return whether a worker ended as requested by `signals` signals."""
+    # 1. Drained. 2. Signalled before its handlers were set. 3. Signalled more than once.
     return code == 0 or code == -signal.SIGTERM or signals > 1
 
 
 def exit_worded(code: int) -> str:
-    """How a process ended: an exit code, or minus the signal that ended it."""
+    """Return an exit code, or minus a signal, in words."""
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -1,4 +1,4 @@
-"""`headgate tasks`: what an app declares."""
+"""`headgate tasks`: list the tasks of an app."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headgate.cli.output import json_option, print_json, print_table
 
 @dataclass(frozen=True, slots=True)
 class ListedTask:
-    """A task under its name or an alias: its queue, its limits, and how many jobs wait for it."""
+    """A task under its name or an alias: its queue, its limits, and the number of waiting jobs."""
 
     task: str
     queue: str
@@ -27,9 +27,9 @@ class ListedTask:
 @takes_app
 @json_option
 def tasks(target: str, as_json: bool) -> None:
-    """List the tasks that an app declares, and what waits for each.
+    """List the tasks that an app declares, and how many jobs wait for each.
 
-    What waits is counted of the first 100,000 jobs.
+    The first 100,000 waiting jobs are counted.
     """
     declared = locate(target).tasks
 
@@ -51,5 +51,5 @@ def tasks(target: str, as_json: bool) -> None:
         "Tasks",
         ("task", "queue", "limits", "waiting"),
         [(each.task, each.queue, ", ".join(each.limits) or None, each.waiting) for each in found],
-        empty="none is declared",
+        empty="no tasks are declared",
     )

@@ -1,4 +1,4 @@
-"""`headgate top`: what is going on, as it goes on."""
+"""`headgate top`: queues, throughput, throttled keys, nodes and failures, live."""
 
 from __future__ import annotations
 
@@ -24,21 +24,26 @@ from headgate.errors import HeadgateError
 from headgate.escaping import one_line
 
 REDRAW = 1.0
-"""Seconds between two pictures of one look, in which what counts down goes on."""
+"""Seconds between two frames of one snapshot; countdowns continue between snapshots."""
 
 
 @click.command()
 @takes_app
 @click.option(
-    "--interval", type=seconds_within(0.2), default="2s", show_default=True, metavar="TIME", help="Time between looks."
+    "--interval",
+    type=seconds_within(0.2),
+    default="2s",
+    show_default=True,
+    metavar="TIME",
+    help="Snapshot interval.",
 )
-@click.option("--count", type=click.IntRange(1), help="End after so many looks.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each look.")
+@click.option("--count", type=click.IntRange(1), help="End after this many snapshots.")
+@click.option("--json", "as_json", is_flag=True, help="Print each snapshot as one line of JSON.")
 def top(target: str, interval: float, count: int | None, as_json: bool) -> None:
-    """Watch what goes on: queues, throughput, throttled keys, nodes, failures.
+    """Watch queues, throughput, throttled keys, nodes and failures live.
 
-    Keys: q quits, p pauses, s sorts queues by something else. Where the output is no terminal, one look is printed.
-    While the store is away it says so, shows what was there last, and goes on.
+    Keys: q quits, p pauses, s changes the order of the queues. Without a terminal, one snapshot is printed. While
+    the store does not answer, the last snapshot stays, with the error.
     """
     app, clock = locate(target), SystemClock()
     if as_json:
@@ -60,7 +65,7 @@ async def _print_pictures(app: Headgate, clock: Clock, interval: float, count: i
         if isinstance(answer, HeadgateError):
             if count == 1:
                 raise answer
-            click.echo(one_line(f"the store is away: {answer}"), err=True)
+            click.echo(one_line(f"the store does not answer: {answer}"), err=True)
         else:
             make_console().print(render_snapshot(answer, LiveView(now=answer.at)))
 
@@ -68,7 +73,7 @@ async def _print_pictures(app: Headgate, clock: Clock, interval: float, count: i
 async def _answers(
     app: Headgate, clock: Clock, interval: float, count: int | None
 ) -> AsyncIterator[LiveSnapshot | HeadgateError]:
-    """A look each `interval`, or why there is none; after that the app is opened anew."""
+    """Yield a snapshot each `interval`, or the error; after an error the app is opened again."""
     look: LiveSnapshot | None = None
     told = 0
     while told != count:
@@ -92,7 +97,7 @@ async def _answers(
 
 
 class _Screen:
-    """Looks in the background, and draws when something has changed, a second is over, or a key was pressed."""
+    """Takes snapshots in the background; draws after a change, each second, and after a key."""
 
     def __init__(self, app: Headgate, clock: Clock, interval: float, count: int | None) -> None:
         self._app = app
@@ -108,7 +113,7 @@ class _Screen:
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
-        # Not needed where no terminal is, so neither is the module, which Windows lacks.
+        # Imported only for a terminal: Windows lacks the module.
         from headgate.cli.live.terminal import Terminal
 
         terminal = Terminal(self._on_key, self._changed.set)
@@ -129,7 +134,7 @@ class _Screen:
                 looking.cancel()
                 await asyncio.wait([looking])
         if not looking.cancelled():
-            # What it could not go on after is told once the terminal is as it was.
+            # Raised after the terminal is restored.
             looking.result()
 
     async def _watch(self) -> None:

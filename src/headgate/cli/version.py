@@ -1,4 +1,4 @@
-"""`headgate version`: what a report of a bug should say first."""
+"""`headgate version`: the versions to name in a bug report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIBRARIES = (
     "opentelemetry-api",
     "watchfiles",
 )
-"""What the extras bring."""
+"""The packages of the extras."""
 
 
 @click.command()

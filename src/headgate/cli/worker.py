@@ -1,4 +1,4 @@
-"""`headgate worker`: a process, or several, that run jobs until they are told to stop."""
+"""`headgate worker`: one or more processes that run jobs until they are stopped."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from headgate.observe.log import start_lines
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 RELOAD_GRACE = 1.0
-"""Seconds that running jobs get before a reload, where nothing else is said: a developer waits for it."""
+"""Seconds that running jobs get before a reload, without --grace; a developer waits for them."""
 
 LEFT_BEHIND = 2.0
-"""Seconds that threads which cannot be stopped get to end on their own, after the node has left."""
+"""Seconds that threads, which cannot be stopped, get to end after the node has left."""
 
 logger = logging.getLogger("headgate.worker")
 
@@ -52,9 +52,9 @@ def _queues(
             name, slots = text, ""
         is_number = slots.isascii() and slots.isdigit() and len(slots) <= len(str(MOST_SLOTS))
         if slots and not (is_number and 1 <= int(slots) <= MOST_SLOTS):
-            raise click.BadParameter(f"{text!r:.80}: slots are a whole number from 1 to {MOST_SLOTS}, as in emails:4")
+            raise click.BadParameter(f"{text!r:.80}: slots are a whole number from 1 to {MOST_SLOTS}, such as emails:4")
         if name in queues:
-            raise click.BadParameter(f"queue {name!r} is named twice")
+            raise click.BadParameter(f"queue {name!r} is given twice")
         queues[name] = int(slots) if slots else None
     return queues or None
 
@@ -68,34 +68,34 @@ def _queues(
     multiple=True,
     metavar="NAME[:SLOTS]",
     callback=_queues,
-    help="Serve this queue, with so many slots per process (default: as declared). Repeat for more; default: all.",
+    help="Serve this queue, with this number of slots per process (default: as declared). Repeatable; default: all.",
 )
-@click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True, help="Run so many of them.")
+@click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True, help="Number of processes.")
 @click.option(
-    "--grace", type=seconds, metavar="TIME", help="How long running jobs may go on after a signal: 30, 90s, 5m."
+    "--grace", type=seconds, metavar="TIME", help="How long running jobs may continue after a signal: 30, 90s, 5m."
 )
 @click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="Serve metrics for Prometheus there; with --processes each takes the next port.",
+    help="Serve metrics for Prometheus on this port; with --processes each process uses the next one.",
 )
 @click.option(
     "--metrics-host",
     default="127.0.0.1",
     show_default=True,
     metavar="HOST",
-    help="The address to serve them on; 0.0.0.0 for scrapes from other machines.",
+    help="The address of the metrics; 0.0.0.0 to scrape from other machines.",
 )
-@click.option("--metrics-store", is_flag=True, help="Also tell what is in the store; for one worker of all.")
+@click.option("--metrics-store", is_flag=True, help="Also report the contents of the store; use it on one worker only.")
 @click.option(
     "--health-port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="Answer /live and /ready there, for probes; with --processes each takes the next port.",
+    help="Answer /live and /ready on this port, for probes; with --processes each process uses the next one.",
 )
 @click.option(
-    "--health-host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to answer them on."
+    "--health-host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address of the probes."
 )
 @click.option(
     "--wait",
@@ -110,11 +110,11 @@ def _queues(
     "imports",
     multiple=True,
     metavar="MODULE",
-    help="Also import this module, which declares tasks; repeat it for several.",
+    help="Also import this module, which declares tasks. Repeatable.",
 )
-@click.option("--drain", is_flag=True, help="End when nothing runs and nothing could start now.")
-@click.option("--drain-all", is_flag=True, help="End when nothing waits for a limit, its time or another job either.")
-@click.option("--reload", is_flag=True, help="Start anew when the code in the current directory changes.")
+@click.option("--drain", is_flag=True, help="End when no job runs and none could start now.")
+@click.option("--drain-all", is_flag=True, help="End when no job waits for a limit, its time or another job either.")
+@click.option("--reload", is_flag=True, help="Restart when the code in the current directory changes.")
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 @click.option(
     "--log-jobs/--no-log-jobs",
@@ -141,36 +141,36 @@ def worker(
     log_jobs: bool | None,
     end_with_stdin: bool,
 ) -> None:
-    """Run jobs until told to stop.
+    """Run jobs until stopped.
 
-    SIGUSR1: writes what every thread and every asyncio task is doing to stderr, and goes on.
+    SIGUSR1: writes the stacks of all threads and asyncio tasks to stderr and continues.
 
-    SIGTERM or SIGINT: claims no more jobs, lets running ones finish within the grace, hands back the rest, and ends. A
-    second signal ends at once; running jobs are cancelled and handed back, and nothing is lost.
+    SIGTERM or SIGINT: claims no more jobs, lets running ones finish within the grace, returns the rest, and ends. A
+    second signal ends at once; running jobs are cancelled and returned, and nothing is lost.
 
-    With --processes a parent starts that many workers, passes signals on (the third kills), and starts a worker again,
-    after a pause that grows, when it dies.
+    With --processes a parent starts this number of workers, passes signals on (the third one kills), and restarts a
+    worker that dies, after a growing pause.
 
-    With --drain it ends by itself, with 0, when no job of its queues runs, on whichever node, and none could start now:
-    what waits for a limit, for its time or for its next try does not count; with --drain-all it does. Paused queues and
-    tasks that the app does not declare never count. Jobs that failed are no error.
+    With --drain it ends with 0 when no job of its queues runs on any node and none could start now. Jobs that wait for
+    a limit, their time or their next attempt do not count; with --drain-all they do. Paused queues and tasks that the
+    app does not declare never count. Failed jobs are not an error.
 
-    With --reload, for development, a parent starts the worker anew when a .py file below the current directory changes.
-    Running jobs get a second (or --grace) to finish, are handed back otherwise, and run again with the new code.
+    With --reload, for development, a parent restarts the worker when a .py file below the current directory changes.
+    Running jobs get a second (or --grace) to finish; otherwise they are returned and run again with the new code.
 
     \b
     Exit codes:
-      0  stopped by a signal or drained, every job finished or handed back
-      1  could not start, or ended by an error, told in one line
-      2  the command was not written right
-      3  with --processes: the workers kept dying
+      0  stopped by a signal or drained, every job finished or returned
+      1  could not start, or ended by an error, printed as one line
+      2  usage error
+      3  with --processes: the workers kept ending
     """
     if metrics_store and metrics_port is None:
-        raise click.UsageError("--metrics-store tells nobody without --metrics-port")
+        raise click.UsageError("--metrics-store needs --metrics-port")
     if drain and drain_all:
-        raise click.UsageError("--drain ends before --drain-all does; say one of them")
+        raise click.UsageError("--drain and --drain-all exclude each other")
     if reload and (drain or drain_all or processes > 1):
-        raise click.UsageError("--reload is for one worker that goes on: not with --processes, --drain or --drain-all")
+        raise click.UsageError("--reload does not go with --processes, --drain or --drain-all")
     until: Literal["ready", "all"] | None = "all" if drain_all else "ready" if drain else None
     _log_to_stderr(log_level)
     if processes > 1 or reload:
@@ -196,7 +196,7 @@ def worker(
         serve_metrics(app, metrics_port, metrics_host, store=metrics_store)
     health = None
     if health_port is not None:
-        # The n-th worker of a supervisor takes the n-th port.
+        # The n-th worker of a supervisor uses the n-th port.
         health = HealthPort(health_host, health_port + int(os.environ.get(NUMBER, "1")) - 1)
     make_loop = loop_factory()
     tune_process()
@@ -207,7 +207,7 @@ def worker(
 
 
 class HealthPort(NamedTuple):
-    """Where a worker answers probes."""
+    """The address at which a worker answers probes."""
 
     host: str
     port: int
@@ -232,8 +232,8 @@ async def _serve(
             await stack.enter_async_context(server.serving(health.port, health.host))
         if await _open(app, wait, stack):
             await app.run(queues=queues, grace=grace, drain=drain, log_jobs=log_jobs)
-    # All is recorded now, so a late signal has nothing to interrupt; and Python waits at its end for threads that may
-    # never end, but a stopped worker has to.
+    # All endings are recorded, so a late signal has nothing to interrupt. At its end Python waits for threads, which
+    # may never end; a stopped worker must.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     leave = threading.Timer(LEFT_BEHIND, _leave_threads)
@@ -242,7 +242,7 @@ async def _serve(
 
 
 async def _open(app: Headgate, wait: float, stack: AsyncExitStack) -> bool:
-    """Open the app as soon as its store answers; False if a signal came first. Raises what the last try raised."""
+    """Open the app when its store answers; return False if a signal came first. Raises what the last attempt raised."""
     clock = SystemClock()
     until = clock.monotonic() + microseconds(wait)
     stopping = asyncio.Event()
@@ -263,7 +263,7 @@ async def _open(app: Headgate, wait: float, stack: AsyncExitStack) -> bool:
 
 
 def _leave_threads() -> None:
-    logger.warning("handlers still run in threads, which cannot be stopped; the process ends without them")
+    logger.warning("handlers still run in threads, which cannot be stopped; the process ends without waiting for them")
     logging.shutdown()
     os._exit(0)
 
@@ -308,7 +308,7 @@ def _worker_command(
 
 
 def _end_with_stdin() -> None:
-    """A parent that is killed cannot pass on a signal; the end of the pipe that it held tells."""
+    """Stop this process when its standard input ends: a parent that is killed cannot pass on a signal."""
     # Not sys.stdin, whose lock a thread must not hold when the interpreter ends.
     while os.read(0, 4096):
         pass

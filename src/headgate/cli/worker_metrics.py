@@ -1,4 +1,4 @@
-"""The metrics that a worker serves: those of its app, if the app has any, or ones of its own."""
+"""The metrics endpoint of a worker, for the metrics of its app or, if it has none, new ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("headgate")
 
 
 def serve_metrics(app: Headgate, port: int, host: str, *, store: bool) -> MetricsServer:
-    """Serve them over HTTP, as the n-th worker of a supervisor on the n-th port.
+    """Serve metrics over HTTP; the n-th worker of a supervisor uses the n-th port.
 
     Raises HeadgateError if the package for it is missing, or the port is taken.
     """
@@ -35,7 +35,7 @@ def serve_metrics(app: Headgate, port: int, host: str, *, store: bool) -> Metric
                     "--metrics-store has no effect: the app has metrics of its own; write PrometheusMetrics(store=True)"
                 )
             return instrument.serve(port + number - 1, host)
-    # One worker reads the store for all: each would report the same numbers.
+    # Only the first worker reads the store: all would report the same.
     metrics = PrometheusMetrics(store=store and number == 1)
     app.instrument(metrics)
     return metrics.serve(port + number - 1, host)

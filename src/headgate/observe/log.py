@@ -48,6 +48,7 @@ from headgate.jobs.event import (
     StorageTroubled,
     TaskUnknown,
 )
+from headgate.plural import counted
 
 logger = logging.getLogger("headgate")
 
@@ -138,7 +139,7 @@ def start_lines(event: NodeStarted) -> list[str]:
     """Return what a node that starts reports: its store, then its queues, tasks and limits, a line each."""
     return [
         f"{event.node} works on {event.storage} with Headgate {event.version}",
-        _listed("queue", [f"{name} ({_counted(slots, 'slot')})" for name, slots in event.queues.items()]),
+        _listed("queue", [f"{name} ({counted(slots, 'slot')})" for name, slots in event.queues.items()]),
         _listed("task", event.tasks),
         _listed("limit", [f"{name} ({rule})" for name, rule in event.limits.items()]),
     ]
@@ -149,7 +150,7 @@ def _listed(noun: str, names: Sequence[str]) -> str:
         return f"no {noun}s"
     omitted = len(names) - MOST_NAMES
     more = f" and {omitted} more" if omitted > 0 else ""
-    return f"{_counted(len(names), noun)}: {', '.join(names[:MOST_NAMES])}{more}"
+    return f"{counted(len(names), noun)}: {', '.join(names[:MOST_NAMES])}{more}"
 
 
 def _level_and_line(event: Event) -> tuple[int, str] | None:
@@ -179,11 +180,11 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             )
             return (
                 logging.INFO,
-                f"limit {event.limit} key {event.key!r}: {_counted(event.waiting, 'job')} waiting, next slot {when} "
+                f"limit {event.limit} key {event.key!r}: {counted(event.waiting, 'job')} waiting, next slot {when} "
                 f"({event.count} ×)",
             )
         case BacklogMoved():
-            return logging.INFO, f"{_counted(event.jobs, 'waiting job')} moved to the current limits of their tasks"
+            return logging.INFO, f"{counted(event.jobs, 'waiting job')} moved to the current limits of their tasks"
         case BacklogLeft():
             return logging.WARNING, (
                 f"{event.task} {event.job_id} waits and is not started: the limits of its task have changed and "
@@ -277,10 +278,10 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             return (
                 logging.INFO,
                 f"{event.node} is stopping: it claims no more jobs and waits for "
-                f"{_counted(event.running, 'running job')}",
+                f"{counted(event.running, 'running job')}",
             )
         case NodeStopped():
-            return logging.INFO, f"{event.node} stopped, {_counted(event.returned, 'job')} handed back"
+            return logging.INFO, f"{event.node} stopped, {counted(event.returned, 'job')} handed back"
         case NodeCrashed():
             return (
                 logging.CRITICAL,
@@ -295,13 +296,13 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
         case NodeDisowned():
             return (
                 logging.ERROR,
-                f"{event.node} was declared dead while alive; it cancelled {_counted(event.cancelled, 'running job')}",
+                f"{event.node} was declared dead while alive; it cancelled {counted(event.cancelled, 'running job')}",
             )
         case LeaseNotRenewed():
             return (
                 logging.ERROR,
                 f"{event.node} could not renew its lease for {event.seconds:.1f} s: it cancelled "
-                f"{_counted(event.cancelled, 'job')} that held permits or had not started, and starts nothing until "
+                f"{counted(event.cancelled, 'job')} that held permits or had not started, and starts nothing until "
                 "the store answers",
             )
         case ClockSkewed():
@@ -335,10 +336,6 @@ def unserved_text(queue: str, seconds: float | None) -> str:
         else (f"no worker has served queue {queue!r} for {seconds:.0f} s")
     )
     return f"{since}; start one: `headgate worker`, or `with app:`"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 _LINGERS = {

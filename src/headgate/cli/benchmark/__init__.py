@@ -1,1 +1,1 @@
-"""What `headgate bench` measures, and how."""
+"""The measurements of `headgate bench`."""

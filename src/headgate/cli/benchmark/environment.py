@@ -1,4 +1,4 @@
-"""The ground that a benchmark stands on: the store as it is set up, its disk, this machine."""
+"""The environment of a benchmark: the settings of the store, its disk, this machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from headgate.app import Headgate
 from headgate.cli.benchmark.figures import Environment
 from headgate.cli.benchmark.scratch import scratch_of
 from headgate.clock import SECOND, SystemClock
+from headgate.plural import counted
 from headgate.storage.facts import PostgresFacts, SqliteFacts, StoreFacts
 
 PAGE = 4096
-"""Bytes that are written before each sync: a page of SQLite."""
+"""Bytes written before each sync: a page of SQLite."""
 
 
 async def environment_of(app: Headgate, seconds: float) -> Environment:
-    """Look at it, for about so many seconds."""
+    """Return the environment, measured for about `seconds`."""
     async with scratch_of(app) as make:
         beside = make()
         async with beside.open():
@@ -40,7 +41,7 @@ async def environment_of(app: Headgate, seconds: float) -> Environment:
 
 
 def _setup(facts: StoreFacts) -> tuple[str, bool]:
-    """The store in words, and whether what it has acknowledged survives a power cut."""
+    """Return the store in words, and whether acknowledged commits survive a power cut."""
     match facts:
         case SqliteFacts():
             version = ".".join(map(str, facts.version))
@@ -51,7 +52,8 @@ def _setup(facts: StoreFacts) -> tuple[str, bool]:
             told = f"PostgreSQL {version}, fsync {'on' if facts.fsync else 'off'}"
             pooled = ", through a pooler" if facts.is_pooled else ""
             return (
-                f"{told}, synchronous_commit {facts.synchronous_commit}, {facts.connections} connections{pooled}",
+                f"{told}, synchronous_commit {facts.synchronous_commit}, "
+                f"{counted(facts.connections, 'connection')}{pooled}",
                 facts.fsync and facts.synchronous_commit != "off",
             )
         case _:
@@ -59,7 +61,7 @@ def _setup(facts: StoreFacts) -> tuple[str, bool]:
 
 
 def _syncs(folder: Path, seconds: float) -> float:
-    """How often a second a page can be written and synced there."""
+    """Return how often per second a page can be written and synced there."""
     clock = SystemClock()
     page = os.urandom(PAGE)
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -1,4 +1,4 @@
-"""What a benchmark came to."""
+"""The results of a benchmark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What was measured on. `syncs` is how often a second the disk syncs a page; None for a server."""
+    """The environment of a measurement. `syncs` is the page syncs per second of the disk; None for a server."""
 
     store: str
     setup: str
@@ -23,13 +23,13 @@ class Environment:
 
     @property
     def is_busy(self) -> bool:
-        """Whether others were at work on this machine."""
+        """Whether other programs were running on this machine."""
         return self.load is not None and self.load > 0.7 * self.cores
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRate:
-    """So many jobs in so many seconds."""
+    """A number of jobs in a number of seconds."""
 
     jobs: int
     seconds: float
@@ -42,7 +42,7 @@ class MeasuredRate:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """From before the enqueue until the handler began, in milliseconds."""
+    """The time from the enqueue to the start of the handler, in milliseconds."""
 
     probes: int
     p50: float
@@ -60,9 +60,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The whole answer: enqueued one by one, by many at once and in bulk; run; started when idle, and beside `backlog`.
+    """All results: enqueued one by one, concurrently and in bulk; run; started when idle and beside `backlog`.
 
-    `backlog` is how many jobs waited for their limits meanwhile.
+    `backlog` is the number of jobs that waited for their limits meanwhile.
     """
 
     ground: Environment

@@ -1,4 +1,4 @@
-"""Measures a store: apps of its own on a scratch store beside it, one that enqueues and one that runs."""
+"""Measures a store with two apps on a scratch store beside it: one enqueues, one runs."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from headgate.cli.benchmark.scratch import scratch_of
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.limits.strict_rate import StrictRate
+from headgate.plural import counted
 from headgate.tasks.task import Task
 
 CALLERS = 20
-"""Who enqueue at the same time, where many do."""
+"""The number of concurrent callers."""
 
 BULK = 500
-"""Jobs of one `enqueue_many`."""
+"""The jobs of one `enqueue_many`."""
 
 MOST_DRAINED = 20_000
 MOST_WAITING = 10_000
 
 KEYS = 100
-"""Over which the jobs that wait for a limit spread."""
+"""The keys of the jobs that wait for a limit."""
 
 PATIENCE = 30.0
-"""Seconds in which an idle worker has to start a job, or something is wrong."""
+"""Seconds within which an idle worker must start a job."""
 
 GAPS = (0.005, 0.035)
-"""Seconds between two probes: uneven, so that they do not fall into step with anything that polls."""
+"""Seconds between two probes: uneven, so that they do not synchronise with polling."""
 
 Make = Callable[..., Headgate]
 
 
 class BenchmarkFailed(HeadgateError):
-    """What was measured did not work."""
+    """The measured store did not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class _Tasks:
 
 
 class _WorkerReport:
-    """What the handlers of one worker tell."""
+    """What the handlers of one worker report."""
 
     def __init__(self, clock: Clock, expected: int = 0) -> None:
         self._clock = clock
@@ -87,9 +88,9 @@ def _declare(app: Headgate, worked: _WorkerReport) -> _Tasks:
 
 
 async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, say: Callable[[str], None]) -> Figures:
-    """Measure for about so many seconds, on a store beside that of the app; `say` is told what is done."""
+    """Measure for about `seconds` on a store beside that of the app; calls `say` with each step."""
     part = seconds / 10
-    say("looking at the ground")
+    say("measuring the environment")
     ground = await environment_of(app, part / 4)
     async with scratch_of(app) as make:
         producer = make()
@@ -101,7 +102,7 @@ async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, sa
             together = await _enqueue(tasks, clock, part, callers=CALLERS)
             say("enqueueing in bulk")
             bulk = await _enqueue_bulk(tasks, clock, part)
-        say(f"running them in {slots} slots")
+        say(f"running them in {counted(slots, 'slot')}")
         drain = await _drain(make, clock, single.jobs + together.jobs + bulk.jobs, 3 * part, slots)
     async with scratch_of(app) as make:
         producer, worker, worked = make(), make(concurrency=slots), _WorkerReport(clock)
@@ -110,7 +111,7 @@ async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, sa
         async with producer.open(), worker:
             say("starting jobs on an idle worker")
             idle = await _latency(tasks, worked, clock, 1.5 * part)
-            say("filling the lanes of keys whose budget is used up")
+            say("enqueueing jobs of keys whose budget is used up")
             backlog = await _fill(producer, tasks, clock, part)
             say("starting jobs beside them")
             beside = await _latency(tasks, worked, clock, 1.5 * part)
@@ -154,14 +155,14 @@ async def _enqueue_bulk(tasks: _Tasks, clock: Clock, seconds: float) -> Measured
 
 
 async def _drain(make: Make, clock: Clock, jobs: int, seconds: float, slots: int) -> MeasuredRate:
-    """What a worker runs and records that finds so many jobs."""
+    """Measure a worker that finds this many jobs."""
     worker, worked = make(concurrency=slots), _WorkerReport(clock, expected=jobs)
     _declare(worker, worked)
     async with worker:
         await wait_for_event(clock, worked.all_ran, seconds)
         ran, ended_at = worked.ran, clock.monotonic()
     if not ran:
-        raise BenchmarkFailed(f"none of {jobs} jobs was run in {seconds:g} s")
+        raise BenchmarkFailed(f"no job of {jobs} ran within {seconds:g} s")
     return MeasuredRate.of(ran, (ended_at - worked.first_at) / SECOND)
 
 
@@ -187,7 +188,7 @@ async def _began(worked: _WorkerReport) -> int:
 
 
 async def _fill(producer: Headgate, tasks: _Tasks, clock: Clock, seconds: float) -> int:
-    """Enqueue jobs of which each key may start one; how many wait when all the others have started."""
+    """Enqueue jobs of which each key may start one; return how many wait after the others have started."""
     end = clock.monotonic() + round(seconds * SECOND)
     count = 0
     while count < MOST_WAITING and (clock.monotonic() < end or not count):

@@ -1,4 +1,4 @@
-"""Apps on an empty store beside that of an app, for measuring."""
+"""Apps on an empty store beside that of an app, for measurements."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from headgate.errors import DeclarationError
 
 @contextlib.asynccontextmanager
 async def scratch_of(app: Headgate) -> AsyncIterator[Callable[..., Headgate]]:
-    """Yield what makes apps, with the settings it is given, on an empty store beside that of this app.
+    """Yield a function that creates apps, with given settings, on an empty store beside that of this app.
 
     On SQLite it is a file on the same disk, on PostgreSQL a schema of the same database. It is deleted when the block
-    ends; the apps have to be closed before. Raises DeclarationError for memory://.
+    ends; close the apps before. Raises DeclarationError for memory://.
     """
     storage, shown = app._client.storage, app._client.address.shown
     if storage.is_in_process:
-        raise DeclarationError(f"nothing can be made beside {shown}; use sqlite:/// or postgresql://")
+        raise DeclarationError(f"there can be no store beside {shown}; use sqlite:/// or postgresql://")
     async with storage.scratch() as make:
         yield lambda **settings: Headgate(storage=make(), clock=app._clock, migrate=True, **settings)

@@ -1,1 +1,1 @@
-"""The demonstration: an outside API with a limit, a noisy tenant, quiet ones, a kill -9, and a verdict."""
+"""The demonstration: an outside API with a limit, a noisy tenant, quiet ones, a kill -9, and a result."""

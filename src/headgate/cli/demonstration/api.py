@@ -1,6 +1,6 @@
-"""The outside API of the demonstration: a small HTTP server that counts calls by itself and keeps a ledger of them.
+"""The outside API of the demonstration: a small HTTP server that counts and records calls itself.
 
-It knows nothing of Headgate's rules: a tenant that makes more than so many calls in any window is answered 429.
+It does not use Headgate's rules: it answers 429 to a tenant with more than `count` calls in any window.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requ
 
 
 class RecordedCall(msgspec.Struct, frozen=True, array_like=True):
-    """A line of the ledger. `at`: when the request arrived, in microseconds since boot."""
+    """A recorded call. `at`: when the request arrived, in microseconds since boot."""
 
     tenant: str
     job: str
@@ -30,7 +30,7 @@ class RecordedCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallTotals(msgspec.Struct, frozen=True):
-    """How many calls there were, how many of them were refused, and how many are being answered now, by tenant."""
+    """The number of calls, of refused calls, and by tenant of calls that are being answered now."""
 
     calls: int
     refused: int
@@ -39,7 +39,7 @@ class CallTotals(msgspec.Struct, frozen=True):
 
 
 class CallLog:
-    """Judges calls by an exact log of those that it accepted, and remembers all."""
+    """Accepts or refuses calls by an exact log of the accepted ones, and records all calls."""
 
     def __init__(self, count: int, window: int) -> None:
         self._count = count
@@ -48,7 +48,7 @@ class CallLog:
         self.calls: list[RecordedCall] = []
 
     def enter(self, tenant: str, job: str, at: int) -> int | None:
-        """None if the call is within the limit; otherwise the microseconds until another would be."""
+        """Return None for a call within the limit, else the microseconds until the next one would be."""
         accepted = self._accepted[tenant]
         while accepted and at - accepted[0] >= self._window:
             accepted.popleft()
@@ -62,7 +62,7 @@ class CallLog:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a request is answered with."""
+    """The response to a request."""
 
     status: int
     body: bytes = b"{}"
@@ -80,7 +80,7 @@ class Response:
 
 
 class Api:
-    """The API's pages: `/call?tenant=…&job=…` takes `latency` seconds, `/ledger` and `/totals` tell of the calls."""
+    """The API's pages: `/call?tenant=…&job=…` takes `latency` seconds, `/ledger` and `/totals` return the calls."""
 
     def __init__(self, count: int, window: float, latency: float, clock: Clock) -> None:
         self._clock = clock
@@ -89,7 +89,7 @@ class Api:
         self._in_flight: defaultdict[str, int] = defaultdict(int)
 
     def answer(self, target: str, transport: asyncio.Transport) -> None:
-        """Answer one request on its connection, now or when its time has come."""
+        """Answer one request on its connection, at once or after the latency."""
         arrived = self._clock.monotonic()
         parts = urlsplit(target)
         match parts.path:
@@ -133,7 +133,7 @@ class Api:
 
 
 class Connection(asyncio.Protocol):
-    """One kept-alive connection. Requests have no body, and the next one comes after the answer."""
+    """One persistent connection. Requests have no body; the next one comes after the response."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
 
 
 def _send(transport: asyncio.Transport, response: Response) -> None:
-    # Whoever called may have been killed meanwhile.
+    # The caller may have been killed meanwhile.
     if not transport.is_closing():
         transport.write(response.encode())
 
@@ -168,13 +168,13 @@ async def listen(api: Api) -> asyncio.Server:
 
 
 def port_of(server: asyncio.Server) -> int:
-    """The port that a server got."""
+    """Return the port of a server."""
     port: int = server.sockets[0].getsockname()[1]
     return port
 
 
 async def _serve(count: int, window: float, latency: float) -> None:
-    """Say the port on stdout, and serve until stdin ends: with whoever started this process."""
+    """Print the port on stdout, and serve until stdin ends, which it does with the parent process."""
     server = await listen(Api(count, window, latency, SystemClock()))
     sys.stdout.write(f"{port_of(server)}\n")
     sys.stdout.flush()

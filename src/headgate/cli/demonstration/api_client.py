@@ -18,14 +18,14 @@ class ApiResponse:
 
 
 class ApiClient:
-    """Calls one server on the loopback interface; each call has a connection to itself while it lasts."""
+    """Calls one server on the loopback interface; concurrent calls use separate connections."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def get(self, path: str, **query: str) -> ApiResponse:
-        """GET a page. Raises OSError or asyncio.IncompleteReadError when the server is not there."""
+        """GET a page. Raises OSError or asyncio.IncompleteReadError if the server does not answer."""
         target = f"{path}?{urlencode(query)}" if query else path
         if self._idle:
             reader, writer = self._idle.pop()
@@ -37,14 +37,14 @@ class ApiClient:
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
             body = await reader.readexactly(int(headers["content-length"]))
         except BaseException:
-            # In the middle of an answer it is of no use to anybody else.
+            # After an incomplete response the connection cannot be used again.
             writer.close()
             raise
         self._idle.append((reader, writer))
         return ApiResponse(int(head[0].split(" ")[1]), headers, body)
 
     def close(self) -> None:
-        """Let go of the connections that nobody uses."""
+        """Close the idle connections."""
         for _, writer in self._idle:
             writer.close()
         self._idle.clear()

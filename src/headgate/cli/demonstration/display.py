@@ -1,4 +1,4 @@
-"""What the demonstration shows: a live table on a terminal, a line now and then elsewhere, and the verdict."""
+"""The output of the demonstration: a live table on a terminal, lines elsewhere, and the result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rich.text import Text
 from headgate.cli.demonstration.load import DemoLoad
 from headgate.cli.demonstration.result import DemoResult
 from headgate.cli.output import WIDE
+from headgate.plural import counted
 
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """One tenant now; `next_slot_in` is seconds, None while its limit is open."""
+    """The state of one tenant; `next_slot_in` is seconds, None while its limit is open."""
 
     name: str
     waiting: int
@@ -31,7 +32,7 @@ class TenantRow:
 
 @dataclass(frozen=True, slots=True)
 class DemoProgress:
-    """Everything that is shown at one moment."""
+    """Everything that is shown at one time."""
 
     elapsed: float
     worker: str
@@ -41,10 +42,10 @@ class DemoProgress:
 
 
 class DemoDisplay(Protocol):
-    """Where the demonstration appears."""
+    """The output of the demonstration."""
 
     every: float
-    """Seconds between two pictures."""
+    """Seconds between two updates."""
 
     def say(self, text: str) -> None: ...
 
@@ -54,7 +55,7 @@ class DemoDisplay(Protocol):
 
 
 class LiveScreen:
-    """A table that changes in place; what is said stays above it."""
+    """A table that is updated in place; messages stay above it."""
 
     every = 0.25
 
@@ -76,7 +77,7 @@ class LiveScreen:
 
 
 class PlainScreen:
-    """Lines, for files and for the logs of a build."""
+    """Lines, for files and build logs."""
 
     def __init__(self, scene: DemoLoad, out: TextIO) -> None:
         self.every = max(1.0, scene.seconds / 12)
@@ -93,7 +94,7 @@ class PlainScreen:
             f"{picture.elapsed:5.1f} s  worker {picture.worker}"
             f"  {noisy.name}: {_counts(noisy)}, next slot {_slot(noisy)}"
             f"  quiet: {_counts(quiet)}"
-            f"  API: {picture.calls} calls, {picture.refused} answered 429"
+            f"  API: {counted(picture.calls, 'call')}, {picture.refused} answered 429"
         )
 
     def close(self) -> None:
@@ -101,7 +102,7 @@ class PlainScreen:
 
 
 def choose_screen(scene: DemoLoad, *, plain: bool, as_json: bool) -> DemoDisplay:
-    """Live on a terminal, plain elsewhere; with JSON to come on stdout, plain on stderr."""
+    """Return a live screen on a terminal, a plain one elsewhere; with JSON on stdout, a plain one on stderr."""
     if as_json:
         return PlainScreen(scene, sys.stderr)
     if plain or not sys.stdout.isatty():
@@ -110,7 +111,7 @@ def choose_screen(scene: DemoLoad, *, plain: bool, as_json: bool) -> DemoDisplay
 
 
 def together(tenants: Sequence[TenantRow]) -> TenantRow:
-    """Several tenants as one row; the next slot is the first of theirs."""
+    """Return several tenants as one row with their earliest next slot."""
     slots = [tenant.next_slot_in for tenant in tenants if tenant.next_slot_in is not None]
     return TenantRow(
         f"{len(tenants)} more",
@@ -122,16 +123,16 @@ def together(tenants: Sequence[TenantRow]) -> TenantRow:
 
 
 def print_verdict(verdict: DemoResult) -> None:
-    """The verdict as a table."""
+    """Print the result as a table."""
     console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
     table = Table(
-        title="Verdict, from the API's own ledger and the job store",
+        title="Result, from the calls that the API recorded and the job store",
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    for column in ("", "promise", "measured", "bound", "how it came about"):
+    for column in ("", "promise", "measured", "bound", "how it was measured"):
         table.add_column(column, overflow="fold")
     for promise in verdict.promises:
         table.add_row(
@@ -160,7 +161,7 @@ def _table(picture: DemoProgress, scene: DemoLoad, room: int) -> Group:
     line = Text.assemble(
         f"{picture.elapsed:4.1f} of {scene.seconds:g} s   worker ",
         (picture.worker, "bold red" if picture.worker == "dead" else "green"),
-        f"   API: {picture.calls} calls, ",
+        f"   API: {counted(picture.calls, 'call')}, ",
         refused,
     )
     return Group(table, line)

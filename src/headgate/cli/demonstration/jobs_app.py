@@ -16,7 +16,7 @@ from headgate.tasks.signals import RateLimited
 
 
 def make_app(scene: DemoLoad) -> Headgate:
-    """The app, ready to enqueue and to run."""
+    """Return the app, ready to enqueue and to run."""
     app = Headgate(scene.url)
     api = ApiClient(scene.port)
 
@@ -30,7 +30,7 @@ def make_app(scene: DemoLoad) -> Headgate:
         return page
 
     def keep(event: Event) -> None:
-        # One write, so that a line is there wholly or not at all, whoever is killed.
+        # One write, so that a line is complete or missing if the process is killed.
         assert isinstance(event, JobFinished)
         with Path(scene.endings).open("ab", buffering=0) as file:
             file.write(f"{event.job_id} {event.state}\n".encode())
@@ -41,7 +41,7 @@ def make_app(scene: DemoLoad) -> Headgate:
 
 
 def __getattr__(name: str) -> Any:
-    # `app` is made when `headgate worker` asks for it: the director makes its own.
+    # `app` is created when `headgate worker` imports it; the demonstration creates its own.
     if name == "app":
         return make_app(DemoLoad.from_environment(os.environ))
     raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""The scene: the numbers that all processes of the demonstration share."""
+"""The load: the numbers that all processes of the demonstration share."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ QUIET = tuple(f"quiet-{number:02}" for number in range(1, 21))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoLoad:
-    """Who calls what how often; durations in seconds.
+    """The tenants and how often they enqueue; durations in seconds.
 
-    Everything scales with `seconds`: a run holds between six and seven windows, whatever its length.
+    Everything scales with `seconds`: each run has between six and seven windows.
     """
 
     seconds: float = 40.0
     calls: int = 15
-    # How much later the API may see a call than the store saw the start. StrictRate's default of 0.02 s fits a quiet
-    # machine; the demonstration also runs beside compilers and browsers.
+    # How much later than the start in the store the API may receive the call. StrictRate's default of 0.02 s fits a
+    # quiet machine; the demonstration also runs beside compilers and browsers.
     margin: float = 0.25
     latency: float = 0.15
     noisy_jobs: int = 300
@@ -33,12 +33,12 @@ class DemoLoad:
 
     @property
     def window(self) -> float:
-        """The API's window."""
+        """The window of the API."""
         return round(max(1.0, self.seconds * 0.15), 1)
 
     @property
     def quiet_every(self) -> tuple[float, float]:
-        """A quiet tenant's pause between two jobs, shortest and longest: never more than its limit allows."""
+        """The shortest and longest pause between two jobs of a quiet tenant, which stays within its limit."""
         return 0.12 * self.window, 0.3 * self.window
 
     @property
@@ -47,16 +47,16 @@ class DemoLoad:
 
     @property
     def outage(self) -> float:
-        """How long nobody restarts the killed worker."""
+        """The time until the killed worker is restarted."""
         return 0.05 * self.seconds
 
     @property
     def quiet_until(self) -> float:
-        """When the quiet tenants stop, early enough that their last jobs can be judged."""
+        """When the quiet tenants stop, so that their last jobs still end in the run."""
         return self.seconds - 1.5
 
     def environment(self) -> Mapping[str, str]:
-        """How the scene reaches another process."""
+        """The environment that passes the load to another process."""
         return {VARIABLE: msgspec.json.encode(asdict(self)).decode()}
 
     @classmethod

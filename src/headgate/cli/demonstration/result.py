@@ -1,4 +1,4 @@
-"""The verdict: what the API's ledger and the job store say about each promise. Pure: evidence in, verdict out."""
+"""The result: each promise checked against the calls of the API and the job store. Pure: records in, result out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from headgate.cli.demonstration.api import RecordedCall
 from headgate.clock import SECOND
+from headgate.plural import counted
 
 QUIET_BOUND = 1.0
-"""Seconds that the 99th percentile of the quiet tenants' waits has to stay below."""
+"""The upper bound of the 99th percentile of the quiet tenants' waits, in seconds."""
 
 SHARE_BOUND = 0.95
-"""Part of its budget that the noisy tenant must have used, in a run of only six or seven windows."""
+"""The share of its budget that the noisy tenant must use, in a run of six or seven windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,11 @@ class EnqueuedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRecords:
-    """All that was recorded. Instants and durations are microseconds, instants since boot.
+    """All records of a run. Instants and durations are microseconds, instants since boot.
 
-    `alive`: from when to when a worker was. `began` and `ended` bound the time that the noisy tenant's share is
-    measured over. `states` and `lost` (attempts that ended with their process) are the store's. `endings` are job ids
-    in the order in which workers were told that an ending was recorded.
+    `alive`: the intervals with a live worker. `began` and `ended` bound the time over which the noisy tenant's share is
+    measured. `states` and `lost` (attempts that ended with their process) come from the store. `endings` are job ids
+    in the order in which workers received the events of recorded endings.
     """
 
     calls: int
@@ -52,7 +53,7 @@ class DemoRecords:
 
 @dataclass(frozen=True, slots=True)
 class PromiseCheck:
-    """One promise: what was measured, and whether that keeps it."""
+    """One promise: the measured value, and whether it is kept."""
 
     promise: str
     kept: bool
@@ -63,14 +64,14 @@ class PromiseCheck:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All promises, and whether every one was kept."""
+    """All promises, and whether all were kept."""
 
     kept: bool
     promises: Sequence[PromiseCheck]
 
 
 def judge(evidence: DemoRecords) -> DemoResult:
-    """What the evidence says."""
+    """Return the result of these records."""
     promises = (
         _nothing_lost(evidence),
         _never_over(evidence),
@@ -103,7 +104,7 @@ def _never_over(evidence: DemoRecords) -> PromiseCheck:
         refused == 0 and most <= evidence.calls,
         refused,
         "0",
-        f"{len(evidence.ledger)} calls; most of one tenant in any {evidence.window / SECOND:g} s: "
+        f"{counted(len(evidence.ledger), 'call')}; most of one tenant in any {evidence.window / SECOND:g} s: "
         f"{most} of {evidence.calls}",
     )
 
@@ -116,7 +117,7 @@ def _quiet_not_blocked(evidence: DemoRecords) -> PromiseCheck:
         p99 <= QUIET_BOUND,
         round(p99, 4),
         f"<= {QUIET_BOUND:g}",
-        f"enqueue to call, {len(waits)} jobs, less the time without a worker; "
+        f"enqueue to call, {counted(len(waits), 'job')}, less the time without a worker; "
         f"p50 {percentile(waits, 0.5):.3f}, longest {waits[-1] if waits else 0:.3f}",
     )
 
@@ -132,7 +133,8 @@ def _full_use(evidence: DemoRecords) -> PromiseCheck:
         share >= SHARE_BOUND,
         round(share, 4),
         f">= {SHARE_BOUND:g}",
-        f"{made} calls of {allowed} that {evidence.calls} per {(evidence.window + evidence.margin) / SECOND:g} s "
+        f"{counted(made, 'call')} of {allowed} that {evidence.calls} per "
+        f"{(evidence.window + evidence.margin) / SECOND:g} s "
         "allows while a worker was alive",
     )
 
@@ -147,8 +149,8 @@ def _finished_once(evidence: DemoRecords) -> PromiseCheck:
         not twice | unexplained,
         len(twice | unexplained),
         "0",
-        f"{again} jobs were in the handler at the kill -9 and called the API once more: "
-        "run at least once, finished once, within the limit all the same",
+        f"in the handler at the kill -9, so the API was called again: {counted(again, 'job')}, "
+        "run at least once, finished once, within the limit",
     )
 
 
@@ -162,7 +164,7 @@ def _stops_cleanly(evidence: DemoRecords) -> PromiseCheck:
 
 
 def most_in_a_window(calls: Iterable[RecordedCall], window: int) -> int:
-    """The highest number of calls of one tenant in any half-open window of that length."""
+    """Return the highest number of calls of one tenant in any half-open window of that length."""
     by_tenant: dict[str, list[int]] = {}
     for call in calls:
         by_tenant.setdefault(call.tenant, []).append(call.at)
@@ -175,7 +177,7 @@ def most_in_a_window(calls: Iterable[RecordedCall], window: int) -> int:
 
 
 def ideal_starts(count: int, period: int, alive: Sequence[tuple[int, int]], began: int, ended: int) -> int:
-    """How many starts fit in, if each goes at the first instant at which the rule allows it and a worker is there."""
+    """Return how many starts fit, if each goes at the first instant that the rule allows and with a worker alive."""
     latest: deque[int] = deque(maxlen=count)
     total = 0
     for since, until in alive:
@@ -191,12 +193,12 @@ def ideal_starts(count: int, period: int, alive: Sequence[tuple[int, int]], bega
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """The smallest value that at least this part of all does not exceed; 0 of none."""
+    """Return the smallest value that at least this part of all does not exceed; 0 without values."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
 
 
 def _quiet_waits(evidence: DemoRecords) -> list[float]:
-    """Seconds from enqueue to the first call, less those in which no worker was alive. What never came still waits."""
+    """Return the seconds from enqueue to the first call, without those without a worker. A missing call still waits."""
     arrived: dict[str, int] = {}
     for call in evidence.ledger:
         arrived.setdefault(call.job, call.at)

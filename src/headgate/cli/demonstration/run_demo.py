@@ -1,4 +1,4 @@
-"""The director: sets the scene, enqueues, kills and restarts the worker, and has the verdict spoken."""
+"""Runs the demonstration: starts the API and a worker, enqueues, kills and restarts the worker, checks the result."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from headgate.cli.output import print_json
 from headgate.clock import SECOND, Clock, SystemClock, sleep
 from headgate.errors import HeadgateError
 from headgate.jobs.job import JobState
+from headgate.plural import counted
 
 SEED = 15
 """The quiet tenants' pauses are the same in every run."""
@@ -39,16 +40,16 @@ PATIENCE = 30.0
 
 
 class DemonstrationFailed(HeadgateError):
-    """The demonstration could not be carried out, which says nothing about the promises."""
+    """The demonstration could not run; the promises are not checked."""
 
 
 async def run_demo(seconds: float, *, plain: bool, as_json: bool) -> int:
-    """Run the whole demonstration; the exit code says whether all promises were kept."""
+    """Run the whole demonstration; return exit code 0 if all promises were kept."""
     scene = DemoLoad(seconds=seconds)
     screen = choose_screen(scene, plain=plain, as_json=as_json)
     loop, play = asyncio.get_running_loop(), asyncio.current_task()
     assert play is not None
-    # As Ctrl-C does: its processes end and its files go.
+    # As Ctrl-C does: its processes end and its files are deleted.
     loop.add_signal_handler(signal.SIGTERM, play.cancel)
     try:
         evidence = await _play(scene, screen, SystemClock())
@@ -102,7 +103,7 @@ class _Demonstration:
             self._worker.kill()
             await self._worker.wait()
 
-    # --------------------------------------------------------------------------------------------- the play
+    # ---------------------------------------------------------------------------------------------- the run
 
     async def play(self) -> DemoRecords:
         scene, say = self._scene, self._screen.say
@@ -124,7 +125,7 @@ class _Demonstration:
             await self._kill_worker()
             await sleep(self._clock, scene.outage)
             await self._start_worker()
-            say(f"{self._elapsed():5.1f} s  a new worker runs; what the dead one was doing is taken over")
+            say(f"{self._elapsed():5.1f} s  a new worker runs; it takes over the jobs of the dead one")
             await self._until(scene.quiet_until)
             for trickler in tricklers:
                 trickler.cancel()
@@ -132,7 +133,7 @@ class _Demonstration:
             ended = await self._between_bursts()
             pictures.cancel()
         exit_code = await self._stop_worker()
-        say(f"{self._elapsed():5.1f} s  the worker was told to stop, drained and ended with exit code {exit_code}")
+        say(f"{self._elapsed():5.1f} s  the worker was stopped, drained and ended with exit code {exit_code}")
         return await self._evidence(ended, exit_code)
 
     async def _enqueue_noisy(self) -> None:
@@ -141,8 +142,8 @@ class _Demonstration:
         for job in jobs:
             self._enqueued[job.id] = EnqueuedJob(NOISY, at)
         self._screen.say(
-            f"{self._elapsed():5.1f} s  tenant {NOISY!r} enqueued {len(jobs)} jobs; {len(QUIET)} quiet ones enqueue "
-            "now and then, and stay below their limit"
+            f"{self._elapsed():5.1f} s  tenant {NOISY!r} enqueued {counted(len(jobs), 'job')}; {len(QUIET)} quiet ones "
+            "enqueue a few, and stay below their limit"
         )
 
     async def _trickle(self, tenant: str) -> None:
@@ -156,14 +157,14 @@ class _Demonstration:
             page += 1
 
     async def _kill_worker(self) -> None:
-        """kill -9, in the middle of a burst of the noisy tenant, so that handlers run."""
+        """Kill the worker with kill -9 during a burst of the noisy tenant, while handlers run."""
         assert self._worker is not None
         give_up_at = self._clock.monotonic() + round((self._scene.window + 2) * SECOND)
         while (await self._totals()).in_flight.get(NOISY, 0) < self._scene.calls // 2:
             if self._clock.monotonic() > give_up_at:
                 break
             await sleep(self._clock, 0.005)
-        # The rest of the burst is on its way.
+        # The rest of the burst follows.
         await sleep(self._clock, 0.03)
         in_flight = sum((await self._totals()).in_flight.values())
         self._alive.append((self._alive_since, self._clock.monotonic()))
@@ -172,11 +173,11 @@ class _Demonstration:
         await self._worker.wait()
         self._screen.say(
             f"{self._elapsed():5.1f} s  kill -9 of the worker (pid {self._worker.pid}) while {in_flight} of its calls "
-            "were being answered; enqueueing goes on"
+            "were being answered; enqueueing continues"
         )
 
     async def _between_bursts(self) -> int:
-        """An instant with no start of the noisy tenant near it: there the count does not depend on milliseconds."""
+        """Return an instant far from starts of the noisy tenant, so that milliseconds do not change the count."""
         calm = min(0.3, self._scene.window / 8)
         give_up_at = self._clock.monotonic() + round(self._scene.window * SECOND)
         while True:
@@ -212,7 +213,7 @@ class _Demonstration:
         while not any(node.pid == worker.pid for node in await self._admin.nodes()):
             if worker.returncode is not None or self._clock.monotonic() > give_up_at:
                 raise DemonstrationFailed(
-                    f"the worker process did not start: {self._worker_log() or 'it said nothing'}"
+                    f"the worker process did not start: {self._worker_log() or 'it logged nothing'}"
                 )
             await sleep(self._clock, 0.01)
         self._alive_since = self._clock.monotonic()
@@ -233,7 +234,7 @@ class _Demonstration:
         self._log.seek(0)
         return self._log.read().decode(errors="replace").strip()[-2000:]
 
-    # ---------------------------------------------------------------------------------------------- looking
+    # ---------------------------------------------------------------------------------------------- reading
 
     async def _keep_drawing(self) -> None:
         while True:
@@ -314,7 +315,7 @@ class _Demonstration:
 
 @contextlib.asynccontextmanager
 async def _api_process(scene: DemoLoad) -> AsyncIterator[int]:
-    """The API in a process of its own; its port."""
+    """Start the API in a process of its own; return its port."""
     module = RecordedCall.__module__
     numbers = (str(scene.calls), str(scene.window), str(scene.latency))
     process = await asyncio.create_subprocess_exec(
@@ -333,7 +334,7 @@ async def _api_process(scene: DemoLoad) -> AsyncIterator[int]:
 
 
 def _environment() -> Mapping[str, str]:
-    """This process's environment without settings that are meant for other apps."""
+    """Return the environment of this process without the settings of other apps."""
     return {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
 
 

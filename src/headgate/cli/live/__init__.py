@@ -1,1 +1,1 @@
-"""What `headgate top` is made of: what it asks, the picture of it, and the terminal that it is shown on."""
+"""The parts of `headgate top`: its snapshots, their rendering, and the terminal."""

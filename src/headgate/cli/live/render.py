@@ -1,4 +1,4 @@
-"""The picture of a look, as tall and wide as there is room. Pure: it asks nothing."""
+"""The rendering of a snapshot, fitted to the terminal. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from headgate.cli.gauge import budget, spark
 from headgate.cli.live.snapshot import LiveSnapshot
 from headgate.cli.output import as_text, counted_ago, lasting, until
 from headgate.escaping import one_line
+from headgate.plural import counted
 
 Order = Literal["name", "waiting", "running", "lag", "failed"]
-"""What queues can be sorted by."""
+"""The orders of queues."""
 
 ORDERS: Sequence[Order] = get_args(Order)
 
@@ -33,9 +34,9 @@ _SORTED: dict[Order, Callable[[QueueOverview], object]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveView:
-    """How a look is shown: at `now` by the store, queues in that order, on so many lines (None: as many as it takes).
+    """How a snapshot is shown: at `now` (store time), queues in that order, on `height` lines (None: all).
 
-    `trouble` is why there is no newer one.
+    `trouble` is the error why there is no newer one.
     """
 
     now: datetime
@@ -47,14 +48,14 @@ class LiveView:
 
 
 def next_order(order: Order) -> Order:
-    """What comes after it when somebody asks for another one."""
+    """Return the order after this one."""
     return ORDERS[(ORDERS.index(order) + 1) % len(ORDERS)]
 
 
 def render_snapshot(look: LiveSnapshot | None, view: LiveView) -> RenderableType:
-    """All of it; only the trouble where there was no look yet."""
+    """Return the whole screen; only the error if there is no snapshot yet."""
     if look is None:
-        return Group(Text("headgate top", style="bold"), _trouble(view) or Text("asking the store …", style="dim"))
+        return Group(Text("headgate top", style="bold"), _trouble(view) or Text("reading the store …", style="dim"))
     rows = _shares(view.height, [len(look.overview.queues), len(look.overview.throttled), len(look.nodes), 5])
     parts: list[RenderableType | None] = [
         _head(look, view),
@@ -72,10 +73,10 @@ def render_snapshot(look: LiveSnapshot | None, view: LiveView) -> RenderableType
 
 
 def _shares(height: int | None, wanted: Sequence[int]) -> list[int]:
-    """Rows for each table; those that want little leave the rest to the others."""
+    """Return the rows of each table; rows that short tables do not need go to the others."""
     if height is None:
         return list(wanted)
-    # Each table takes three lines more, and what stands above and below takes eight.
+    # Each table needs three more lines, the head and the foot eight.
     room = max(len(wanted), height - 8 - 3 * len(wanted))
     shares = [0] * len(wanted)
     while room > 0 and any(share < want for share, want in zip(shares, wanted, strict=True)):
@@ -95,7 +96,9 @@ def _head(look: LiveSnapshot, view: LiveView) -> Text:
 
 
 def _trouble(view: LiveView) -> Text | None:
-    return None if view.trouble is None else Text(one_line(f"the store is away: {view.trouble}"), style="bold red")
+    return (
+        None if view.trouble is None else Text(one_line(f"the store does not answer: {view.trouble}"), style="bold red")
+    )
 
 
 def _totals(look: LiveSnapshot) -> Text:
@@ -107,7 +110,7 @@ def _totals(look: LiveSnapshot) -> Text:
     ):  # fmt: skip
         text.append(f"{name} ", style="dim")
         count = getattr(totals, name)
-        # Not counted yet, where there are millions.
+        # Millions are not counted yet.
         text.append("…  " if count is None else f"{count:,}  ", style=style)
     if (old := counted_ago(look.overview.counted_at, look.overview.now)) is not None:
         text.append(old, style="dim")
@@ -117,7 +120,7 @@ def _totals(look: LiveSnapshot) -> Text:
 def _throughput(look: LiveSnapshot) -> Text:
     through = look.throughput
     if through is None:
-        return Text("throughput: not known yet", style="dim")
+        return Text("throughput: unknown yet", style="dim")
     parts = [f"{through.finished:.1f} jobs/s ended", f"{through.failed:.1f}/s failed"]
     if through.enqueued is not None:
         parts.append(f"{through.enqueued:.1f}/s enqueued")
@@ -126,9 +129,9 @@ def _throughput(look: LiveSnapshot) -> Text:
 
 def _warnings(look: LiveSnapshot) -> Text | None:
     overview = look.overview
-    told = [f"{each.jobs} jobs wait for unknown task {each.task!r}" for each in overview.unknown_tasks]
+    told = [f"unknown task {each.task!r}: {counted(each.jobs, 'job')} waiting" for each in overview.unknown_tasks]
     told += [f"schedule {each.name!r} is overdue" for each in overview.overdue_schedules]
-    told += [f"in the way for {lasting(each.age)}: {each}" for each in overview.obstacles]
+    told += [f"blocked for {lasting(each.age)}: {each}" for each in overview.obstacles]
     if overview.failed_last_hour:
         told.append(f"{overview.failed_last_hour} failed in the last hour")
     return Text(one_line("; ".join(told[:4])), style="yellow", no_wrap=True, overflow="ellipsis") if told else None
@@ -170,7 +173,7 @@ def _throttled(look: LiveSnapshot, now: datetime, room: int) -> Table | None:
 
 def _nodes(look: LiveSnapshot, room: int) -> Table | Text:
     if not look.nodes:
-        return Text("\nno node runs; start one with `headgate worker`", style="yellow")
+        return Text("\nno nodes run; start one with `headgate worker`", style="yellow")
     return _table(
         "Nodes",
         ("process", "state", "heartbeat", "running", "slots", "version"),

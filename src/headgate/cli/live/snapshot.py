@@ -1,4 +1,4 @@
-"""One look at everything that `headgate top` shows."""
+"""A snapshot of everything that `headgate top` shows."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from headgate.tasks.handle import JobStatus
 MOST_FAILURES = 5
 
 STEP = 10
-"""Seconds of one bar of the throughput."""
+"""Seconds of one throughput bar."""
 
 BARS = 60
 
 LATELY = 6
-"""Steps whose mean is the throughput now."""
+"""The number of steps whose mean is the current throughput."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Jobs a second over the last minute, and how many ended in each 10 s of the last ten minutes, oldest first.
+    """Jobs per second over the last minute, and the jobs that ended in each 10 s of the last ten minutes, oldest first.
 
-    `enqueued` and `started` are None where no history is kept: then it is told from the counts of two looks.
+    `enqueued` and `started` are None without history; then the rest comes from the counts of two snapshots.
     """
 
     finished: float
@@ -39,7 +39,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class LiveSnapshot:
-    """The whole answer, as of the store's `at`."""
+    """A snapshot at `at` (store time)."""
 
     at: datetime
     overview: Overview
@@ -49,9 +49,9 @@ class LiveSnapshot:
 
 
 async def read_snapshot(admin: Admin, before: LiveSnapshot | None, counts: SlowCounts | None) -> LiveSnapshot:
-    """Ask for everything; the look `before` tells the throughput where no history is kept.
+    """Read a snapshot; without history the throughput comes from the snapshot `before`.
 
-    Who looks again and again keeps `counts`, so that no look waits until millions of final jobs are counted.
+    Pass the same `counts` each time, so that no snapshot waits until millions of final jobs are counted.
     """
     overview = await admin.overview(counts)
     points = await admin.history.jobs(step=STEP, span=STEP * BARS)
@@ -69,7 +69,7 @@ async def read_snapshot(admin: Admin, before: LiveSnapshot | None, counts: SlowC
 
 
 def throughput_of(points: Sequence[JobsPoint], now: datetime) -> Throughput:
-    """The throughput by what history has; steps that are not there had nothing."""
+    """Return the throughput from history; a missing step had no jobs."""
     first = now.timestamp() // STEP - BARS + 1
     bars = [0] * BARS
     lately = [0] * 4
@@ -78,7 +78,7 @@ def throughput_of(points: Sequence[JobsPoint], now: datetime) -> Throughput:
         ended = point.succeeded + point.failed + point.cancelled
         if 0 <= place < BARS:
             bars[place] += ended
-        # The step that goes on is not counted: it would look like a fall.
+        # The current step is left out: it is incomplete and would look like a drop.
         if BARS - 1 - LATELY <= place < BARS - 1:
             for at, count in enumerate((ended, point.failed, point.enqueued, point.started)):
                 lately[at] += count
@@ -87,13 +87,13 @@ def throughput_of(points: Sequence[JobsPoint], now: datetime) -> Throughput:
 
 
 def throughput_between(before: LiveSnapshot | None, overview: Overview) -> Throughput | None:
-    """The throughput by the final jobs that two looks counted; None for the first one. What is pruned is missed."""
+    """Return the throughput from the final jobs of two snapshots, without pruned ones; None for the first."""
     then = None if before is None else before.overview
     if then is None or then.finals_at is None or overview.finals_at is None:
         return None
     seconds = (overview.finals_at - then.finals_at).total_seconds()
     if seconds <= 0:
-        # Nobody has counted since.
+        # There is no newer count.
         return None if before is None else before.throughput
     ended, failed = _ended(overview) - _ended(then), (overview.totals.failed or 0) - (then.totals.failed or 0)
     return Throughput(max(0, ended) / seconds, max(0, failed) / seconds)

@@ -1,4 +1,4 @@
-"""The terminal while a picture is shown: keys without Enter, signals, and everything as it was afterwards."""
+"""The terminal in full-screen mode: single keys, signals, and restoring it afterwards."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Terminal:
-    """The whole screen of a terminal. `on_key` is told of each key, `on_change` of a new size or of being back.
+    """The whole screen of a terminal. Calls `on_key` with each key, `on_change` after a new size or a suspension.
 
-    It ends with SIGTERM, SIGINT or SIGHUP by setting `ended`. Suspended (Ctrl-Z), it is as it was before.
+    SIGTERM, SIGINT and SIGHUP set `ended`. While suspended (Ctrl-Z), the terminal is restored.
     """
 
     def __init__(self, on_key: Callable[[str], None], on_change: Callable[[], None]) -> None:
@@ -28,9 +28,9 @@ class Terminal:
         self.console = Console(highlight=False)
         self._on_key = on_key
         self._on_change = on_change
-        # What the picture is made of asks the standard output what it can show, so that stays as it is.
+        # Rendering reads the encoding of the standard output, so that is not replaced.
         self._live = Live(console=self.console, screen=True, auto_refresh=False, transient=True, redirect_stdout=False)
-        # Without keys to read, as with its input from a file, it is shown all the same.
+        # Without keys, for example with input from a file, the screen is still shown.
         self._input = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
         self._before: list[object] | None = None
 
@@ -40,7 +40,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Take the screen and the keys until the block ends, however it does."""
+        """Take the screen and the keys until the block ends."""
         loop = asyncio.get_running_loop()
         self._enter()
         try:
@@ -60,7 +60,7 @@ class Terminal:
                 loop.remove_signal_handler(number)
 
     def draw(self, picture: RenderableType) -> None:
-        """Show this picture instead of the one before."""
+        """Replace the shown text."""
         self._live.update(picture, refresh=True)
 
     def _enter(self) -> None:
@@ -73,7 +73,7 @@ class Terminal:
         self._live.stop()
         if self._input is not None and self._before is not None:
             with contextlib.suppress(termios.error):
-                # A terminal that has gone has nothing to be restored.
+                # A closed terminal need not be restored.
                 termios.tcsetattr(self._input, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]
 
     def _suspend(self) -> None:
@@ -81,12 +81,12 @@ class Terminal:
         loop = asyncio.get_running_loop()
         loop.remove_signal_handler(signal.SIGTSTP)
         os.kill(os.getpid(), signal.SIGTSTP)
-        # Here it stands until it is continued.
+        # The process stops here until it is continued.
         loop.add_signal_handler(signal.SIGTSTP, self._suspend)
         self._enter()
 
     def _come_back(self) -> None:
-        """After SIGSTOP nothing was put away, but the shell has changed the terminal."""
+        """Enter again: after SIGSTOP nothing was restored, but the shell has changed the terminal."""
         if self._input is not None:
             tty.setcbreak(self._input)
         self._on_change()

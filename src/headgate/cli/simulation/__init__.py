@@ -1,1 +1,1 @@
-"""What `headgate simulate` is made of: which jobs come when, the engine that runs them on virtual time, the verdict."""
+"""The parts of `headgate simulate`: arrivals, the engine on virtual time, the result."""

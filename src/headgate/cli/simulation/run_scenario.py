@@ -1,4 +1,4 @@
-"""Runs a scenario: the engine that workers run, on the memory store and on virtual time."""
+"""Runs a scenario: the engine of the workers on the memory store and on virtual time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 QUEUE = "simulated"
 
 LOOK_EVERY = 5.0
-"""Virtual seconds between two looks at whether everything is done."""
+"""Virtual seconds between two checks whether all jobs have ended."""
 
 
 class SimulatedJob(NamedTuple):
-    """A job of the scenario: its key, and when it came, started and ended (microseconds from the beginning)."""
+    """A job of the scenario: its key, and when it arrived, started and ended (microseconds from the beginning)."""
 
     key: str
     came_at: int
@@ -29,7 +29,7 @@ class SimulatedJob(NamedTuple):
 
 
 class SimulationRun(NamedTuple):
-    """What became of a scenario: jobs that ran, by their start, how many limits turned away, how many still wait."""
+    """The run of a scenario: the jobs that ran, by their start, and how many were rejected or still wait."""
 
     ran: list[SimulatedJob]
     rejected: int
@@ -37,7 +37,7 @@ class SimulationRun(NamedTuple):
 
 
 def run_scenario(scenario: Scenario) -> SimulationRun:
-    """The same for the same scenario, however often."""
+    """Run a scenario; equal scenarios have equal results."""
     with quiet():
         return run_virtual(lambda clock: _run(scenario, clock), seed=scenario.seed)
 

@@ -1,4 +1,4 @@
-"""What is simulated: limits, slots, how long a job runs, and which jobs come."""
+"""A scenario: limits, slots, run times and arrivals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headgate.tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One question: what becomes of these arrivals under these named limits? Durations in seconds.
+    """These arrivals under these named limits. Durations in seconds.
 
-    A limit is counted by the key of an arrival, or is one for all. It is cut off after `longest`.
+    A limit uses the key of an arrival, or is one for all. The simulation stops after `longest`.
     """
 
     title: str
@@ -27,20 +27,20 @@ class Scenario:
 
 
 def keyed(limit: Limit, name: str, *, one_for_all: bool) -> Limit:
-    """The limit under a name, counted by the key of an arrival unless it is one for all."""
+    """Return the limit under a name, with the key of an arrival unless it is one for all."""
     return changed(limit, name=name, key=None if one_for_all else "{key}")
 
 
 def limits_of(task: Task[..., object]) -> list[Limit]:
-    """The limits of a declared task as they are simulated: by the one key of an arrival, at a cost of 1, with the jobs.
+    """Return the limits of a declared task for simulation: one key per arrival, cost 1, kept with the jobs.
 
-    What an app computes from arguments a simulation cannot know.
+    A simulation has no arguments to compute keys and costs from.
     """
     return [_simulated(bound.limit, bound.name) for bound in task.gate.limits]
 
 
 def with_rule(limits: Sequence[Limit], name: str, new: Limit) -> list[Limit]:
-    """The same with another rule for the limit of that name."""
+    """Return the limits with another rule for the limit of that name."""
     return [changed(limit, rule=new.rule) if limit.name == name else limit for limit in limits]
 
 

@@ -1,4 +1,4 @@
-"""Which jobs come, when, and for which key: made up from a few numbers, or read from a trace."""
+"""Arrivals of jobs: generated from a few numbers, or read from a trace."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from headgate.clock import SECOND
 from headgate.errors import DeclarationError
 
 Skew = Literal["uniform", "zipf", "one"]
-"""How jobs spread over keys: evenly, the n-th key 1/n as many as the first, or half of all for the first."""
+"""Spreads over keys: even, the n-th key 1/n as many as the first, or half of all for the first."""
 
 SKEWS: Sequence[str] = get_args(Skew)
 
 
 class SimulatedArrival(NamedTuple):
-    """A job that comes so many microseconds after the beginning, for that key."""
+    """A job that arrives `at` microseconds after the beginning, for that key."""
 
     at: int
     key: str
 
 
 def make_arrivals(jobs: int, keys: int, skew: Skew, per_second: float | None, random: Random) -> list[SimulatedArrival]:
-    """So many jobs over so many keys; all at once, or at random instants with so many a second on average."""
+    """Return arrivals spread over keys: all at once, or at random instants with `per_second` on average."""
     names = [f"key-{number:0{len(str(keys))}}" for number in range(1, keys + 1)]
     chosen = random.choices(names, weights=_weights(keys, skew), k=jobs)
     if per_second is None:
@@ -40,9 +40,9 @@ def make_arrivals(jobs: int, keys: int, skew: Skew, per_second: float | None, ra
 
 
 def read_trace(lines: Iterable[str], where: str) -> list[SimulatedArrival]:
-    """Arrivals as a CSV file tells them: `at,key`, in seconds or ISO 8601, counted from the earliest of them.
+    """Return the arrivals of a CSV file: `at,key`, in seconds or ISO 8601, counted from the earliest.
 
-    A first line of words is passed over. Raises DeclarationError for a line that cannot be read.
+    A header line is skipped. Raises DeclarationError for a line that cannot be read.
     """
     found: list[tuple[float, str]] = []
     for number, row in enumerate(csv.reader(lines), start=1):
@@ -53,19 +53,19 @@ def read_trace(lines: Iterable[str], where: str) -> list[SimulatedArrival]:
             continue
         if at is None or len(row) != 2:
             raise DeclarationError(
-                f"line {number} of {where} is not `at,key`: {','.join(row)[:60]!r}; at is seconds, or an instant as "
-                "2026-05-01T08:00:00Z"
+                f"line {number} of {where} is not `at,key`: {','.join(row)[:60]!r}; at is seconds, or an instant such "
+                "as 2026-05-01T08:00:00Z"
             )
         found.append((at, row[1]))
     if not found:
-        raise DeclarationError(f"{where} tells of no job; each line is `at,key`")
+        raise DeclarationError(f"{where} has no jobs; each line is `at,key`")
     found.sort(key=lambda arrival: arrival[0])
     begin = found[0][0]
     return [SimulatedArrival(round((at - begin) * SECOND), key) for at, key in found]
 
 
 def in_groups(arrivals: Sequence[SimulatedArrival]) -> list[Sequence[SimulatedArrival]]:
-    """Those that come at the same instant together."""
+    """Yield the arrivals of each instant together."""
     ends = [at for at, (one, next_) in enumerate(pairwise(arrivals), start=1) if one.at != next_.at]
     bounds = [0, *ends, len(arrivals)]
     return [arrivals[begin:end] for begin, end in pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""What a simulation came to: how long who waited, whether limits held, and how fast it went. Pure arithmetic."""
+"""The result of a simulation: waits by key, whether limits held, throughput. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from headgate.limits.limit import Limit
 PERCENTS = (1, 10, 25, 50, 75, 90, 95, 99, 100)
 
 COLUMNS = 60
-"""How many bars the chart of starts has, at most."""
+"""The most bars of the chart of starts."""
 
 STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-"""Seconds that one bar may stand for."""
+"""The seconds that one bar may cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyWaits:
-    """How long the jobs of one key waited, in seconds; which key it is by the number of its jobs."""
+    """How long the jobs of one key waited, in seconds."""
 
     which: Literal["busiest", "median", "lightest"]
     key: str
@@ -57,10 +57,10 @@ class LimitPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """The whole answer; instants and durations are seconds from the beginning.
+    """All results; instants and durations are seconds from the beginning.
 
-    `starts_at` says by when so many percent of the jobs had started. `drained_at` is when the last one ended, None if
-    some were left when it was cut off. `starts` are those of each `step`.
+    `starts_at` maps percentages to when that share of the jobs had started. `drained_at` is when the last one ended,
+    None if some were left at the end. `starts` are the starts of each `step`.
     """
 
     title: str
@@ -80,12 +80,12 @@ class SimulationResult:
 
     @property
     def held(self) -> bool:
-        """Whether every limit did."""
+        """Whether every limit held."""
         return all(limit.held for limit in self.limits)
 
 
 def result_of_run(scenario: Scenario, happened: SimulationRun) -> SimulationResult:
-    """What became of the jobs of a scenario."""
+    """Return the result of a run."""
     ran = happened.ran
     waits = sorted(each.started_at - each.came_at for each in ran)
     last_end = max((each.ended_at for each in ran), default=0)
@@ -114,7 +114,7 @@ def result_of_run(scenario: Scenario, happened: SimulationRun) -> SimulationResu
 
 
 def percentile(ordered: Sequence[int], percent: int) -> float:
-    """The smallest of these that so many percent are not above, microseconds as seconds; 0 of nothing."""
+    """Return a percentile of microseconds in seconds; 0 without values."""
     return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] / SECOND if ordered else 0.0
 
 
@@ -148,7 +148,7 @@ def _waits(which: Literal["busiest", "median", "lightest"], key: str, ran: Seque
 
 
 def _held(limit: Limit, ran: Sequence[SimulatedJob]) -> LimitPeak:
-    """The key of a limit that came closest to its bound, or beyond."""
+    """Return the key of a limit that came closest to its bound, or exceeded it."""
     cost = limit.cost if isinstance(limit.cost, int) else 1
     one_for_all = limit.key is None
     ordered = sorted(ran, key=lambda each: ("" if one_for_all else each.key, each.started_at))
@@ -165,7 +165,7 @@ def _held(limit: Limit, ran: Sequence[SimulatedJob]) -> LimitPeak:
 
 
 def most_at_once(ran: Sequence[SimulatedJob]) -> int:
-    """How many ran at the same time; one that ends makes room for one that starts in the same microsecond."""
+    """Return how many ran at once; a job that ends makes room for one that starts in the same microsecond."""
     changes = sorted([(each.started_at, 1) for each in ran] + [(each.ended_at, -1) for each in ran])
     running = highest = 0
     for _, change in changes:
