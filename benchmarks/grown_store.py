@@ -172,8 +172,8 @@ async def _add_others(storage: Store, seeds: Seeds, jobs: int) -> None:
     cancelled = [seeds.ungated(queue="rare") for _ in range(500)]
     await storage.add(cancelled)
     for job in cancelled:
-        await storage.cancel(job.id, deed=AuditRecord("ada", "cancel", "job", job.id))
-    await storage.note(AuditRecord("ada", "pause", "limit", LIMIT))
+        await storage.cancel(job.id, audit_record=AuditRecord("ada", "cancel", "job", job.id))
+    await storage.add_audit_record(AuditRecord("ada", "pause", "limit", LIMIT))
     # Ten nodes, one of which runs a hundred jobs.
     for number in range(10):
         await storage.join(f"node-{number}", f"machine:{number}", queues={DEFAULT_QUEUE: 100}, version="1")

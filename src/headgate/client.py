@@ -288,7 +288,7 @@ class Client:
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`; a node of this process cancels the job at once."""
         self.lifecycle.require()
-        state = await self.storage.cancel(job_id, deed=AuditRecord(this_process(), "cancel", "job", job_id))
+        state = await self.storage.cancel(job_id, audit_record=AuditRecord(this_process(), "cancel", "job", job_id))
         if state is None:
             raise JobNotFound(job_id)
         node = self._local_node()

@@ -260,7 +260,7 @@ async def test_the_books_are_right_whatever_races(postgres_url: str, postgres_sc
             await asyncio.sleep(min(claimed.next_in / SECOND, 0.2) + 0.001)
     states = {record.id: record.state for record in await first.final(sorted(world.added))}
     left = [await first.job(id) for id in sorted(world.added - set(states))]
-    assert left == [], [await first.standing(record.id) for record in left if record is not None]
+    assert left == [], [await first.queue_position(record.id) for record in left if record is not None]
     assert list(await first.check()) == []
     assert max(world.finished.values()) == 1
     for draw, starts in world.starts.items():

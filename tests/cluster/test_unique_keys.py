@@ -25,7 +25,7 @@ async def stored(hands: Hands, new: NewJob) -> str:
 @pytest.mark.parametrize("policy", ["keep", "replace", "raise"])
 async def test_of_two_that_look_before_either_adds_one_is_stored(world: World, policy: Any) -> None:  # noqa: F811
     mine, other = (unique(hands, on_conflict=policy, payload=name) for hands, name in zip_hands(world))
-    adding = world.after("standing_under", lambda: stored(world.right, other))
+    adding = world.after("jobs_under_keys", lambda: stored(world.right, other))
     if policy == "raise":
         with pytest.raises(DuplicateJob) as caught:
             await stored(world.left, mine)
@@ -48,7 +48,7 @@ async def test_a_job_that_is_added_and_claimed_after_the_look_is_seen_as_running
         await stored(world.right, other)
         return await world.right.take_ids()
 
-    claiming = world.after("standing_under", add_and_claim)
+    claiming = world.after("jobs_under_keys", add_and_claim)
     assert await stored(world.left, mine) == other.id
     assert await claiming == [other.id]
     assert (await world.left.counts()).waiting == 0
@@ -57,7 +57,7 @@ async def test_a_job_that_is_added_and_claimed_after_the_look_is_seen_as_running
 
 async def test_a_job_that_is_claimed_while_it_is_to_be_replaced_is_followed(world: World) -> None:  # noqa: F811
     first = await stored(world.left, unique(world.left, payload="1"))
-    claiming = world.after("standing_under", world.right.take_one)
+    claiming = world.after("jobs_under_keys", world.right.take_one)
     successor = await stored(world.left, unique(world.left, on_conflict="replace", payload="2"))
     running = await claiming
     assert (running.id, running.payload) == (first, "1")
@@ -88,7 +88,7 @@ async def test_a_running_job_that_ends_while_it_is_to_be_followed_is_followed_by
 ) -> None:
     first = await stored(world.left, unique(world.left))
     running = await world.right.take_one()
-    ending = world.after("standing_under", lambda: world.right.succeed(running))
+    ending = world.after("jobs_under_keys", lambda: world.right.succeed(running))
     second = await stored(world.left, unique(world.left, on_conflict="replace", payload="2"))
     await ending
     assert second != first
@@ -100,7 +100,7 @@ async def test_a_running_job_that_is_to_be_tried_again_while_it_is_followed_is_r
 ) -> None:
     first = await stored(world.left, unique(world.left))
     running = await world.right.take_one()
-    ending = world.after("standing_under", lambda: world.right.retry_later(running, 5))
+    ending = world.after("jobs_under_keys", lambda: world.right.retry_later(running, 5))
     assert await stored(world.left, unique(world.left, on_conflict="replace", payload="2")) == first
     await ending
     assert [job.payload for job in await world.left.take()] == ["2"]
@@ -128,7 +128,7 @@ async def test_a_job_that_vanishes_between_being_met_and_being_looked_at_is_in_n
         await stored(world.right, other)
         await world.right.storage.cancel(other.id)
 
-    going = world.after("standing_under", come_and_go)
+    going = world.after("jobs_under_keys", come_and_go)
     mine = unique(world.left, on_conflict="raise")
     assert await stored(world.left, mine) == mine.id
     await going

@@ -282,7 +282,7 @@ async def test_a_retry_is_not_kept_waiting_by_a_job_that_was_not_stored_after_al
 
     async def meanwhile(session: Session, statement: str, /, **values: Any) -> list[Any]:
         rows = await fetch(session, statement, **values)
-        if statement == "standing_under" and session._connection is world.user.connection and not came:
+        if statement == "jobs_under_keys" and session._connection is world.user.connection and not came:
             await world.left.storage.add([replace(world.unique(), on_conflict="keep")])
             came.append(await world.left.take_one())
         return rows

@@ -126,8 +126,8 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         assert await storage.prune(storage.now() - 2 * HOUR, 200) == 0
         assert await storage.prune(storage.now() - HOUR // 2, 200) == 200
         assert await storage.cancel(BACKLOG.newest) is JobState.WAITING
-        deed = AuditRecord("ada", "retry", "job", BACKLOG.newest)
-        assert await storage.retry(BACKLOG.newest, deed=deed) is JobState.CANCELLED
+        audit_record = AuditRecord("ada", "retry", "job", BACKLOG.newest)
+        assert await storage.retry(BACKLOG.newest, audit_record=audit_record) is JobState.CANCELLED
         assert await storage.audit_log(AuditFilter(subject=BACKLOG.newest, count=1))
         assert await storage.prune(storage.now() - HOUR // 2, 200, frozenset({JobState.SUCCEEDED})) == 200
         old = "SELECT id FROM headgate.job WHERE state = 'succeeded' AND finished_at < $1 LIMIT 50"
@@ -136,7 +136,7 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         (delayed,) = await storage.jobs(JobFilter(view="scheduled", count=1))
         assert await storage.run_now(delayed.id) is JobState.WAITING
         assert await storage.prune_audit(storage.now()) == 0
-        await storage.outlook("mail", [Draw("api", "7")])
+        await storage.prediction_input("mail", [Draw("api", "7")])
         await storage.penalize(Draw("api", "5"), storage.limit_now())
         await storage.reset(Draw("api", "1999"))
         await storage.gated_jobs(TASKS, unknown_to=frozenset({"api", "free"}))
@@ -242,14 +242,14 @@ async def people_get_their_pages(hands: Hands) -> None:
     assert "job" not in ran.scanned, ran.text
     assert ran.pages < size / 3, ran.text
 
-    await storage.standing(BACKLOG.newest)
+    await storage.queue_position(BACKLOG.newest)
     await storage.queues()
     await storage.buckets()
     counts = {each.queue: each for each in await storage.counts()}
     assert counts["mail"].waiting > ROWS // 4
     most = {each.statement: each.pages for each in hands.ran()}
     # A lane costs about twenty pages however many jobs wait in it, a bucket three; counts reads final jobs.
-    assert most["standing"] < size
+    assert most["queue_position"] < size
     assert most["queues"] < 30 * Backlog.LANES
     assert most["buckets_by_waiting"] < 10 * Backlog.LANES
     assert most["counts"] < 1.2 * size

@@ -20,7 +20,7 @@ from headgate.clock import SECOND, Clock, Timer
 from headgate.errors import StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.job import ChargedElsewhere, ClaimedJob, Draw, JobRecord, JobState, NewJob
+from headgate.jobs.job import ClaimedJob, Draw, JobRecord, JobState, NewJob, RemoteCharge
 from headgate.limits.concurrency import Semaphore, load_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule
@@ -221,11 +221,11 @@ class Shard(MemoryStorage):
         return None if record is None else cast(JobRecord, _RecordInKeyTime(record, self.in_key_time))
 
     def in_key_time(self, job: ClaimedJob) -> ClaimedJob:
-        charges: list[ChargedElsewhere | None] = []
+        charges: list[RemoteCharge | None] = []
         for index, draw in enumerate(job.draws):
             if draw.key:
                 ahead = self.place_of(draw.key).ahead
-                charges.append(ChargedElsewhere(job.charged_at + ahead, ahead))
+                charges.append(RemoteCharge(job.charged_at + ahead, ahead))
             else:
                 charges.append(None if job.remote_charges is None else job.remote_charges[index])
         return replace(job, remote_charges=tuple(charges)) if charges else job
@@ -248,10 +248,10 @@ class Shard(MemoryStorage):
             )
             await super().amend([in_shard_time], {limit: _in_key_time(rules[limit], ahead)})
 
-    async def cancel(self, job_id: str, *, deed: AuditRecord | None = None) -> JobState | None:
+    async def cancel(self, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
         if any(job_id in ids for _, ids in self._departing.values()):
             raise OnItsWay(f"job {job_id} is on its way")
-        return await super().cancel(job_id, deed=deed)
+        return await super().cancel(job_id, audit_record=audit_record)
 
     # ------------------------------------------------------------------------------------- a key moves away
 

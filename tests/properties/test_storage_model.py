@@ -704,7 +704,7 @@ class StorageMachine(RuleBasedStateMachine):
     def a_job_stands_where_it_should(self, data: st.DataObject) -> None:
         job = self.pick(data, *JobState)
         if job is not None:
-            standing = self.run(self.store.standing(job.new.id))
+            standing = self.run(self.store.queue_position(job.new.id))
             assert (standing is None) == (not job.waits_in_lane)
             if standing is not None:
                 assert (standing.place, standing.waiting) == (self.model.place(job), self.model.lane_waiting(job))

@@ -252,15 +252,15 @@ class Admin:
     async def status(self, job_id: str) -> JobStatus:
         """Return one job with its queue position, and when its limits will let it start. Raises JobNotFound."""
         record = await self._record(job_id)
-        return self._foretold(
-            status_of(record, self._storage.now()), await self._standing(record), await self._live(record)
+        return self._with_prediction(
+            status_of(record, self._storage.now()), await self._position(record), await self._live(record)
         )
 
     async def job(self, job_id: str) -> JobDetails:
         """Return one job with everything that is stored about it. Raises JobNotFound."""
         record = await self._record(job_id)
         status = status_of(record, self._storage.now())
-        status = self._foretold(status, await self._standing(record), await self._live(record))
+        status = self._with_prediction(status, await self._position(record), await self._live(record))
         attempts = await self._storage.attempts(job_id)
         entries = await self._storage.audit_log(AuditFilter(kind="job", subject=job_id, count=100))
         lines = await self._storage.logs(job_id, count=LAST_LINES, newest=True)
@@ -316,9 +316,9 @@ class Admin:
     async def explain(self, job_id: str) -> Explanation:
         """Return why a job has not started, or how it ended, from the current state. Raises JobNotFound."""
         record = await self._record(job_id)
-        standing, live = await self._standing(record), await self._live(record)
-        status = self._foretold(status_of(record, self._storage.now()), standing, live)
-        limits = [] if standing is None else [await self._info(bucket, live) for bucket in standing.buckets]
+        position, live = await self._position(record), await self._live(record)
+        status = self._with_prediction(status_of(record, self._storage.now()), position, live)
+        limits = [] if position is None else [await self._info(bucket, live) for bucket in position.buckets]
         now = to_datetime(self._storage.now())
         nodes = await self._storage.nodes()
         leader = status.follows if status.is_blocked else None
@@ -337,14 +337,14 @@ class Admin:
         )
         return Explanation(status=status, reason=reason, limits=limits)
 
-    # ---------------------------------------------------------------------------------------------- steering
+    # ---------------------------------------------------------------------------------------------- changing
 
     async def retry(self, job_id: str) -> None:
         """Let a failed or cancelled job wait again, with all its attempts.
 
         Raises JobNotFound, IllegalTransition; LeaderNotRetried if its leader has to be retried first.
         """
-        if await self._storage.retry(job_id, deed=self._deed("retry", job_id)) is None:
+        if await self._storage.retry(job_id, audit_record=self._audit_record("retry", job_id)) is None:
             raise JobNotFound(job_id)
 
     async def cancel(self, job_id: str) -> bool:
@@ -352,7 +352,7 @@ class Admin:
 
         Raises JobNotFound.
         """
-        state = await self._storage.cancel(job_id, deed=self._deed("cancel", job_id))
+        state = await self._storage.cancel(job_id, audit_record=self._audit_record("cancel", job_id))
         if state is None:
             raise JobNotFound(job_id)
         return not state.is_final
@@ -363,7 +363,7 @@ class Admin:
         Raises JobNotFound, and IllegalTransition for any other job, such as one that waits for a limit.
         """
         try:
-            state = await self._storage.run_now(job_id, deed=self._deed("run now", job_id))
+            state = await self._storage.run_now(job_id, audit_record=self._audit_record("run now", job_id))
         except IllegalTransition:
             record = await self._record(job_id)
             if record.waits_for is None:
@@ -398,8 +398,8 @@ class Admin:
         if priority is not None:
             require_priority(priority, "a job")
             said.append(f"priority {priority}")
-        deed = self._deed("reschedule", job_id, ", ".join(said))
-        if await self._storage.reschedule(job_id, run_at=run_at, priority=priority, deed=deed) is None:
+        audit_record = self._audit_record("reschedule", job_id, ", ".join(said))
+        if await self._storage.reschedule(job_id, run_at=run_at, priority=priority, audit_record=audit_record) is None:
             raise JobNotFound(job_id)
 
     async def cancel_many(
@@ -479,7 +479,7 @@ class Admin:
 
     # ----------------------------------------------------------------------------------------------- helpers
 
-    def _deed(self, action: str, job_id: str, detail: str | None = None) -> AuditRecord:
+    def _audit_record(self, action: str, job_id: str, detail: str | None = None) -> AuditRecord:
         return AuditRecord(self.actor, action, "job", job_id, detail)
 
     async def _record(self, job_id: str) -> JobRecord:
@@ -488,27 +488,27 @@ class Admin:
             raise JobNotFound(job_id)
         return record
 
-    async def _standing(self, record: JobRecord) -> QueuePosition | None:
+    async def _position(self, record: JobRecord) -> QueuePosition | None:
         if record.state is not JobState.WAITING or not record.draws:
             return None
-        return await self._storage.standing(record.id)
+        return await self._storage.queue_position(record.id)
 
     async def _live(self, record: JobRecord) -> LiveRules:
         return LiveRules(await self._storage.settings() if record.draws else ())
 
-    def _foretold(self, status: JobStatus, standing: QueuePosition | None, live: LiveRules) -> JobStatus:
+    def _with_prediction(self, status: JobStatus, position: QueuePosition | None, live: LiveRules) -> JobStatus:
         """Return the status with the prediction of the limits."""
-        if standing is None:
+        if position is None:
             return status
         now, limit_now = self._storage.now(), self._storage.limit_now()
-        prediction = predict(standing, self._rules, live, limit_now)
+        prediction = predict(position, self._rules, live, limit_now)
         start = None
         if prediction.starts_at is not None:
             start = max(to_datetime(now + prediction.starts_at - limit_now), status.run_at)
         waits_for = status.waits_for
         if prediction.waits_for is not None:
             waits_for = (prediction.waits_for.limit, prediction.waits_for.key)
-        return replace(status, place=standing.place, predicted_start=start, waits_for=waits_for)
+        return replace(status, place=position.place, predicted_start=start, waits_for=waits_for)
 
     async def _info(self, bucket: BucketRecord, live: LiveRules) -> LimitInfo:
         limit_now = self._storage.limit_now()

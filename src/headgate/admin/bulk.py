@@ -63,20 +63,20 @@ class BulkVerb:
         return [msgspec.structs.replace(query, state=state) for state in states]
 
 
-def no_cancel(record: JobRecord, now: int) -> str | None:
+def cancel_refusal(record: JobRecord, now: int) -> str | None:
     """Refuse jobs that are final, or whose cancellation was requested before."""
     if record.state.is_final:
         return f"already {record.state}"
     return "its cancellation was already requested" if record.cancel_requested else None
 
 
-def no_retry(record: JobRecord, now: int) -> str | None:
+def retry_refusal(record: JobRecord, now: int) -> str | None:
     """Refuse jobs that have neither failed nor been cancelled."""
     allowed = record.state.is_final and JobState.WAITING in FOLLOWS[record.state]
     return None if allowed else f"neither failed nor cancelled: {record.state}"
 
 
-def no_run_now(record: JobRecord, now: int) -> str | None:
+def run_now_refusal(record: JobRecord, now: int) -> str | None:
     """Refuse jobs that are not waiting for their time."""
     try:
         require_scheduled(record.id, record.state, is_ahead=record.delayed and record.run_at > now)
@@ -85,9 +85,9 @@ def no_run_now(record: JobRecord, now: int) -> str | None:
     return "it is waiting for another job" if record.is_blocked else None
 
 
-CANCEL = BulkVerb((JobState.WAITING, JobState.RUNNING), no_cancel)
-RETRY = BulkVerb((JobState.FAILED, JobState.CANCELLED), no_retry)
-RUN_NOW = BulkVerb((JobState.WAITING,), no_run_now, view="scheduled")
+CANCEL = BulkVerb((JobState.WAITING, JobState.RUNNING), cancel_refusal)
+RETRY = BulkVerb((JobState.FAILED, JobState.CANCELLED), retry_refusal)
+RUN_NOW = BulkVerb((JobState.WAITING,), run_now_refusal, view="scheduled")
 
 
 async def change_many(

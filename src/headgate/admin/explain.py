@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from headgate.admin.holders import PermitHolder, worded
+from headgate.admin.holders import PermitHolder, describe_holders
 from headgate.admin.nodes import node_status
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobRecord, JobState
@@ -69,9 +69,9 @@ def reason_for(
     if paused is not None:
         return f"limit {paused.limit!r} is paused for key {paused.key!r}; resume it with `headgate limits resume`"
     if status.waits_for is not None or status.predicted_start is None or status.predicted_start > now:
-        told = _limit_reason(status, limits, now)
-        if told is not None:
-            return told
+        reason = _limit_reason(status, limits, now)
+        if reason is not None:
+            return reason
     if not nodes:
         return "no node is running; start one with `headgate worker`"
     if not is_known:
@@ -90,7 +90,7 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
     place = "" if status.place is None else f"{_nth(status.place)} in line, "
     holders = () if info is None else info.holders
     when = (
-        f"starts when a permit comes back{f': held by {worded(holders)}' if holders else ''}"
+        f"starts when a permit comes back{f': held by {describe_holders(holders)}' if holders else ''}"
         if status.predicted_start is None
         else f"runs about {_when(status.predicted_start, now)}"
     )

@@ -47,7 +47,7 @@ async def holders_of(storage: Store, record: BucketRecord) -> Sequence[PermitHol
     return found
 
 
-def worded(holders: Sequence[PermitHolder]) -> str:
+def describe_holders(holders: Sequence[PermitHolder]) -> str:
     """Return the holders in a line: the first three, and the number of the others."""
     more = len(holders) - 3
     return ", ".join(map(str, holders[:3])) + (f" and {more} more" if more > 0 else "")

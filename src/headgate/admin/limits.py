@@ -85,7 +85,7 @@ class LimitsAdmin:
         self._elsewhere = elsewhere
         self._rules = rules
 
-    # ----------------------------------------------------------------------------------------------- looking
+    # ----------------------------------------------------------------------------------------------- reading
 
     async def list(
         self,
@@ -176,7 +176,7 @@ class LimitsAdmin:
             since = to_datetime(self._storage.now() + oldest - self._storage.limit_now())
         return LimitAudit(audit.verdicts(), audit.starts, since, is_cut)
 
-    # ---------------------------------------------------------------------------------------------- steering
+    # ---------------------------------------------------------------------------------------------- changing
 
     async def set(
         self, limit: str, new: Limit, *, key: str | None = None, pattern: str | None = None, tier: str | None = None
@@ -240,8 +240,8 @@ class LimitsAdmin:
         about = LimitSetting(limit, "member", target)
         keys = f"pattern {pattern!r}" if key is None else f"key {key!r}"
         detail = f"{keys}: {'out of its tier' if tier is None else f'into tier {tier!r}'}"
-        deed = self._deed("assign", limit, detail)
-        await self._storage.edit_setting(about, lambda setting: replace(setting, tier=tier), deed=deed)
+        audit_record = self._audit_record("assign", limit, detail)
+        await self._storage.edit_setting(about, lambda setting: replace(setting, tier=tier), audit_record=audit_record)
 
     async def pause(
         self, limit: str, *, key: str | None = None, pattern: str | None = None, tier: str | None = None
@@ -267,12 +267,12 @@ class LimitsAdmin:
         if limit in self._elsewhere:
             await self._elsewhere[limit].open()
             await self._elsewhere[limit].reset(Bucket(limit, key, rule))
-        deed = self._deed("reset", limit, f"key {key!r}")
+        audit_record = self._audit_record("reset", limit, f"key {key!r}")
         if rule.shares_state and key != FOR_ALL_KEYS:
             # The key's own bucket only stores until when it is closed.
             await self._storage.reset(Draw(limit, key))
             key = FOR_ALL_KEYS
-        return await self._storage.reset(Draw(limit, key), deed=deed)
+        return await self._storage.reset(Draw(limit, key), audit_record=audit_record)
 
     async def penalize(self, limit: str, key: str, until: datetime | Duration) -> None:
         """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` ends it.
@@ -285,15 +285,17 @@ class LimitsAdmin:
         if limit in self._elsewhere:
             await self._elsewhere[limit].open()
             await self._elsewhere[limit].penalize(Bucket(limit, key, rule), closed_for)
-        deed = self._deed("penalize", limit, f"key {key!r} until {to_datetime(wall):%Y-%m-%d %H:%M:%S} UTC")
-        await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall), deed=deed)
+        audit_record = self._audit_record(
+            "penalize", limit, f"key {key!r} until {to_datetime(wall):%Y-%m-%d %H:%M:%S} UTC"
+        )
+        await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall), audit_record=audit_record)
 
     async def remove(self, limit: str) -> bool:
         """Delete a limit: its settings and what its keys have used; False if nothing was stored.
 
         Raises LimitInUse while jobs need it, UnknownLimit for one that is neither stored nor declared by this app.
         """
-        was_there = await self._storage.forget(limit, deed=self._deed("remove", limit))
+        was_there = await self._storage.forget(limit, audit_record=self._audit_record("remove", limit))
         if not was_there:
             self.declared(limit)
         return was_there
@@ -311,10 +313,10 @@ class LimitsAdmin:
         return rule
 
     async def _edit(self, about: LimitSetting, action: str, edit: EditSetting) -> bool:
-        deed = self._deed(action, about.limit, _told(about))
-        return await self._storage.edit_setting(about, edit, deed=deed)
+        audit_record = self._audit_record(action, about.limit, _described(about))
+        return await self._storage.edit_setting(about, edit, audit_record=audit_record)
 
-    def _deed(self, action: str, limit: str, detail: str | None = None) -> AuditRecord:
+    def _audit_record(self, action: str, limit: str, detail: str | None = None) -> AuditRecord:
         return AuditRecord(self.actor, action, "limit", limit, detail)
 
     def _in_limit_time(self, wall: int) -> int:
@@ -381,7 +383,7 @@ def _pattern(pattern: str | None) -> str:
     return pattern
 
 
-def _told(setting: LimitSetting) -> str:
+def _described(setting: LimitSetting) -> str:
     """Return in words which keys a setting is for."""
     return "all keys" if setting.scope == "all" else f"{setting.scope} {setting.target!r}"
 

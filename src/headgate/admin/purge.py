@@ -54,8 +54,8 @@ async def purge(
     finally:
         if work.deleted:
             # If it is stopped, these jobs are deleted all the same.
-            detail = f"{work.deleted} jobs, {_told(query, before)}"
-            await storage.note(AuditRecord(actor, "purge", "queue", query.queue or ALL_QUEUES, detail))
+            detail = f"{work.deleted} jobs, {_described(query, before)}"
+            await storage.add_audit_record(AuditRecord(actor, "purge", "queue", query.queue or ALL_QUEUES, detail))
     return Purged(work.deleted, is_cut=is_cut)
 
 
@@ -103,7 +103,7 @@ def _final_queries(query: JobQuery, before: int) -> Sequence[JobQuery]:
     ]
 
 
-def _told(query: JobQuery, before: int) -> str:
+def _described(query: JobQuery, before: int) -> str:
     """Return the query in words. A text of payloads is left out, as it may be secret."""
     said = {name: getattr(query, name) for name in JobQuery.__struct_fields__}
     words = [

@@ -84,11 +84,11 @@ class QueuesAdmin:
                     f"{did_you_mean(queue, known)} Check its name, or declare it with app.queue({queue!r}). "
                     f"There are: {', '.join(sorted(known))}"
                 )
-        return await self._storage.pause_queue(queue, deed=AuditRecord(self.actor, "pause", "queue", queue))
+        return await self._storage.pause_queue(queue, audit_record=AuditRecord(self.actor, "pause", "queue", queue))
 
     async def resume(self, queue: str) -> bool:
         """End a pause. Returns whether there was one."""
-        return await self._storage.resume_queue(queue, deed=AuditRecord(self.actor, "resume", "queue", queue))
+        return await self._storage.resume_queue(queue, audit_record=AuditRecord(self.actor, "resume", "queue", queue))
 
 
 def _status(name: str, counts: QueueCounts | None, record: QueueRecord | None, now: int) -> QueueStatus:

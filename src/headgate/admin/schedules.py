@@ -138,7 +138,7 @@ class SchedulesAdmin:
 
     async def _note(self, action: str, name: str, detail: str | None = None) -> None:
         """Record the action, right after it."""
-        await self._storage.note(AuditRecord(self.actor, action, "schedule", name, detail))
+        await self._storage.add_audit_record(AuditRecord(self.actor, action, "schedule", name, detail))
 
     async def _record(self, name: str) -> ScheduleRecord:
         found = await self._storage.schedules(name=name)

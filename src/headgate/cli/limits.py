@@ -12,7 +12,7 @@ import msgspec
 
 from headgate.admin import Admin, Audited, BucketStatus
 from headgate.admin.history import LimitHistory
-from headgate.admin.holders import worded
+from headgate.admin.holders import describe_holders
 from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_table, say_change, say_done, until
@@ -368,7 +368,7 @@ def _note(bucket: BucketStatus, now: datetime) -> str | None:
     if bucket.penalized_until is not None:
         notes.append(f"penalized, {until(bucket.penalized_until, now)}")
     if bucket.holders:
-        notes.append(f"held by {worded(bucket.holders)}")
+        notes.append(f"held by {describe_holders(bucket.holders)}")
     return ", ".join(notes) or None
 
 

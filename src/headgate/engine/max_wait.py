@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from headgate.jobs.job import Draw, JobState, NewJob
 from headgate.limits.limit import AnyRule
-from headgate.storage.admission import ask_of
+from headgate.storage.admission import demand_of
 from headgate.storage.endings import rejection_error
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
@@ -28,8 +28,8 @@ async def reject_over_max_wait(storage: Store, rules: Mapping[str, AnyRule], job
             checked.append(job)
             continue
         lane = (job.queue, job.draws, job.variant)
-        position = lanes.get(lane) or await storage.outlook(*lane)
-        position = replace(position, asks=ask_of(job.id, job.costs, job.terms))
+        position = lanes.get(lane) or await storage.prediction_input(*lane)
+        position = replace(position, demands=demand_of(job.id, job.costs, job.terms))
         starts_at, waits_for = predict(position, rules, live, limit_now)
         if starts_at is not None and starts_at - limit_now > job.give_up_at - now:
             error = rejection_error(waits_for, now + starts_at - limit_now, job.give_up_at - now)

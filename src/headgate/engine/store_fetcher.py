@@ -244,7 +244,7 @@ class StoreFetcher:
         def reopen(visit: BucketVisit) -> None:
             balance = visit.view.state
             if balance is not None and balance.opens_at > visit.now:
-                visit.view.keep(replace(balance, opens_at=visit.now))
+                visit.view.set_state(replace(balance, opens_at=visit.now))
                 visit.reopens = True
 
         try:

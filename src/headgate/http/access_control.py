@@ -49,7 +49,7 @@ class AccessControl:
         clock: Clock,
     ) -> None:
         if auth is None or not hasattr(auth, "user"):
-            raise DeclarationError(_unsaid(auth))
+            raise DeclarationError(_missing_auth(auth))
         self._auth = auth
         self._signs_in = cast("SessionAuth", auth) if hasattr(auth, "sign_in") else None
         self._read_only = read_only
@@ -78,7 +78,7 @@ class AccessControl:
             if (session := self.sessions.find(cookie)) is not None:
                 return RequestIdentity(session.user, session)
         shows_credential = "authorization" in request.headers
-        user = await self._slowly(request, self._auth.user(request), is_right_delayed=shows_credential)
+        user = await self._with_delay(request, self._auth.user(request), is_right_delayed=shows_credential)
         if user is not None:
             return RequestIdentity(user)
         if cookies:
@@ -89,11 +89,13 @@ class AccessControl:
         """Return the cookie of a new session. Raises HttpError for a wrong credential."""
         if self._signs_in is None or self.sessions is None:
             raise self._unknown("this dashboard has no sign-in page; sign in to the app that it is part of")
-        user = await self._slowly(request, self._signs_in.sign_in(fields), is_right_delayed=True)
+        user = await self._with_delay(request, self._signs_in.sign_in(fields), is_right_delayed=True)
         assert user is not None
         return self.sessions.begin(user)
 
-    async def _slowly(self, request: Request, check: Awaitable[User | None], *, is_right_delayed: bool) -> User | None:
+    async def _with_delay(
+        self, request: Request, check: Awaitable[User | None], *, is_right_delayed: bool
+    ) -> User | None:
         """Return the result of a check, right or wrong, after a delay if there were failures before."""
         address = self._address(request)
         try:
@@ -130,7 +132,9 @@ class AccessControl:
         """Raise HttpError unless the user may do what the role may, and the request is not forged by another site."""
         user = visitor.user
         if not user.may(role):
-            raise HttpError(403, "not_allowed", f"{user.name} is {user.role} here, and only {_who(role)} may do this")
+            raise HttpError(
+                403, "not_allowed", f"{user.name} is {user.role} here, and only {_roles_with(role)} may do this"
+            )
         if not changes:
             return
         if self._read_only:
@@ -174,7 +178,7 @@ class AccessControl:
         return forwarded or request.headers.get("host", "")
 
 
-def _unsaid(auth: object) -> str:
+def _missing_auth(auth: object) -> str:
     wrong = "" if auth is None else f"; {auth!r} is not supported"
     return (
         f"dashboard(app) needs auth, which decides who may use it{wrong}: dashboard(app, "
@@ -192,5 +196,5 @@ def _proxy(address: str) -> str:
         ) from None
 
 
-def _who(role: Role) -> str:
+def _roles_with(role: Role) -> str:
     return {"viewer": "viewers", "operator": "operators and admins", "admin": "admins"}[role]

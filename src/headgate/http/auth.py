@@ -166,7 +166,7 @@ class BasicAuth:
         return await self._check(fields.name, fields.secret)
 
     async def user(self, request: Request) -> User | None:
-        shown = _shown(request, "basic")
+        shown = _credential_in(request, "basic")
         if shown is None:
             return None
         try:
@@ -227,9 +227,9 @@ class BearerAuth:
         return self._check(fields.secret)
 
     async def user(self, request: Request) -> User | None:
-        shown = _shown(request, "bearer")
+        shown = _credential_in(request, "bearer")
         if shown is None:
-            basic = _shown(request, "basic")
+            basic = _credential_in(request, "basic")
             if basic is None:
                 return None
             try:
@@ -322,7 +322,7 @@ class CallbackAuth:
         return found
 
 
-def _shown(request: Request, scheme: str) -> str | None:
+def _credential_in(request: Request, scheme: str) -> str | None:
     """Return the content of the Authorization header, if it is of this scheme."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != scheme:

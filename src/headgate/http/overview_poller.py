@@ -30,7 +30,7 @@ class AppCaller(Protocol):
     async def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
 
 
-async def reach_here(coroutine: Coroutine[Any, Any, T], /) -> T:
+async def call_here(coroutine: Coroutine[Any, Any, T], /) -> T:
     """Run a coroutine on this loop, for an app that is open on it."""
     return await coroutine
 
@@ -54,7 +54,7 @@ class OverviewPoller:
     this process. It is read on the app's loop, whichever loop requests it.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[Overview]], clock: Clock, reach: AppCaller = reach_here) -> None:
+    def __init__(self, read: Callable[[], Awaitable[Overview]], clock: Clock, reach: AppCaller = call_here) -> None:
         self._read = read
         self._reach = reach
         self._clock = clock

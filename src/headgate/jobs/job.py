@@ -124,7 +124,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
         return self.gate or self.task
 
 
-class ChargedElsewhere(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class RemoteCharge(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """When a start was charged, in the time of a remote store, and how far that is ahead of local limit time."""
 
     at: int
@@ -156,7 +156,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     draws: tuple[Draw, ...] = ()
     costs: tuple[int, ...] | None = None
     charged_at: int = 0
-    remote_charges: tuple[ChargedElsewhere | None, ...] | None = None
+    remote_charges: tuple[RemoteCharge | None, ...] | None = None
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
     origin: Origin | None = None

@@ -14,12 +14,12 @@ from typing import Any
 
 from headgate.errors import CostExceedsLimit
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
-from headgate.jobs.job import ChargedElsewhere, Draw
+from headgate.jobs.job import Draw, RemoteCharge
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import NO_PERMITS, batches_of
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.storage.fetched import charged_elsewhere, is_starved
+from headgate.storage.fetched import is_starved, remote_charge_of
 from headgate.storage.records import Room, Starved
 
 TURN = 4
@@ -32,7 +32,7 @@ FOR_ALL_KEYS = ""
 RowId = str
 """The id of a lane or a bucket."""
 
-Ask = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
+Demand = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
 """What a job draws from its lane's buckets: the cost in each (None: 1) and the permit holder in each (None: rates)."""
 
 
@@ -68,7 +68,7 @@ class BucketView:
         self.home = self if home is None else home
         self.rivals: set[str] = set()
 
-    def ask(self, now: int, cost: int = 1, holder: str = "") -> tuple[int, Any]:
+    def take(self, now: int, cost: int = 1, holder: str = "") -> tuple[int, Any]:
         """Return when the rule admits `cost`, and the state of the home after that."""
         home = self.home
         return self.rule.for_key(self.draw.key, home.rivals, holder).take(home.state, now, cost)
@@ -78,9 +78,9 @@ class BucketView:
         return self.rule.for_key(self.draw.key).snapshot(self.home.state, now)
 
     @property
-    def elsewhere(self) -> ChargedElsewhere | None:
+    def remote_charge(self) -> RemoteCharge | None:
         """The charge of its starts in another store, if its limit is kept in one."""
-        return charged_elsewhere(self.rule, self.state)
+        return remote_charge_of(self.rule, self.state)
 
     def is_starved(self, now: int, cost: int = 1) -> bool:
         """Whether more starts have to be fetched from another store before it can grant `cost`."""
@@ -90,7 +90,7 @@ class BucketView:
         """Whether `holder` already has a permit and so may start, whichever lanes wait behind the bucket."""
         return holder is not None and self.rule.holds_permits and holder in (self.state or NO_PERMITS).holders
 
-    def keep(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         """Store the state after a charge."""
         home = self.home
         home.state = state
@@ -125,7 +125,7 @@ class BucketView:
         if self.closed_until > now and self.rule.holds_permits and batches_of(self.state or NO_PERMITS):
             # The other jobs of a batch that holds a permit start then, even if all permits are held.
             return self.closed_until
-        return max(now, self.closed_until, self.ask(now)[0])
+        return max(now, self.closed_until, self.take(now)[0])
 
 
 class BucketVisit:
@@ -141,11 +141,11 @@ class BucketVisit:
         # Whether permits were returned, so that the lanes behind it have to be read again.
         self.reopens = False
 
-    def remember(self, note: str, until: int) -> None:
+    def store_note(self, note: str, until: int) -> None:
         """Store an answer, and return the same one to a repeated request until that limit time."""
         self.note, self.noted_until = note, until
 
-    def forget(self) -> None:
+    def delete_note(self) -> None:
         """Delete the stored answer of the request."""
         self.note, self.noted_until = None, 0
 
@@ -157,21 +157,21 @@ class LaneView:
     `behind` it, until `opens_at`. A lane that `discards` its jobs does not close the bucket for other lanes.
     """
 
-    __slots__ = ("asks", "behind", "buckets", "discards", "failed", "id", "opens_at", "queue", "taken")
+    __slots__ = ("behind", "buckets", "demands", "discards", "failed", "id", "opens_at", "queue", "taken")
 
     def __init__(
         self,
         id: RowId,
         queue: str,
         buckets: Sequence[BucketView],
-        asks: Sequence[Ask | None],
+        demands: Sequence[Demand | None],
         *,
         discards: bool = False,
     ) -> None:
         self.id = id
         self.queue = queue
         self.buckets = buckets
-        self.asks = asks
+        self.demands = demands
         self.taken = 0
         self.discards = discards
         self.behind: BucketView | None = None
@@ -187,7 +187,7 @@ class LaneView:
 
     @property
     def has_more(self) -> bool:
-        return self.taken < len(self.asks)
+        return self.taken < len(self.demands)
 
     @property
     def turn(self) -> int:
@@ -210,11 +210,11 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
     `lanes` are in the order of their turns; `shares` is how many gated jobs each queue may start.
     """
     left = dict(shares)
-    turns = deque(lane for lane in lanes if lane.asks)
+    turns = deque(lane for lane in lanes if lane.demands)
     while turns:
         lane = turns.popleft()
         room = left[lane.queue]
-        for _ in range(min(lane.turn, room, len(lane.asks) - lane.taken)):
+        for _ in range(min(lane.turn, room, len(lane.demands) - lane.taken)):
             _take(lane, now)
             if lane.behind is not None or lane.failed is not None:
                 break
@@ -227,8 +227,8 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
 
 def _take(lane: LaneView, now: int) -> None:
     """Charge all the lane's buckets for its next job; if one is closed, charge none and wait for the last to open."""
-    ask = lane.asks[lane.taken]
-    costs, holders = (None, None) if ask is None else ask
+    demand = lane.demands[lane.taken]
+    costs, holders = (None, None) if demand is None else demand
     buckets = lane.buckets
     if len(buckets) == 1:
         _take_one(lane, buckets[0], 1 if costs is None else costs[0], None if holders is None else holders[0], now)
@@ -239,7 +239,7 @@ def _take(lane: LaneView, now: int) -> None:
     for index, bucket in enumerate(buckets):
         cost = 1 if costs is None else costs[index]
         holder = None if holders is None else holders[index]
-        opens_at, state = _ask(lane, bucket, cost, holder, now)
+        opens_at, state = _try_bucket(lane, bucket, cost, holder, now)
         if lane.failed is not None:
             return
         after.append(state)
@@ -249,34 +249,34 @@ def _take(lane: LaneView, now: int) -> None:
         lane.go_behind(closed, closed_until)
         return
     for bucket, state in zip(buckets, after, strict=True):
-        bucket.keep(state)
+        bucket.set_state(state)
 
 
 def _take_one(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now: int) -> None:
-    opens_at, state = _ask(lane, bucket, cost, holder, now)
+    opens_at, state = _try_bucket(lane, bucket, cost, holder, now)
     if lane.failed is not None:
         return
     if opens_at > now:
         lane.go_behind(bucket, opens_at)
     else:
-        bucket.keep(state)
+        bucket.set_state(state)
 
 
-def _ask(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now: int) -> tuple[int, Any]:
+def _try_bucket(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now: int) -> tuple[int, Any]:
     if bucket.closed_until > now:
         return bucket.closed_until, None
     if bucket.opens_at is not None and bucket.opens_at > now and not bucket.is_held_by(holder):
         return bucket.opens_at, None
     try:
-        return bucket.ask(now, cost, holder or "")
+        return bucket.take(now, cost, holder or "")
     except CostExceedsLimit as error:
         lane.failed = error
         return now, None
 
 
-def charges_elsewhere(buckets: Sequence[BucketView]) -> tuple[ChargedElsewhere | None, ...] | None:
+def remote_charges(buckets: Sequence[BucketView]) -> tuple[RemoteCharge | None, ...] | None:
     """Return the charge of each bucket of a lane in another store; None if no bucket was charged in one."""
-    charges = [bucket.elsewhere for bucket in buckets]
+    charges = [bucket.remote_charge for bucket in buckets]
     return tuple(charges) if charges.count(None) < len(charges) else None
 
 
@@ -285,17 +285,17 @@ def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:
     bucket = lane.behind
     if bucket is None or not lane.has_more:
         return None
-    ask = lane.asks[lane.taken]
-    costs = None if ask is None else ask[0]
+    demand = lane.demands[lane.taken]
+    costs = None if demand is None else demand[0]
     cost = 1 if costs is None else costs[lane.buckets.index(bucket)]
     if not bucket.is_starved(now, cost):
         return None
     return Starved(bucket.draw, bucket.rule, cost, waiting)
 
 
-def ask_of(
+def demand_of(
     job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, passes: DrawSet = NO_DRAWS
-) -> Ask | None:
+) -> Demand | None:
     """Return the demand of a job for all its draws except those in `passes`."""
     if costs is None and (terms is None or not terms.holds):
         return None

@@ -40,7 +40,7 @@ class BackgroundCounts(Generic[T]):
     `read` waits `patience` seconds (None: without end) for a running count, and returns the last result if the count
     takes longer. Before the first result it waits `first_patience`. A result is reused for 50 times as long as the
     count took, and at least for `fresh_for` microseconds. If the store refuses to count, `read` returns the last
-    result, and the store is asked again after the same time.
+    result, and the next count begins after the same time.
     """
 
     def __init__(

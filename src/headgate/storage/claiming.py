@@ -26,9 +26,9 @@ from headgate.storage.admission import (
     LaneView,
     RowId,
     admit,
-    ask_of,
-    charges_elsewhere,
+    demand_of,
     gated_share,
+    remote_charges,
     starved_by,
 )
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
@@ -375,9 +375,9 @@ class ClaimPlan:
             if visit.row.behind is not None:
                 visit.row.opened_at = min(self.limit_now, opened_at.get(visit.row.behind) or self.limit_now)
             views = [view(draw) for draw in visit.row.draws]
-            asks = [ask_of(head.id, head.costs, head.terms, head.passes) for head in visit.heads]
+            demands = [demand_of(head.id, head.costs, head.terms, head.passes) for head in visit.heads]
             discards = variant_discards(visit.row.variant)
-            visit.view = LaneView(visit.row.id, visit.row.queue, views, asks, discards=discards)
+            visit.view = LaneView(visit.row.id, visit.row.queue, views, demands, discards=discards)
         self._starving = {view.draw for view in self.opened if self._is_starving(view)}
         admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
         for visit in gated:
@@ -537,7 +537,7 @@ class ClaimPlan:
         if wakes_at is not None and (self._next_wake is None or wakes_at < self._next_wake):
             self._next_wake = wakes_at
 
-    # --------------------------------------------------------------------------------------- what to tell
+    # ---------------------------------------------------------------------------------------------- result
 
     def claimed(self, *, progressed: bool, reopened: bool, still_open: bool) -> Claimed:
         """Return the result. `progressed`: a row was written; `still_open`: an opened bucket grants more."""
@@ -594,7 +594,7 @@ class ClaimPlan:
         """Return the jobs of a lane that start."""
         now, limit_now, row = self.now, self.limit_now, visit.row
         opened_at = None if row.opened_at is None else now - (limit_now - row.opened_at)
-        elsewhere = None if visit.view is None else charges_elsewhere(visit.view.buckets)
+        elsewhere = None if visit.view is None else remote_charges(visit.view.buckets)
         return [
             ClaimedJob(
                 head.id,

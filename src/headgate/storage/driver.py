@@ -125,7 +125,7 @@ class Driver(ABC):
     """Whether the jobs are in the memory of this process."""
 
     migrates_when_opened = False
-    """Whether an app makes the tables when it opens the store, unless its settings say."""
+    """Whether an app creates the tables when it opens the store, unless a setting decides it."""
 
     file: Path | None = None
     """The file of the jobs, if they are in one."""

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.jobs.job import ChargedElsewhere
+from headgate.jobs.job import RemoteCharge
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule, Snapshot
 
@@ -118,11 +118,11 @@ def is_starved(rule: AnyRule, state: Any, now: int, cost: int) -> bool:
     return isinstance(rule, FetchedStarts) and rule.is_starved(state, now, cost)
 
 
-def charged_elsewhere(rule: AnyRule, state: Any) -> ChargedElsewhere | None:
+def remote_charge_of(rule: AnyRule, state: Any) -> RemoteCharge | None:
     """Return when a bucket's starts were charged in another store; None if its limit is kept in this one."""
     if not isinstance(rule, FetchedStarts) or state is None or not state.charged_at:
         return None
-    return ChargedElsewhere(state.charged_at, state.charged_at - state.fetched_at)
+    return RemoteCharge(state.charged_at, state.charged_at - state.fetched_at)
 
 
 _HEAD = "1:fetched:"

@@ -139,7 +139,7 @@ def leader_error(leader: str, ended: JobState, cause: LeaderError | None = None)
     )
 
 
-def went_wrong(ends: Mapping[str, JobState | None]) -> list[str]:
+def not_succeeded(ends: Mapping[str, JobState | None]) -> list[str]:
     """Return those of these leaders that are final and did not succeed, in the order of their ids."""
     return sorted(id for id, end in ends.items() if end is not None and end is not JobState.SUCCEEDED)
 
@@ -154,7 +154,7 @@ def not_retried(job_id: str, leader: str, ended: JobState, cause: LeaderError | 
     )
 
 
-def is_let_go(on: str, ended: JobState) -> bool:
+def may_run_after(on: str, ended: JobState) -> bool:
     """Whether a follower may run after its leader has ended so; `on` is the outcome that it needs."""
     return on == "any" or ended is JobState.SUCCEEDED
 
@@ -164,7 +164,7 @@ def leaders_of(jobs: Sequence[NewJob]) -> set[str]:
     return {job.origin.follows for job in jobs if job.origin is not None and job.origin.follows is not None}
 
 
-def places(
+def placements(
     jobs: Sequence[NewJob],
     batches: Sequence[NewBatch],
     ends: Mapping[str, JobState | None],
@@ -224,7 +224,7 @@ def _place(
         raise LeaderNotFound(job.id, leader)
     if ended is None:
         return FollowerPlacement(JobState.WAITING, is_blocked=True)
-    if is_let_go(job.origin.on, ended):
+    if may_run_after(job.origin.on, ended):
         return FollowerPlacement(JobState.WAITING)
     return FollowerPlacement(JobState.CANCELLED, error=leader_error(leader, ended, causes.get(leader)))
 

@@ -43,7 +43,7 @@ def read_migrations(folder: Path) -> Sequence[Migration]:
 
 
 def require_none(missing: Sequence[Migration], known: Sequence[Migration], *, absent: str, where: str) -> None:
-    """Raise StorageUnusable if any of the `known` migrations is missing; `absent` says so of all of them."""
+    """Raise StorageUnusable if a `known` migration is missing; `absent` is the message if all of them are."""
     if not missing:
         return
     if len(missing) == len(known):

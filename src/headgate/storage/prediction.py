@@ -26,14 +26,14 @@ class Prediction(NamedTuple):
     waits_for: Draw | None
 
 
-def predict(standing: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRules, now: int) -> Prediction:
+def predict(position: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRules, now: int) -> Prediction:
     """Return when the limits let the job at this position start, if nothing else changes and a slot is free."""
     latest = Prediction(now, None)
-    for index, record in enumerate(standing.buckets):
+    for index, record in enumerate(position.buckets):
         declared = rules.get(record.draw.limit)
         if declared is None or live.is_paused(record.draw):
             return Prediction(None, record.draw)
-        starts_at = _opens_for(standing, index, record, live.rule(record.draw, declared), now)
+        starts_at = _opens_for(position, index, record, live.rule(record.draw, declared), now)
         if starts_at >= NEVER:
             return Prediction(None, record.draw)
         if latest.starts_at is not None and starts_at > latest.starts_at:
@@ -41,14 +41,14 @@ def predict(standing: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRul
     return latest
 
 
-def _opens_for(standing: QueuePosition, index: int, record: BucketRecord, rule: AnyRule, now: int) -> int:
-    ahead = _ahead(standing, record)
+def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: AnyRule, now: int) -> int:
+    ahead = _ahead(position, record)
     if is_balance(record.state):
         # How many starts the other store grants to the jobs ahead is unknown here.
         return NEVER if ahead else max(now, record.closed_until, record.opens_at or 0)
     state = None if record.state is None else load_state(rule, record.draw, record.state, now)
     bucket = BucketView(record.draw, rule, state)
-    costs, holders = (None, None) if standing.asks is None else standing.asks
+    costs, holders = (None, None) if position.demands is None else position.demands
     # A row that contradicts itself may have costs for fewer limits than its lane has.
     cost = 1 if costs is None or index >= len(costs) else costs[index]
     holder = None if holders is None or index >= len(holders) else holders[index]
@@ -59,7 +59,7 @@ def _opens_for(standing: QueuePosition, index: int, record: BucketRecord, rule: 
     half_way = at
     try:
         for start in range(min(ahead, REHEARSED) + 1):
-            opens_at, bucket.state = bucket.ask(at, cost)
+            opens_at, bucket.state = bucket.take(at, cost)
             at = max(at, opens_at)
             if start == REHEARSED // 2:
                 half_way = at
@@ -70,9 +70,9 @@ def _opens_for(standing: QueuePosition, index: int, record: BucketRecord, rule: 
     return at
 
 
-def _ahead(standing: QueuePosition, record: BucketRecord) -> int:
+def _ahead(position: QueuePosition, record: BucketRecord) -> int:
     """Return how many starts come first: the jobs ahead in its lane, and as many of each lane in the same line."""
-    before = (standing.place or standing.waiting) - 1
-    others = max(0, record.waiting - standing.waiting) if standing.behind == record.draw else record.waiting
-    lanes = max(0, record.lanes - (standing.behind == record.draw))
+    before = (position.place or position.waiting) - 1
+    others = max(0, record.waiting - position.waiting) if position.behind == record.draw else record.waiting
+    lanes = max(0, record.lanes - (position.behind == record.draw))
     return before + min(others, (before + 1) * lanes)

@@ -268,7 +268,7 @@ class QueuePosition(msgspec.Struct, frozen=True):
     is_due: bool
     behind: Draw | None
     buckets: Sequence[BucketRecord]
-    asks: tuple[tuple[int, ...] | None, tuple[str | None, ...] | None] | None = None
+    demands: tuple[tuple[int, ...] | None, tuple[str | None, ...] | None] | None = None
 
 
 class RecordedStart(msgspec.Struct, frozen=True, array_like=True):

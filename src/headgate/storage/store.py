@@ -187,17 +187,17 @@ class Store:
         refunds = any(amendment.actual < amendment.cost for amendment in amendments)
         await self.driver.write(lambda tx: limits.amend(tx, amendments, rules, self.driver.live), wakes=refunds)
 
-    async def cancel(self, job_id: str, *, deed: AuditRecord | None = None) -> JobState | None:
+    async def cancel(self, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
         """Cancel a waiting job, or request the cancellation of a running one.
 
         Returns the state it was in, None if there is no such job; a final job is left as it is. A verb that takes a
-        `deed` stores it in the commit that changes something; for a job, only if the job is audited in full.
+        `audit_record` stores it in the commit that changes something; for a job, only if the job is audited in full.
         """
         return await self.driver.write(
-            lambda tx: waiting.cancel(tx, job_id, deed), wakes=True, changes_job=job_id, empties_lanes=True
+            lambda tx: waiting.cancel(tx, job_id, audit_record), wakes=True, changes_job=job_id, empties_lanes=True
         )
 
-    async def retry(self, job_id: str, *, deed: AuditRecord | None = None) -> JobState | None:
+    async def retry(self, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
         """Let a failed or cancelled job wait again, with all its attempts.
 
         It is blocked if its leader is not final. Its followers that were cancelled because of it are blocked again.
@@ -205,17 +205,26 @@ class Store:
         retried first. Returns the state it was in, None if there is no such job. Raises IllegalTransition for any other
         state.
         """
-        return await self.driver.write(lambda tx: waiting.retry(tx, job_id, deed), wakes=True, changes_job=job_id)
+        return await self.driver.write(
+            lambda tx: waiting.retry(tx, job_id, audit_record), wakes=True, changes_job=job_id
+        )
 
-    async def run_now(self, job_id: str, *, deed: AuditRecord | None = None) -> JobState | None:
+    async def run_now(self, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
         """Make a waiting job ready whose `run_at` is in the future; its limits still apply.
 
         Returns the state it was in, None if there is no such job. Raises IllegalTransition if it is not scheduled.
         """
-        return await self.driver.write(lambda tx: waiting.run_now(tx, job_id, deed), wakes=True, changes_job=job_id)
+        return await self.driver.write(
+            lambda tx: waiting.run_now(tx, job_id, audit_record), wakes=True, changes_job=job_id
+        )
 
     async def reschedule(
-        self, job_id: str, *, run_at: int | None = None, priority: int | None = None, deed: AuditRecord | None = None
+        self,
+        job_id: str,
+        *,
+        run_at: int | None = None,
+        priority: int | None = None,
+        audit_record: AuditRecord | None = None,
     ) -> JobState | None:
         """Change the `run_at` of a waiting job, its priority, or both; None leaves it as it is.
 
@@ -224,7 +233,7 @@ class Store:
         blocked.
         """
         return await self.driver.write(
-            lambda tx: waiting.reschedule(tx, job_id, run_at, priority, deed), wakes=True, changes_job=job_id
+            lambda tx: waiting.reschedule(tx, job_id, run_at, priority, audit_record), wakes=True, changes_job=job_id
         )
 
     async def report(self, node: str, reports: Sequence[AttemptReport], most_lines: int) -> Sequence[bool | None]:
@@ -241,9 +250,9 @@ class Store:
         """Return the log lines of a job, oldest first: the first `count` after number `after`, or the `newest`."""
         return await self.driver.read(lambda tx: logs(tx, job_id, after, count, newest=newest), "list")
 
-    async def note(self, deed: AuditRecord) -> None:
+    async def add_audit_record(self, audit_record: AuditRecord) -> None:
         """Store an audit record of an action that no other verb stores."""
-        await self.driver.write(lambda tx: audit.add_audit_record(tx, deed), is_atomic=False)
+        await self.driver.write(lambda tx: audit.add_audit_record(tx, audit_record), is_atomic=False)
 
     async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
         """Return a page of audit entries, newest first."""
@@ -334,17 +343,17 @@ class Store:
         """Return how many jobs wait in the lanes of a queue; it adds up the counts of the lanes, and reads no job."""
         return await self.driver.read(lambda tx: listing.backlog(tx, queue), "lookup")
 
-    async def pause_queue(self, queue: str, *, deed: AuditRecord | None = None) -> bool:
+    async def pause_queue(self, queue: str, *, audit_record: AuditRecord | None = None) -> bool:
         """Pause a queue: from the next claim on, no node gets its jobs until it is resumed. False if it was paused.
 
         Its jobs can still be added, expired, cancelled and finished. A claim ignores the queue: it causes no `more` and
         no `next_in`. The queue need not have had a job.
         """
-        return await self.driver.write(lambda tx: upkeep.pause_queue(tx, queue, deed), wakes=True)
+        return await self.driver.write(lambda tx: upkeep.pause_queue(tx, queue, audit_record), wakes=True)
 
-    async def resume_queue(self, queue: str, *, deed: AuditRecord | None = None) -> bool:
+    async def resume_queue(self, queue: str, *, audit_record: AuditRecord | None = None) -> bool:
         """End a pause and wake the watchers; False if the queue was not paused."""
-        return await self.driver.write(lambda tx: upkeep.pause_queue(tx, queue, deed, ends=True), wakes=True)
+        return await self.driver.write(lambda tx: upkeep.pause_queue(tx, queue, audit_record, ends=True), wakes=True)
 
     async def obstacles(self) -> Sequence[Blocker]:
         """Return the sessions that delay the store now, longest first; none for databases that have no sessions."""
@@ -393,11 +402,11 @@ class Store:
         )
         return answer  # type: ignore[no-any-return]
 
-    async def standing(self, job_id: str) -> QueuePosition | None:
+    async def queue_position(self, job_id: str) -> QueuePosition | None:
         """Return the queue position of a job; None if it is not waiting."""
         return await self.driver.read(lambda tx: listing.queue_position(tx, job_id), "list")
 
-    async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> QueuePosition:
+    async def prediction_input(self, queue: str, draws: Sequence[Draw], variant: str = "") -> QueuePosition:
         """Return the queue position of a job that would be added to this lane now."""
         return await self.driver.read(lambda tx: listing.prediction_input(tx, queue, draws, variant), "lookup")
 
@@ -465,35 +474,37 @@ class Store:
         """Return the settings of limits that were made at run time."""
         return await self.driver.read(read_settings, "lookup")
 
-    async def edit_setting(self, about: LimitSetting, edit: EditSetting, *, deed: AuditRecord | None = None) -> bool:
+    async def edit_setting(
+        self, about: LimitSetting, edit: EditSetting, *, audit_record: AuditRecord | None = None
+    ) -> bool:
         """Change the setting for the limit, scope and target of `about` by `edit`. Returns whether that is a change.
 
         `edit` gets the stored setting, and no other change comes in between. A setting that sets nothing is removed.
-        The deed is stored with a change. The lanes that wait for the limit are visited again under the new rules.
+        The audit record is stored with a change. Lanes that wait for the limit are visited again under the new rules.
         """
-        becomes = await self.driver.write(lambda tx: limits.edit_setting(tx, about, edit, deed))
+        becomes = await self.driver.write(lambda tx: limits.edit_setting(tx, about, edit, audit_record))
         if becomes is None:
             return False
         await self.driver.write(lambda tx: limits.reopen(tx, becomes), wakes=True)
         return True
 
-    async def penalize(self, draw: Draw, until: int, *, deed: AuditRecord | None = None) -> None:
+    async def penalize(self, draw: Draw, until: int, *, audit_record: AuditRecord | None = None) -> None:
         """Let nothing start on a bucket before that limit time."""
-        await self.driver.write(lambda tx: limits.penalize(tx, draw, until, deed))
+        await self.driver.write(lambda tx: limits.penalize(tx, draw, until, audit_record))
 
-    async def reset(self, draw: Draw, *, deed: AuditRecord | None = None) -> int:
+    async def reset(self, draw: Draw, *, audit_record: AuditRecord | None = None) -> int:
         """Reset a bucket and take back permits of jobs that are not running. Returns how many permits are still held.
 
         For a dynamic window, the bucket with the key "" is the state of all keys.
         """
-        return await self.driver.write(lambda tx: limits.reset(tx, draw, deed), wakes=True, empties_lanes=True)
+        return await self.driver.write(lambda tx: limits.reset(tx, draw, audit_record), wakes=True, empties_lanes=True)
 
-    async def forget(self, limit: str, *, deed: AuditRecord | None = None) -> bool:
-        """Delete a limit's settings and buckets; False if there were none, and then the deed is not stored.
+    async def forget(self, limit: str, *, audit_record: AuditRecord | None = None) -> bool:
+        """Delete a limit's settings and buckets; False if there were none, and then the audit record is not stored.
 
         Raises LimitInUse while jobs wait for it or hold its permits.
         """
-        return await self.driver.write(lambda tx: limits.forget(tx, limit, deed))
+        return await self.driver.write(lambda tx: limits.forget(tx, limit, audit_record))
 
     async def put_schedule(self, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:
         """Store a schedule in place of the one with its name and the revision `replaces` (None: there is none).

@@ -23,7 +23,7 @@ R = TypeVar("R")
 class StoredBuckets:
     """A BucketStore on the store of the jobs. Rules that were set at run time apply here too.
 
-    When a bucket opens, it serves jobs and plain code in the order in which they ask.
+    When a bucket opens, it serves jobs and plain code in the order of their requests.
     """
 
     def __init__(self, storage: Store) -> None:
@@ -112,14 +112,14 @@ def _take(visit: BucketVisit, cost: int, count: int) -> Taken:
         return known.taken
     view, now = visit.view, visit.now
     granted = 0
-    opens_at, after = _ask(view, now, cost)
+    opens_at, after = _try_take(view, now, cost)
     while opens_at <= now and granted < count:
         granted += 1
-        view.keep(after)
-        opens_at, after = _ask(view, now, cost)
+        view.set_state(after)
+        opens_at, after = _try_take(view, now, cost)
     taken = _taken(visit, granted, opens_at)
     if granted:
-        visit.remember(_encode(_StoredReservation(taken)), now + view.rule.period)
+        visit.store_note(_encode(_StoredReservation(taken)), now + view.rule.period)
     return taken
 
 
@@ -133,10 +133,10 @@ def _reserve(visit: BucketVisit, cost: int) -> Taken | None:
     if view.closed_until >= NEVER:
         return None
     before = _state(view)
-    slot, state = view.ask(max(now, view.closed_until), cost)
-    view.keep(state)
+    slot, state = view.take(max(now, view.closed_until), cost)
+    view.set_state(state)
     taken = _taken(visit, int(slot <= now), slot)
-    visit.remember(_encode(_StoredReservation(taken, before, _state(view))), slot + view.rule.period)
+    visit.store_note(_encode(_StoredReservation(taken, before, _state(view))), slot + view.rule.period)
     return taken
 
 
@@ -147,8 +147,8 @@ def _cancel(visit: BucketVisit) -> bool:
         return False
     if known.taken.opens_at <= visit.now or known.after is None or _state(view) != known.after:
         return False
-    view.keep(None if known.before is None else load_state(view.rule, view.draw, known.before, visit.now))
-    visit.forget()
+    view.set_state(None if known.before is None else load_state(view.rule, view.draw, known.before, visit.now))
+    visit.delete_note()
     visit.reopens = True
     return True
 
@@ -160,10 +160,10 @@ def _snapshot(visit: BucketVisit) -> Snapshot:
     return snapshot_of(view.snapshot, visit.now, view.closed_until)
 
 
-def _ask(view: BucketView, now: int, cost: int) -> tuple[int, Any]:
+def _try_take(view: BucketView, now: int, cost: int) -> tuple[int, Any]:
     if view.closed_until >= NEVER:
         return NEVER, None
-    return view.ask(max(now, view.closed_until), cost)
+    return view.take(max(now, view.closed_until), cost)
 
 
 def _taken(visit: BucketVisit, granted: int, opens_at: int) -> Taken:

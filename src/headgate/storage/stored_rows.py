@@ -65,7 +65,7 @@ class RowDecoder(Generic[R]):
             for name in names
             if name != "unreadable"
         ]
-        self._tells = "unreadable" in names
+        self._names_faults = "unreadable" in names
         self.names: list[str] = [name for name in names if name != "unreadable"]
         self.fields: list[Field] = [Field(name, _kind_of(types[name])) for name in names if name != "unreadable"]
         converters = ((place, _converter(types[field.name], field)) for place, field in enumerate(self.fields))
@@ -81,7 +81,7 @@ class RowDecoder(Generic[R]):
         except (msgspec.DecodeError, UnicodeError):
             return [self.repaired([_value(raw) for raw in _decode_row(row)]) for row in _decode_row(text)]
 
-    def of(self, row: Sequence[Any]) -> R:
+    def decode_row(self, row: Sequence[Any]) -> R:
         """Return one row from its columns as they are stored, in the order of its fields."""
         if self._pick(row) == self._nothing:
             # Nothing to convert, as in most rows with many columns.
@@ -95,12 +95,12 @@ class RowDecoder(Generic[R]):
             return self.repaired(list(row))
         return self._kind(*values)
 
-    def all_of(self, rows: Iterable[Sequence[Any]]) -> list[R]:
-        """Return many rows; see `of`."""
+    def decode_rows(self, rows: Iterable[Sequence[Any]]) -> list[R]:
+        """Return many rows; see `decode_row`."""
         kind, pick, nothing = self._kind, self._pick, self._nothing
         if not self._converters:
             return [kind(*row) for row in rows]
-        return [kind(*row) if pick(row) == nothing else self.of(row) for row in rows]
+        return [kind(*row) if pick(row) == nothing else self.decode_row(row) for row in rows]
 
     def repaired(self, row: Sequence[Any]) -> R:
         """Return one row with blanks for what cannot be read; a JSON value may be text or already decoded."""
@@ -112,16 +112,16 @@ class RowDecoder(Generic[R]):
             except (msgspec.DecodeError, UnicodeError) as error:
                 values[name] = blank(value) if callable(blank) else blank
                 faults.append(f"{name}: {error}")
-        if faults and not self._tells and "draws" in values and "terms" in values:
+        if faults and not self._names_faults and "draws" in values and "terms" in values:
             unread = {fault.partition(":")[0] for fault in faults}
             values["draws"], values["terms"] = _in_agreement(
                 None if "draws" in unread else values["draws"], values["terms"], is_read="terms" not in unread
             )
-        told = "; ".join(faults)[:500]
+        fault = "; ".join(faults)[:500]
         if faults:
-            note_unreadable(self._what, str(values.get("id", values.get("name", ""))), told)
-            if self._tells:
-                values["unreadable"] = told
+            note_unreadable(self._what, str(values.get("id", values.get("name", ""))), fault)
+            if self._names_faults:
+                values["unreadable"] = fault
         return self._kind(**values)
 
 

@@ -24,7 +24,7 @@ from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, reco
 from tests.limit_settings import change
 
 
-def deed(action: str, subject: str, kind: SubjectKind = "job", detail: str | None = None) -> AuditRecord:
+def audit_record(action: str, subject: str, kind: SubjectKind = "job", detail: str | None = None) -> AuditRecord:
     return AuditRecord("ada@here", action, kind, subject, detail)
 
 
@@ -72,9 +72,9 @@ class AuditingConformance(Conformance):
     async def test_what_people_do_to_a_job_is_kept_in_order(self, hands: Hands, clock: ManualClock) -> None:
         id = await add(hands)
         asked_at = clock.now()
-        await hands.storage.cancel(id, deed=deed("cancel", id, detail="because"))
+        await hands.storage.cancel(id, audit_record=audit_record("cancel", id, detail="because"))
         clock.advance(1)
-        await hands.storage.retry(id, deed=deed("retry", id))
+        await hands.storage.retry(id, audit_record=audit_record("retry", id))
         retried, cancelled = await entries(hands, subject=id)
         assert (cancelled.at, cancelled.actor, cancelled.action) == (asked_at, "ada@here", "cancel")
         assert (cancelled.kind, cancelled.subject, cancelled.detail) == ("job", id, "because")
@@ -84,8 +84,8 @@ class AuditingConformance(Conformance):
     @pytest.mark.parametrize("audit", [AuditLevel.NONE, AuditLevel.ERRORS, AuditLevel.MINIMAL])
     async def test_only_of_a_job_that_is_audited_in_full(self, hands: Hands, audit: AuditLevel) -> None:
         id = await add(hands, audit)
-        await hands.storage.cancel(id, deed=deed("cancel", id))
-        await hands.storage.retry(id, deed=deed("retry", id))
+        await hands.storage.cancel(id, audit_record=audit_record("cancel", id))
+        await hands.storage.retry(id, audit_record=audit_record("retry", id))
         assert await entries(hands) == []
 
     async def test_what_changes_nothing_is_not_kept(self, hands: Hands) -> None:
@@ -94,15 +94,15 @@ class AuditingConformance(Conformance):
         (job,) = await hands.take(1)
         await hands.succeed(job)
         before = await hands.record(done)
-        assert await hands.storage.cancel(done, deed=deed("cancel", done)) is JobState.SUCCEEDED
+        assert await hands.storage.cancel(done, audit_record=audit_record("cancel", done)) is JobState.SUCCEEDED
         assert await hands.record(done) == before
         with pytest.raises(IllegalTransition):
-            await hands.storage.retry(done, deed=deed("retry", done))
+            await hands.storage.retry(done, audit_record=audit_record("retry", done))
         with pytest.raises(IllegalTransition):
-            await hands.storage.retry(waiting, deed=deed("retry", waiting))
-        assert await hands.storage.cancel("nobody", deed=deed("cancel", "nobody")) is None
-        assert await hands.storage.retry("nobody", deed=deed("retry", "nobody")) is None
-        assert not await hands.storage.resume_queue("default", deed=deed("resume", "default", "queue"))
+            await hands.storage.retry(waiting, audit_record=audit_record("retry", waiting))
+        assert await hands.storage.cancel("nobody", audit_record=audit_record("cancel", "nobody")) is None
+        assert await hands.storage.retry("nobody", audit_record=audit_record("retry", "nobody")) is None
+        assert not await hands.storage.resume_queue("default", audit_record=audit_record("resume", "default", "queue"))
         assert await entries(hands) == []
 
     async def test_a_retry_that_is_refused_for_a_unique_key_changes_nothing_and_is_not_kept(
@@ -117,7 +117,7 @@ class AuditingConformance(Conformance):
         before = await hands.record(ended.id)
         clock.advance(5)
         with pytest.raises(IllegalTransition, match="waits with the same unique key"):
-            await hands.storage.retry(ended.id, deed=deed("retry", ended.id))
+            await hands.storage.retry(ended.id, audit_record=audit_record("retry", ended.id))
         assert await hands.record(ended.id) == before
         assert await entries(hands) == []
 
@@ -126,17 +126,19 @@ class AuditingConformance(Conformance):
         hands.rules = {"api": strict(1)}
         await hands.succeed(*await hands.take())
         draw = Draw("api", "acme")
-        await storage.pause_queue("default", deed=deed("pause", "default", "queue"))
-        await storage.pause_queue("default", deed=deed("pause", "default", "queue"))
-        await storage.resume_queue("default", deed=deed("resume", "default", "queue"))
+        await storage.pause_queue("default", audit_record=audit_record("pause", "default", "queue"))
+        await storage.pause_queue("default", audit_record=audit_record("pause", "default", "queue"))
+        await storage.resume_queue("default", audit_record=audit_record("resume", "default", "queue"))
         setting = LimitSetting("api", "all", "", is_paused=True)
-        await change(storage, setting, deed=deed("pause", "api", "limit", "all keys"))
-        await change(storage, setting, remove=True, deed=deed("resume", "api", "limit", "all keys"))
-        await storage.penalize(draw, storage.limit_now() + SECOND, deed=deed("penalize", "api", "limit", "key 'acme'"))
-        await storage.reset(draw, deed=deed("reset", "api", "limit", "key 'acme'"))
-        await storage.forget("api", deed=deed("remove", "api", "limit"))
-        await storage.forget("nothing", deed=deed("remove", "nothing", "limit"))
-        await storage.note(deed("pause", "nightly", "schedule"))
+        await change(storage, setting, audit_record=audit_record("pause", "api", "limit", "all keys"))
+        await change(storage, setting, remove=True, audit_record=audit_record("resume", "api", "limit", "all keys"))
+        await storage.penalize(
+            draw, storage.limit_now() + SECOND, audit_record=audit_record("penalize", "api", "limit", "key 'acme'")
+        )
+        await storage.reset(draw, audit_record=audit_record("reset", "api", "limit", "key 'acme'"))
+        await storage.forget("api", audit_record=audit_record("remove", "api", "limit"))
+        await storage.forget("nothing", audit_record=audit_record("remove", "nothing", "limit"))
+        await storage.add_audit_record(audit_record("pause", "nightly", "schedule"))
         kept = [(entry.kind, entry.subject, entry.action, entry.detail) for entry in await entries(hands)]
         assert kept[::-1] == [
             ("queue", "default", "pause", None),
@@ -151,8 +153,8 @@ class AuditingConformance(Conformance):
 
     async def test_the_log_is_read_by_page_subject_kind_and_actor(self, hands: Hands) -> None:
         for number in range(5):
-            await hands.storage.note(AuditRecord("ada", f"did {number}", "queue", "default"))
-        await hands.storage.note(AuditRecord("bob", "did", "limit", "default"))
+            await hands.storage.add_audit_record(AuditRecord("ada", f"did {number}", "queue", "default"))
+        await hands.storage.add_audit_record(AuditRecord("bob", "did", "limit", "default"))
         newest, *others = await entries(hands)
         assert [entry.action for entry in others] == [f"did {number}" for number in (4, 3, 2, 1, 0)]
         assert await entries(hands, actor="bob") == await entries(hands, kind="limit") == [newest]
@@ -163,7 +165,7 @@ class AuditingConformance(Conformance):
         assert await entries(hands, subject="other") == []
 
     async def test_a_deed_is_cut_to_what_a_row_should_hold(self, hands: Hands) -> None:
-        await hands.storage.note(AuditRecord("a" * 500, "did", "queue", "default", "d" * 5000))
+        await hands.storage.add_audit_record(AuditRecord("a" * 500, "did", "queue", "default", "d" * 5000))
         (entry,) = await entries(hands)
         assert (len(entry.actor), len(entry.detail or "")) == (LONGEST_ACTOR, LONGEST_DETAIL)
 
@@ -173,7 +175,7 @@ class AuditingConformance(Conformance):
         later, latest = await hands.add(2, delay=3600)
         assert await hands.take() == []
         clock.advance(5)
-        assert await hands.storage.run_now(latest, deed=deed("run now", latest)) is JobState.WAITING
+        assert await hands.storage.run_now(latest, audit_record=audit_record("run now", latest)) is JobState.WAITING
         record = await hands.record(latest)
         assert (record.run_at, record.delayed) == (clock.now(), False)
         assert await hands.take_ids() == [latest]
@@ -221,7 +223,7 @@ class AuditingConformance(Conformance):
         await hands.succeed(done)
         for id in (running.id, done.id):
             with pytest.raises(IllegalTransition):
-                await hands.storage.run_now(id, deed=deed("run now", id))
+                await hands.storage.run_now(id, audit_record=audit_record("run now", id))
         assert await hands.storage.run_now("nobody") is None
         assert await entries(hands) == []
 
@@ -266,7 +268,7 @@ class AuditingConformance(Conformance):
         assert list(await hands.storage.report(hands.node, reports, 10)) == [True, True]
         await hands.fail(*jobs)
         for id in (gone, kept):
-            await hands.storage.retry(id, deed=deed("retry", id))
+            await hands.storage.retry(id, audit_record=audit_record("retry", id))
         again = {job.id: job for job in await hands.take()}
         await hands.fail(again[gone])
         clock.advance(10)
@@ -293,9 +295,9 @@ class AuditingConformance(Conformance):
         self, hands: Hands, clock: ManualClock
     ) -> None:
         id = await add(hands)
-        await hands.storage.cancel(id, deed=deed("cancel", id))
+        await hands.storage.cancel(id, audit_record=audit_record("cancel", id))
         for number in range(3):
-            await hands.storage.note(deed(f"did {number}", "default", "queue"))
+            await hands.storage.add_audit_record(audit_record(f"did {number}", "default", "queue"))
             clock.advance(1)
         assert await hands.storage.prune_audit(clock.now() - SECOND, count=1) == 1
         assert await hands.storage.prune_audit(clock.now() - SECOND) == 1

@@ -122,7 +122,7 @@ class FollowingConformance(Conformance):
     async def test_a_follower_is_in_no_lane_until_its_leader_is_final(self, hands: Hands) -> None:
         first, second, third = await chain(hands, 3)
         assert [await is_blocked(hands, id) for id in (first, second, third)] == [False, True, True]
-        assert await hands.storage.standing(second) is None
+        assert await hands.storage.queue_position(second) is None
         counts = await hands.counts()
         assert (counts.waiting, counts.running) == (3, 0)
         waiting = await hands.storage.jobs(JobFilter(state=JobState.WAITING))

@@ -311,7 +311,7 @@ class LiveLimitsConformance(Conformance):
         for wrong in ({}, {"key": "a", "pattern": "a*"}):
             with pytest.raises(DeclarationError, match="name either the key= or the pattern="):
                 await admin.assign("api", tier="gold", **wrong)
-        with pytest.raises(DeclarationError, match="name a single key as key='stripe'"):
+        with pytest.raises(DeclarationError, match="for a single key, pass key='stripe'"):
             await admin.pause("api", pattern="stripe")
 
     # ----------------------------------------------------------------------------------------- pausing
@@ -615,7 +615,7 @@ class LiveLimitsConformance(Conformance):
         later = await hands.add(1, draws=API)
         high = await hands.add(1, draws=API, priority=5)
         delayed = await hands.add(1, draws=API, delay=60)
-        places = [await hands.storage.standing(id) for id in (*high, *low, *later, *delayed)]
+        places = [await hands.storage.queue_position(id) for id in (*high, *low, *later, *delayed)]
         assert [standing and standing.place for standing in places] == [1, 2, 3, 4, 5]
         assert {standing and standing.waiting for standing in places} == {5}
         assert {standing and standing.is_due for standing in places} == {True}
@@ -624,7 +624,7 @@ class LiveLimitsConformance(Conformance):
         ids = await hands.add(2)
         running, done = await hands.take()
         await hands.succeed(done)
-        assert [await hands.storage.standing(id) for id in (*ids, "nobody")] == [None] * 3
+        assert [await hands.storage.queue_position(id) for id in (*ids, "nobody")] == [None] * 3
         assert (await hands.record(running.id)).state is JobState.RUNNING
 
     async def test_a_standing_tells_what_is_waited_for_and_what_is_asked(
@@ -635,11 +635,11 @@ class LiveLimitsConformance(Conformance):
         await hands.add(draws=draws, costs=(8, 1))
         await hands.succeed(await hands.take_one())
         (id,) = await hands.add(draws=draws, costs=(4, 1))
-        before = await hands.storage.standing(id)
+        before = await hands.storage.queue_position(id)
         assert before is not None
-        assert (before.is_due, before.behind, before.asks) == (True, None, ((4, 1), (None, id)))
+        assert (before.is_due, before.behind, before.demands) == (True, None, ((4, 1), (None, id)))
         await hands.take()
-        standing = await hands.storage.standing(id)
+        standing = await hands.storage.queue_position(id)
         assert standing is not None
         assert (standing.place, standing.waiting, standing.is_due) == (1, 1, False)
         assert standing.behind == Draw("tokens", "acme")
@@ -653,25 +653,25 @@ class LiveLimitsConformance(Conformance):
         await hands.add(draws=[("mutex", ""), ("tokens", "")], costs=(1, 7), hold="until_final")
         job = await hands.take_one()
         await hands.give_back(job)
-        standing = await hands.storage.standing(job.id)
+        standing = await hands.storage.queue_position(job.id)
         assert standing is not None
         assert [bucket.draw for bucket in standing.buckets] == [Draw("tokens", "")]
-        assert standing.asks == ((7,), (None,))
+        assert standing.demands == ((7,), (None,))
 
     async def test_an_outlook_tells_where_the_next_job_would_stand(self, hands: Hands) -> None:
         hands.rules = {"api": strict(1)}
-        empty = await hands.storage.outlook("default", [ACME])
+        empty = await hands.storage.prediction_input("default", [ACME])
         assert (empty.place, empty.waiting, empty.behind) == (1, 1, None)
         assert [bucket.state for bucket in empty.buckets] == [None]
         await hands.add(4, draws=API)
         await hands.take()
-        outlook = await hands.storage.outlook("default", [ACME])
+        outlook = await hands.storage.prediction_input("default", [ACME])
         assert (outlook.place, outlook.waiting, outlook.behind) == (4, 4, ACME)
         assert (outlook.buckets[0].waiting, outlook.buckets[0].lanes) == (3, 1)
-        elsewhere = await hands.storage.outlook("elsewhere", [ACME])
+        elsewhere = await hands.storage.prediction_input("elsewhere", [ACME])
         assert (elsewhere.place, elsewhere.behind) == (1, None)
         assert elsewhere.buckets == outlook.buckets
-        ungated = await hands.storage.outlook("default", [])
+        ungated = await hands.storage.prediction_input("default", [])
         assert (ungated.place, list(ungated.buckets)) == (1, [])
 
     # ---------------------------------------------------------------------------------- shared windows

@@ -22,10 +22,10 @@ Verb = Callable[[Store, str], Awaitable[JobState | None]]
 STATES = ("waiting", "scheduled", "blocked", "running", "succeeded", "failed", "cancelled")
 
 VERBS: dict[str, Verb] = {
-    "cancel": lambda storage, id: storage.cancel(id, deed=_deed("cancel", id)),
-    "retry": lambda storage, id: storage.retry(id, deed=_deed("retry", id)),
-    "run now": lambda storage, id: storage.run_now(id, deed=_deed("run now", id)),
-    "reschedule": lambda storage, id: storage.reschedule(id, priority=7, deed=_deed("reschedule", id)),
+    "cancel": lambda storage, id: storage.cancel(id, audit_record=_audit_record("cancel", id)),
+    "retry": lambda storage, id: storage.retry(id, audit_record=_audit_record("retry", id)),
+    "run now": lambda storage, id: storage.run_now(id, audit_record=_audit_record("run now", id)),
+    "reschedule": lambda storage, id: storage.reschedule(id, priority=7, audit_record=_audit_record("reschedule", id)),
 }
 
 _RETRY = "job {id} is {state}; only a failed or cancelled one can be retried"
@@ -55,7 +55,7 @@ BECOMES = {
 }
 
 
-def _deed(action: str, id: str) -> AuditRecord:
+def _audit_record(action: str, id: str) -> AuditRecord:
     return AuditRecord("ada", action, "job", id)
 
 

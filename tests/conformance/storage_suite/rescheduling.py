@@ -150,6 +150,8 @@ class ReschedulingConformance(Conformance):
 
     async def test_who_did_it_is_kept(self, hands: Hands) -> None:
         id = await hands.add_one()
-        await hands.storage.reschedule(id, priority=1, deed=AuditRecord("ada", "reschedule", "job", id, "priority 1"))
+        await hands.storage.reschedule(
+            id, priority=1, audit_record=AuditRecord("ada", "reschedule", "job", id, "priority 1")
+        )
         (entry,) = await hands.storage.audit_log(AuditFilter(subject=id))
         assert (entry.actor, entry.action, entry.detail) == ("ada", "reschedule", "priority 1")

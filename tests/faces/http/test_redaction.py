@@ -235,7 +235,7 @@ async def test_the_audit_log_does_not_tell_what_payloads_were_searched_for() -> 
     async with app.open():
         await seed(app)
         assert (await app.admin.purge(JobQuery(state=JobState.FAILED, text=PASSWORD), older_than=0)).deleted == 1
-        await storage.note(AuditRecord("ada", "did", "queue", "default", "with password=another1"))
+        await storage.add_audit_record(AuditRecord("ada", "did", "queue", "default", "with password=another1"))
         async with browser(app, redact=["password"]) as asking:
             told = (await asking.get("/api/audit")).text
             assert "a text in the payload" in told

@@ -189,8 +189,8 @@ async def test_a_call_reaches_the_others_and_survives_those_that_are_gone(around
         ports = [unused.getsockname()[1], 1, other.getsockname()[1]]
         async with around.watched() as peer_notifier:
             for _ in range(3):
-                peer_notifier.call(ports)
+                peer_notifier.notify(ports)
                 assert other.recv(64) == b"headgate"
-            peer_notifier.call(ports, only_endings=True)
+            peer_notifier.notify(ports, only_endings=True)
             assert other.recv(64) == b"headgate endings"
-        peer_notifier.call(ports)
+        peer_notifier.notify(ports)

@@ -22,7 +22,7 @@ def hear(time: ServerTime, clock: ManualClock, server: int, *, ahead: int = 0, t
     """A reply that took so long, in the middle of which the server's clock was read."""
     sent_at = clock.monotonic()
     clock.advance(took)
-    return time.heard(sent_at, server, ahead)
+    return time.observe(sent_at, server, ahead)
 
 
 def test_it_is_told_between_two_replies_and_never_ahead_of_the_server(clock: ManualClock) -> None:
@@ -98,7 +98,7 @@ def test_an_honest_clock_never_steps_and_limit_time_is_close(
         sent_at = clock.monotonic()
         clock.advance(took)
         read_at = data.draw(st.integers(sent_at, clock.monotonic()))
-        assert time.heard(sent_at, server(read_at), 0) == 0
+        assert time.observe(sent_at, server(read_at), 0) == 0
         known, real = time.limit_now(), server(clock.monotonic())
         assert real - 3 * SECOND - 100_000 <= known <= real + 100_000
 
@@ -109,5 +109,5 @@ def test_own_time_asks_nobody(clock: ManualClock) -> None:
     assert (time.now(), time.limit_now()) == (clock.now(), clock.now())
     clock.step_wall(-3600)
     assert time.limit_now() == clock.now() + HOUR
-    assert time.heard(0, 12345, 0) == 0
+    assert time.observe(0, 12345, 0) == 0
     assert time.own() == (time.now(), time.limit_now())

@@ -213,7 +213,7 @@ async def test_a_setting_whose_group_was_undone_is_not_taken_for_set(
     # The disk gets full in the group of a change and a claim, which has read the new setting by then.
     writer.execute(f"PRAGMA max_page_count = {writer.execute('PRAGMA page_count').fetchone()[0]}")
     results = await asyncio.gather(
-        storage.note(AuditRecord("ada", "look", "job", "1")),
+        storage.add_audit_record(AuditRecord("ada", "look", "job", "1")),
         change(storage, LimitSetting("api", "all", rule=dump_rule(fast))),
         storage.claim(claim),
         storage.put_schedule(huge, replaces=None),
@@ -237,7 +237,7 @@ async def test_a_setting_of_a_call_that_was_undone_is_not_taken_for_set(
 
     # Together: a change, a look that reads it, and an addition that is undone after it has written.
     results = await asyncio.gather(
-        storage.note(AuditRecord("ada", "look", "job", "1")),
+        storage.add_audit_record(AuditRecord("ada", "look", "job", "1")),
         change(storage, LimitSetting("api", "all", rule=dump_rule(slow))),
         storage.visit(Draw("api", ""), {"api": fast}, fails),
         storage.add([job("bad", clock, run_at=TOO_LATE)]),

@@ -25,11 +25,11 @@ class Notified(WakeUps):
     def _woken(self, *, only_endings: bool = False) -> None:
         self.heard.append(only_endings)
 
-    async def _tell(self, news: str) -> None:
-        self.sent.append(news)
+    async def _notify(self, payload: str) -> None:
+        self.sent.append(payload)
 
-    def hear(self, news: str) -> None:
-        self._hear(None, 0, self.channel, news)
+    def hear(self, payload: str) -> None:
+        self._receive(None, 0, self.channel, payload)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 async def wake_ups(clock: ManualClock) -> AsyncIterator[Notified]:
     notified = Notified(clock)
-    await notified.open(hears=False)
+    await notified.open(listens=False)
     yield notified
     await notified.close()
 
@@ -53,11 +53,11 @@ async def settle() -> None:
 async def test_endings_are_said_to_be_endings_unless_something_else_has_changed(
     wake_ups: Notified, clock: ManualClock
 ) -> None:
-    wake_ups.tell(only_endings=True)
+    wake_ups.notify(only_endings=True)
     await settle()
-    wake_ups.tell(only_endings=True)
-    wake_ups.tell()
-    wake_ups.tell(only_endings=True)
+    wake_ups.notify(only_endings=True)
+    wake_ups.notify()
+    wake_ups.notify(only_endings=True)
     await settle()
     clock.advance(SEND_EVERY)
     await settle()
@@ -67,9 +67,9 @@ async def test_endings_are_said_to_be_endings_unless_something_else_has_changed(
 
 async def test_where_much_changes_less_is_sent(wake_ups: Notified, clock: ManualClock) -> None:
     for _ in range(100):
-        wake_ups.tell()
+        wake_ups.notify()
     await settle()
-    wake_ups.tell()
+    wake_ups.notify()
     await settle()
     clock.advance(SEND_EVERY)
     await settle()
@@ -80,9 +80,9 @@ async def test_where_much_changes_less_is_sent(wake_ups: Notified, clock: Manual
 
 
 async def test_others_wake_this_process_by_what_they_say_and_it_does_not_wake_itself(wake_ups: Notified) -> None:
-    wake_ups.tell()
+    wake_ups.notify()
     await settle()
     (own,) = wake_ups.sent
-    for news in (own, f"{own} endings", "1-abc endings", "1-abc", ""):
-        wake_ups.hear(news)
+    for payload in (own, f"{own} endings", "1-abc endings", "1-abc", ""):
+        wake_ups.hear(payload)
     assert wake_ups.heard == [True, False, False]

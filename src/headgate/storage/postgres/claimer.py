@@ -288,9 +288,9 @@ class Claimer:
             due_floor=self.floors.due,
             opened_floor=self.floors.opened,
         )
-        # If statements get the time from here, `took` says nothing about the server.
+        # If statements get the time from here, `took` is not measured by the server.
         self.floors.looked(self._clock.monotonic() - sent_at, look.took if own is None else 0)
-        stepped = self._time.heard(sent_at, look.now, look.ahead)
+        stepped = self._time.observe(sent_at, look.now, look.ahead)
         if stepped:
             await correct_limit_time(tx.session, self._time, look.ahead, stepped)
             return None

@@ -37,11 +37,11 @@ LOCK_TIMEOUT = "4s"
 """How long a statement waits for a lock. Our locks last milliseconds; a longer one is a user's, as by ALTER TABLE."""
 
 HELD_FOR = "5s"
-"""The longest duration of a transaction, and so of its locks. LOCK_TIMEOUT ends first; its error says more."""
+"""The longest duration of a transaction, and so of its locks. LOCK_TIMEOUT ends first; its error is clearer."""
 
 SETTINGS = {
     "lock_timeout": LOCK_TIMEOUT,
-    # Earlier than the client gives up, so that no statement goes on without a client.
+    # Earlier than the client's timeout, so that no statement continues without a client.
     "statement_timeout": "9s",
     # The statements are short and many, and each has one good plan, by index. Planning a snapshot anew took 0.6 ms each
     # time, and a plan that was made while the tables were empty read whole tables until they were analysed.
@@ -226,7 +226,7 @@ class Database:
         self.statements = statements_of(schema)
         self.connects = 0
         """How many connections were made. While it stays the same, the server under them has not been restarted."""
-        self._surveys = self._lookups = asyncio.Semaphore()
+        self._scans = self._lookups = asyncio.Semaphore()
         self._searches = Searches(clock, at_once=1)
         self._pool: asyncpg.Pool[Any] | None = None
 
@@ -234,7 +234,7 @@ class Database:
         """Connect. Raises StorageUnavailable if no server answers, StorageUnusable for a server that is too old."""
         await self.repeated(self.probe)
         # Connections are left for heartbeats and claims, however many users read at once.
-        self._surveys = asyncio.Semaphore(max(1, self._size // 4))
+        self._scans = asyncio.Semaphore(max(1, self._size // 4))
         self._lookups = asyncio.Semaphore(max(1, self._size // 4))
         self._searches = Searches(self._clock, at_once=max(1, self._size // 8))
         settings = {} if self.is_pooled else {**SETTINGS, **self.bounds.of_session}
@@ -313,10 +313,10 @@ class Database:
         try:
             yield
         except Exception as error:
-            told = translate(error, self.url, opening=opening)
-            if told is None:
+            translated = translate(error, self.url, opening=opening)
+            if translated is None:
                 raise
-            raise told from error
+            raise translated from error
 
     # --------------------------------------------------------------------------------------------- repeats
 
@@ -352,9 +352,9 @@ class Database:
         """Run `work` until it returns a reply; `work` may run twice."""
         return await self.repeated(lambda: self.run(work))
 
-    async def survey(self, work: Callable[[Session], Awaitable[R]]) -> R:
+    async def scan(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Run a read that may read whole tables; `work` may run twice."""
-        async with self._surveys:
+        async with self._scans:
             return await self.repeated(lambda: self.transact(work, SCANNING, may_last=True))
 
     async def search(self, work: Callable[[Session], Awaitable[R]]) -> R:

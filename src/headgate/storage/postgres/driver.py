@@ -35,7 +35,7 @@ from headgate.storage.postgres.schema import migrate as make_current
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.wake_ups import WakeUps
-from headgate.storage.procedures.add import add_jobs, follows_stored, need_transaction
+from headgate.storage.procedures.add import add_jobs, follows_stored, needs_transaction
 from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS
 from headgate.storage.procedures.finish import AttemptId, finish, finish_plain
 from headgate.storage.procedures.following import FollowersHeld, without_held
@@ -93,8 +93,8 @@ class PostgresDriver(Driver):
             "engine": self._database.repeat,
             "lookup": self._database.look_up,
             "list": self._database.look_up,
-            "scan": self._database.survey,
-            "count": self._database.survey,
+            "scan": self._database.scan,
+            "count": self._database.scan,
             "search": self._database.search,
         }
         self._keys = _KeyLocks()
@@ -102,7 +102,7 @@ class PostgresDriver(Driver):
         self._identity = ""
         self._wake_ups: WakeUps | None = None
         self._following: asyncio.Task[None] | None = None
-        self._looking_after: asyncio.Task[None] | None = None
+        self._ending_silent: asyncio.Task[None] | None = None
         self._obstructed_until = 0
         self._pid = 0
 
@@ -145,7 +145,7 @@ class PostgresDriver(Driver):
             await self._database.repeat(self._read_clock)
             listen_url = None if self._database.is_pooled else self._database.url
             self._wake_ups = WakeUps(self._database, self._listen_url or listen_url, self.clock, self._wake)
-            await self._wake_ups.open(hears=self._is_watched)
+            await self._wake_ups.open(listens=self._is_watched)
             self._following = asyncio.create_task(self._follow_clock(), name="headgate-clock")
         except BaseException:
             await self.close()
@@ -181,9 +181,9 @@ class PostgresDriver(Driver):
         if self._following is not None:
             self._following.cancel()
             self._following = None
-        if self._looking_after is not None:
-            self._looking_after.cancel()
-            self._looking_after = None
+        if self._ending_silent is not None:
+            self._ending_silent.cancel()
+            self._ending_silent = None
         wake_ups, self._wake_ups = self._wake_ups, None
         if wake_ups is not None:
             await wake_ups.close()
@@ -194,7 +194,7 @@ class PostgresDriver(Driver):
         """Wake this process and the others: jobs may have become claimable, or final."""
         self._wake(only_endings=only_endings)
         if self._wake_ups is not None:
-            self._wake_ups.tell(only_endings=only_endings)
+            self._wake_ups.notify(only_endings=only_endings)
 
     def now(self) -> int:
         return self._time.now()
@@ -228,7 +228,7 @@ class PostgresDriver(Driver):
     ) -> R:
         self._require_usable()
         if takes_buckets:
-            self._look_after_clients()
+            self._end_silent_clients()
 
         def work(session: Session) -> Awaitable[R]:
             return procedure(self._tx(session))
@@ -304,7 +304,7 @@ class PostgresDriver(Driver):
         batches = [batch for _, added in group for batch in added]
 
         async def add(session: Session) -> None:
-            if not need_transaction(new, batches):
+            if not needs_transaction(new, batches):
                 await add_jobs(self._tx(session), new)
                 return
             async with session.transaction(may_last=not follows_stored(new, batches)):
@@ -324,7 +324,7 @@ class PostgresDriver(Driver):
 
     async def claim(self, claim: Claim) -> Claimed:
         self._require_usable()
-        self._look_after_clients()
+        self._end_silent_clients()
         claimed = await self._claimer.claim(claim)
         if claimed.dropped:
             # Callers may be waiting for the results of the dropped jobs.
@@ -377,7 +377,7 @@ class PostgresDriver(Driver):
                 tables=[TableFacts(**row) for row in tables],
             )
 
-        return await self._database.survey(look)
+        return await self._database.scan(look)
 
     # ------------------------------------------------------------------------------------------- helpers
 
@@ -385,11 +385,11 @@ class PostgresDriver(Driver):
         """Merge arrivals, so that empty lanes no longer wait and their buckets have no timer."""
         await self._database.run(self._claimer.merge)
 
-    def _look_after_clients(self) -> None:
+    def _end_silent_clients(self) -> None:
         """Start to end silent clients that hold buckets; a process that only enqueues does not."""
-        if self._looking_after is None:
+        if self._ending_silent is None:
             looking = SilentClients(self._database, self.clock).run()
-            self._looking_after = asyncio.create_task(looking, name="headgate-silent-clients")
+            self._ending_silent = asyncio.create_task(looking, name="headgate-silent-clients")
 
     def _tx(self, session: Session) -> PostgresTransaction:
         return PostgresTransaction(session, self.now(), self.limit_now(), self._time, self.clock)

@@ -52,7 +52,7 @@ async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob]
     await _require_same_place(session, identity, has_unique=has_unique)
     if not has_unique:
         return await enlist(tx, jobs)
-    # Jobs that were stored before a duplicate was found must not stay if the caller goes on.
+    # Jobs that were stored before a duplicate was found must not stay if the caller continues.
     for _ in range(TRIES):
         await session.script("SAVEPOINT headgate_add")
         try:

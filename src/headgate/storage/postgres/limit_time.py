@@ -14,7 +14,7 @@ async def follow_clock(session: Session, time: StoreTime, clock: Clock) -> None:
     """Read the server's clock."""
     sent_at = clock.monotonic()
     row = await session.row("clock")
-    stepped = time.heard(sent_at, row["now"], row["ahead"])
+    stepped = time.observe(sent_at, row["now"], row["ahead"])
     if stepped:
         await correct_limit_time(session, time, row["ahead"], stepped)
 
@@ -23,10 +23,10 @@ async def correct_limit_time(session: Session, time: StoreTime, ahead: int, step
     """Remove the step of the server's clock from limit time, unless another node has.
 
     If that would set limit time back behind a value that others have read, this process was wrong: its own clock has
-    stood still, as on a machine that is moved. Then it takes over the stored limit time.
+    stood still, as on a machine that is moved. Then it uses the stored limit time.
     """
     if await session.execute("shift_limit_time", seen=ahead, shift=-stepped):
         return
     row = await session.row("clock")
     if row["ahead"] == ahead:
-        time.believe()
+        time.reset()

@@ -51,8 +51,8 @@ class PostgresTransaction:
         if rows:
             now, ahead = max((row["locked_at"], row["ahead"]) for row in rows)
             own = self._time.own()
-            # The next claim corrects limit time after a step; until then, the known time goes on.
-            self.stepped = self._time.heard(sent_at, now, ahead)
+            # The next claim corrects limit time after a step; until then, the time continues as before the step.
+            self.stepped = self._time.observe(sent_at, now, ahead)
             self.now, self.limit_now = (now, now + ahead - self.stepped) if own is None else own
         return self._decoded(decoder, rows)
 
@@ -62,11 +62,11 @@ class PostgresTransaction:
         # A record of asyncpg, or a named tuple of psycopg.
         found = list(rows[0].keys() if hasattr(rows[0], "keys") else rows[0]._fields)
         if found == decoder.names:
-            return decoder.all_of(rows)
+            return decoder.decode_rows(rows)
         if len(decoder.names) == 1:
             place = found.index(decoder.names[0])
-            return decoder.all_of([(row[place],) for row in rows])
-        return decoder.all_of(map(itemgetter(*map(found.index, decoder.names)), rows))
+            return decoder.decode_rows([(row[place],) for row in rows])
+        return decoder.decode_rows(map(itemgetter(*map(found.index, decoder.names)), rows))
 
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
         return [row[0] for row in await self.session.fetch(statement, **parameters)]

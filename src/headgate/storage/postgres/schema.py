@@ -87,7 +87,7 @@ async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
     try:
         connection = await connect(database.url)
         try:
-            missing = await _look(connection, database, where)
+            missing = await _read_pending(connection, database, where)
             return missing if dry_run or not missing else await _apply(connection, database, where)
         finally:
             connection.terminate()
@@ -95,7 +95,7 @@ async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
         raise (translate(error, database.url, opening=True) or error) from error
 
 
-async def _look(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:
+async def _read_pending(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:
     """Return pending migrations. In a transaction, because a pooler may give each statement another connection."""
     try:
         async with connection.transaction(readonly=True):
@@ -150,10 +150,10 @@ async def _run(connection: asyncpg.Connection, database: Database, migration: Mi
     except asyncpg.PostgresError as error:
         if error.sqlstate == _FORBIDDEN:
             raise
-        told = f"migration {migration} of {where} failed, and nothing was changed: {error}"
+        message = f"migration {migration} of {where} failed, and nothing was changed: {error}"
         if isinstance(translate(error, database.url, opening=True), StorageUnavailable):
-            raise StorageUnavailable(told) from error
-        raise StorageUnusable(told) from error
+            raise StorageUnavailable(message) from error
+        raise StorageUnusable(message) from error
 
 
 async def _pending(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:

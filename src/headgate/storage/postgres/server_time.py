@@ -1,4 +1,4 @@
-"""The server's time as this process knows it, and whether the server's clock has stepped.
+"""The server's time as this process has last read it, and whether the server's clock has stepped.
 
 Wall time is the server's own, because instants that one machine stores are compared by others. Limit time is the
 server's clock and an offset that all nodes share. A node that sees limit time step against its own monotonic clock
@@ -40,14 +40,14 @@ class StoreTime(Protocol):
         """Return the time that statements use instead of the server's clock; None for the server's clock."""
         ...
 
-    def heard(self, sent_at: int, now: int, ahead: int) -> int:
+    def observe(self, sent_at: int, now: int, ahead: int) -> int:
         """Note a reply: the server's clock was `now`, and limit time `ahead` of it, after the request at `sent_at`.
 
         Returns by how much limit time has stepped; 0 if it has not.
         """
         ...
 
-    def believe(self) -> None:
+    def reset(self) -> None:
         """Take the next reading of limit time as right, whatever was known."""
         ...
 
@@ -68,10 +68,10 @@ class OwnTime:
     def own(self) -> Instants | None:
         return Instants(self.now(), self.limit_now())
 
-    def heard(self, sent_at: int, now: int, ahead: int) -> int:
+    def observe(self, sent_at: int, now: int, ahead: int) -> int:
         return 0
 
-    def believe(self) -> None:
+    def reset(self) -> None:
         """Do nothing: there is no other clock."""
 
 
@@ -96,19 +96,19 @@ class ServerTime:
     def own(self) -> Instants | None:
         return None
 
-    def heard(self, sent_at: int, now: int, ahead: int) -> int:
-        heard_at = self._clock.monotonic()
+    def observe(self, sent_at: int, now: int, ahead: int) -> int:
+        received_at = self._clock.monotonic()
         # Wall time may step when operators set the clock.
-        if self._wall.step(now - heard_at, now - sent_at):
+        if self._wall.step(now - received_at, now - sent_at):
             self._wall = _Offset()
-        self._wall.narrow(now - heard_at, now - sent_at, heard_at)
+        self._wall.narrow(now - received_at, now - sent_at, received_at)
         limit_now = now + ahead
-        stepped = self._limit.step(limit_now - heard_at, limit_now - sent_at)
+        stepped = self._limit.step(limit_now - received_at, limit_now - sent_at)
         if not stepped:
-            self._limit.narrow(limit_now - heard_at, limit_now - sent_at, heard_at)
+            self._limit.narrow(limit_now - received_at, limit_now - sent_at, received_at)
         return stepped
 
-    def believe(self) -> None:
+    def reset(self) -> None:
         self._limit.forget()
 
 

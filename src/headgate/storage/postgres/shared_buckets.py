@@ -100,41 +100,43 @@ class PostgresBuckets(StoredBuckets):
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
         ask = super().take
         if id is None:
-            return await self._in_time(lambda: ask(bucket, cost, count=count))
-        return await self._in_time(lambda: self._until_told(lambda: ask(bucket, cost, count=count, id=id)))
+            return await self._within_timeout(lambda: ask(bucket, cost, count=count))
+        return await self._within_timeout(
+            lambda: self._repeat_until_answered(lambda: ask(bucket, cost, count=count, id=id))
+        )
 
     async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
         ask = super().reserve
-        return await self._in_time(lambda: self._until_told(lambda: ask(bucket, cost, id=id)))
+        return await self._within_timeout(lambda: self._repeat_until_answered(lambda: ask(bucket, cost, id=id)))
 
     async def cancel(self, bucket: Bucket, *, id: str) -> bool:
         ask = super().cancel
-        return await self._in_time(lambda: ask(bucket, id=id))
+        return await self._within_timeout(lambda: ask(bucket, id=id))
 
     async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
         ask = super().amend
-        await self._in_time(lambda: ask(bucket, charged_at, cost, started_at, actual))
+        await self._within_timeout(lambda: ask(bucket, charged_at, cost, started_at, actual))
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
         ask = super().penalize
-        await self._in_time(lambda: self._until_told(lambda: ask(bucket, closed_for)))
+        await self._within_timeout(lambda: self._repeat_until_answered(lambda: ask(bucket, closed_for)))
 
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         ask = super().snapshot
-        return await self._in_time(lambda: self._until_told(lambda: ask(bucket)))
+        return await self._within_timeout(lambda: self._repeat_until_answered(lambda: ask(bucket)))
 
     async def reset(self, bucket: Bucket) -> None:
         ask = super().reset
-        await self._in_time(lambda: self._until_told(lambda: ask(bucket)))
+        await self._within_timeout(lambda: self._repeat_until_answered(lambda: ask(bucket)))
 
-    async def _in_time(self, work: Callable[[], Awaitable[R]]) -> R:
+    async def _within_timeout(self, work: Callable[[], Awaitable[R]]) -> R:
         try:
             async with asyncio.timeout(self._timeout):  # noqa: TID251  # real connections, real time
                 return await work()
         except TimeoutError as error:
             raise StorageUnavailable(f"{self._tables} did not answer within {self._timeout:g} s") from error
 
-    async def _until_told(self, work: Callable[[], Awaitable[R]]) -> R:
+    async def _repeat_until_answered(self, work: Callable[[], Awaitable[R]]) -> R:
         """Repeat a request whose answer is the same each time while the connection is lost, for `timeout` seconds."""
         until = self._clock.monotonic() + round(self._timeout * SECOND)
         pause = 0.01

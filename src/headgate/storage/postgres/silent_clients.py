@@ -35,7 +35,7 @@ class SilentClients:
         self._since: dict[Silent, int] = {}
 
     async def run(self) -> None:
-        """Check again and again; errors are logged, as other processes check too."""
+        """Check every second; errors are only logged, because other processes check too."""
         while True:
             await sleep(self._clock, LOOK_EVERY)
             try:

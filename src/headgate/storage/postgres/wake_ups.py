@@ -54,17 +54,17 @@ class WakeUps:
         self._wake = wake
         self.channel = f"headgate_{database.schema}"
         self._origin = f"{os.getpid()}-{os.urandom(4).hex()}"
-        self._has_news = asyncio.Event()
+        self._has_changes = asyncio.Event()
         self._has_only_endings = True
         self._changes = 0
         self._is_listening = False
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self, *, hears: bool = True) -> None:
+    async def open(self, *, listens: bool = True) -> None:
         """Start. It waits for the first connection, so that no later change is missed."""
         ready = asyncio.Event()
         self._tasks = [asyncio.create_task(self._send(), name="headgate-notify")]
-        if not hears:
+        if not listens:
             return
         self._tasks.append(asyncio.create_task(self._poll(), name="headgate-poll"))
         if self._url is not None:
@@ -79,22 +79,22 @@ class WakeUps:
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=1.0)
 
-    def tell(self, *, only_endings: bool = False) -> None:
+    def notify(self, *, only_endings: bool = False) -> None:
         """Notify other processes of a change, or that jobs have become final and nothing else has changed."""
         self._has_only_endings = self._has_only_endings and only_endings
         self._changes += 1
-        self._has_news.set()
+        self._has_changes.set()
 
     async def _send(self) -> None:
         while True:
-            await self._has_news.wait()
-            self._has_news.clear()
-            news = self._origin + (_ENDINGS if self._has_only_endings else "")
+            await self._has_changes.wait()
+            self._has_changes.clear()
+            payload = self._origin + (_ENDINGS if self._has_only_endings else "")
             self._has_only_endings = True
             pause = SEND_EVERY_BUSY if self._changes > MANY else SEND_EVERY
             self._changes = 0
             try:
-                await self._tell(news)
+                await self._notify(payload)
             except StorageUnavailable as error:
                 logger.debug("other processes were not notified, and find changes by polling: %s", error)
             except Exception as error:
@@ -102,8 +102,8 @@ class WakeUps:
                 logger.warning("notifying failed, and others find out by polling: %r", error)
             await sleep(self._clock, pause)
 
-    async def _tell(self, news: str) -> None:
-        await self._database.run(lambda session: session.fetch("notify", channel=self.channel, news=news))
+    async def _notify(self, payload: str) -> None:
+        await self._database.run(lambda session: session.fetch("notify", channel=self.channel, payload=payload))
 
     async def _poll(self) -> None:
         while True:
@@ -137,7 +137,7 @@ class WakeUps:
         lost = asyncio.Event()
         try:
             connection.add_termination_listener(lambda *_: lost.set())
-            await connection.add_listener(self.channel, self._hear)
+            await connection.add_listener(self.channel, self._receive)
             self._is_listening = True
             ready.set()
             # Changes from before the listener are found now.
@@ -148,7 +148,7 @@ class WakeUps:
             with contextlib.suppress(Exception):
                 connection.terminate()
 
-    def _hear(self, _connection: Any, _pid: int, _channel: str, news: object) -> None:
-        origin, ending, _ = str(news).partition(_ENDINGS)
+    def _receive(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        origin, ending, _ = str(payload).partition(_ENDINGS)
         if origin != self._origin:
             self._wake(only_endings=bool(ending))

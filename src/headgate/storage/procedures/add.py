@@ -17,7 +17,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import Draw, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
 from headgate.storage.following import FollowerPlacement, leaders_of, rejected
-from headgate.storage.procedures.following import places_of, store_ties
+from headgate.storage.procedures.following import placements_of, store_ties
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, arrive
 from headgate.storage.statements import columns_of
@@ -26,7 +26,7 @@ INSERTED_AT_ONCE = 5000
 """How many jobs of a transaction one statement stores, so that no statement comes near its timeout."""
 
 _WAITS = FollowerPlacement(JobState.WAITING)
-_NOWHERE = Origin()
+_NO_ORIGIN = Origin()
 
 _ADDED = ("lane", "state", "error", "gate", "give_up_at", "follows", "batch", "schedule", "audit")
 """Columns of a new job that are not fields of `NewJob`, or that differ from them."""
@@ -50,7 +50,7 @@ class _LaneRow(NamedTuple):
     place: int
 
 
-def need_transaction(jobs: Iterable[NewJob], batches: Sequence[NewBatch]) -> bool:
+def needs_transaction(jobs: Iterable[NewJob], batches: Sequence[NewBatch]) -> bool:
     """Whether storing these jobs takes more than one statement where several clients write."""
     return bool(batches) or any(job.origin is not None or job.rejection is not None for job in jobs)
 
@@ -68,7 +68,7 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
     if not batches and all(job.origin is None for job in jobs):
         await _insert(tx, jobs, {})
         return
-    placed = await places_of(tx, jobs, batches)
+    placed = await placements_of(tx, jobs, batches)
     for start in range(0, len(jobs), INSERTED_AT_ONCE):
         await _insert(tx, jobs[start : start + INSERTED_AT_ONCE], placed)
     await store_ties(tx, jobs, batches, placed)
@@ -110,7 +110,7 @@ def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes
             lane = ids[key] = known.id
             lanes[lane] = known
         place = placed.get(job.id) or (_WAITS if job.rejection is None else rejected(job))
-        origin = job.origin or _NOWHERE
+        origin = job.origin or _NO_ORIGIN
         rows.append(
             _in_order(
                 (

@@ -11,10 +11,10 @@ from headgate.storage.stored_rows import RowDecoder
 _ENTRIES = RowDecoder(AuditEntry, "audit entry", kind="job")
 
 
-async def add_audit_record(tx: Transaction, deed: AuditRecord | None) -> None:
+async def add_audit_record(tx: Transaction, audit_record: AuditRecord | None) -> None:
     """Store an audit record in the transaction of its action; None stores nothing."""
-    if deed is not None:
-        await tx.execute("keep_deed", now=tx.now, **asdict(deed.cut()))
+    if audit_record is not None:
+        await tx.execute("add_audit_entry", now=tx.now, **asdict(audit_record.cut()))
 
 
 async def audit_log(tx: Transaction, filter: AuditFilter) -> list[AuditEntry]:

@@ -88,7 +88,7 @@ class BucketViews:
             view = self._found[row.draw] = self._make(row.draw, row)
         return view
 
-    def judged_by(self, draw: Draw) -> AnyRule:
+    def rule_of(self, draw: Draw) -> AnyRule:
         """Return the rule in force for a bucket."""
         return self._live.rule(draw, self._rules[draw.limit])
 
@@ -96,7 +96,7 @@ class BucketViews:
         """Return these buckets, and the buckets in which their limits keep one state for all keys."""
         found = set(draws)
         for draw in list(found):
-            if self.judged_by(draw).shares_state:
+            if self.rule_of(draw).shares_state:
                 found.add(Draw(draw.limit, FOR_ALL_KEYS))
         return found
 
@@ -119,7 +119,7 @@ class BucketViews:
         return bool(charged)
 
     def _make(self, draw: Draw, row: BucketRow | None) -> BucketView:
-        rule = self.judged_by(draw)
+        rule = self.rule_of(draw)
         view = BucketView(draw, rule, None)
         if row is not None:
             view.id, view.opens_at, view.closed_until = row.id, row.opens_at, row.closed_until
@@ -135,7 +135,7 @@ class BucketViews:
         return view
 
     def _new(self, draw: Draw) -> BucketView:
-        view = self._found[draw] = BucketView(draw, self.judged_by(draw), None)
+        view = self._found[draw] = BucketView(draw, self.rule_of(draw), None)
         return view
 
 
@@ -145,7 +145,7 @@ async def lock_buckets(tx: Transaction, draws: Iterable[Draw]) -> list[BucketRow
     return await tx.fetch(BUCKETS, "buckets_for_update", ids=ids) if ids else []
 
 
-async def hold_buckets(
+async def lock_views(
     tx: Transaction, draws: Iterable[Draw], rules: Mapping[str, AnyRule], live: LiveRules
 ) -> BucketViews:
     """Lock these buckets, after inserting missing rows, and return their views at the time of the lock.

@@ -36,9 +36,9 @@ from headgate.storage.endings import DroppedRow
 from headgate.storage.following import EndedJob
 from headgate.storage.procedures.buckets import BUCKETS, BucketViews, Charged, ensure_rows, lock_buckets
 from headgate.storage.procedures.claim_snapshot import LANES, LOOK_ALONE, ClaimSnapshot, open_lane, read_snapshot
-from headgate.storage.procedures.following import FollowersHeld, tell_followers
+from headgate.storage.procedures.following import FollowersHeld, resolve_followers
 from headgate.storage.procedures.limits import BucketTimer
-from headgate.storage.procedures.permits import give_permits
+from headgate.storage.procedures.permits import return_permits
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.waiting import TIED, EndedWaitingJob
 from headgate.storage.records import Claim, Claimed, Dropped
@@ -477,7 +477,7 @@ class ClaimTransaction:
         await self._write_claim(visits, moves)
         ended = await self._drop(dropped) if dropped else []
         # After the charges, which know nothing of what comes back.
-        reopened = await give_permits(tx, plan.given)
+        reopened = await return_permits(tx, plan.given)
         lines = plan.lines_of_batches
         has_let_in = bool(lines) and await tx.execute("let_in", line=lines, limit_now=plan.limit_now) > 0
         timers = plan.timers(reopened)
@@ -503,7 +503,7 @@ class ClaimTransaction:
         became = {row.id: row.state for row in dropped}
         # After the timers, which know nothing of permits that come back with the last job of a batch.
         try:
-            await tell_followers(
+            await resolve_followers(
                 self._tx, [EndedJob(row.id, became[row.id], row.is_followed, row.batch) for row in ended]
             )
         except FollowersHeld as held:

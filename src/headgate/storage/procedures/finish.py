@@ -20,9 +20,9 @@ from headgate.storage.endings import EndedHere
 from headgate.storage.following import EndedJob
 from headgate.storage.permits import PermitRelease, draws_of_batch, leaving_holders
 from headgate.storage.procedures.buckets import close_buckets, lock_buckets
-from headgate.storage.procedures.following import tell_followers
+from headgate.storage.procedures.following import resolve_followers
 from headgate.storage.procedures.lanes import Lane, arrival_of, arrive, lane_of
-from headgate.storage.procedures.permits import take_from
+from headgate.storage.procedures.permits import remove_holders
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.stored_rows import RowDecoder
 
@@ -142,7 +142,7 @@ async def finish_plain(
     """Write, in one statement, the successes that change nothing but their jobs. Returns the attempts that are written.
 
     With `passes_locked`, it leaves out jobs that another transaction has locked. That costs a fifth of a worker's
-    throughput, so it is used only after a lock was met.
+    throughput, so it is used only after a locked job was found.
     """
     plain = [ending for ending in endings if _is_plain(ending)]
     if not plain:
@@ -181,18 +181,20 @@ async def finish(
     failed = [(job, ending.state, ending.error) for job, ending in finished if ending.state is not JobState.SUCCEEDED]
     await keep_attempts(tx, [*failed, *((job, ending.outcome, ending.error) for job, ending in returned)])
     await end(tx, [(job, ending.state, ending.result, ending.error) for job, ending in finished])
-    backs = [
+    returned_jobs = [
         ReturnedJob(job, not ending.spent, run_at=ending.run_at, error=ending.error, is_retry=ending.spent)
         for job, ending in returned
     ]
-    cancelled = await wait_again(tx, backs)
-    await give(tx, [*((job, ending.state) for job, ending in finished), *states_after(backs, cancelled)])
+    cancelled = await wait_again(tx, returned_jobs)
+    await release_held(
+        tx, [*((job, ending.state) for job, ending in finished), *states_after(returned_jobs, cancelled)]
+    )
     for job, ending in returned:
         if ending.closed_for is not None:
             await close_buckets(tx, job.rates, tx.limit_now + ending.closed_for)
     tied = [job.ended(ending.state) for job, ending in finished if job.is_followed or job.batch is not None]
     if tied or cancelled:
-        await tell_followers(tx, cancelled, as_told=tied)
+        await resolve_followers(tx, cancelled, counted_by_node=tied)
     # A job that could not be locked is held by another transaction, and is tried again after that one.
     written: dict[AttemptId, bool | None] = {**dict.fromkeys(running), **dict.fromkeys(jobs, True)}
     gone = [ending for attempt, ending in asked.items() if attempt not in written]
@@ -253,13 +255,13 @@ async def end(
         await tx.execute("finish", ended=rows, now=tx.now, lost=int(are_lost))
 
 
-async def wait_again(tx: Transaction, backs: Sequence[ReturnedJob]) -> list[EndedJob]:
+async def wait_again(tx: Transaction, returned_jobs: Sequence[ReturnedJob]) -> list[EndedJob]:
     """Let running jobs wait again in the lanes of their next draws. Returns the jobs that become final instead.
 
     These are jobs whose cancellation was requested, and jobs whose unique key another waiting job has by now.
     """
-    superseded = await _supersede(tx, [back.job for back in backs])
-    left = [back for back in backs if back.job.id not in superseded]
+    superseded = await _supersede(tx, [back.job for back in returned_jobs])
+    left = [back for back in returned_jobs if back.job.id not in superseded]
     if left:
         lanes = [_lane_after(back) for back in left]
         rows = [_row_of(back, lane, tx.now) for back, lane in zip(left, lanes, strict=True)]
@@ -273,18 +275,22 @@ async def wait_again(tx: Transaction, backs: Sequence[ReturnedJob]) -> list[Ende
             ],
         )
     return [
-        back.job.ended(JobState.CANCELLED) for back in backs if back.job.cancel_requested or back.job.id in superseded
+        back.job.ended(JobState.CANCELLED)
+        for back in returned_jobs
+        if back.job.cancel_requested or back.job.id in superseded
     ]
 
 
-def states_after(backs: Iterable[ReturnedJob], final: Iterable[EndedJob]) -> Iterator[tuple[RunningJob, JobState]]:
+def states_after(
+    returned_jobs: Iterable[ReturnedJob], final: Iterable[EndedJob]
+) -> Iterator[tuple[RunningJob, JobState]]:
     """Yield the new states of jobs that were to wait again, of which some are `final` instead."""
     cancelled = {job.id for job in final}
-    for back in backs:
+    for back in returned_jobs:
         yield back.job, JobState.CANCELLED if back.job.id in cancelled else JobState.WAITING
 
 
-async def give(tx: Transaction, jobs: Iterable[tuple[RunningJob, JobState]]) -> None:
+async def release_held(tx: Transaction, jobs: Iterable[tuple[RunningJob, JobState]]) -> None:
     """Release the permits that these jobs do not keep in their new states; their rows are written already."""
     given = [
         PermitRelease(job.id, job.draws, job.terms, difference(job.held, job.kept(state)), job.kept(state))
@@ -292,7 +298,7 @@ async def give(tx: Transaction, jobs: Iterable[tuple[RunningJob, JobState]]) -> 
         if job.held and job.terms is not None
     ]
     if given:
-        await take_from(tx, leaving_holders(given))
+        await remove_holders(tx, leaving_holders(given))
 
 
 def _is_plain(ending: Ending) -> TypeGuard[Finished]:

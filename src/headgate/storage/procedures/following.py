@@ -26,18 +26,18 @@ from headgate.storage.following import (
     FollowerPlacement,
     LeaderError,
     batch_counts,
-    is_let_go,
     leader_error,
     leaders_of,
+    may_run_after,
     new_batch_counts,
     not_retried,
-    places,
-    went_wrong,
+    not_succeeded,
+    placements,
 )
 from headgate.storage.permits import draws_of_batch
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Lane, arrival_of, arrive, lane_of
-from headgate.storage.procedures.permits import give_up
+from headgate.storage.procedures.permits import release_batch_permits
 from headgate.storage.stored_rows import RowDecoder
 
 LEADERS_AT_ONCE = 100
@@ -96,9 +96,9 @@ class _Follower(msgspec.Struct):
     def lane(self) -> Lane:
         return lane_of(self.queue, self.draws, self.terms)
 
-    def is_let_go(self, ended: JobState) -> bool:
+    def may_run_after(self, ended: JobState) -> bool:
         """Whether it may run after its leader has ended in this state."""
-        return is_let_go(self.outcome or "success", ended)
+        return may_run_after(self.outcome or "success", ended)
 
 
 class _Member(msgspec.Struct):
@@ -116,14 +116,14 @@ _ENDED_LEADERS = RowDecoder(EndedLeader, "job", state=JobState.FAILED)
 _MEMBERS = RowDecoder(_Member, "job of batch")
 
 
-async def places_of(
+async def placements_of(
     tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch]
 ) -> dict[str, FollowerPlacement]:
     """Return where new jobs go that have leaders or batches. Their leaders are locked until the jobs are stored."""
     own = {job.id for job in jobs} | {batch.id for batch in batches}
     leaders = sorted(leaders_of(jobs) - own)
     ends = await _locked_ends(tx, leaders) if leaders else {}
-    return places(jobs, batches, ends, await _causes(tx, went_wrong(ends)))
+    return placements(jobs, batches, ends, await _causes(tx, not_succeeded(ends)))
 
 
 async def store_ties(
@@ -141,17 +141,19 @@ async def store_ties(
         await tx.execute("add_batches", new=rows, now=tx.now)
 
 
-async def tell_followers(tx: Transaction, ended: Sequence[EndedJob], *, as_told: Sequence[EndedJob] = ()) -> None:
+async def resolve_followers(
+    tx: Transaction, ended: Sequence[EndedJob], *, counted_by_node: Sequence[EndedJob] = ()
+) -> None:
     """Release or cancel the followers of jobs that have just become final, and the followers of cancelled ones.
 
     If there are many, only the first ones; the rest is noted for `release_followers`. Jobs that became final without an
-    attempt are counted for the charts; those in `as_told` are not, because their nodes count them. Raises FollowersHeld
-    with those of the jobs whose followers another transaction has locked.
+    attempt are counted for the charts; those in `counted_by_node` are not, because their nodes count them. Raises
+    FollowersHeld with those of the jobs whose followers another transaction has locked.
     """
-    told = [*as_told, *ended]
+    ended_jobs = [*counted_by_node, *ended]
     # Maps each leader to the jobs of this call because of which it is handled.
-    roots = {job.id: {job.id} for job in told}
-    leaders = await _leaders(tx, told, roots)
+    roots = {job.id: {job.id} for job in ended_jobs}
+    leaders = await _leaders(tx, ended_jobs, roots)
     cancelled = await _release(tx, leaders, roots, FollowerBudget())
     await note_unrun(tx, [job.id for job in ended] + cancelled)
 
@@ -193,7 +195,7 @@ async def _release(
     while leaders and portion.left > 0:
         followers = await _lock_followers(tx, leaders, roots, portion.left)
         portion.take(leaders, [(job.leader, job.id) for job in followers])
-        cancelled = await _tell(tx, followers, {each.id: each.state for each in leaders})
+        cancelled = await _release_or_cancel(tx, followers, {each.id: each.state for each in leaders})
         unrun += [job.id for job in cancelled]
         leaders = await _leaders(tx, cancelled, roots)
     await _keep_ended(tx, [*portion.rest, *leaders])
@@ -217,9 +219,11 @@ async def _lock_followers(
     return followers
 
 
-async def _tell(tx: Transaction, followers: Sequence[_Follower], leaders: Mapping[str, JobState]) -> list[EndedJob]:
-    released = [job for job in followers if job.is_let_go(leaders[job.leader])]
-    cancelled = [job for job in followers if not job.is_let_go(leaders[job.leader])]
+async def _release_or_cancel(
+    tx: Transaction, followers: Sequence[_Follower], leaders: Mapping[str, JobState]
+) -> list[EndedJob]:
+    released = [job for job in followers if job.may_run_after(leaders[job.leader])]
+    cancelled = [job for job in followers if not job.may_run_after(leaders[job.leader])]
     if released:
         rows = [(job.id, job.lane.id, None if job.terms is None else job.terms.patience or None) for job in released]
         await tx.execute("release", released=rows, now=tx.now)
@@ -251,12 +255,12 @@ async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str
     if leader is None or leader not in ends:
         return False
     ended = ends[leader]
-    if ended is not None and not is_let_go(on, ended):
+    if ended is not None and not may_run_after(on, ended):
         raise not_retried(job_id, leader, ended, (await _causes(tx, [leader])).get(leader))
     return ended is None
 
 
-async def come_back(tx: Transaction, job: EndedJob) -> None:
+async def undo_end(tx: Transaction, job: EndedJob) -> None:
     """Undo the end of a job that is retried: its batch is pending, and followers cancelled for either are blocked."""
     back = [job]
     while back:
@@ -301,7 +305,7 @@ async def _count(tx: Transaction, counts: Sequence[BatchCount]) -> dict[str, Job
     finals = {batch.id: ended_as(batch.failed, batch.cancelled) for batch in rows if not batch.pending}
     for batch in finals:
         for member in await tx.fetch(_MEMBERS, "member_of_batch", batch=batch):
-            await give_up(tx, batch, draws_of_batch(member.draws, member.terms))
+            await release_batch_permits(tx, batch, draws_of_batch(member.draws, member.terms))
     return finals
 
 

@@ -18,7 +18,7 @@ from headgate.storage.fetched import FetchedBalance, dump_balance, load_balance
 from headgate.storage.json_text import limit_needle
 from headgate.storage.live_rules import EditSetting, LimitSetting, edited
 from headgate.storage.procedures.audit import add_audit_record
-from headgate.storage.procedures.buckets import close_buckets, ensure_rows, hold_buckets, lock_buckets
+from headgate.storage.procedures.buckets import close_buckets, ensure_rows, lock_buckets, lock_views
 from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.procedures.waiting import release_idle
 from headgate.storage.records import Amendment, Deposit
@@ -38,7 +38,7 @@ async def amend(
     """As `Store.amend`."""
     await live.refresh(tx)
     known = [amendment for amendment in amendments if amendment.draw.limit in rules]
-    buckets = await hold_buckets(tx, [amendment.draw for amendment in known], rules, live.rules)
+    buckets = await lock_views(tx, [amendment.draw for amendment in known], rules, live.rules)
     for amendment in known:
         buckets[amendment.draw].amend(amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual)
     await buckets.charge(tx)
@@ -56,7 +56,7 @@ async def visit(
 ) -> tuple[Any, bool]:
     """As `Store.visit`. Returns the result of `look`, and whether permits or starts were returned."""
     await live.refresh(tx)
-    buckets = await hold_buckets(tx, [draw], rules, live.rules)
+    buckets = await lock_views(tx, [draw], rules, live.rules)
     noted = {"bucket": bucket_id(draw), "id": id}
     note = None if id is None else await tx.value("note_of_bucket", **noted, limit_now=tx.limit_now)
     visited = BucketVisit(buckets[draw], tx.limit_now, note)
@@ -107,7 +107,7 @@ async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> list[int]:
 
 
 async def edit_setting(
-    tx: Transaction, about: LimitSetting, edit: EditSetting, deed: AuditRecord | None
+    tx: Transaction, about: LimitSetting, edit: EditSetting, audit_record: AuditRecord | None
 ) -> LimitSetting | None:
     """As `Store.edit_setting`. Returns the new setting, None if nothing changes. `reopen` has to follow."""
     # Where nothing is set there is no row to lock, and two first changes would not see each other.
@@ -115,7 +115,7 @@ async def edit_setting(
     becomes = edited(await read_settings(tx), about, edit)
     if becomes is not None:
         await _write(tx, becomes, remove=becomes.sets_nothing)
-        await add_audit_record(tx, deed)
+        await add_audit_record(tx, audit_record)
     return becomes
 
 
@@ -126,22 +126,22 @@ async def reopen(tx: Transaction, setting: LimitSetting) -> None:
     await _reopen_for(tx, setting)
 
 
-async def penalize(tx: Transaction, draw: Draw, until: int, deed: AuditRecord | None) -> None:
+async def penalize(tx: Transaction, draw: Draw, until: int, audit_record: AuditRecord | None) -> None:
     """As `Store.penalize`."""
     await close_buckets(tx, [draw], until)
-    await add_audit_record(tx, deed)
+    await add_audit_record(tx, audit_record)
 
 
-async def reset(tx: Transaction, draw: Draw, deed: AuditRecord | None) -> int:
+async def reset(tx: Transaction, draw: Draw, audit_record: AuditRecord | None) -> int:
     """As `Store.reset`."""
     held = await release_idle(tx, draw)
     await tx.execute("reset_bucket", id=bucket_id(draw), keep_state=held > 0)
     await _reopen(tx, draw.limit, draw.key or None)
-    await add_audit_record(tx, deed)
+    await add_audit_record(tx, audit_record)
     return held
 
 
-async def forget(tx: Transaction, limit: str, deed: AuditRecord | None) -> bool:
+async def forget(tx: Transaction, limit: str, audit_record: AuditRecord | None) -> bool:
     """As `Store.forget`."""
     # Meanwhile, no claim may put a lane behind one of the buckets, or take a permit.
     await tx.values("lock_nodes")
@@ -154,7 +154,7 @@ async def forget(tx: Transaction, limit: str, deed: AuditRecord | None) -> bool:
     forgotten += await tx.execute("forget_settings", limit=limit)
     if forgotten:
         await tx.execute("next_revision")
-        await add_audit_record(tx, deed)
+        await add_audit_record(tx, audit_record)
     return forgotten > 0
 
 

@@ -15,7 +15,7 @@ from headgate.jobs.gating import GatedJob, KnownGates
 from headgate.jobs.job import AttemptRecord, Draw, JobRecord, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.limits.rule import NEVER
-from headgate.storage.admission import ask_of
+from headgate.storage.admission import demand_of
 from headgate.storage.driver import Transaction
 from headgate.storage.json_text import as_json, limit_needle
 from headgate.storage.procedures.buckets import BucketName
@@ -97,10 +97,10 @@ _VIEWS = RowDecoder(ViewCount, "count", view="ready")
 _COUNTS = RowDecoder(QueueCounts, "queue")
 _QUEUES = RowDecoder(QueueRecord, "queue")
 _PAUSED = RowDecoder(_PausedQueue, "queue")
-_OBSTACLES = RowDecoder(Blocker, "obstacle", kind="blocks")
+_BLOCKERS = RowDecoder(Blocker, "obstacle", kind="blocks")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0])
-_STANDING = RowDecoder(_QueuePosition, "job")
-_OUTLOOK = RowDecoder(_PredictionInput, "lane")
+_POSITIONS = RowDecoder(_QueuePosition, "job")
+_PREDICTION_INPUTS = RowDecoder(_PredictionInput, "lane")
 _STARTS = RowDecoder(_Start, "start", draws=UNREADABLE_DRAWS)
 _GATED = RowDecoder(GatedJob, "job")
 
@@ -340,7 +340,7 @@ async def is_work_left(tx: Transaction, queues: Collection[str], tasks: Collecti
 
 async def obstacles(tx: Transaction) -> list[Blocker]:
     """As `Store.obstacles`; there are none with one writer."""
-    return [] if tx.has_one_writer else await tx.fetch(_OBSTACLES, "obstacles")
+    return [] if tx.has_one_writer else await tx.fetch(_BLOCKERS, "obstacles")
 
 
 # ------------------------------------------------------------------------------------------------------- limits
@@ -407,20 +407,20 @@ async def _buckets_by_name(
 
 
 async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
-    """As `Store.standing`."""
-    found = await tx.fetch(_STANDING, "standing", id=job_id)
+    """As `Store.queue_position`."""
+    found = await tx.fetch(_POSITIONS, "queue_position", id=job_id)
     if not found:
         return None
     row = found[0]
     passes = union(row.held, row.passed)
     drawn = await _drawn(tx, lane_of(row.queue, row.draws, row.terms, passes).draws)
-    asks = ask_of(job_id, row.costs, row.terms, passes)
-    return QueuePosition(row.place, row.waiting, row.is_due, row.behind, drawn, asks)
+    demands = demand_of(job_id, row.costs, row.terms, passes)
+    return QueuePosition(row.place, row.waiting, row.is_due, row.behind, drawn, demands)
 
 
 async def prediction_input(tx: Transaction, queue: str, draws: Sequence[Draw], variant: str) -> QueuePosition:
-    """As `Store.outlook`."""
-    (row,) = await tx.fetch(_OUTLOOK, "outlook", lane=Lane(queue, tuple(draws), variant).id)
+    """As `Store.prediction_input`."""
+    (row,) = await tx.fetch(_PREDICTION_INPUTS, "prediction_input", lane=Lane(queue, tuple(draws), variant).id)
     place = row.waiting + 1
     return QueuePosition(place, place, False, row.behind, await _drawn(tx, draws))
 

@@ -16,14 +16,14 @@ from headgate.storage.json_text import as_json
 from headgate.storage.procedures.finish import (
     ReturnedJob,
     end,
-    give,
     keep_attempts,
     lock_all,
+    release_held,
     running_on,
     states_after,
     wait_again,
 )
-from headgate.storage.procedures.following import tell_followers
+from headgate.storage.procedures.following import resolve_followers
 from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.records import Beat, NodeRecord, Peer, Recovered, Upkeep
 from headgate.storage.stored_rows import RowDecoder
@@ -190,18 +190,18 @@ async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str
     jobs = await lock_all(tx, node, held)
     is_lost = gone == "dead"
     await keep_attempts(tx, [(job, "lost" if is_lost else "interrupted", None) for job in jobs])
-    doomed = {job.id: job for job in jobs if is_lost and is_poisonous(job.lost + 1) and not job.cancel_requested}
+    poisonous = {job.id: job for job in jobs if is_lost and is_poisonous(job.lost + 1) and not job.cancel_requested}
     await end(
         tx,
-        [(job, JobState.FAILED, None, poison_error(job.lost + 1)) for job in doomed.values()],
+        [(job, JobState.FAILED, None, poison_error(job.lost + 1)) for job in poisonous.values()],
         are_lost=True,
     )
-    backs = [ReturnedJob(job, unspent=not is_lost, lost=is_lost) for job in jobs if job.id not in doomed]
-    cancelled = await wait_again(tx, backs)
-    states = list(states_after(backs, cancelled))
-    await give(tx, [*((job, JobState.FAILED) for job in doomed.values()), *states])
-    await tell_followers(tx, [*(job.ended(JobState.FAILED) for job in doomed.values()), *cancelled])
-    return Recovered(returned=[job.id for job, state in states if state is JobState.WAITING], poisonous=list(doomed))
+    returned_jobs = [ReturnedJob(job, unspent=not is_lost, lost=is_lost) for job in jobs if job.id not in poisonous]
+    cancelled = await wait_again(tx, returned_jobs)
+    states = list(states_after(returned_jobs, cancelled))
+    await release_held(tx, [*((job, JobState.FAILED) for job in poisonous.values()), *states])
+    await resolve_followers(tx, [*(job.ended(JobState.FAILED) for job in poisonous.values()), *cancelled])
+    return Recovered(returned=[job.id for job, state in states if state is JobState.WAITING], poisonous=list(poisonous))
 
 
 async def _remove(tx: Transaction, node: str, gone: Gone) -> bool:

@@ -19,30 +19,30 @@ from headgate.storage.permits import PermitRelease, leaving_holders, permits_lef
 from headgate.storage.procedures.buckets import BucketRow, lock_buckets
 
 
-async def give_permits(tx: Transaction, jobs: Iterable[PermitRelease]) -> Set[Draw]:
+async def return_permits(tx: Transaction, jobs: Iterable[PermitRelease]) -> Set[Draw]:
     """Take permits from their holders. Returns their buckets; the next claim visits the lanes behind them."""
     given = list(jobs)
     leaving = leaving_holders(given)
     if given:
         await tx.execute("keep_permits", given=given)
-    await take_from(tx, leaving)
+    await remove_holders(tx, leaving)
     return leaving.keys()
 
 
-async def take_from(tx: Transaction, leaving: Mapping[Draw, Sequence[str]]) -> None:
+async def remove_holders(tx: Transaction, leaving: Mapping[Draw, Sequence[str]]) -> None:
     """Take one use of a permit from each of these holders of these buckets."""
     rows = await lock_buckets(tx, leaving)
     await _write(tx, [(row, permits_left(row.state, leaving[row.draw])) for row in rows])
 
 
-async def give_up(tx: Transaction, batch: str, draws: Iterable[Draw]) -> None:
+async def release_batch_permits(tx: Transaction, batch: str, draws: Iterable[Draw]) -> None:
     """Take the permits of a batch that is final."""
     holder = OF_BATCH + batch
     held = [(row, load_permits(row.state)) for row in await lock_buckets(tx, draws)]
     await _write(tx, [(row, Semaphore.release(permits, holder)) for row, permits in held if holder in permits.holders])
 
 
-async def give_up_unused(tx: Transaction, draw: Draw) -> int:
+async def release_unused_batches(tx: Transaction, draw: Draw) -> int:
     """Take permits from batches of which no job is running. Returns how many permits others hold."""
     (row,) = await lock_buckets(tx, [draw])
     held = load_permits(row.state)

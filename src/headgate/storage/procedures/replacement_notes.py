@@ -16,7 +16,7 @@ from headgate.storage.driver import Transaction
 from headgate.storage.permits import PermitRelease, leaving_holders
 from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.lanes import reopen_behind
-from headgate.storage.procedures.permits import take_from
+from headgate.storage.procedures.permits import remove_holders
 from headgate.storage.stored_rows import RowDecoder
 
 TAKEN_AT_ONCE = 1000
@@ -65,7 +65,7 @@ async def give_back(tx: Transaction, notes: Sequence[ReplacementNote]) -> None:
     """Give back the contents of notes, and let the next claim visit the lanes that wait for them."""
     leaving = holders_in(notes)
     await lock_buckets(tx, [*leaving, *(draw for note in notes if note.lane is not None for draw in note.draws)])
-    await take_from(tx, leaving)
+    await remove_holders(tx, leaving)
     await reopen_behind(tx, [note.lane for note in notes if note.lane is not None])
 
 

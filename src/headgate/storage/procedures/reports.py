@@ -24,12 +24,12 @@ _REPORTED = RowDecoder(_Reported, "job")
 
 async def report(tx: Transaction, node: str, reports: Sequence[AttemptReport], most_lines: int) -> list[bool | None]:
     """As `Store.report`."""
-    found = await tx.fetch(_REPORTED, "lock_reported", node=node, said=reports)
+    found = await tx.fetch(_REPORTED, "lock_reported", node=node, reported=reports)
     locked = {(row.id, row.fence) for row in found}
     kept = [each for each in reports if (each.id, each.fence) in locked]
-    said = [(each.id, each.progress) for each in kept if each.progress is not None]
-    if said:
-        await tx.execute("set_progress", said=said)
+    progress_rows = [(each.id, each.progress) for each in kept if each.progress is not None]
+    if progress_rows:
+        await tx.execute("set_progress", reported=progress_rows)
     lines = [(each.id, *astuple(line)) for each in kept for line in each.lines]
     if lines:
         await tx.execute("keep_lines", logged=lines, most=most_lines, marker=too_many(most_lines))

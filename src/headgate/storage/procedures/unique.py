@@ -78,7 +78,7 @@ class UniqueJob(msgspec.Struct):
 
 
 _RIVALS = RowDecoder(WaitingRival, "job")
-_STANDING = RowDecoder(UniqueJob, "job", state="waiting")
+_KEYED = RowDecoder(UniqueJob, "job", state="waiting")
 
 
 async def rivals(tx: Transaction, ids: Sequence[str]) -> list[WaitingRival]:
@@ -108,9 +108,9 @@ async def add_unique(
     # A repeat after a lost reply changes nothing.
     stored = set(await tx.values("stored_ids", ids=[job.id for job in jobs]))
     new = [job for job in jobs if job.id not in stored]
-    adding = _Addition(tx, is_users=is_users)
-    await adding.read([key for job in new if (key := key_of(job)) is not None])
-    require_no_duplicate(new, adding.stands)
+    addition = _Addition(tx, is_users=is_users)
+    await addition.read([key for job in new if (key := key_of(job)) is not None])
+    require_no_duplicate(new, addition.holders)
     if batches:
         await add_jobs(tx, (), batches)
     others: dict[str, str] = {}
@@ -119,10 +119,10 @@ async def add_unique(
             await add_jobs(tx, [following(job, others) for job in group])
             continue
         for job in group:
-            other = await adding.add(following(job, others))
+            other = await addition.add(following(job, others))
             if other is not None:
                 others[job.id] = other
-    await adding.end()
+    await addition.end()
     return others
 
 
@@ -139,29 +139,29 @@ class _Addition:
         """Read the jobs under these keys."""
         self._known = {key: [] for key in keys}
         rows = list(self._known)
-        for standing in await self._tx.fetch(_STANDING, "standing_under", keys=rows) if rows else []:
-            self._known[standing.task, standing.unique_key].append(standing)
+        for row in await self._tx.fetch(_KEYED, "jobs_under_keys", keys=rows) if rows else []:
+            self._known[row.task, row.unique_key].append(row)
 
     @property
-    def stands(self) -> dict[Key, KeyHolders]:
+    def holders(self) -> dict[Key, KeyHolders]:
         """The jobs that have been read, by key."""
-        return {key: _stands(rows) for key, rows in self._known.items()}
+        return {key: _key_holders(rows) for key, rows in self._known.items()}
 
     async def add(self, job: NewJob) -> str | None:
         """Store a job. Returns the id of the existing job that takes its place, None if it was stored."""
         for _ in range(TRIES):
-            rows = await self._standing(job)
-            match decide(job, _stands(rows)):
+            rows = await self._read_key(job)
+            match decide(job, _key_holders(rows)):
                 case StoreNew():
-                    if await self._stored(job):
+                    if await self._try_insert(job):
                         return None
                 case KeepExisting(id):
                     return id
                 case ReplaceWaiting(id):
-                    if await self._replaced(next(row for row in rows if row.id == id), job):
+                    if await self._try_replace(next(row for row in rows if row.id == id), job):
                         return id
                 case FollowRunning(id):
-                    if await self._followed(successor(job, id)):
+                    if await self._try_follow(successor(job, id)):
                         return None
         raise StorageUnavailable(
             f"other jobs of task {job.task!r} kept appearing and ending under unique_key={job.unique_key!r}; try again"
@@ -172,32 +172,32 @@ class _Addition:
         if self._notes:
             await (keep_notes if self._is_users else give_back)(self._tx, self._notes)
 
-    async def _standing(self, job: NewJob) -> list[UniqueJob]:
+    async def _read_key(self, job: NewJob) -> list[UniqueJob]:
         key = key_of(job)
         assert key is not None
         # What was read is valid for the first job under a key, once.
         rows = self._known.pop(key, None)
-        return await self._tx.fetch(_STANDING, "standing_under", keys=[key]) if rows is None else rows
+        return await self._tx.fetch(_KEYED, "jobs_under_keys", keys=[key]) if rows is None else rows
 
-    async def _stored(self, job: NewJob) -> bool:
+    async def _try_insert(self, job: NewJob) -> bool:
         """Insert a job. Returns whether it is stored, and no other job under the key had begun to run before."""
         await add_jobs(self._tx, [job])
         if job.rejection is not None or self._tx.has_one_writer:
             # A rejected job is not waiting, so it conflicts with no other.
             return True
-        rows = await self._standing(job)
+        rows = await self._read_key(job)
         is_there = any(row.id == job.id for row in rows)
         if is_there and any(row.state == "running" for row in rows):
             if self._is_users:
                 # A deleted row stays in the index until the commit: the running job could not wait again.
                 raise ClaimedMeanwhile
-            await self._tx.execute("unstore_job", id=job.id)
+            await self._tx.execute("delete_job", id=job.id)
             if next(row for row in rows if row.id == job.id).state == "waiting":
                 await arrive(self._tx, [Arrival(Lane(job.queue, job.draws, job.variant), -1)])
             return False
         return is_there
 
-    async def _followed(self, job: NewJob) -> bool:
+    async def _try_follow(self, job: NewJob) -> bool:
         """Insert a job that follows the running one, locked so that it ends later. Returns whether it is stored."""
         try:
             await add_jobs(self._tx, [job])
@@ -206,11 +206,11 @@ class _Addition:
         if job.rejection is not None:
             # It is final at once, so it is under no key.
             return True
-        return any(row.id == job.id for row in await self._standing(job))
+        return any(row.id == job.id for row in await self._read_key(job))
 
-    async def _replaced(self, row: UniqueJob, new: NewJob) -> bool:
+    async def _try_replace(self, row: UniqueJob, new: NewJob) -> bool:
         """Replace a waiting job by a new one. Returns whether it was still waiting."""
-        locked = await self._tx.fetch(_STANDING, "lock_standing", id=row.id)
+        locked = await self._tx.fetch(_KEYED, "lock_job_under_key", id=row.id)
         if not locked or locked[0].state not in ("waiting", "blocked"):
             return False
         now = locked[0]
@@ -256,7 +256,7 @@ class _Addition:
         return True
 
 
-def _stands(rows: Iterable[UniqueJob]) -> KeyHolders:
+def _key_holders(rows: Iterable[UniqueJob]) -> KeyHolders:
     waiting = next((row.id for row in rows if row.state != "running"), None)
     running = next((row.id for row in rows if row.state == "running"), None)
     return KeyHolders(waiting, running)

@@ -18,7 +18,7 @@ from headgate.storage.live_rules import LiveRules
 from headgate.storage.permits import Holder, PermitBucket, PermitRelease
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import BUCKETS, lock_buckets
-from headgate.storage.procedures.permits import give_permits
+from headgate.storage.procedures.permits import return_permits
 from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.schedules import evict_schedule_notes
 from headgate.storage.procedures.settings import read_settings
@@ -67,12 +67,14 @@ async def prune(
     if not locked:
         return 0
     if holders:
-        await give_permits(tx, [_given(holders[job.id], job.held) for job in locked if job.held and job.id in holders])
+        await return_permits(
+            tx, [_given(holders[job.id], job.held) for job in locked if job.held and job.id in holders]
+        )
     gone = [job.id for job in locked]
     await tx.execute("prune_attempts", ids=gone)
     if any(job.lines for job in found):
         await tx.execute("prune_lines", ids=gone)
-    await tx.execute("prune_deeds", ids=gone)
+    await tx.execute("prune_job_audit", ids=gone)
     pruned = await tx.execute("prune_jobs", ids=gone)
     batches = {job.batch for job in found if job.batch is not None}
     if batches:
@@ -97,11 +99,11 @@ async def evict(tx: Transaction, count: int) -> int:
         return evicted + await evict_schedule_notes(tx, count)
 
 
-async def pause_queue(tx: Transaction, queue: str, deed: AuditRecord | None, *, ends: bool = False) -> bool:
+async def pause_queue(tx: Transaction, queue: str, audit_record: AuditRecord | None, *, ends: bool = False) -> bool:
     """As `Store.pause_queue`, or as `Store.resume_queue` if the pause `ends`."""
     is_changed = await tx.execute("resume_queue" if ends else "pause_queue", queue=queue, now=tx.now) == 1
     if is_changed:
-        await add_audit_record(tx, deed)
+        await add_audit_record(tx, audit_record)
     return is_changed
 
 

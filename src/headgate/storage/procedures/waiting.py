@@ -29,7 +29,7 @@ from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.lanes import Arrival, Lane, arrival_of, arrive, lane_of, leave, reopen_behind
-from headgate.storage.procedures.permits import give_permits, give_up_unused
+from headgate.storage.procedures.permits import release_unused_batches, return_permits
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.records import Dropped
 from headgate.storage.stored_rows import RowDecoder
@@ -99,9 +99,9 @@ class _Expired(msgspec.Struct):
         return self.id, self.lane, self.held, self.waiting
 
     @property
-    def concerned(self) -> list[Draw]:
+    def affected_buckets(self) -> list[Draw]:
         """The buckets that may change when it leaves its lane."""
-        return concerned(self.draws, self.held, self.terms, has_costs=self.has_costs)
+        return affected_buckets(self.draws, self.held, self.terms, has_costs=self.has_costs)
 
     @property
     def came_from(self) -> Lane:
@@ -145,7 +145,7 @@ TIED = RowDecoder(EndedWaitingJob, "job")
 _PLAIN = RowDecoder(_PlainJob, "job")
 
 
-def concerned(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | None, *, has_costs: bool) -> list[Draw]:
+def affected_buckets(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | None, *, has_costs: bool) -> list[Draw]:
     """Return the buckets to lock when a job leaves its lane.
 
     These are the buckets of which it or its batch holds permits; for a job with costs all its buckets, because a claim
@@ -154,29 +154,29 @@ def concerned(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | None, *, 
     return list(draws) if has_costs else [*chosen(draws, held), *draws_of_batch(draws, terms)]
 
 
-async def cancel(tx: Transaction, job_id: str, deed: AuditRecord | None) -> JobState | None:
+async def cancel(tx: Transaction, job_id: str, audit_record: AuditRecord | None) -> JobState | None:
     """As `Store.cancel`."""
     found = await _locked(tx, job_id)
     if found is None:
         return None
     if not found.state.is_final:
-        await add_audit_record(tx, deed)
+        await add_audit_record(tx, audit_record)
     ended = EndedJob(found.id, JobState.CANCELLED, found.is_followed, found.batch)
     if found.is_blocked:
         await following.cancel_blocked(tx, [(found.id, None)])
-        await following.tell_followers(tx, [ended])
+        await following.resolve_followers(tx, [ended])
     elif found.state is JobState.WAITING:
         await tx.execute("cancel_waiting", id=found.id, now=tx.now)
         await leave(tx, found.lane, have_costs=found.has_costs)
         kept = NO_DRAWS if found.terms is None else found.terms.kept(found.held, JobState.CANCELLED)
-        await give_permits(tx, found.gives(difference(found.held, kept)))
-        await following.tell_followers(tx, [ended])
+        await return_permits(tx, found.gives(difference(found.held, kept)))
+        await following.resolve_followers(tx, [ended])
     elif found.state is JobState.RUNNING:
         await tx.execute("request_cancel", id=found.id)
     return found.state
 
 
-async def retry(tx: Transaction, job_id: str, deed: AuditRecord | None) -> JobState | None:
+async def retry(tx: Transaction, job_id: str, audit_record: AuditRecord | None) -> JobState | None:
     """As `Store.retry`."""
     found = await _locked(tx, job_id, with_leader=True, with_buckets=False)
     if found is None:
@@ -186,22 +186,22 @@ async def retry(tx: Transaction, job_id: str, deed: AuditRecord | None) -> JobSt
     for found_rival in await rivals(tx, [found.id]):
         if found_rival.rival is not None:
             raise key_taken(found.id, found_rival.rival)
-    await add_audit_record(tx, deed)
+    await add_audit_record(tx, audit_record)
     ended = EndedJob(found.id, found.state, found.is_followed, found.batch)
     # This may wait for a transaction that stores another job under its key, so batches and buckets are locked later.
     if is_held_back:
         await following.block(tx, [found.id], is_retry=True)
-        await following.come_back(tx, ended)
-        await give_permits(tx, found.gives(found.held))
+        await following.undo_end(tx, ended)
+        await return_permits(tx, found.gives(found.held))
         return found.state
     lane = lane_of(found.queue, found.draws, found.terms, found.held)
     await tx.execute("retry_job", id=found.id, lane=lane.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
-    await following.come_back(tx, ended)
+    await following.undo_end(tx, ended)
     await arrive(tx, [Arrival(lane, 1, is_ready=True)])
     return found.state
 
 
-async def run_now(tx: Transaction, job_id: str, deed: AuditRecord | None) -> JobState | None:
+async def run_now(tx: Transaction, job_id: str, audit_record: AuditRecord | None) -> JobState | None:
     """As `Store.run_now`."""
     found = await _locked(tx, job_id)
     if found is None:
@@ -215,12 +215,12 @@ async def run_now(tx: Transaction, job_id: str, deed: AuditRecord | None) -> Job
     await tx.execute("run_now", id=found.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
     # The job is already counted in its lane, which only has to be visited.
     await arrive(tx, [Arrival(found.lane, 0, is_ready=True)])
-    await add_audit_record(tx, deed)
+    await add_audit_record(tx, audit_record)
     return found.state
 
 
 async def reschedule(
-    tx: Transaction, job_id: str, run_at: int | None, priority: int | None, deed: AuditRecord | None
+    tx: Transaction, job_id: str, run_at: int | None, priority: int | None, audit_record: AuditRecord | None
 ) -> JobState | None:
     """As `Store.reschedule`."""
     found = await _locked(tx, job_id)
@@ -243,7 +243,7 @@ async def reschedule(
             # The job is already counted in its lane, which needs its new time.
             wakes_at = time.run_at if time.delayed else None
             await arrive(tx, [Arrival(found.lane, 0, not time.delayed, wakes_at)])
-    await add_audit_record(tx, deed)
+    await add_audit_record(tx, audit_record)
     return found.state
 
 
@@ -264,7 +264,7 @@ async def expire(
     )
     if not late:
         return []
-    await lock_buckets(tx, {draw for job in late for draw in job.concerned})
+    await lock_buckets(tx, {draw for job in late for draw in job.affected_buckets})
     # A job that has moved to another lane since it was read is left to the next call.
     unmoved = {row.place: row for row in await tx.fetch(_LOCKED, "lock_waiting", ids=[job.id for job in late])}
     late = [job for job in late if job.place in unmoved]
@@ -277,10 +277,10 @@ async def expire(
         for job, row in zip(late, rows, strict=True)
         if job.held and job.terms is not None
     ]
-    await give_permits(tx, given)
+    await return_permits(tx, given)
     locked = [unmoved[job.place] for job in late]
     ended = [EndedJob(job.id, row.state, job.is_followed, job.batch) for job, row in zip(locked, rows, strict=True)]
-    await following.tell_followers(tx, ended)
+    await following.resolve_followers(tx, ended)
     return [
         Dropped(job.id, job.task, job.queue, row.state, row.error, job.attempt)
         for job, row in zip(late, rows, strict=True)
@@ -337,7 +337,7 @@ async def _regate(tx: Transaction, job: GateChange) -> bool:
         return False
     held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
     gone = difference(found.held, draws_where(draw in held for draw in found.draws))
-    await give_permits(tx, found.gives(gone))
+    await return_permits(tx, found.gives(gone))
     kept = draws_where(draw in held for draw in job.draws)
     passed = NO_DRAWS if job.terms is None or not found.passed else job.terms.free_retries
     lane = lane_of(found.queue, job.draws, job.terms, union(kept, passed))
@@ -360,7 +360,7 @@ async def release_idle(tx: Transaction, draw: Draw) -> int:
     for job in await tx.fetch(_FOUND, "idle_holders", needle=as_json(draw)):
         given = intersection(job.held, draws_where(each == draw for each in job.draws))
         if given and job.terms is not None:
-            await give_permits(tx, job.gives(given))
+            await return_permits(tx, job.gives(given))
             if job.state is JobState.WAITING:
                 # It will draw on that permit again, so its lane is another one.
                 kept = difference(job.held, given)
@@ -368,7 +368,7 @@ async def release_idle(tx: Transaction, draw: Draw) -> int:
                 await tx.execute("set_held", id=job.id, held=kept, passed=job.passed, lane=lane.id)
                 await leave(tx, job.lane, have_costs=job.has_costs)
                 await arrive(tx, [arrival_of(lane, job.run_at, delayed=job.delayed)])
-    return await give_up_unused(tx, draw)
+    return await release_unused_batches(tx, draw)
 
 
 async def _locked(
@@ -388,5 +388,5 @@ async def _locked(
         return None
     found = rows[0]
     if with_buckets:
-        await lock_buckets(tx, concerned(found.draws, found.held, found.terms, has_costs=found.has_costs))
+        await lock_buckets(tx, affected_buckets(found.draws, found.held, found.terms, has_costs=found.has_costs))
     return found

@@ -1,6 +1,6 @@
 -- The audit log.
 
--- name: keep_deed
+-- name: add_audit_entry
 -- Store an audit entry; for a job, only if the job is audited in full.
 INSERT INTO headgate.audit_entry (at, actor, action, kind, subject, detail)
 SELECT :now::bigint, :actor::text, :action::text, :kind::text, :subject::text, :detail::text

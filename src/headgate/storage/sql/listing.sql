@@ -722,7 +722,7 @@ FROM (
 -- part: lane_is_due [sqlite]
 lane.since IS NOT NULL
 
--- name: standing
+-- name: queue_position
 -- Return the position of a waiting job in its lane, and its costs and terms.
 SELECT
     job.id,
@@ -736,7 +736,7 @@ LEFT JOIN headgate.lane ON lane.id = job.lane
 LEFT JOIN headgate.bucket ON bucket.id = lane.behind
 WHERE job.id = :id AND job.state = 'waiting'
 
--- name: outlook
+-- name: prediction_input
 -- Return how many jobs wait in a lane, and behind which bucket.
 SELECT
     coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = :lane), 0)::bigint AS waiting,

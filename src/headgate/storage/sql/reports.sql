@@ -5,22 +5,22 @@
 -- those that another transaction has locked are left out.
 SELECT job.id, job.fence
 FROM headgate.job
-JOIN {rows:said(id text, fence integer)} ON job.id = said.id AND job.fence = said.fence
-WHERE job.id = ANY(:said.id::text[]) AND job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
+JOIN {rows:reported(id text, fence integer)} ON job.id = reported.id AND job.fence = reported.fence
+WHERE job.id = ANY(:reported.id::text[]) AND job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
 ORDER BY job.id
 FOR NO KEY UPDATE OF job SKIP LOCKED
 
 -- name: lock_reported [sqlite]
 SELECT job.id, job.fence
-FROM {rows:said(id text, fence integer)}
-CROSS JOIN job ON job.id = said.id AND job.fence = said.fence
+FROM {rows:reported(id text, fence integer)}
+CROSS JOIN job ON job.id = reported.id AND job.fence = reported.fence
 WHERE job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: set_progress
 -- Store the progress of running attempts.
-UPDATE headgate.job SET progress = said.progress
-FROM {rows:said(id text, progress json)}
-WHERE job.id = said.id
+UPDATE headgate.job SET progress = reported.progress
+FROM {rows:reported(id text, progress json)}
+WHERE job.id = reported.id
 
 -- name: keep_lines
 -- Store log lines of running attempts, as far as there is room; a stored line stays.

@@ -27,7 +27,7 @@ SELECT to_regclass('headgate.identity') IS NOT NULL, current_setting('transactio
 WITH unsynced AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
-SELECT pg_notify(:channel, :news) FROM unsynced
+SELECT pg_notify(:channel, :payload) FROM unsynced
 
 -- name: notify_at_commit [postgres]
 -- Wake all listeners when this transaction commits.

@@ -14,28 +14,28 @@ ORDER BY job.id
 -- Return which of these job ids are stored.
 SELECT id FROM headgate.job WHERE id {any:ids text}
 
--- part: standing_job
+-- part: keyed_job
 job.id, job.task, job.unique_key, job.state, job.queue, job.draws, job.terms, job.held, job.passed,
 job.costs IS NOT NULL AS has_costs, job.delayed, job.run_at
 
--- name: standing_under
+-- name: jobs_under_keys
 -- Return the jobs that are not final under these unique keys of tasks: the waiting one, and the running ones.
-SELECT @standing_job
+SELECT @keyed_job
 FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.job
 WHERE job.task = keys.task AND job.unique_key = keys.unique_key
     AND job.unique_key IS NOT NULL AND job.state IN ('waiting', 'blocked')
 UNION ALL
-SELECT @standing_job
+SELECT @keyed_job
 FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.job
 WHERE job.task = keys.task AND job.unique_key = keys.unique_key AND job.unique_key IS NOT NULL AND job.state = 'running'
 
--- name: lock_standing
+-- name: lock_job_under_key
 -- Lock a job that was found under a unique key.
-SELECT @standing_job FROM headgate.job WHERE id = :id {for update}
+SELECT @keyed_job FROM headgate.job WHERE id = :id {for update}
 
--- name: unstore_job
+-- name: delete_job
 -- Delete a job that this transaction has stored.
 DELETE FROM headgate.job WHERE id = :id
 

@@ -51,7 +51,7 @@ DELETE FROM headgate.attempt WHERE job {any:ids text}
 -- name: prune_lines
 DELETE FROM headgate.log_line WHERE job {any:ids text}
 
--- name: prune_deeds
+-- name: prune_job_audit
 -- Delete the audit entries of pruned jobs.
 DELETE FROM headgate.audit_entry WHERE subject {any:ids text} AND kind = 'job'
 

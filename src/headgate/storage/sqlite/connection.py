@@ -63,7 +63,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
             f"{'.'.join(map(str, OLDEST_SQLITE))} or newer"
         )
     _require_local(path)
-    _require_ours(path)
+    _require_headgate_file(path)
     try:
         if dry_run:
             return _missing(path)
@@ -71,7 +71,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
         connection = connect(path, synchronous=synchronous, timeout=30)
         try:
             # SQLite does not wait by itself when several connections change the mode of a new file at once.
-            _insist(connection, "PRAGMA journal_mode = WAL", 30, clock, lambda _waited: None)
+            _retry_while_busy(connection, "PRAGMA journal_mode = WAL", 30, clock, lambda _waited: None)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 applied = migrate(connection, path, clock)
@@ -118,7 +118,7 @@ def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
     return None
 
 
-def withdrawn(error: sqlite3.Error, path: Path) -> HeadgateError | None:
+def missing_table_error(error: sqlite3.Error, path: Path) -> HeadgateError | None:
     """Return the error for a table that has disappeared from a file in use; None for an error of another kind."""
     if isinstance(error, sqlite3.OperationalError) and str(error).startswith("no such table"):
         return StorageUnavailable(
@@ -133,14 +133,14 @@ def begin(connection: sqlite3.Connection, patience: float, clock: Clock, on_slow
     SQLite's own busy handler sleeps ever longer and starves some processes; short random waits share the lock evenly.
     `on_slow` is called once, when the wait has lasted a second.
     """
-    _insist(connection, "BEGIN IMMEDIATE", patience, clock, on_slow)
+    _retry_while_busy(connection, "BEGIN IMMEDIATE", patience, clock, on_slow)
 
 
-def _insist(
+def _retry_while_busy(
     connection: sqlite3.Connection, statement: str, patience: float, clock: Clock, on_slow: Callable[[float], None]
 ) -> None:
     began: int | None = None
-    told = False
+    is_warned = False
     while True:
         try:
             connection.execute(statement)
@@ -153,8 +153,8 @@ def _insist(
             waited = (now - began) / SECOND
             if waited > patience:
                 raise
-            if waited > 1 and not told:
-                told = True
+            if waited > 1 and not is_warned:
+                is_warned = True
                 on_slow(waited)
             threading.Event().wait(random.uniform(0.0002, 0.003))
 
@@ -184,7 +184,7 @@ def mount_of(folder: Path, mounts: bytes) -> tuple[str, str]:
     return best, kind
 
 
-def _require_ours(path: Path) -> None:
+def _require_headgate_file(path: Path) -> None:
     """Check the header before SQLite opens the file: a file of another program is left exactly as it is."""
     if path.is_dir():
         raise StorageUnusable(f"{path} is a folder; add a file name to the path")
@@ -192,7 +192,7 @@ def _require_ours(path: Path) -> None:
         raise StorageUnusable(f"the folder of {path} does not exist; create it first")
     if not path.exists() or path.stat().st_size == 0:
         return
-    found = _stated_application_id(path)
+    found = _application_id_in_header(path)
     if found is None:
         raise StorageUnusable(f"{path} is not a SQLite database; nothing was changed: choose another file")
     if found != APPLICATION_ID:
@@ -231,7 +231,7 @@ def is_shared(folder: Path) -> bool:
     return folder.stat().st_mode & shared == shared
 
 
-def _stated_application_id(path: Path) -> int | None:
+def _application_id_in_header(path: Path) -> int | None:
     """Return the application id in the file's header, without its log; None if it is no database, 0 if there is no id.
 
     SQLite reads it: it neither locks nor writes an immutable file. If this process opened and closed the file itself,

@@ -81,7 +81,7 @@ class SqliteDriver(Driver):
         self._searcher: Reader | None = None
         self._searches = Searches(clock, at_once=1)
         self._write_thread: CallThread | None = None
-        self._neighbours: PeerNotifier | None = None
+        self._peers: PeerNotifier | None = None
         self._ports: list[int] = []
         self._pid = 0
         self._ahead = 0
@@ -90,7 +90,7 @@ class SqliteDriver(Driver):
 
     @property
     def port(self) -> int | None:
-        return None if self._neighbours is None else self._neighbours.port
+        return None if self._peers is None else self._peers.port
 
     def __str__(self) -> str:
         return f"sqlite:///{self.path}"
@@ -120,8 +120,8 @@ class SqliteDriver(Driver):
         self._write_thread = CallThread("headgate-sqlite-writer")
         try:
             await self._take_connections(self._write_thread, migrate)
-            self._neighbours = PeerNotifier(self.path, self.clock, self._look_around, self._wake, self._break)
-            await self._neighbours.open()
+            self._peers = PeerNotifier(self.path, self.clock, self._read_data_version, self._wake, self._break)
+            await self._peers.open()
         except BaseException:
             await shield_until_done(self.close())
             raise
@@ -187,9 +187,9 @@ class SqliteDriver(Driver):
     async def close(self) -> None:
         if self._write_thread is None or self._pid != os.getpid():
             return
-        if self._neighbours is not None:
-            await self._neighbours.close()
-            self._neighbours = None
+        if self._peers is not None:
+            await self._peers.close()
+            self._peers = None
         await self._batcher.drain()
         if self._searcher is not None:
             self._searcher.interrupt()
@@ -282,18 +282,18 @@ class SqliteDriver(Driver):
         try:
             try:
                 # Without savepoints at first: hardly any write fails after it has changed something.
-                results = self._transact(group, partial(run_all, connection, self._begun))
+                results = self._transact(group, partial(run_all, connection, self._transaction_again))
             except WriteRolledBack:
-                results = self._transact(group, partial(run_each, connection, self._begun))
+                results = self._transact(group, partial(run_each, connection, self._transaction_again))
         except Exception as error:
             return [error] * len(group)
         change = change_of(group, results)
-        if change is not None and self._neighbours is not None:
+        if change is not None and self._peers is not None:
             # From this thread, so that a node of another process does not wait for this process's event loop.
-            self._neighbours.call(self._ports, only_endings=change == "endings")
+            self._peers.notify(self._ports, only_endings=change == "endings")
         return [self._translated(result) if isinstance(result, sqlite3.Error) else result for result in results]
 
-    def _begun(self) -> SqliteTransaction:
+    def _transaction_again(self) -> SqliteTransaction:
         """Return the transaction as of now, without the settings that were read before a rollback."""
         self.live.forget()
         return self._transaction(self._writer)
@@ -307,7 +307,7 @@ class SqliteDriver(Driver):
             sqlite_file.begin(connection, self._patience, self.clock, self._warn_slow)
             try:
                 results = run(self._transaction(connection), group)
-                if self._neighbours is not None and any(write.wakes or write.ends_jobs for write in group):
+                if self._peers is not None and any(write.wakes or write.ends_jobs for write in group):
                     # Read here, so that a node that has just joined is notified too.
                     self._ports = _decode_ports(connection.execute(_PORTS).fetchall()[0][0])
                 connection.execute("COMMIT")
@@ -408,8 +408,8 @@ class SqliteDriver(Driver):
         self._require_same_file()
 
     def _require_same_file(self) -> None:
-        if self._neighbours is not None and self._neighbours.is_file_lost():
-            lost = self._neighbours.lost()
+        if self._peers is not None and self._peers.is_file_lost():
+            lost = self._peers.lost()
             self._break(lost)
             raise StorageUnavailable(str(lost))
 
@@ -430,7 +430,7 @@ class SqliteDriver(Driver):
         if isinstance(translated, StorageUnusable):
             self._break(translated)
             return StorageUnavailable(str(translated))
-        return translated or sqlite_file.withdrawn(error, self.path) or error
+        return translated or sqlite_file.missing_table_error(error, self.path) or error
 
     def _break(self, error: HeadgateError) -> None:
         """Let every verb raise this from now on: the file was damaged or replaced."""
@@ -443,7 +443,7 @@ class SqliteDriver(Driver):
             "waiting for %.0f s to write to %s: another connection has an open write transaction", seconds, self.path
         )
 
-    async def _look_around(self) -> int:
+    async def _read_data_version(self) -> int:
         """Return the file's data version, which other processes change when they commit."""
         assert self._write_thread is not None
         return await self._in_thread(self._write_thread, self._data_version)

@@ -29,7 +29,7 @@ FILE_EVERY = 8
 
 WAL_ALARM = 512 * 1024 * 1024
 
-_WORD = b"headgate"
+_CHANGE = b"headgate"
 _ENDINGS = b"headgate endings"
 
 
@@ -67,8 +67,8 @@ class PeerNotifier:
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._socket.fileno(), self._hear)
-        self._watching = loop.create_task(self._watch(), name="headgate-neighbours")
+        loop.add_reader(self._socket.fileno(), self._receive)
+        self._watching = loop.create_task(self._watch(), name="headgate-peers")
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -80,7 +80,7 @@ class PeerNotifier:
             self._socket.close()
             self._socket = None
 
-    def call(self, ports: Sequence[int], *, only_endings: bool = False) -> None:
+    def notify(self, ports: Sequence[int], *, only_endings: bool = False) -> None:
         """Notify these ports of a change, from any thread; if a datagram is lost, polling finds the change."""
         own = self._socket
         if own is None:
@@ -89,7 +89,7 @@ class PeerNotifier:
             if port != self.port:
                 self._warn_of_version()
                 try:
-                    own.sendto(_ENDINGS if only_endings else _WORD, ("127.0.0.1", port))
+                    own.sendto(_ENDINGS if only_endings else _CHANGE, ("127.0.0.1", port))
                 except OSError as error:
                     logger.debug("no datagram could be sent to port %s: %s", port, error)
 
@@ -103,16 +103,16 @@ class PeerNotifier:
             )
         self._is_warned = True
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         assert self._socket is not None
-        heard: set[bytes] = set()
+        received: set[bytes] = set()
         try:
             # Any number of datagrams means no more than one of each kind.
             while True:
-                heard.add(self._socket.recv(64))
+                received.add(self._socket.recv(64))
         except BlockingIOError:
-            if not heard.isdisjoint((_WORD, _ENDINGS)):
-                self._wake(only_endings=_WORD not in heard)
+            if not received.isdisjoint((_CHANGE, _ENDINGS)):
+                self._wake(only_endings=_CHANGE not in received)
 
     async def _watch(self) -> None:
         seen: int | None = None
@@ -121,7 +121,7 @@ class PeerNotifier:
             await sleep(self._clock, LOOK_EVERY)
             looks += 1
             if looks % FILE_EVERY == 0:
-                self._look_at_file()
+                self._check_file()
             if not self._may_have_changed():
                 continue
             try:
@@ -161,7 +161,7 @@ class PeerNotifier:
             "put it back and restart this process"
         )
 
-    def _look_at_file(self) -> None:
+    def _check_file(self) -> None:
         if self.is_file_lost():
             self._on_lost(self.lost())
             return

@@ -48,7 +48,7 @@ class SqliteTransaction:
             cursor = self._connection.execute(known.sql, bound)
             places = {column[0]: place for place, column in enumerate(cursor.description)}
             order = [places[field.name] for field in decoder.fields]
-            return [decoder.of([row[place] for place in order]) for row in cursor.fetchall()]
+            return [decoder.decode_row([row[place] for place in order]) for row in cursor.fetchall()]
         # fetchall, not fetchone: it runs the statement to its end, so that no read transaction stays open.
         return decoder.decode(self._connection.execute(as_one_value(statement, decoder), bound).fetchall()[0][0])
 
@@ -57,7 +57,7 @@ class SqliteTransaction:
         cursor = self._connection.execute(known.sql, known.bind(parameters))
         places = {column[0]: place for place, column in enumerate(cursor.description)}
         (row,) = cursor.fetchall()
-        return decoder.of([row[places[field.name]] for field in decoder.fields])
+        return decoder.decode_row([row[places[field.name]] for field in decoder.fields])
 
     async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
         # It never waits for a lock.

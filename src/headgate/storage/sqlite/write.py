@@ -46,11 +46,13 @@ class WriteRolledBack(Exception):
     """A write has failed after it had changed something, so the transaction has to be repeated."""
 
 
-Begun = Callable[[], SqliteTransaction]
+TransactionAgain = Callable[[], SqliteTransaction]
 """Returns the transaction again after a part of it was rolled back."""
 
 
-def run_all(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction, writes: Sequence[Write]) -> list[Any]:
+def run_all(
+    connection: sqlite3.Connection, transaction_again: TransactionAgain, tx: SqliteTransaction, writes: Sequence[Write]
+) -> list[Any]:
     """Return the results of all writes; the result of a failed write that has changed nothing is its error.
 
     Raises WriteRolledBack if a failed write has changed something.
@@ -78,11 +80,13 @@ def run_all(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction,
     return results
 
 
-def run_each(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction, writes: Sequence[Write]) -> list[Any]:
+def run_each(
+    connection: sqlite3.Connection, transaction_again: TransactionAgain, tx: SqliteTransaction, writes: Sequence[Write]
+) -> list[Any]:
     """Return the results of all writes; one that fails is rolled back, and its error is its result."""
-    failed = dict(_add_each(connection, begun, [write for write in writes if write.jobs is not None]))
+    failed = dict(_add_each(connection, transaction_again, [write for write in writes if write.jobs is not None]))
     results: list[Any] = []
-    tx = begun()
+    tx = transaction_again()
     for write in writes:
         if write.jobs is not None:
             results.append(failed.get(write))
@@ -93,25 +97,25 @@ def run_each(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction
         except Exception as error:
             _require_transaction(connection, error)
             results.append(error)
-            tx = begun()
+            tx = transaction_again()
     return results
 
 
 def _add_each(
-    connection: sqlite3.Connection, begun: Begun, writes: Sequence[Write]
+    connection: sqlite3.Connection, transaction_again: TransactionAgain, writes: Sequence[Write]
 ) -> Iterator[tuple[Write, Exception]]:
     """Yield additions that fail, with their errors; halves are tried until the faulty ones are found."""
     try:
         with _savepoint(connection):
-            _add(begun(), writes)
+            _add(transaction_again(), writes)
     except Exception as error:
         _require_transaction(connection, error)
         if len(writes) == 1:
             yield writes[0], error
             return
         half = len(writes) // 2
-        yield from _add_each(connection, begun, writes[:half])
-        yield from _add_each(connection, begun, writes[half:])
+        yield from _add_each(connection, transaction_again, writes[:half])
+        yield from _add_each(connection, transaction_again, writes[half:])
 
 
 def _add(tx: SqliteTransaction, additions: Sequence[Write]) -> None:
