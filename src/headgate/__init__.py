@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from headgate.tasks.signals import RateLimited, Snooze
     from headgate.tasks.task import Task
     from headgate.tasks.ties import Batch, BatchStatus, Chain
+    from headgate.version import __version__
 
 __all__ = [
     # the app and what it makes
@@ -131,6 +132,8 @@ __all__ = [
     "UnfitConnection",
     "UnknownLimit",
     "UnreadableSchedule",
+    # the release
+    "__version__",
 ]
 
 _PLACES = {
@@ -194,6 +197,7 @@ _PLACES = {
     "Batch": "headgate.tasks.ties",
     "BatchStatus": "headgate.tasks.ties",
     "Chain": "headgate.tasks.ties",
+    "__version__": "headgate.version",
 }
 """The module of each name: the same as the imports above, which only type checkers follow."""
 

@@ -20,8 +20,10 @@ from headgate.engine.embedded_node import EmbeddedNode
 from headgate.engine.node import Node, NodeSettings
 from headgate.engine.stop_signals import stopped_by_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
+from headgate.jobs.audit import AuditLevel, AuditWord
 from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource
+from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.limit import Limit, changed
 from headgate.limits.standalone.current_buckets import CurrentBuckets
@@ -51,7 +53,7 @@ from headgate.tasks.resource import declare_resource
 from headgate.tasks.schedule import DeclaredSchedule, Schedule, ScheduleOptions, schedule_spec
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import Batch
-from headgate.version import VERSION
+from headgate.version import __version__
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,8 +66,8 @@ class Headgate:
 
     `url` is the store of the jobs: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database`
     or `memory://` (default: `$HEADGATE_URL`; without either, DeclarationError). Instead, `storage` is your own
-    `headgate.storage.store.Store`, which the app opens and closes. All other settings, including `retry`, are those of
-    `headgate.settings.Settings`; they are also read from `HEADGATE_*`.
+    `headgate.storage.store.Store`, which the app opens and closes. From `concurrency` to `listen_url` the arguments are
+    settings: `headgate.settings.Settings` describes each, and they are also read from `HEADGATE_*`.
 
     `imports` names the modules that declare tasks on this app, besides its own: `imports=["tasks", "billing.tasks"]`.
     They are imported when jobs are run, and by the `headgate` command.
@@ -86,15 +88,54 @@ class Headgate:
         *,
         storage: Store | None = None,
         imports: Sequence[str] = (),
+        concurrency: int | None = None,
         retry: RetryPolicy | None = None,
+        timeout: Duration | None = None,
+        heartbeat: Duration | None = None,
+        lease: Duration | None = None,
+        grace: Duration | None = None,
+        retention: Retention | Duration | Mapping[str, Duration] | None = None,
+        audit: AuditLevel | AuditWord | None = None,
+        log_lines: int | None = None,
+        log_level: str | None = None,
+        log_jobs: bool | None = None,
+        history: bool | None = None,
+        max_payload: int | None = None,
+        synchronous: Literal["FULL", "NORMAL", "EXTRA", "OFF"] | None = None,
+        limits_url: str | None = None,
+        migrate: bool | None = None,
+        schema: str | None = None,
+        connections: int | None = None,
+        listen_url: str | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
-        **settings: Any,
     ) -> None:
         self._imports = require_module_names(imports)
         self._clock = clock or SystemClock()
         self._random = random or Random()
-        self._settings = load_settings({**settings, "retry": retry})
+        self._settings = load_settings(
+            {
+                "concurrency": concurrency,
+                "retry": retry,
+                "timeout": timeout,
+                "heartbeat": heartbeat,
+                "lease": lease,
+                "grace": grace,
+                "retention": retention,
+                "audit": audit,
+                "log_lines": log_lines,
+                "log_level": log_level,
+                "log_jobs": log_jobs,
+                "history": history,
+                "max_payload": max_payload,
+                "synchronous": synchronous,
+                "limits_url": limits_url,
+                "migrate": migrate,
+                "schema": schema,
+                "connections": connections,
+                "listen_url": listen_url,
+            }
+        )
         if storage is not None and url is not None:
             raise DeclarationError("pass the url of a store, or storage=, not both")
         if storage is None:
@@ -283,7 +324,7 @@ class Headgate:
         """
         observed = Observed(
             self._clock, self._storage, self._registry, self._bus.tap, self._client.trace_by, self._events_lost,
-            lambda: self._client.lifecycle.loop, VERSION,
+            lambda: self._client.lifecycle.loop, __version__,
         )  # fmt: skip
         instrument.attach(observed)
         self._instruments.append(instrument)
@@ -454,7 +495,7 @@ class Headgate:
             retention=settings.retention,
             log_lines=settings.log_lines,
             log_level=logging.getLevelNamesMapping()[settings.log_level],
-            version=VERSION,
+            version=__version__,
             drain=drain,
         )
 

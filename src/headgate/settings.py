@@ -128,11 +128,10 @@ def storage_url(environment: Mapping[str, str] = os.environ) -> str:
 def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of an app; empty variables are ignored.
 
-    A variable `HEADGATE_…` that is no setting is logged once. Raises DeclarationError for an unknown name or an invalid
-    value.
+    A variable `HEADGATE_…` that is no setting is logged once. Raises DeclarationError for an invalid value.
     """
-    known = {field.name for field in fields(Settings)}
     values: dict[str, object] = {}
+    known = [field.name for field in fields(Settings)]
     variables = {f"HEADGATE_{name.upper()}" for name in known} | _OTHER_VARIABLES
     for name in environment:
         if name.startswith("HEADGATE_") and name not in variables and not _OF_OTHERS.search(name):
@@ -142,8 +141,6 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
         if text is not None and text.strip():
             values[name] = _parse(name, text)
     for name, value in given.items():
-        if name not in known:
-            raise DeclarationError(f"{name!r} is not a setting; the settings are: {', '.join(sorted(known))}")
         if value is not None:
             values[name] = _converted(name, value)
     return Settings(**values)  # type: ignore[arg-type]

@@ -291,7 +291,7 @@ def test_what_cannot_be_a_chain_is_told_where_it_is_made() -> None:
     with pytest.raises(DeclarationError, match="at least one step"):
         chain()
     with pytest.raises(DeclarationError, match=r"write task\.call"):
-        chain(here)  # type: ignore[arg-type]  # what somebody writes by mistake
+        chain(here)  # type: ignore[call-overload]  # what somebody writes by mistake
     with pytest.raises(DeclarationError, match="leave the key out"):
         chain(here.using(unique_key="one").call())
 

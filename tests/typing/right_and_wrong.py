@@ -69,10 +69,15 @@ async def enqueueing() -> None:
 
 
 async def flows() -> None:
-    assert_type(await chain(plain.call("a"), sync.call("b")).enqueue(), Chain)
+    ended = await chain(plain.call("a"), sync.call("b")).enqueue()
+    assert_type(ended, Chain[float])
+    assert_type(await ended.result(), float)
+    assert_type(chain(sync.call("b"), batch([sync.call("c")]), plain.call("a")).sync.enqueue().result(), str)
+    assert_type(await (await chain(sync.call("b"), chain(plain.call("a"))).enqueue()).result(), str)
+    assert_type(await chain(sync.call("b"), batch([sync.call("c")])).enqueue(), Chain[Any])
     assert_type(await batch([plain.call("a")]).then(sync.call("b")).enqueue(), Batch)
 
-    chain(plain)  # type: ignore[arg-type]
+    chain(plain)  # type: ignore[call-overload]
     batch(plain.call("a"))  # type: ignore[arg-type]
     batch([plain.call("a")]).then(sync.call("b"), on="failure")  # type: ignore[arg-type]
 

@@ -138,6 +138,13 @@ def test_an_app_reads_the_environment_of_its_process(monkeypatch: pytest.MonkeyP
         plain.payload.encode(("x" * 2000,), {})
 
 
+@pytest.mark.parametrize("name", SAID)
+def test_each_setting_is_an_argument_of_an_app(name: str) -> None:
+    _, _, argument, from_argument = SAID[name]
+    given: dict[str, Any] = {name: argument}
+    assert getattr(Headgate("memory://", **given)._settings, name) == from_argument
+
+
 @pytest.mark.parametrize("url", [None, "", "  "])
 def test_an_app_that_does_not_say_where_jobs_live_is_refused(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADGATE_URL", raising=False)

@@ -15,7 +15,7 @@ import click
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.errors import HeadgateError
 from headgate.escaping import printable
-from headgate.version import VERSION
+from headgate.version import __version__
 
 
 class Lazy(NamedTuple):
@@ -120,7 +120,7 @@ def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(VERSION)
+@click.version_option(__version__)
 def main() -> None:
     """Durable background jobs for Python, with a budget per key.
 

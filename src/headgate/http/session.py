@@ -11,7 +11,7 @@ import msgspec
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, reads
-from headgate.version import VERSION
+from headgate.version import __version__
 
 
 class SessionView(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ async def session(caller: Caller) -> SessionView:
         token=caller.token,
         title=caller.title,
         store=caller.admin.address,
-        version=VERSION,
+        version=__version__,
         now=caller.admin.now(),
         read_only=caller.read_only,
         can_sign_out=caller.can_sign_out,

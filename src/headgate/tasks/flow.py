@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from headgate.errors import DeclarationError
 from headgate.jobs.job import Origin
@@ -17,19 +17,22 @@ from headgate.tasks.ties import Batch, Chain, SyncBatch, SyncChain
 if TYPE_CHECKING:
     from headgate.client import Client
 
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
 On = Literal["success", "any"]
 
 BatchLimit = str | Concurrency
 """A mutex, or the name of a concurrency limit, that the jobs of a batch hold together."""
 
 
-class ChainPlan:
+class ChainPlan(Generic[R_co]):
     """Steps that run one after the other; `chain(…)` makes it."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps: tuple[Step, ...] = tuple(steps)
 
-    async def enqueue(self) -> Chain:
+    async def enqueue(self) -> Chain[R_co]:
         """Store all jobs in one commit; each is blocked until the step before it has succeeded.
 
         When one fails or is cancelled, those after it are cancelled. Raises what `Task.enqueue` raises, and
@@ -42,7 +45,7 @@ class ChainPlan:
         return Chain(jobs, _handle(last, client))
 
     @property
-    def sync(self) -> SyncChainPlan:
+    def sync(self) -> SyncChainPlan[R_co]:
         """The same for code that cannot await."""
         return SyncChainPlan(self)
 
@@ -80,13 +83,13 @@ class BatchPlan:
         return SyncBatchPlan(self)
 
 
-class SyncChainPlan:
+class SyncChainPlan(Generic[R_co]):
     """A chain, enqueued from code that cannot await."""
 
-    def __init__(self, plan: ChainPlan) -> None:
+    def __init__(self, plan: ChainPlan[R_co]) -> None:
         self._plan = plan
 
-    def enqueue(self) -> SyncChain:
+    def enqueue(self) -> SyncChain[R_co]:
         """Same as `ChainPlan.enqueue`."""
         portal = _client_of(self._plan).portal
         return SyncChain(portal.run(self._plan.enqueue()), portal)
@@ -104,14 +107,30 @@ class SyncBatchPlan:
         return SyncBatch(portal.run(self._plan.enqueue()), portal)
 
 
-Step = Call[Any] | ChainPlan | BatchPlan
+Step = Call[Any] | ChainPlan[Any] | BatchPlan
+
+Last = Call[R] | ChainPlan[R]
+"""A step whose result is that of the chain which it ends."""
 
 
-def chain(*steps: Step) -> ChainPlan:
+@overload
+def chain(last: Last[R], /) -> ChainPlan[R]: ...
+@overload
+def chain(first: Step, last: Last[R], /) -> ChainPlan[R]: ...
+@overload
+def chain(first: Step, second: Step, last: Last[R], /) -> ChainPlan[R]: ...
+@overload
+def chain(first: Step, second: Step, third: Step, last: Last[R], /) -> ChainPlan[R]: ...
+@overload
+def chain(first: Step, second: Step, third: Step, fourth: Step, last: Last[R], /) -> ChainPlan[R]: ...
+@overload
+def chain(*steps: Step) -> ChainPlan[Any]: ...
+def chain(*steps: Step) -> ChainPlan[Any]:
     """Return a plan of steps that run one after the other, each when the one before it has succeeded.
 
     `chain(fetch.call(1), batch([parse.call(1), parse.call(2)]), report.call())`. A step is a call, a batch, or another
-    chain. Nothing is stored until `enqueue()`.
+    chain. Nothing is stored until `enqueue()`. The result of the chain is that of its last step; type checkers know its
+    type for up to five steps that end with a call.
     """
     if not steps:
         raise DeclarationError("a chain needs at least one step: chain(task.call(…), …)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from headgate.clock import Duration, to_datetime
 from headgate.jobs.batch import BatchRecord
@@ -16,6 +16,8 @@ from headgate.tasks.sync_job import SyncJob
 
 if TYPE_CHECKING:
     from headgate.client import Client
+
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Batch:
         return f"Batch({self.id!r})"
 
 
-class Chain:
+class Chain(Generic[R_co]):
     """A stored chain: all its jobs in order, and the ways to follow and cancel it."""
 
     __slots__ = ("jobs", "last")
@@ -110,12 +112,13 @@ class Chain:
         self.jobs: tuple[Job[Any], ...] = tuple(jobs)
         self.last: Job[Any] | Batch = last
 
-    async def result(self, timeout: Duration | None = None) -> Any:
+    async def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the last step and return its result; for a batch, those of its jobs.
 
         Raises JobCancelled if a step before it did not succeed, and what `Job.result` raises.
         """
-        return await self.last.result(timeout)
+        result: Any = await self.last.result(timeout)
+        return cast(R_co, result)
 
     async def cancel(self) -> int:
         """Cancel the jobs that are not final; return how many they were."""
@@ -157,17 +160,17 @@ class SyncBatch:
         return self._portal.run(self._batch.cancel())
 
 
-class SyncChain:
+class SyncChain(Generic[R_co]):
     """A stored chain, followed from code that cannot await."""
 
     __slots__ = ("_chain", "_portal", "jobs")
 
-    def __init__(self, chain: Chain, portal: Portal) -> None:
+    def __init__(self, chain: Chain[R_co], portal: Portal) -> None:
         self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in chain.jobs)
         self._chain = chain
         self._portal = portal
 
-    def result(self, timeout: Duration | None = None) -> Any:
+    def result(self, timeout: Duration | None = None) -> R_co:
         """Same as `Chain.result`; blocks this thread."""
         return self._portal.run(self._chain.result(timeout))
 

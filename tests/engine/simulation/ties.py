@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headgate import Headgate, JobState, Mutex, StrictRate, batch, chain
 from headgate.clock import to_datetime
@@ -35,7 +35,7 @@ class Ties:
         self._world = world
         self._ledger = ledger
         self.choosy = world.random.choice(CHOOSY)
-        self._stored: list[Chain | Batch] = []
+        self._stored: list[Chain[Any] | Batch] = []
         self._holders: dict[str, str] = {}
 
     def declare(self, app: Headgate, node: str) -> None:
@@ -94,7 +94,7 @@ class Ties:
             )
         return task.call(key, random.choice((0.0, 0.1, 1.0, 4.0)), random.random() < 0.15)
 
-    def _chain(self, depth: int) -> ChainPlan:
+    def _chain(self, depth: int) -> ChainPlan[Any]:
         return chain(*(self._step(depth - 1) for _ in range(self._world.random.randint(1, 3))))
 
     def _batch(self, depth: int) -> BatchPlan:
