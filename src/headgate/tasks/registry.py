@@ -14,6 +14,7 @@ from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.limit import AnyRule, Limit, require_limit_name
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.gate import BoundLimit, Gate
+from headgate.tasks.interactive import is_interactive
 from headgate.tasks.name import require_name
 from headgate.tasks.queue import DEFAULT_QUEUE, Queue
 from headgate.tasks.queue_limits import RESERVED, QueueLimits
@@ -61,6 +62,38 @@ class Registry:
         self._all_gates: Gates | None = None
 
     def add_task(self, task: Task[Any, Any]) -> None:
+        """Add a task. In an interactive session it replaces the one that an earlier run of its code declared.
+
+        Raises DeclarationError; then nothing is changed.
+        """
+        earlier = self.tasks.get(task.name)
+        if earlier is None or not (is_interactive(earlier.function) and is_interactive(task.function)):
+            self._add_task(task)
+            return
+        self._remove_task(earlier)
+        try:
+            self._add_task(task)
+        except DeclarationError:
+            self._add_task(earlier)
+            raise
+
+    def _remove_task(self, task: Task[Any, Any]) -> None:
+        """Remove a task, and the limits that nothing else declares."""
+        del self.tasks[task.name]
+        self._by_name = {name: other for name, other in self._by_name.items() if other is not task}
+        self.names = frozenset(self._by_name)
+        kept = {*self.shared, *(bound.name for other in self.tasks.values() for bound in other.gate.limits)}
+        for limits in self._queue_limits.values():
+            kept.update(limit.name for limit in limits.named)
+        for bound in task.gate.limits:
+            if bound.name not in kept:
+                self.limits.pop(bound.name, None)
+                self.rules.pop(bound.name, None)
+        self._gates.clear()
+        self._gate_names.clear()
+        self._all_gates = None
+
+    def _add_task(self, task: Task[Any, Any]) -> None:
         require_name(task.name, "task")
         self._require_new_names(task)
         self.require_queue(task.queue, f"task {task.name!r}")
@@ -102,11 +135,16 @@ class Registry:
 
     def add_schedule(self, schedule: DeclaredSchedule) -> None:
         name = schedule.spec.name
-        if name in self.schedules:
+        earlier = self.schedules.get(name)
+        if earlier is not None and not (self._is_interactive(earlier) and self._is_interactive(schedule)):
             raise DeclarationError(
                 f"schedule {name!r} is declared twice; give one of them a name of its own: @app.schedule(…, name=…)"
             )
         self.schedules[name] = schedule
+
+    def _is_interactive(self, schedule: DeclaredSchedule) -> bool:
+        task = self.find(schedule.call.task)
+        return task is not None and is_interactive(task.function)
 
     def older_names(self, schedule: DeclaredSchedule) -> tuple[str, ...]:
         """Return the names under which an earlier release may have stored it, without those of other schedules."""

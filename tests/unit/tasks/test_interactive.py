@@ -1,0 +1,121 @@
+"""Notebooks: a cell that declares a task is run again, and replaces it; in a file the same is a mistake."""
+
+from __future__ import annotations
+
+import builtins
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from headgate import Concurrency, DeclarationError, Every, Handler, Headgate, StrictRate
+
+CELLS = """
+from headgate import Headgate
+app = Headgate("memory://")
+@app.task
+def double(number: int) -> int:
+    return number
+
+@app.task
+def double(number: int) -> int:
+    return 2 * number
+
+with app:
+    print("result", double.sync.enqueue(21).result())
+
+"""
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of a session, in which cells are run."""
+    session = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", session)
+    names = vars(session)
+    names |= {
+        "app": Headgate("memory://"),
+        "StrictRate": StrictRate,
+        "Concurrency": Concurrency,
+        "Every": Every,
+        "Handler": Handler,
+    }
+    return names
+
+
+def run(cell: str, names: dict[str, Any]) -> None:
+    exec(cell, names)
+
+
+def test_a_cell_that_is_run_again_replaces_its_task_and_what_only_that_limits(notebook: dict[str, Any]) -> None:
+    app: Headgate = notebook["app"]
+    app.limit("everywhere", StrictRate("100/s"))
+    cell = "@app.task(aliases=['old'], limits=[{limits}, 'everywhere'])\ndef work(a: int) -> int: return {result}"
+    run(cell.format(limits="StrictRate('1/s')", result="a"), notebook)
+    first = notebook["work"]
+    run(cell.format(limits="Concurrency(3)", result="2 * a"), notebook)
+    assert app.tasks == {"work": notebook["work"]}
+    assert notebook["work"] is not first
+    assert notebook["work"].function(4) == 8
+    assert set(app._registry.limits) == {"everywhere", "work:concurrency"}
+    assert set(app._registry.rules) >= {"everywhere", "work:concurrency"}
+    assert "work:rate" not in app._registry.rules
+    assert app._registry.find("old") is notebook["work"]
+
+
+def test_a_handler_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
+    cell = "@app.handler\nclass Ship(Handler[int]):\n    async def run(self, payload: int) -> int: return {result}"
+    for result in ("1", "2"):
+        run(cell.format(result=result), notebook)
+    assert notebook["app"].tasks["Ship"] is notebook["Ship"].task
+
+
+def test_a_cell_that_is_wrong_leaves_the_task_as_it_was(notebook: dict[str, Any]) -> None:
+    app: Headgate = notebook["app"]
+    run("@app.task\ndef work() -> None: ...\n@app.task(name='other')\ndef other() -> None: ...", notebook)
+    first = notebook["work"]
+    with pytest.raises(DeclarationError, match="already leads to task 'other'"):
+        run("@app.task(name='work', aliases=['other'])\ndef again() -> None: ...", notebook)
+    assert app.tasks["work"] is first
+    assert app._registry.find("work") is first
+
+
+def test_a_schedule_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
+    app: Headgate = notebook["app"]
+    cell = "@app.schedule(Every(minutes={minutes}))\ndef work() -> None: ..."
+    for minutes in (5, 7):
+        run(cell.format(minutes=minutes), notebook)
+    assert app._registry.schedules["work"].spec.trigger == Every(minutes=7)
+
+
+def test_in_a_file_a_task_that_is_declared_twice_is_an_error(
+    notebook: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook["__file__"] = "main.py"
+    cell = "@app.task\ndef work() -> None: ..."
+    run(cell, notebook)
+    with pytest.raises(DeclarationError, match="declared twice"):
+        run(cell, notebook)
+    # `%run main.py` in IPython, where the file is run again.
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    run(cell, notebook)
+
+
+def test_a_task_of_a_module_is_not_replaced_by_a_cell(notebook: dict[str, Any]) -> None:
+    app: Headgate = notebook["app"]
+
+    @app.task
+    def work() -> None: ...
+
+    with pytest.raises(DeclarationError, match="declared twice"):
+        run("@app.task\ndef work() -> None: ...", notebook)
+
+
+def test_at_the_prompt_of_python_a_task_is_replaced(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"], input=CELLS, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert "result 42" in done.stdout, done.stderr
