@@ -165,6 +165,8 @@ def test_the_program_under_test_does_not_end_the_engine() -> None:
         shop.app.sync.close()
         with shop.app.sync:
             assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
+        with shop.app, shop.app.open():
+            assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
         assert shop.app.sync.run(loop()) is engine
 
 

@@ -81,6 +81,14 @@ async def test_opening_and_running_the_app_inside_connects_to_nothing_and_runs_n
     assert shop.seen == []
 
 
+def test_blocks_of_plain_code_inside_connect_to_nothing_and_run_nothing() -> None:
+    with manual(shop.app) as jobs:
+        with shop.app, shop.app.open():
+            shop.greet.sync.enqueue("ada")
+        jobs.assert_enqueued(shop.greet, "ada")
+        assert shop.seen == []
+
+
 async def test_arguments_are_checked_as_in_production(jobs: Workbench) -> None:
     with pytest.raises(PayloadError, match="has no JSON form"):
         await shop.greet.enqueue(object())  # type: ignore[arg-type]
