@@ -16,7 +16,7 @@ from headgate.errors import UnknownQueue
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from headgate.version import VERSION
+from headgate.version import __version__
 
 HOUR = 3600
 
@@ -181,6 +181,6 @@ async def test_a_worker_says_where_its_file_is(
             await (await work.enqueue()).result(timeout=10)
     started: list[Any] = [record.getMessage() for record in caplog.records if "works on" in record.getMessage()]
     assert len(started) == 1
-    assert f"works on sqlite:///{tmp_path / 'jobs.db'} with Headgate {VERSION}; " in started[0]
+    assert f"works on sqlite:///{tmp_path / 'jobs.db'} with Headgate {__version__}; " in started[0]
     slots = app._registry.concurrency("default", None)
     assert started[0].endswith(f"; 1 queue: default ({slots} slots); 1 task: work; no limits")
