@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import chain
 from typing import Any, TypeVar
 
 import asyncpg
@@ -28,6 +29,7 @@ from headgate.storage.row_ids import bucket_id
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Hands, at_once, rate, recover
 from tests.conformance.storage_suite.ties import add_batch, follow
+from tests.until import until
 
 R = TypeVar("R")
 
@@ -76,12 +78,13 @@ class World:
             moment.set()
             async with asyncio.timeout(10):
                 skips = self._skips
-                while self._skips == skips and not await self._somebody_waits():
+                while self._skips == skips and not await self.is_waited_for():
                     if (await asyncio.wait([task], timeout=0.005))[0]:
                         return
 
-    async def _somebody_waits(self) -> bool:
+    async def is_waited_for(self) -> bool:
         """Whether a statement on these tables waits for a lock."""
+        await self.connection.execute("SELECT pg_stat_clear_snapshot()")
         waits = await self.connection.fetchval(
             "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, $1) > 0)",
             self.schema,
@@ -504,10 +507,10 @@ async def test_a_due_lane_that_somebody_holds_is_looked_at_soon(world: World) ->
     assert await world.left.take_ids() == [job]
 
 
-async def test_a_job_committed_long_after_it_was_added_is_found_below_the_floors(
+async def test_a_job_committed_long_after_it_was_added_is_found_by_the_next_claim(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if every statement were: floors are used from the first one on.
+    # As if every snapshot were: floors are used from the first one on.
     monkeypatch.setattr(low_watermarks, "SLOW", -1)
     world.rule(r=PLENTY)
     job = world.left.new(draws=[("r", "z")])
@@ -517,15 +520,56 @@ async def test_a_job_committed_long_after_it_was_added_is_found_below_the_floors
         world.clock.advance(2)
         assert (await world.left.claim()).jobs == []
     world.clock.advance(0.5)
+    assert await world.left.take_ids() == [job.id]
+
+
+async def test_a_lane_that_came_in_line_below_the_floor_is_found_by_the_next_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(low_watermarks, "SLOW", -1)
+    world.rule(r=PLENTY)
+    job = await world.left.add_one(draws=[("r", "z")])
+    assert (await world.left.claim(queues=["other"])).jobs == []
+    since = await world.connection.fetchval("SELECT since FROM lane")
+    # As if a claim that put it in line were not committed yet.
+    await world.connection.execute("UPDATE lane SET since = NULL")
+    world.clock.advance(2)
+    assert (await world.left.claim()).jobs == []
+    await world.connection.execute("UPDATE lane SET since = $1", since)
+    world.clock.advance(0.5)
     claimed = await world.left.claim()
     assert claimed.jobs == []
     assert claimed.next_in == SWEEP_EVERY // 2
     world.clock.advance(0.5)
-    assert await world.left.take_ids() == [job.id]
+    assert await world.left.take_ids() == [job]
+
+
+async def test_a_merge_leaves_the_arrivals_of_a_lane_that_another_merge_makes_at_the_same_time(world: World) -> None:
+    world.rule(r=PLENTY)
+    job = await world.left.add_one(draws=[("r", "z")])
+    async with world.connection.transaction():
+        await world.connection.execute("INSERT INTO known_lane (id) SELECT lane FROM arrival")
+        await world.connection.execute("INSERT INTO lane (id, queue, draws) SELECT lane, queue, draws FROM arrival")
+        merging = asyncio.create_task(world.left.claim(queues=["other"]))
+        await until(world.is_waited_for)
+    await merging
+    assert await world.connection.fetchval("SELECT count(*) FROM arrival") == 1
+    assert await world.left.take_ids() == [job]
+
+
+async def test_merges_at_the_same_time_make_each_lane_once(world: World) -> None:
+    world.rule(r=PLENTY)
+    jobs: list[str] = []
+    for number in range(20):
+        jobs += [await hands.add_one(draws=[("r", str(number))]) for hands in (world.left, world.right)]
+        await asyncio.gather(*(hands.claim(queues=["other"]) for hands in (world.left, world.right)))
+    assert list(await world.left.storage.check()) == []
+    found = [await world.left.take_ids(100), await world.right.take_ids(100)]
+    assert sorted(chain(*found)) == sorted(jobs)
 
 
 @pytest.mark.parametrize("draws", [[], [("r", "z")]], ids=["plain", "gated"])
-async def test_a_job_committed_below_the_floor_of_its_lane_is_found_by_the_next_sweep(
+async def test_a_job_committed_below_the_front_of_its_lane_is_found_once_its_arrival_is_merged(
     world: World, monkeypatch: pytest.MonkeyPatch, draws: list[tuple[str, str]]
 ) -> None:
     monkeypatch.setattr(low_watermarks, "SLOW", -1)

@@ -119,6 +119,7 @@ class Backlog:
             texts = [as_json(drawn) for drawn in draws]
             await connection.execute(_JOBS, self._rows, oldest, lane_id("mail", (), ""), lanes, texts, self.LANES)
             await connection.execute(_LANES, now - SECOND)
+            await connection.execute(_KNOWN_LANES)
             await connection.execute(_ATTEMPTS)
             await connection.execute("VACUUM ANALYZE")
         finally:
@@ -158,6 +159,8 @@ FROM headgate.job LEFT JOIN headgate.bucket ON job.draws <> '[]' AND bucket.key 
 WHERE waiting
 GROUP BY job.lane, job.draws, bucket.id
 """
+
+_KNOWN_LANES = "INSERT INTO headgate.known_lane (id) SELECT id FROM headgate.lane"
 
 _ATTEMPTS = """
 INSERT INTO headgate.attempt (job, number, node, started_at, ended_at, outcome, charged_at)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from headgate.jobs.job import Draw
+from headgate.storage.claiming import LaneRow
 from headgate.storage.postgres import database
 from headgate.storage.postgres.dialect import CompiledStatement, statements_of
-from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.claim import LaneRange
 from headgate.storage.row_ids import lane_id
-from tests.durability.postgres import Endings, count_endings, session_at
+from tests.durability.postgres import Endings, ask, count_endings, session_at
 from tests.durability.processes import Children
 from tests.durability.wire import Wire
 from tests.durability.work import Work
@@ -137,34 +137,52 @@ async def test_work_goes_on_while_a_transaction_stays_open_and_it_can_be_seen_wh
 async def test_claims_pass_over_dead_rows_that_a_transaction_keeps_from_being_cleared_away(
     postgres: PostgresServer,
 ) -> None:
-    """Once reading a lane from the start is slow, its first jobs are looked for where the last ones were found."""
+    """The first jobs of a lane are read from its front on, where the last ones were found."""
     work = Work(postgres.url, concurrency=50)
     async with work.app, session_at(postgres.url) as side:
         await churn(work, 300)
         async with side.transaction(isolation="repeatable_read"):
             await side.fetchval("SELECT count(*) FROM headgate.job")
             for _ in range(12):
-                # Jobs that were made at about the same time lie above a common floor.
-                await asyncio.gather(churn(work, 200), asyncio.sleep(0.15))
-            storage = work.app._storage
-            assert isinstance(storage, PostgresStorage)
-            floor = storage.driver._claimer.floors._lanes[LANE]
-            from_the_start, from_the_floor = [await pages_of_heads(postgres, each) for each in (0, floor)]
-        assert from_the_floor < from_the_start / 2, (from_the_floor, from_the_start)
+                await churn(work, 200)
+            front = await ask(postgres.url, "SELECT front FROM headgate.lane WHERE id = $1", LANE)
+            from_the_start, from_the_front = [await pages_of_heads(postgres, each) for each in (0, front)]
+        assert from_the_front < from_the_start / 2, (from_the_front, from_the_start)
+
+
+async def test_lanes_are_found_by_their_newest_versions_while_a_transaction_keeps_the_old_ones(
+    postgres: PostgresServer,
+) -> None:
+    work = Work(postgres.url, concurrency=50)
+    async with work.app, session_at(postgres.url) as side:
+        await churn(work, 20)
+        async with side.transaction(isolation="repeatable_read"):
+            await side.fetchval("SELECT count(*) FROM headgate.job")
+            for _ in range(100):
+                await churn(work, 2)
+            version = await ask(postgres.url, "SELECT max(version) FROM headgate.lane WHERE id = $1", LANE)
+            seen = {"seen": [LaneRow(LANE, "default", (), 0, None, None, None, "", version=version)]}
+            pages = await pages_of(postgres, "lock_lanes", {**seen, "opened": [], "now": 0})
+        assert pages < 20
 
 
 LANE = lane_id("default", (Draw("monthly", "acme"),), "")
 
 
-async def pages_of_heads(postgres: PostgresServer, floor: int) -> int:
-    """How many pages are read to find the first jobs of a lane from its floor on."""
-    heads = statements_of("headgate")["heads"]
-    assert isinstance(heads, CompiledStatement)
-    values = heads.bind({"visited": [LaneRange(LANE, floor)], "count": 50, "locked": []})
+async def pages_of_heads(postgres: PostgresServer, front: int) -> int:
+    """How many pages are read to find the first jobs of a lane from there on."""
+    return await pages_of(postgres, "heads", {"visited": [LaneRange(LANE, front)], "count": 50, "locked": []})
+
+
+async def pages_of(postgres: PostgresServer, name: str, parameters: dict[str, Any]) -> int:
+    """How many pages a statement reads."""
+    statement = statements_of("headgate")[name]
+    assert isinstance(statement, CompiledStatement)
     async with session_at(postgres.url) as session:
-        for name, setting in database.SETTINGS.items():
-            await session.execute(f"SET {name} = '{setting}'")
-        explained = await session.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {heads.sql}", *values)
+        for setting, value in database.SETTINGS.items():
+            await session.execute(f"SET {setting} = '{value}'")
+        sql = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement.sql}"
+        explained = await session.fetchval(sql, *statement.bind(parameters))
     (plan,) = [each["Plan"] for each in json.loads(explained)]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 

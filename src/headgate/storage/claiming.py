@@ -48,7 +48,8 @@ class LaneRow(msgspec.Struct):
     """A lane as it is stored. The lane of jobs without limits has no draws.
 
     `opened_at` (limit time) is when the bucket opened that the lane last waited behind. Its jobs that were ready before
-    have waited for that limit until then, and for a slot since then.
+    have waited for that limit until then, and for a slot since then. Where several processes write, each update raises
+    `version`, and no merged job that asked for no time has a `run_at` below `front`.
     """
 
     id: RowId
@@ -60,6 +61,8 @@ class LaneRow(msgspec.Struct):
     wakes_at: int | None
     variant: str
     opened_at: int | None = None
+    version: int = 0
+    front: int = 0
 
 
 class LaneHead(msgspec.Struct):
@@ -139,6 +142,8 @@ class LaneMove(msgspec.Struct):
     behind: RowId | None
     wakes_at: int | None
     opened_at: int | None
+    version: int
+    front: int
 
 
 class BatchLanes(NamedTuple):
@@ -151,7 +156,7 @@ class BatchLanes(NamedTuple):
 class LaneVisit:
     """A lane that a claim visits, and the decision about it."""
 
-    __slots__ = ("complete", "expired", "has_locked", "heads", "rejected", "row", "taken", "view")
+    __slots__ = ("complete", "expired", "has_locked", "heads", "is_plain", "rejected", "row", "taken", "view")
 
     def __init__(self, row: LaneRow) -> None:
         self.row = row
@@ -161,6 +166,8 @@ class LaneVisit:
         self.complete = True
         # Whether jobs were skipped because other transactions have locked them.
         self.has_locked = False
+        # Whether exactly the first jobs without a run_at of their own were read, and none of them was left out.
+        self.is_plain = False
         self.taken = 0
         self.rejected: list[LaneHead] = []
         self.view: LaneView | None = None
@@ -189,6 +196,14 @@ class LaneVisit:
         """How many jobs left the lane: started, expired, rejected, or failed because their cost is impossible."""
         impossible = self.view is not None and self.view.failed is not None
         return self.taken + len(self.expired) + len(self.rejected) + impossible
+
+    @property
+    def front(self) -> int:
+        """The lane's front after the claim: no job is left below it."""
+        # Jobs are taken by priority first, so none is left below the last one if that has the lowest.
+        if self.is_plain and not self.has_locked and self.taken and self.heads[self.taken - 1].priority == 0:
+            return max(self.row.front, self.heads[self.taken - 1].run_at)
+        return self.row.front
 
     @property
     def all_gone(self) -> bool:
@@ -457,12 +472,12 @@ class ClaimPlan:
         None if it does not move. `has_ready` is whether a job without a run_at is left in it, and `earliest` is when
         the next delayed job is due; both ignore jobs that other transactions have locked. `is_emptied`: no job is left.
         """
-        row, gone, behind = visit.row, visit.gone, visit.behind
+        row, gone, behind, front = visit.row, visit.gone, visit.behind, visit.front
         stays_behind = behind is not None and row.behind is not None and bucket_id(behind.draw) == row.behind
         if not gone and visit.heads and (behind is None or stays_behind):
             return None
         if is_emptied:
-            return LaneMove(row.id, gone, None, None, None, None)
+            return LaneMove(row.id, gone, None, None, None, None, row.version, front)
         wakes_at = row.wakes_at
         if visit.wakes_by(self.now):
             # Delayed jobs of this lane were due and may have left it.
@@ -477,12 +492,12 @@ class ClaimPlan:
             self.note_wake(wakes_at)
             if not gone and row.since is None and wakes_at == row.wakes_at:
                 return None
-            return LaneMove(row.id, gone, None, None, wakes_at, row.opened_at)
+            return LaneMove(row.id, gone, None, None, wakes_at, row.opened_at, row.version, front)
         if behind is None:
-            return LaneMove(row.id, gone, self.limit_now, None, wakes_at, row.opened_at)
+            return LaneMove(row.id, gone, self.limit_now, None, wakes_at, row.opened_at, row.version, front)
         # A lane that started nothing keeps its place in the line.
         since = row.since if not gone and row.since is not None else self.limit_now
-        return LaneMove(row.id, gone, since, bucket_id(behind.draw), wakes_at, row.opened_at)
+        return LaneMove(row.id, gone, since, bucket_id(behind.draw), wakes_at, row.opened_at, row.version, front)
 
     @property
     def lines_of_batches(self) -> list[BatchLanes]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from headgate.storage.claiming import LaneHead
+from headgate.clock import SECOND
 from headgate.storage.postgres.low_watermarks import SLACK, SLOW, SWEEP_EVERY, LowWatermarks
 from headgate.testing.manual_clock import ManualClock
-
-LANE = "lane"
 
 
 @pytest.fixture
@@ -23,85 +19,61 @@ def floors(clock: ManualClock) -> LowWatermarks:
     return LowWatermarks(clock)
 
 
-def head(run_at: int, priority: int = 0) -> LaneHead:
-    values: dict[str, Any] = dict.fromkeys(LaneHead.__struct_fields__)
-    return LaneHead(**{**values, "run_at": run_at, "priority": priority})
-
-
 def test_what_is_fast_has_no_floor(floors: LowWatermarks) -> None:
     floors.begin()
-    floors.taken(LANE, [head(10 * SLACK)])
-    floors.took(SLOW)
+    floors.saw([10 * SLACK], [], 60 * SLACK)
+    floors.looked(SLOW)
     floors.begin()
-    assert floors.of(LANE) == 0
+    assert (floors.due, floors.opened, floors.sweeps_in) == (0, 0, None)
 
 
-def test_what_is_slow_begins_at_what_was_taken_last(floors: LowWatermarks) -> None:
+def test_what_is_slow_begins_at_what_was_seen_first(floors: LowWatermarks) -> None:
     floors.begin()
-    floors.taken(LANE, [head(9 * SLACK), head(10 * SLACK)])
     floors.saw([50 * SLACK, 40 * SLACK], [], 60 * SLACK)
-    floors.took(SLOW + 1)
+    floors.looked(SLOW + 1)
+    assert (floors.due, floors.opened) == (0, 0)
     floors.begin()
-    assert (floors.of(LANE), floors.of("other")) == (9 * SLACK, 0)
     assert (floors.due, floors.opened) == (39 * SLACK, 59 * SLACK)
-
-
-def test_a_far_server_is_not_a_slow_one(floors: LowWatermarks) -> None:
-    floors.begin()
-    floors.taken(LANE, [head(10 * SLACK)])
-    floors.looked(20 * SLOW, 10)
-    floors.took(20 * SLOW)
-    assert floors.sweeps_in is None
-    floors.took(22 * SLOW)
-    assert floors.sweeps_in == SWEEP_EVERY
 
 
 def test_it_sweeps_from_the_start_every_second_and_stops_when_that_is_fast(
     floors: LowWatermarks, clock: ManualClock
 ) -> None:
     floors.begin()
-    floors.taken(LANE, [head(10 * SLACK)])
-    floors.took(SLOW + 1)
+    floors.saw([10 * SLACK], [], 60 * SLACK)
+    floors.looked(SLOW + 1)
     for _ in range(9):
         clock.advance(0.1)
         floors.begin()
-        floors.took(10)
-        assert floors.of(LANE) > 0
+        floors.looked(10)
+        assert floors.due > 0
     clock.advance(0.1)
     floors.begin()
-    assert floors.of(LANE) == 0
-    floors.took(10)
+    assert floors.due == 0
+    floors.looked(10)
     clock.advance(0.1)
     floors.begin()
-    assert floors.of(LANE) == 0
+    assert floors.due == 0
 
 
-def test_jobs_of_a_higher_priority_raise_no_floor(floors: LowWatermarks) -> None:
-    """Older jobs of a lower one may be left."""
+@pytest.mark.parametrize(("took", "waits"), [(SLOW + 1, SWEEP_EVERY), (SWEEP_EVERY // 2, 5 * SWEEP_EVERY)])
+def test_sweeps_are_a_tenth_of_the_time_at_most(
+    floors: LowWatermarks, clock: ManualClock, took: int, waits: int
+) -> None:
     floors.begin()
-    floors.taken(LANE, [head(5 * SLACK)])
-    floors.taken(LANE, [head(100 * SLACK, priority=3)])
-    floors.took(SLOW + 1)
-    floors.begin()
-    assert floors.of(LANE) == 4 * SLACK
-
-
-def test_a_claim_that_sweeps_does_so_in_all_that_it_reads(floors: LowWatermarks) -> None:
-    floors.begin()
-    floors.taken(LANE, [head(10 * SLACK)])
-    floors.looked(SLOW + 1, SLOW + 1)
-    assert (floors.of(LANE), floors.due, floors.opened) == (0, 0, 0)
-    floors.begin()
-    assert floors.of(LANE) > 0
-
-
-def test_a_second_passes_between_the_end_of_a_sweep_and_the_next(floors: LowWatermarks, clock: ManualClock) -> None:
-    floors.begin()
-    clock.advance(3)
-    floors.took(3 * SWEEP_EVERY)
-    assert floors.sweeps_in == SWEEP_EVERY
-    clock.advance(1)
+    floors.looked(took)
+    assert floors.sweeps_in == waits
+    clock.advance(waits / SECOND)
     assert floors.is_sweep_due
+
+
+def test_a_slow_snapshot_above_the_floors_puts_off_no_sweep(floors: LowWatermarks, clock: ManualClock) -> None:
+    floors.begin()
+    floors.looked(SLOW + 1)
+    clock.advance(0.5)
+    floors.begin()
+    floors.looked(SWEEP_EVERY)
+    assert floors.sweeps_in == SWEEP_EVERY // 2
 
 
 def test_arrivals_have_a_floor_once_all_are_seen_that_were_under_way_when_a_higher_one_was(

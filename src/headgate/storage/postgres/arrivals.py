@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from headgate.storage.admission import RowId
 from headgate.storage.driver import Transaction
 from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.stored_rows import RowDecoder
@@ -31,6 +32,7 @@ class _Merged(msgspec.Struct):
 
 class _Empty(msgspec.Struct):
     id: str
+    version: int
     behind: str | None
 
 
@@ -38,13 +40,32 @@ _MERGED = RowDecoder(_Merged, "lane")
 _EMPTY = RowDecoder(_Empty, "lane")
 
 
-async def merge(tx: Transaction, after: int, floors: LowWatermarks) -> tuple[int, bool]:
+class ProvenFront(msgspec.Struct):
+    """A version of a lane that a snapshot read, and a `run_at` below which no job waited that asked for no time."""
+
+    lane_id: RowId
+    version: int
+    front: int
+
+
+async def merge(
+    tx: Transaction, after: int, floors: LowWatermarks, proven: Sequence[ProvenFront] = ()
+) -> tuple[int, bool]:
     """Count arrivals in their lanes. Lanes that have become empty no longer wait for anything.
 
     `after` is the last place in line that was taken. Returns the last place that is taken now, and whether there may be
     more arrivals than are merged at once.
     """
-    rows = await tx.fetch(_MERGED, "merge", after=after, floor=floors.arrivals, count=MERGED_AT_ONCE)
+    rows = await tx.fetch(
+        _MERGED,
+        "merge",
+        after=after,
+        limit_now=tx.limit_now,
+        due_floor=floors.due,
+        floor=floors.arrivals,
+        count=MERGED_AT_ONCE,
+        proven=proven,
+    )
     if rows:
         first = rows[0]
         floors.merged_up_to(first.last, first.first_left, merger=first.merger, oldest_writer=first.oldest_writer)
@@ -60,7 +81,7 @@ async def _empty(tx: Transaction, lanes: Sequence[str]) -> None:
     # Buckets before lanes, and a read of the lanes only when they are locked: a job that comes now is a new arrival.
     behind = sorted(await tx.values("behind_of_lanes", lanes=lanes))
     locked = {*(await tx.values("buckets_for_update", ids=behind) if behind else ()), None}
-    held = [row.id for row in await tx.fetch(_EMPTY, "lock_empty", lanes=lanes) if row.behind in locked]
+    held = [row for row in await tx.fetch(_EMPTY, "lock_empty", lanes=lanes) if row.behind in locked]
     if held:
-        await tx.execute("empty_lanes", lanes=held)
+        await tx.execute("empty_lanes", empty=held)
         await tx.execute("clear_timers", ids=behind)

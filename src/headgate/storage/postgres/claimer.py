@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
-from headgate.storage.admission import RowId
 from headgate.storage.claiming import EXPIRED_A_VISIT, LaneHead
-from headgate.storage.postgres.arrivals import merge
+from headgate.storage.postgres.arrivals import ProvenFront, merge
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.limit_time import correct_limit_time
 from headgate.storage.postgres.locked_jobs import LockedJobs
@@ -43,19 +42,9 @@ MERGE_EVERY = SECOND
 class _SkippedHere(SkippedJobs):
     """The locked jobs and low watermarks that the claims of this process have found."""
 
-    def __init__(self, floors: LowWatermarks, locked: LockedJobs) -> None:
-        self._floors = floors
+    def __init__(self, locked: LockedJobs) -> None:
         self._locked = locked
         self.lanes_with_locked, self.locked_ids, self.locked_names = locked.lanes, locked.ids, locked.names
-
-    def floor_of(self, lane: RowId) -> int:
-        return self._floors.of(lane)
-
-    def took(self, microseconds: int) -> None:
-        self._floors.took(microseconds)
-
-    def taken(self, lane: RowId, heads: Sequence[LaneHead]) -> None:
-        self._floors.taken(lane, heads)
 
     def met(self, heads: Sequence[LaneHead]) -> None:
         self._locked.met(heads)
@@ -107,6 +96,13 @@ class Claimer:
         self._last_look: _ReusableSnapshot | None = None
         self.floors = LowWatermarks(clock)
         self._locked = LockedJobs(clock)
+        self._proven: list[ProvenFront] = []
+
+    @property
+    def arrival_floor(self) -> int:
+        """An id below which no arrival is stored, nor will be."""
+        self._check_connections()
+        return self.floors.arrivals
 
     def expect_arrivals(self) -> None:
         """Note that jobs with limits were added, in any process: the next claim merges before it reads."""
@@ -172,7 +168,7 @@ class Claimer:
             again = await self._try_look(tx, claim, known_only=True)
             return None if again is None else self._seen(again, claim)
 
-        passed_over = _SkippedHere(self.floors, self._locked)
+        passed_over = _SkippedHere(self._locked)
         one = ClaimTransaction(tx, claim, self._live, self._clock, look, passed_over)
         claimed = await one.run(look_again, dropped)
         if not row.has_expired and _is_full(claim, claimed) and look.leaves_work(one.visited, _slots(claim)):
@@ -197,7 +193,7 @@ class Claimer:
             return None
         self.floors.begin()
         self._locked.begin()
-        passed_over = _SkippedHere(self.floors, self._locked)
+        passed_over = _SkippedHere(self._locked)
 
         async def look_again() -> NoReturn:
             raise ClaimConflict
@@ -241,7 +237,7 @@ class Claimer:
         self._expects_arrivals = False
         self._merged_at = self._clock.monotonic()
         self._check_connections()
-        place, has_more = await merge(tx, self._last_place, self.floors)
+        place, has_more = await merge(tx, self._last_place, self.floors, self._proven)
         self._last_place = max(self._last_place, place)
         return has_more
 
@@ -253,6 +249,11 @@ class Claimer:
 
     def _seen(self, row: MultiWriterSnapshotRow, claim: Claim) -> ClaimSnapshot:
         look = ClaimSnapshot(row, list(claim.rooms))
+        self._proven = [
+            ProvenFront(open_lane(queue), lane.version, lane.first)
+            for queue, lane in look.ungated.items()
+            if lane.version is not None and lane.first is not None
+        ]
         self.floors.saw(
             [lane.since or 0 for lane in look.due], [bucket.opens_at or 0 for bucket in look.opened], look.limit_now
         )
@@ -283,13 +284,12 @@ class Claimer:
             open_lanes=lanes,
             now=None if own is None else own.now,
             limit_now=None if own is None else own.limit_now,
-            floors=[self.floors.of(lane) for lane in lanes],
             arrival_floor=self.floors.arrivals,
             due_floor=self.floors.due,
             opened_floor=self.floors.opened,
         )
         # If statements get the time from here, `took` is not measured by the server.
-        self.floors.looked(self._clock.monotonic() - sent_at, look.took if own is None else 0)
+        self.floors.looked(look.took if own is None else 0)
         stepped = self._time.observe(sent_at, look.now, look.ahead)
         if stepped:
             await correct_limit_time(tx.session, self._time, look.ahead, stepped)

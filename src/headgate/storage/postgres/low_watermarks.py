@@ -1,11 +1,12 @@
-"""Low watermarks: where claims begin to read while dead rows make reading from the start slow.
+"""Low watermarks: the places in an index below which claims do not read, because only dead entries are there.
 
-Claims take jobs from the front of an index and leave dead entries there. While an open transaction could still see
-them, the server cannot remove them, and each read from the start passes all of them: one idle transaction made claims
-50 times slower. So once reading from the start is slow, a process reads from where it last took jobs, and sweeps from
-the start only a second after its last sweep has ended. A job that another process returns, or commits late, below the
-low watermark waits for that sweep at most. While reading is fast, there is no low watermark. A claim that sweeps uses
-none at all: its snapshot, and the statements that take jobs from it, begin at the start.
+Lanes leave the front of the line, and buckets the front of those that have opened. Each leaves a dead index entry
+there. While an open transaction could still see them, the server cannot remove them, and each read from the start
+passes all of them: one idle transaction made claims 50 times slower. So once a snapshot is slow, a process reads from
+the first lane and bucket that it last read. Now and then it reads from the start, which is a sweep: after a second, and
+after ten times the duration of the last sweep, so sweeps take a tenth of its time at most. A lane or bucket that
+another process commits late, below the low watermark, waits for that sweep. Jobs need no sweep: each lane has a front
+that is proven, see `merge` in lanes.sql.
 
 The low watermark of arrivals is proven, so they are not swept. A transaction writes a job, and so gets a transaction
 id, before it draws the id of an arrival. When a merge M1 sees an arrival L, every transaction that has drawn a lower
@@ -20,54 +21,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.clock import SECOND, Clock
-from headgate.storage.claiming import LaneHead
 
 SLOW = 3_000
-"""Reading from the start is slow if it takes more microseconds than this."""
+"""A snapshot is slow if it takes more microseconds than this in the server."""
 
 SWEEP_EVERY = SECOND
 
+SWEEP_SHARE = 10
+"""A sweep is followed by so many times its own duration without one."""
+
 SLACK = SECOND // 10
-"""Jobs commit in about the order in which they were created, not exactly in it."""
+"""Claims commit in about the order in which they put lanes in line, not exactly in it."""
 
 
 class LowWatermarks:
-    """The low watermarks of one process: `run_at` by lane, `since` of due lanes, `opens_at` of opened buckets."""
+    """The low watermarks of one process: `since` of due lanes, `opens_at` of opened buckets, and the id of arrivals."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lanes: dict[str, int] = {}
         self._due = 0
         self._opened = 0
-        self._swept_at = 0
+        self._sweeps_at = 0
         self._is_slow = False
         self._are_used = False
-        self._round_trip = 0
         self.arrivals = 0
         """The id below which there is no arrival and never will be."""
         self._unproven: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """Begin a claim. It sweeps if the last sweep was a second ago, or fast."""
+        """Begin a claim. It sweeps if a sweep is due, or if the last one was fast."""
         self._are_used = self._is_slow and not self.is_sweep_due
         if not self._are_used:
             self._is_slow = False
-            self._swept_at = self._clock.monotonic()
 
-    def looked(self, microseconds: int, in_server: int) -> None:
-        """Note how long a snapshot took, in total and in the server."""
-        self._round_trip = microseconds - in_server
-        self._took(in_server)
-
-    def took(self, microseconds: int) -> None:
-        """Note how long another statement took that reads from the front, with its round trip."""
-        self._took(microseconds - self._round_trip)
-
-    def _took(self, microseconds: int) -> None:
-        if microseconds > SLOW:
+    def looked(self, in_server: int) -> None:
+        """Note that a snapshot took so many microseconds in the server."""
+        if in_server > SLOW:
             self._is_slow = True
             if not self._are_used:
-                self._swept_at = self._clock.monotonic()
+                self._sweeps_at = self._clock.monotonic() + max(SWEEP_EVERY, SWEEP_SHARE * in_server)
 
     @property
     def is_sweep_due(self) -> bool:
@@ -77,11 +69,7 @@ class LowWatermarks:
     @property
     def sweeps_in(self) -> int | None:
         """Microseconds until a claim sweeps; None if claims read from the start at the moment."""
-        return max(0, self._swept_at + SWEEP_EVERY - self._clock.monotonic()) if self._is_slow else None
-
-    def of(self, lane: str) -> int:
-        """Where to begin in a lane."""
-        return self._lanes.get(lane, 0) if self._are_used else 0
+        return max(0, self._sweeps_at - self._clock.monotonic()) if self._is_slow else None
 
     @property
     def due(self) -> int:
@@ -92,15 +80,6 @@ class LowWatermarks:
     def opened(self) -> int:
         """Where to begin among opened buckets."""
         return self._opened if self._are_used else 0
-
-    def taken(self, lane: str, heads: Sequence[LaneHead]) -> None:
-        """Note that these jobs were taken from the front of a lane."""
-        last = heads[-1]
-        # Jobs of the lowest priority are taken last: no older job is left then.
-        if last.priority == 0:
-            self._lanes[lane] = last.run_at - SLACK
-        if len(self._lanes) > 10_000:
-            self._lanes.clear()
 
     def merged_up_to(self, last: int, first_left: int | None, *, merger: int, oldest_writer: int) -> None:
         """Note that the transaction `merger` has merged arrivals, `last` being the highest id among them.

@@ -75,10 +75,7 @@ LookAgain = Callable[[], Awaitable[ClaimSnapshot | None]]
 
 
 class SkippedJobs:
-    """What claims pass over for a moment, having met it: dead rows before the first job of a lane, and locked jobs.
-
-    Where there is one writer there is nothing of the kind.
-    """
+    """The locked jobs that claims of this process leave out for a moment; none where there is one writer."""
 
     lanes_with_locked: Collection[RowId] = frozenset()
     """The lanes that have locked jobs."""
@@ -86,16 +83,6 @@ class SkippedJobs:
     locked_ids: Sequence[str] = ()
     locked_names: Sequence[str] = ()
     """What they are called by statements that leave them out."""
-
-    def floor_of(self, lane: RowId) -> int:
-        """The `run_at` from which on a lane is read."""
-        return 0
-
-    def took(self, microseconds: int) -> None:
-        """A statement that reads from the front took so long."""
-
-    def taken(self, lane: RowId, heads: Sequence[LaneHead]) -> None:
-        """These jobs were taken from the front of a lane, and that is committed."""
 
     def met(self, heads: Sequence[LaneHead]) -> None:
         """These are locked by somebody else."""
@@ -107,6 +94,11 @@ class LaneRange(msgspec.Struct):
     lane: RowId
     floor: int
     most: int = 0
+
+
+class _LookedInto(msgspec.Struct):
+    lane: RowId
+    front: int
 
 
 class _Granting(msgspec.Struct):
@@ -126,6 +118,8 @@ class _HeldLane(msgspec.Struct):
     behind: str | None
     wakes_at: int | None
     opened_at: int | None
+    version: int | None
+    front: int | None
 
 
 class _Left(msgspec.Struct):
@@ -284,7 +278,6 @@ class ClaimTransaction:
                 draws |= needed.draws
                 await ensure_rows(self._tx, draws)
             else:
-                self._remember_taken()
                 return claimed
         raise ClaimConflict
 
@@ -341,7 +334,7 @@ class ClaimTransaction:
         rows = await self._tx.fetch(
             _HELD_LANES,
             "lock_lanes",
-            lanes=[visit.row.id for visit in visits],
+            seen=[visit.row for visit in visits],
             opened=[view.id for view in self._plan.opened],
             now=self._plan.now,
         )
@@ -354,7 +347,7 @@ class ClaimTransaction:
             held = [visit for visit in held if visit.row.since == newest[visit.row.id].since]
         for visit in held:
             row, newer = visit.row, newest[visit.row.id]
-            row.waiting = newer.waiting or 0
+            row.waiting, row.version, row.front = newer.waiting or 0, newer.version or 0, newer.front or 0
             row.since, row.behind, row.wakes_at, row.opened_at = (
                 newer.since,
                 newer.behind,
@@ -372,16 +365,15 @@ class ClaimTransaction:
         mixed = [visit for visit in visits if visit.wakes_by(plan.now)]
         plain = [visit for visit in visits if not visit.wakes_by(plan.now)]
         if plain:
-            visited = [LaneRange(visit.row.id, passed_over.floor_of(visit.row.id)) for visit in plain]
-            began = self._clock.monotonic()
+            visited = [LaneRange(visit.row.id, visit.row.front) for visit in plain]
             heads = await self._heads("heads", plain, most, visited=visited)
-            passed_over.took(self._clock.monotonic() - began)
             if plan.has_unknown(heads):
                 mixed, plain, heads = [*visits], [], []
             plan.sort_in(plain, heads, most)
-            for visit, begun in zip(plain, visited, strict=False):
-                # Below the floor jobs may be left.
-                visit.complete = visit.complete and not begun.floor
+        for visit in visits:
+            visit.is_plain = False
+        for visit in plain:
+            visit.is_plain = True
         if mixed:
             asked = {**self._known, "now": plan.now}
             heads = await self._heads("heads_ready", mixed, most, **asked, all=True)
@@ -427,8 +419,8 @@ class ClaimTransaction:
         if not wanted:
             return
         lanes = {queue: open_lane(queue) for queue in wanted}
-        # The look has just read what is before its first job.
-        floors = {queue: max(look[queue].first or 0, self._passed_over.floor_of(lane)) for queue, lane in lanes.items()}
+        # The snapshot has just read what is before its first job.
+        floors = {queue: max(look[queue].first or 0, look[queue].front) for queue in lanes}
         heads = await self._tx.fetch(
             _HEADS,
             "take_ungated_ripe" if any(look[queue].ripe for queue in wanted) else "take_ungated",
@@ -459,7 +451,6 @@ class ClaimTransaction:
         await self._take_ungated()
         if self._tx.has_one_writer:
             return await self._write(set())
-        self._remember_taken()
         return self._told(progressed=bool(plan.taken), reopened=False, still_open=False)
 
     # ---------------------------------------------------------------------------------------------- write
@@ -515,12 +506,13 @@ class ClaimTransaction:
         plan = self._plan
         # Where others come and go, the count of a lane lags behind.
         emptied = {visit.row.id for visit in visits if self._tx.has_one_writer and visit.row.waiting == visit.gone}
-        unsure = [visit.row.id for visit in visits if visit.row.id not in emptied and _is_unsure(visit, plan.now)]
+        unsure = [visit for visit in visits if visit.row.id not in emptied and _is_unsure(visit, plan.now)]
         left: dict[RowId, _Left] = {}
         if unsure:
             gone = [head.id for visit in visits for head in visit.heads[: visit.taken]]
             gone += [*(row.id for row in dropped), *self._passed_over.locked_ids]
-            left = {row.lane: row for row in await self._tx.fetch(_LEFT, "left_in_lanes", lanes=unsure, gone=gone)}
+            wanted = [_LookedInto(visit.row.id, visit.front) for visit in unsure]
+            left = {row.lane: row for row in await self._tx.fetch(_LEFT, "left_in_lanes", wanted=wanted, gone=gone)}
         moves: list[LaneMove] = []
         for visit in visits:
             has_ready, earliest = False, visit.row.wakes_at
@@ -585,11 +577,6 @@ class ClaimTransaction:
         heads = [head for visit in self._plan.visits for head in (*visit.heads, *visit.expired)]
         self._passed_over.met([head for head in heads if head.id in ids])
         raise ClaimConflict
-
-    def _remember_taken(self) -> None:
-        for visit in self._plan.visits:
-            if visit.taken:
-                self._passed_over.taken(visit.row.id, visit.heads[: visit.taken])
 
     def _told(self, *, progressed: bool, reopened: bool, still_open: bool) -> Claimed:
         plan, look = self._plan, self._look

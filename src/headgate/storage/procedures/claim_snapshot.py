@@ -71,7 +71,11 @@ class UngatedLane(msgspec.Struct, array_like=True):
     ripe_unknown: list[list[tuple[str, str]]]
     """Of those that were delayed and are due, by priority."""
     first: int | None
-    """The `run_at` of the first one that asked for no time, if all are of the lowest priority: no other is older."""
+    """The `run_at` of a ready job that asked for no time; no other committed one is older. None if that is unknown."""
+    front: int
+    """Where the jobs that asked for no time were read from."""
+    version: int | None
+    """The lane's version, if it has a row."""
 
     @property
     def is_mixed(self) -> bool:
@@ -96,6 +100,7 @@ class _StoredLane(msgspec.Struct, array_like=True):
     wakes_at: int | None
     variant: str
     opened_at: int | None
+    version: int = 0
 
 
 _decode_stored = RowDecoder(_StoredLane, "lane").decode
@@ -194,6 +199,7 @@ def _lanes(text: str) -> list[LaneRow]:
             row.wakes_at,
             row.variant,
             row.opened_at,
+            row.version,
         )
         for row in _decode_stored(text)
     ]

@@ -32,12 +32,16 @@ class Lane(msgspec.Struct, frozen=True, gc=False):
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """So many jobs came to a lane, or left it; `wakes_at` is when the earliest delayed one is due."""
+    """So many jobs came to a lane, or left it.
+
+    `wakes_at` is when the earliest delayed one is due, `ready_at` the earliest `run_at` of the others; None: any.
+    """
 
     to: Lane
     jobs: int
     is_ready: bool = False
     wakes_at: int | None = None
+    ready_at: int | None = None
 
 
 class _ArrivalRow(NamedTuple):
@@ -50,6 +54,7 @@ class _ArrivalRow(NamedTuple):
     jobs: int
     is_ready: bool
     wakes_at: int | None
+    ready_at: int | None
 
 
 def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: DrawSet = NO_DRAWS) -> Lane:
@@ -58,15 +63,19 @@ def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: 
     return Lane(queue, asked, terms.variant(passes) if terms is not None and asked else "")
 
 
-def arrival_of(lane: Lane, run_at: int, *, delayed: bool) -> Arrival:
-    """One job has come to a lane."""
-    return Arrival(lane, 1, not delayed, run_at if delayed else None)
+def arrival_of(lane: Lane, run_at: int, *, delayed: bool, jobs: int = 1) -> Arrival:
+    """The arrival of a job in a lane; with `jobs` 0 of one that was in it already and has another `run_at` now."""
+    if delayed:
+        return Arrival(lane, jobs, wakes_at=run_at)
+    return Arrival(lane, jobs, is_ready=True, ready_at=run_at)
 
 
 async def arrive(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
     """Count jobs that came and jobs that left, once they are written: floors of arrivals need that order."""
     come = [
-        _ArrivalRow(to.id, to.queue, to.draws, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at)
+        _ArrivalRow(
+            to.id, to.queue, to.draws, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at, arrival.ready_at
+        )
         for arrival in arrivals
         for to in (arrival.to,)
     ]

@@ -197,7 +197,7 @@ async def retry(tx: Transaction, job_id: str, audit_record: AuditRecord | None) 
     lane = lane_of(found.queue, found.draws, found.terms, found.held)
     await tx.execute("retry_job", id=found.id, lane=lane.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
     await following.undo_end(tx, ended)
-    await arrive(tx, [Arrival(lane, 1, is_ready=True)])
+    await arrive(tx, [arrival_of(lane, tx.now, delayed=False)])
     return found.state
 
 
@@ -214,7 +214,7 @@ async def run_now(tx: Transaction, job_id: str, audit_record: AuditRecord | None
     )
     await tx.execute("run_now", id=found.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
     # The job is already counted in its lane, which only has to be visited.
-    await arrive(tx, [Arrival(found.lane, 0, is_ready=True)])
+    await arrive(tx, [arrival_of(found.lane, tx.now, delayed=False, jobs=0)])
     await add_audit_record(tx, audit_record)
     return found.state
 
@@ -241,8 +241,7 @@ async def reschedule(
             await reopen_behind(tx, [found.lane.id])
         if time.has_changed:
             # The job is already counted in its lane, which needs its new time.
-            wakes_at = time.run_at if time.delayed else None
-            await arrive(tx, [Arrival(found.lane, 0, not time.delayed, wakes_at)])
+            await arrive(tx, [arrival_of(found.lane, time.run_at, delayed=time.delayed, jobs=0)])
     await add_audit_record(tx, audit_record)
     return found.state
 

@@ -21,10 +21,10 @@ WITH new AS (
     ON CONFLICT DO NOTHING
     RETURNING lane, delayed, run_at, waiting
 )
-INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at)
+INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at)
 SELECT
     lanes.id, lanes.queue, lanes.draws, lanes.variant, count(*), bool_or(NOT new.delayed), :since::bigint,
-    min(new.run_at) FILTER (WHERE new.delayed)
+    min(new.run_at) FILTER (WHERE new.delayed), min(new.run_at) FILTER (WHERE NOT new.delayed)
 FROM new
 JOIN {values:lanes(id text, queue text, draws json, variant text, place integer)} ON lanes.id = new.lane
 WHERE new.waiting

@@ -68,7 +68,7 @@ AND EXISTS (
 json_build_array(
     lane.id, lane.queue, lane.draws, lane.waiting,
     coalesce(lane.since, (SELECT limit_now - now FROM instant) + lane.wakes_at), lane.behind, lane.wakes_at,
-    lane.variant, lane.opened_at
+    lane.variant, lane.opened_at, lane.version
 )
 
 -- part: lane_row [sqlite]
@@ -91,9 +91,17 @@ instant AS MATERIALIZED (
 -- name: look [postgres]
 -- What a claim starts from, without any lock: opened buckets with lanes behind them, lanes that are due, the heads of
 -- the lanes without draws (`open_lanes`, one for each of `queues`), and the next timers.
--- The floors are where to begin reading what is worn at its front; 0 is the start.
+-- Reading begins at the floors, and in a lane at its front: below these lie dead rows. Arrivals of jobs below the front of
+-- an open lane are to be merged first.
 -- :known_only leaves out the lanes that this node could do nothing with.
-WITH @instant
+WITH @instant,
+open AS MATERIALIZED (
+    SELECT wanted.lane, number, newest.version, coalesce(newest.front, 0) AS front
+    FROM unnest(:open_lanes::text[]) WITH ORDINALITY AS wanted (lane, number)
+    LEFT JOIN LATERAL (
+        SELECT version, front FROM headgate.lane WHERE lane.id = wanted.lane ORDER BY version DESC LIMIT 1
+    ) AS newest ON true
+)
 SELECT
     now,
     limit_now,
@@ -103,7 +111,8 @@ SELECT
     (SELECT revision FROM headgate.limit_revision) AS revision,
     EXISTS (
         SELECT 1 FROM headgate.arrival
-        WHERE id >= :arrival_floor::bigint AND draws <> '[]' AND queue = ANY(:queues::text[])
+        WHERE id >= :arrival_floor::bigint AND queue = ANY(:queues::text[])
+            AND (draws <> '[]' OR (is_ready AND coalesce(ready_at, 0) < (SELECT max(front) FROM open)))
     ) AS has_arrivals,
     EXISTS (SELECT 1 FROM headgate.replacement_note) AS has_notes,
     EXISTS (
@@ -163,16 +172,22 @@ SELECT
         ) AS lane
     ) AS woken,
     (
-        SELECT coalesce(json_agg(json_build_array(ready, ripe, next_wake, unknown, ripe_unknown, first)), '[]')
-        FROM unnest(:open_lanes::text[], :floors::bigint[]) WITH ORDINALITY AS open (lane, floor, number)
+        SELECT
+            coalesce(
+                json_agg(
+                    json_build_array(ready, ripe, next_wake, unknown, ripe_unknown, first, front, version) ORDER BY number
+                ),
+                '[]'
+            )
+        FROM open
         CROSS JOIN LATERAL (
             SELECT
                 count(*) FILTER (WHERE gate = ANY(@known)) AS ready,
                 coalesce(json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)), '[]') AS unknown,
-                CASE WHEN max(priority) = 0 THEN min(run_at) END AS first
+                CASE WHEN max(priority) = 0 OR count(*) < :count::integer THEN min(run_at) END AS first
             FROM (
                 SELECT id, task, gate, priority, run_at FROM headgate.job
-                WHERE job.lane = open.lane AND waiting AND NOT delayed AND run_at >= open.floor
+                WHERE job.lane = open.lane AND waiting AND NOT delayed AND run_at >= open.front
                 ORDER BY priority DESC, run_at, id
                 LIMIT :count::integer
             ) AS first
@@ -283,7 +298,7 @@ SELECT
 -- name: behind [postgres]
 -- The lanes of each queue that have waited longest behind each opened bucket, as many of each as it grants.
 WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
-SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at
+SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, version, front
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN unnest(:queues::text[]) AS wanted
 CROSS JOIN LATERAL (
@@ -296,7 +311,7 @@ CROSS JOIN LATERAL (
 
 -- name: behind [sqlite]
 -- At most :most of each.
-SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at
+SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, 0 AS version, 0 AS front
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS wanted
 JOIN lane ON lane.id IN (
@@ -330,21 +345,27 @@ CROSS JOIN LATERAL (
 ) AS bucket
 
 -- name: lock_lanes [postgres]
--- Those of these lanes that are still due, behind an opened bucket or awake, and that nobody else has locked; and which
--- revision of the settings holds while the node is held.
+-- Lock those of these lanes that are still due, behind an opened bucket or awake, unless another client has locked them;
+-- and return which revision of the settings holds while the node is held. No version is older than the one that was seen.
 SELECT revision, held.*
 FROM headgate.limit_revision
 LEFT JOIN (
-    SELECT id, waiting, since, behind, wakes_at, opened_at
-    FROM headgate.lane
-    WHERE id {any:lanes text}
-        AND (
-            (behind IS NULL AND since IS NOT NULL)
-            OR behind {any:opened text}
-            OR (since IS NULL AND wakes_at <= :now)
-        )
-        AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
-    FOR UPDATE SKIP LOCKED
+    SELECT locked.*
+    FROM {rows:seen(id text, version bigint)}
+    CROSS JOIN LATERAL (
+        SELECT id, version, waiting, since, behind, wakes_at, opened_at, front
+        FROM headgate.lane
+        WHERE lane.id = seen.id AND lane.version >= seen.version
+            AND (
+                (behind IS NULL AND since IS NOT NULL)
+                OR behind {any:opened text}
+                OR (since IS NULL AND wakes_at <= :now)
+            )
+            AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
+        ORDER BY version DESC
+        LIMIT 1
+        FOR UPDATE SKIP LOCKED
+    ) AS locked
 ) AS held ON true
 
 -- part: head
@@ -528,7 +549,8 @@ SELECT * FROM taken
 SELECT
     wanted.lane,
     EXISTS (
-        SELECT 1 FROM headgate.job WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND id <> ALL(:gone::text[])
+        SELECT 1 FROM headgate.job
+        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND run_at >= wanted.front AND id <> ALL(:gone::text[])
     ) AS has_ready,
     (
         SELECT min(earliest.run_at)
@@ -540,21 +562,21 @@ SELECT
             LIMIT 1
         ) AS earliest
     ) AS earliest
-FROM unnest(:lanes::text[]) AS wanted (lane)
+FROM {rows:wanted(lane text, front bigint)}
 
 -- name: left_in_lanes [sqlite]
 SELECT
-    wanted.value AS lane,
+    wanted.lane,
     EXISTS (
         SELECT 1 FROM job
-        WHERE lane = wanted.value AND waiting AND delayed = 0 AND id NOT IN (SELECT value FROM json_each(:gone))
+        WHERE job.lane = wanted.lane AND waiting AND delayed = 0 AND id NOT IN (SELECT value FROM json_each(:gone))
     ) AS has_ready,
     (
         SELECT min(earliest)
         FROM (
             SELECT (
                 SELECT run_at FROM job
-                WHERE lane = wanted.value AND waiting AND delayed = 1 AND priority = level.column1
+                WHERE job.lane = wanted.lane AND waiting AND delayed = 1 AND priority = level.column1
                     AND id NOT IN (SELECT value FROM json_each(:gone))
                 ORDER BY run_at
                 LIMIT 1
@@ -562,7 +584,7 @@ SELECT
             FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
         )
     ) AS earliest
-FROM json_each(:lanes) AS wanted
+FROM {rows:wanted(lane text, front bigint)}
 
 -- name: write_claim [postgres]
 -- What a claim of gated jobs comes to: charged buckets, lanes that have moved, and jobs that are the node's to run.
@@ -575,10 +597,12 @@ WITH charge AS (
 ),
 move AS (
     UPDATE headgate.lane
-    SET waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind, wakes_at = moved.wakes_at,
-        opened_at = moved.opened_at
-    FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint)}
-    WHERE lane.id = moved.id
+    SET version = lane.version + 1, waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind,
+        wakes_at = moved.wakes_at, opened_at = moved.opened_at, front = moved.front
+    FROM {rows:moved(
+        id text, version bigint, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, front bigint
+    )}
+    WHERE lane.id = moved.id AND lane.version = moved.version
 ),
 free AS (
     SELECT id FROM headgate.job WHERE id = ANY(:starting.id::text[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED

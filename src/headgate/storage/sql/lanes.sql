@@ -3,9 +3,11 @@
 -- name: arrive [postgres]
 -- Note that jobs have come to lanes, or left them (a negative number). Claims merge these notes into the lanes, so nobody
 -- who adds a job waits for a lane.
-INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at)
-SELECT lane, queue, draws, variant, jobs, is_ready, :since::bigint, wakes_at
-FROM {rows:come(lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, place)}
+INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at)
+SELECT lane, queue, draws, variant, jobs, is_ready, :since::bigint, wakes_at, ready_at
+FROM {rows:come(
+    lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, ready_at bigint, place
+)}
 ORDER BY place
 
 -- name: arrive [sqlite]
@@ -15,7 +17,9 @@ INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, w
 SELECT
     lane, queue, draws, variant, sum(jobs),
     CASE WHEN max(is_ready) THEN :since + min(CASE WHEN is_ready THEN place END) END, min(wakes_at)
-FROM {rows:come(lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, place)}
+FROM {rows:come(
+    lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, ready_at bigint, place
+)}
 GROUP BY lane
 ON CONFLICT (id) DO UPDATE SET
     waiting = known.waiting + excluded.waiting,
@@ -27,8 +31,16 @@ ON CONFLICT (id) DO UPDATE SET
     END,
     behind = CASE WHEN known.waiting + excluded.waiting > 0 THEN known.behind END
 
--- name: behind_of_lanes
+-- name: behind_of_lanes [postgres]
 -- The buckets that these lanes wait behind.
+SELECT DISTINCT behind
+FROM unnest(:lanes::text[]) AS wanted (lane)
+CROSS JOIN LATERAL (
+    SELECT behind FROM headgate.lane WHERE lane.id = wanted.lane ORDER BY version DESC LIMIT 1
+) AS newest
+WHERE behind IS NOT NULL
+
+-- name: behind_of_lanes [sqlite]
 SELECT DISTINCT behind FROM headgate.lane WHERE id {any:lanes text} AND behind IS NOT NULL
 
 -- name: reopen_buckets
@@ -46,14 +58,23 @@ unsynced AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
 
+-- part: seems_empty
+-- The lane, if it has no job that is counted and still waits for its turn.
+CASE WHEN waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL) THEN id END AS seems_empty
+
 -- name: merge [postgres]
--- Jobs that have arrived are counted in their lanes, which become due, or sleep until their earliest delayed job. What
--- comes back are lanes that have become empty, or seem so.
--- Lanes are taken in the order of their ids, and the newest version of each is what is looked at. They get places in line
--- in the order in which they came, after the last one that was given away (:after). Arrivals of all
--- queues are taken, the oldest first: those of a queue that is paused, or that nobody serves, would pile up, and every
--- look at arrivals would meet them. They are read from :floor on, below which there is none: see low_watermarks.py, which
--- asks for `last`, `first_left`, `merger` and `oldest_writer`.
+-- Count jobs that have arrived in their lanes. These lanes become due, or sleep until their earliest delayed job. The
+-- lanes that have become empty, or seem so, come back.
+-- Arrivals of all queues are merged, the oldest first: those of a queue that is paused, or that no node serves, would pile
+-- up, and each look at arrivals would meet them. They are read from :floor on, below which there is none:
+-- low_watermarks.py uses `last`, `first_left`, `merger` and `oldest_writer`.
+-- Lanes are locked in the order of their ids. This statement sees the lanes as they were when it began, and updates the
+-- newest version of each. A lane that another merge makes at the same time is not among them: its arrivals are stored once
+-- more and left for the next merge. Lanes that become due get places in line in the order in which their jobs arrived, after
+-- the last place that was given away (:after), and none below the floor from which this process reads due lanes: it would
+-- not find a lane whose job was committed late.
+-- A snapshot that saw this version of a lane (:proven) found no waiting job below that front that asked for no time. What
+-- it did not see has an arrival that was not merged then, and is merged now or later.
 WITH @unsynced,
 merged AS (
     DELETE FROM headgate.arrival
@@ -63,35 +84,97 @@ merged AS (
     )
     RETURNING arrival.*
 ),
-come AS (
+summed AS (
     SELECT
         lane, queue, draws, variant, sum(jobs) AS jobs, bool_or(is_ready) AND draws <> '[]' AS is_ready,
-        min(since) FILTER (WHERE is_ready) AS since, min(id) FILTER (WHERE is_ready) AS first, min(wakes_at) AS wakes_at
+        min(since) FILTER (WHERE is_ready) AS since, min(id) FILTER (WHERE is_ready) AS first, min(wakes_at) AS wakes_at,
+        min(coalesce(ready_at, 0)) FILTER (WHERE is_ready) AS ready_at
     FROM merged
     GROUP BY lane, queue, draws, variant
+),
+come AS MATERIALIZED (
+    SELECT
+        lane, queue, draws, variant, jobs, wakes_at, ready_at,
+        CASE WHEN is_ready THEN greatest(since, :after::bigint, :due_floor::bigint) + row_number() OVER (ORDER BY first) END
+            AS since
+    FROM summed
+),
+held AS MATERIALIZED (
+    SELECT seen.version, come.*
+    FROM (
+        SELECT lane AS id, jobs, since, wakes_at, ready_at, proven.version AS proven_version, proven.front AS proven_front
+        FROM come LEFT JOIN {rows:proven(lane_id text, version bigint, front bigint)} ON proven.lane_id = lane
+        ORDER BY lane
+    ) AS come
+    CROSS JOIN LATERAL (
+        SELECT version FROM headgate.lane WHERE lane.id = come.id ORDER BY version DESC LIMIT 1
+    ) AS seen
+    CROSS JOIN LATERAL (
+        SELECT FROM headgate.lane
+        WHERE lane.id = come.id AND lane.version >= seen.version
+        ORDER BY version DESC
+        LIMIT 1
+        FOR UPDATE
+    ) AS locked
+),
+counted AS (
+    UPDATE headgate.lane
+    -- Time goes on faster than versions are counted. So a lane that was deleted and comes back begins above its old
+    -- versions, and what was proven of a version that the server lost in a crash is not applied to another one.
+    SET version = greatest(lane.version + 1, :limit_now::bigint), waiting = lane.waiting + come.jobs,
+        since = coalesce(lane.since, come.since), wakes_at = least(lane.wakes_at, come.wakes_at),
+        front = least(CASE WHEN lane.version = come.proven_version THEN proven_front ELSE lane.front END, come.ready_at)
+    -- Arrays are planned as few rows, so the lanes are read by their index, whatever the statistics say. From a join with
+    -- `held` the planner would compare the versions only after it has read all of them.
+    FROM unnest(
+        ARRAY(SELECT id FROM held), ARRAY(SELECT version FROM held), ARRAY(SELECT jobs FROM held),
+        ARRAY(SELECT since FROM held), ARRAY(SELECT wakes_at FROM held), ARRAY(SELECT ready_at FROM held),
+        ARRAY(SELECT proven_version FROM held), ARRAY(SELECT proven_front FROM held)
+    ) AS come (id, version, jobs, since, wakes_at, ready_at, proven_version, proven_front)
+    WHERE lane.id = come.id AND lane.version >= come.version
+    RETURNING lane.id, lane.waiting, lane.gated, lane.since, lane.wakes_at
+),
+new AS (
+    INSERT INTO headgate.known_lane (id)
+    SELECT lane FROM come WHERE lane NOT IN (SELECT id FROM counted) ORDER BY lane
+    ON CONFLICT DO NOTHING
+    RETURNING id
+),
+made AS (
+    INSERT INTO headgate.lane (id, version, queue, draws, variant, waiting, since, wakes_at)
+    SELECT lane, :limit_now::bigint, queue, draws, variant, jobs, since, wakes_at FROM come WHERE lane IN (SELECT id FROM new)
+    RETURNING id, waiting, gated, since, wakes_at
+),
+left_over AS (
+    INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at)
+    SELECT lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at FROM merged
+    WHERE lane NOT IN (SELECT id FROM counted) AND lane NOT IN (SELECT id FROM new)
 )
-INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, wakes_at)
-SELECT
-    lane, queue, draws, variant, jobs,
-    CASE WHEN is_ready THEN greatest(since, :after::bigint) + row_number() OVER (ORDER BY first) END,
-    wakes_at
-FROM come
-ORDER BY lane
-ON CONFLICT (id) DO UPDATE SET
-    waiting = known.waiting + excluded.waiting,
-    since = coalesce(known.since, excluded.since),
-    wakes_at = least(known.wakes_at, excluded.wakes_at)
-RETURNING CASE WHEN waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL) THEN id END AS seems_empty, since,
+SELECT @seems_empty, since,
     (SELECT count(*) FROM merged) AS merged, (SELECT max(id) FROM merged) AS last,
     (SELECT min(id) FROM headgate.arrival WHERE id >= :floor AND id NOT IN (SELECT id FROM merged)) AS first_left,
     (SELECT pg_current_xact_id()::text::bigint) AS merger,
     (SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint) AS oldest_writer
+FROM (SELECT * FROM counted UNION ALL SELECT * FROM made) AS merged_lane
 
 -- name: lock_empty [postgres]
--- Lanes that seem to be empty, locked; those that somebody claims from are his to judge.
-SELECT id, behind FROM headgate.lane WHERE id {any:lanes text} AND waiting <= 0 FOR UPDATE SKIP LOCKED
+-- Those of these lanes that seem to be empty, locked; but for those that another claim has locked.
+SELECT locked.id, locked.version, locked.behind
+FROM unnest(:lanes::text[]) AS wanted (lane)
+CROSS JOIN LATERAL (
+    SELECT version FROM headgate.lane WHERE lane.id = wanted.lane ORDER BY version DESC LIMIT 1
+) AS seen
+CROSS JOIN LATERAL (
+    SELECT id, version, behind FROM headgate.lane
+    WHERE lane.id = wanted.lane AND lane.version >= seen.version AND waiting <= 0
+    ORDER BY version DESC
+    LIMIT 1
+    FOR UPDATE SKIP LOCKED
+) AS locked
 
 -- name: empty_lanes [postgres]
 -- These lanes, which are locked, have no job: nothing is waited for.
-UPDATE headgate.lane SET since = NULL, behind = NULL, wakes_at = NULL
-WHERE id {any:lanes text} AND NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.lane = lane.id AND waiting)
+UPDATE headgate.lane SET version = lane.version + 1, since = NULL, behind = NULL, wakes_at = NULL
+FROM {rows:empty(id text, version bigint)}
+WHERE lane.id = empty.id AND lane.version = empty.version
+    AND NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.lane = lane.id AND waiting)

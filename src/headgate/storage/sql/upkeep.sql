@@ -92,13 +92,16 @@ WHERE (bucket, id) IN (SELECT bucket, id FROM headgate.bucket_note WHERE until <
 
 -- name: evict_lanes [postgres]
 -- Delete empty lanes. A job that comes to such a lane later brings all that is needed to create it again.
-DELETE FROM headgate.lane
-WHERE id IN (
-    SELECT id FROM headgate.lane
+WITH empty AS MATERIALIZED (
+    SELECT id, version FROM headgate.lane
     WHERE gated AND since IS NULL AND wakes_at IS NULL AND waiting = 0
     LIMIT :count
     FOR UPDATE SKIP LOCKED
+),
+gone AS (
+    DELETE FROM headgate.lane WHERE (id, version) IN (SELECT id, version FROM empty) RETURNING id
 )
+DELETE FROM headgate.known_lane WHERE id IN (SELECT id FROM gone)
 
 -- name: evict_lanes [sqlite]
 -- Delete empty lanes to which no running job can return.
@@ -141,6 +144,32 @@ waiting
 
 -- part: needs_lane [sqlite]
 state IN ('waiting', 'running')
+
+-- part: skipped_jobs [postgres]
+SELECT 'lane ' || id || ' begins after job ' || job
+FROM (
+    SELECT
+        id,
+        (
+            SELECT min(job.id) FROM headgate.job
+            WHERE job.lane = lane.id AND job.waiting AND NOT job.delayed AND job.run_at < lane.front
+                AND NOT EXISTS (
+                    SELECT 1 FROM headgate.arrival
+                    WHERE arrival.lane = lane.id AND arrival.is_ready AND coalesce(arrival.ready_at, 0) <= job.run_at
+                )
+        ) AS job
+    FROM headgate.lane
+) AS begun
+WHERE job IS NOT NULL
+UNION ALL
+SELECT 'lane ' || id || ' is there ' || count(*) || ' times' FROM headgate.lane GROUP BY id HAVING count(*) > 1
+UNION ALL
+SELECT 'lane ' || coalesce(lane.id, known_lane.id) || ' and the ids of all lanes disagree'
+FROM headgate.lane FULL JOIN headgate.known_lane ON known_lane.id = lane.id
+WHERE lane.id IS NULL OR known_lane.id IS NULL
+
+-- part: skipped_jobs [sqlite]
+SELECT NULL WHERE false
 
 -- part: may_oversleep [postgres]
 is_asleep
@@ -190,6 +219,8 @@ FROM (
     WHERE @may_oversleep
 ) AS asleep
 WHERE job IS NOT NULL
+UNION ALL
+@skipped_jobs
 UNION ALL
 SELECT 'job ' || id || ' is blocked, and ' || follows || ', which it follows, is final or not marked as followed'
 FROM headgate.job

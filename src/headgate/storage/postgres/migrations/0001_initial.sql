@@ -42,8 +42,13 @@ CREATE TABLE headgate.paused_queue (
 -- variant sets jobs of the same draws apart: those that do not wait, and those that share the permits of one owner.
 -- waiting is merged from arrivals, so it may lag behind what was just added or claimed. Of the lanes without draws,
 -- where jobs wait that no limit holds, it is all that is kept.
+-- Each update of a lane raises its version. While an open snapshot keeps all old versions, whoever needs a lane reads the
+-- index from the highest version down and so finds the current one first, however many there are. An index of the id alone
+-- would compare each update with all of them, so known_lane is what keeps a lane from being made twice.
+-- No job that waits in the lane and asked for no time has a run_at below front, unless its arrival is still to be merged.
 CREATE TABLE headgate.lane (
-    id        text COLLATE "C" PRIMARY KEY,
+    id        text COLLATE "C" NOT NULL,
+    version   bigint NOT NULL DEFAULT 0,
     queue     text COLLATE "C" NOT NULL,
     draws     text COLLATE "C" NOT NULL,
     variant   text COLLATE "C" NOT NULL DEFAULT '',
@@ -56,12 +61,19 @@ CREATE TABLE headgate.lane (
     behind    text COLLATE "C",
     wakes_at  bigint,
     opened_at bigint,
+    front     bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (id, version),
     CHECK (behind IS NULL OR since IS NOT NULL)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX lane_queue ON headgate.lane (queue);
 CREATE INDEX lane_due ON headgate.lane (queue, since, id) WHERE gated AND behind IS NULL AND since IS NOT NULL;
 CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at) WHERE gated AND since IS NULL AND wakes_at IS NOT NULL;
 CREATE INDEX lane_behind ON headgate.lane (behind, queue, since, id) WHERE behind IS NOT NULL;
+
+-- The ids of all lanes. Its rows are never updated.
+CREATE TABLE headgate.known_lane (
+    id  text COLLATE "C" PRIMARY KEY
+);
 
 -- opens_at is set while a lane waits behind the bucket; with idle_at and closed_until it is limit time.
 -- idle_at has no index, so that charging a bucket that nobody waits for touches no index at all.
@@ -89,7 +101,8 @@ CREATE INDEX bucket_note_until ON headgate.bucket_note (until);
 
 -- Jobs that came to a lane, and have not been merged into it yet. Adding a job writes nothing else that another
 -- transaction could want, so a long transaction of a user's stands in nobody's way. Jobs that left their lane otherwise
--- than by its claim leave a negative one. since is limit time, and the place in the line of the lanes.
+-- than by its claim leave a negative one. since is limit time. ready_at is the earliest run_at of those that asked for no
+-- time; without one it may be any.
 CREATE TABLE headgate.arrival (
     id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     lane      text COLLATE "C" NOT NULL,
@@ -99,7 +112,8 @@ CREATE TABLE headgate.arrival (
     jobs      integer NOT NULL,
     is_ready  boolean NOT NULL,
     since     bigint NOT NULL,
-    wakes_at  bigint
+    wakes_at  bigint,
+    ready_at  bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- What a replaced job asks for no more: permits that it held, and a cost for which a bucket may have been closed. Replacing
