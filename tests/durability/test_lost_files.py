@@ -66,7 +66,7 @@ async def test_a_lost_file_is_noticed_and_every_verb_says_so(loss: Callable[[Pat
             storage.upkeep(),
             storage.join("node-b", "b"),
             storage.beat(NODE),
-            storage.cancels(NODE),
+            storage.cancels(NODE, []),
             storage.leave(NODE),
             storage.recover(NODE, 0),
             storage.expire(),

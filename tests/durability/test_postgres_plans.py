@@ -106,7 +106,7 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         await storage.beat("n")
         await storage.nodes()
         await storage.upkeep()
-        await storage.cancels("n")
+        await storage.cancels("n", [job.id for job in jobs])
         line = LogLine(PLACES, storage.now(), 1, 20, "app", "hello")
         said = [AttemptReport(job.id, job.fence, Progress(0.5, None, storage.now()), (line,)) for job in jobs]
         assert all(await storage.report("n", said, 1000))

@@ -218,7 +218,7 @@ async def test_a_dead_nodes_jobs_are_taken_over_although_some_cannot_be_read(pla
         for job, value in zip(bad, (BROKEN, WRONG), strict=True):
             assert await place.write("job", column, value, among([job])) == 1
         follower = await app.tasks["held"].enqueue("b")
-        assert await storage.cancels("dead") == frozenset()
+        assert await storage.cancels("dead", [job.id for job in jobs]) == frozenset()
         recovered = await storage.recover("dead", 0)
         assert recovered is not None
         assert set(recovered.returned) == {job.id for job in jobs}

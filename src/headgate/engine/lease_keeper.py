@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from itertools import count
 from random import Random
 
 from headgate.clock import SECOND, Clock, Timer, sleep, sleep_until
@@ -20,6 +21,15 @@ from headgate.engine.skew import SkewWatch
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDisowned
 from headgate.storage.store import Store
+
+FULL_EVERY = 24
+"""Of so many regular heartbeats two in a row read all jobs that the node owns, the others those that started lately.
+
+Two, as a job is lost that two in a row have found unknown.
+"""
+
+LATELY = 3
+"""How many heartbeats long that is."""
 
 MAX_LINGERING = 100
 """How many lingering jobs a heartbeat reports."""
@@ -72,12 +82,12 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         sent_at = self._clock.monotonic()
-        while True:
+        for number in count(1):
             # Counted from the sending, as the lease is: a slow reply does not delay the next heartbeat.
             await sleep_until(self._clock, sent_at + self._interval)
             sent_at = self._clock.monotonic()
             try:
-                await self.beat()
+                await self.beat(all=number % FULL_EVERY < 2)
             except StorageUnavailable as error:
                 publish_trouble(self._bus, self._clock, "sending a heartbeat", error)
 
@@ -89,11 +99,14 @@ class LeaseKeeper:
         await self._membership.join()
         self._renew(sent_at)
 
-    async def beat(self) -> Mapping[str, int]:
-        """Renew the lease; return the jobs that the node owns, with their fences. Raises StorageUnavailable."""
+    async def beat(self, *, all: bool = True) -> Mapping[str, int]:
+        """Renew the lease; return the jobs that the node owns, with their fences. Raises StorageUnavailable.
+
+        By default all of them, otherwise those that started lately.
+        """
         # One heartbeat at a time: two would recover the same jobs.
         async with self._beating:
-            return await self._beat_alone()
+            return await self._beat_alone(all=all)
 
     async def renew_until_held(self) -> Mapping[str, int] | None:
         """Send heartbeats until one succeeds in time; return as `beat` does, or None if the node stops."""
@@ -108,10 +121,16 @@ class LeaseKeeper:
             await sleep(self._clock, self._random.uniform(0.5, 1.5))
         return None
 
-    async def _beat_alone(self) -> Mapping[str, int]:
+    async def _beat_alone(self, *, all: bool) -> Mapping[str, int]:
         sent_at = self._clock.monotonic()
         node = self._membership.id
-        beat = await self._storage.beat(node, lingering=self._attempts.lingering[:MAX_LINGERING])
+        beat = await self._storage.beat(
+            node,
+            lingering=self._attempts.lingering[:MAX_LINGERING],
+            # A job that the node has not received is found by the next heartbeats. While a snapshot stays open, their
+            # index leads to all jobs that have run since.
+            started_since=0 if all else self._storage.now() - LATELY * self._interval,
+        )
         self._peers.own_beat(self._clock.monotonic())
         self.compare_clocks()
         if not beat.known:

@@ -93,7 +93,7 @@ class NodeWatch:
         if self._claim_recovery.take_check():
             await self._lease.beat()
         if self._attempts:
-            for job_id in await self._storage.cancels(self._membership.id):
+            for job_id in await self._storage.cancels(self._membership.id, self._attempts.jobs):
                 self._attempts.cancel(job_id, CancelledBy.USER)
 
     def _measure(self, late: float) -> None:

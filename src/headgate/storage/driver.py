@@ -143,6 +143,11 @@ class Driver(ABC):
         return None
 
     @property
+    def arrival_floor(self) -> int:
+        """An id below which no arrival is stored, nor will be."""
+        return 0
+
+    @property
     def port(self) -> int | None:
         """The port on which this process receives wake-ups, if other processes need it."""
         return None

@@ -15,7 +15,7 @@ which never goes back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, TypeVar
 
@@ -563,7 +563,8 @@ class Store:
 
         Until a node has joined, everything in it is empty.
         """
-        return await self.driver.read(lambda tx: nodes.upkeep(tx, self.driver.clock.boot_id()), "engine")
+        driver = self.driver
+        return await driver.read(lambda tx: nodes.upkeep(tx, driver.clock.boot_id(), driver.arrival_floor), "engine")
 
     async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
         """Register a node with its slots by queue, before its first claim. A registered node stays as it is."""
@@ -574,13 +575,16 @@ class Store:
             may_repeat=True,
         )
 
-    async def beat(self, node: str, *, lingering: Sequence[str] = ()) -> Beat:
-        """Renew a node's lease, and store which jobs linger on it."""
-        return await self.driver.write(lambda tx: nodes.beat(tx, node, lingering), is_atomic=False)
+    async def beat(self, node: str, *, lingering: Sequence[str] = (), started_since: int = 0) -> Beat:
+        """Renew a node's lease, store which jobs linger on it, and return the jobs that it owns.
 
-    async def cancels(self, node: str) -> frozenset[str]:
-        """Return the running jobs of a node whose cancellation was requested."""
-        return await self.driver.read(lambda tx: nodes.cancels(tx, node), "engine")
+        Only those that started since `started_since` (wall time in microseconds); by default all.
+        """
+        return await self.driver.write(lambda tx: nodes.beat(tx, node, lingering, started_since), is_atomic=False)
+
+    async def cancels(self, node: str, ids: Collection[str]) -> frozenset[str]:
+        """Return those of these jobs that run on the node and whose cancellation was requested."""
+        return await self.driver.read(lambda tx: nodes.cancels(tx, node, list(ids)), "engine")
 
     async def leave(self, node: str) -> Recovered:
         """Remove a node that has stopped; jobs that it still owns wait again, and their attempts do not count."""

@@ -304,8 +304,8 @@ class EndingsConformance(Conformance):
         record = await hands.record(job.id)
         assert (record.state, record.cancel_requested) == (JobState.RUNNING, True)
         assert (await hands.storage.beat(hands.node)).cancels == {job.id}
-        assert await hands.storage.cancels(hands.node) == {job.id}
-        assert await hands.storage.cancels("stranger") == frozenset()
+        assert await hands.storage.cancels(hands.node, [job.id, other.id]) == {job.id}
+        assert await hands.storage.cancels("stranger", [job.id]) == frozenset()
         assert not (await hands.record(other.id)).cancel_requested
 
     async def test_a_job_that_succeeds_before_it_notices_has_succeeded(self, hands: Hands) -> None:

@@ -176,7 +176,7 @@ class RefusalsConformance(Conformance):
         await storage.forget("nothing")
         assert list(await storage.settings()) == []
         assert await storage.recover("nobody", 0) is None
-        assert await storage.cancels("nobody") == frozenset()
+        assert await storage.cancels("nobody", ["any"]) == frozenset()
         assert await storage.batch("nobody") is None
         assert list(await storage.attempts("nobody")) == []
         assert await storage.prune(0, ids=["nobody"]) == 0

@@ -110,6 +110,10 @@ class PostgresDriver(Driver):
         return self._database.name
 
     @property
+    def arrival_floor(self) -> int:
+        return self._claimer.arrival_floor
+
+    @property
     def place(self) -> object:
         """The place of its tables: equal for two drivers with the same tables, as far as their URLs show."""
         return (*place_of(self._database.url), self.schema)

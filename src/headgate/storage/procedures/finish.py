@@ -234,9 +234,9 @@ async def lock_all(tx: Transaction, node: str, held: Collection[str]) -> list[Ru
     return list((await _locked(tx, node, jobs)).values())
 
 
-async def running_on(tx: Transaction, node: str) -> list[RunningJob]:
-    """Return the running jobs of a node."""
-    return await tx.fetch(_RUNNING, "running_on", node=node)
+async def running_on(tx: Transaction, node: str, *, since: int = 0) -> list[RunningJob]:
+    """Return the running jobs of a node that started since then (wall time); by default all."""
+    return await tx.fetch(_RUNNING, "running_on", node=node, since=since)
 
 
 async def keep_attempts(tx: Transaction, attempts: Iterable[tuple[RunningJob, str, JobError | None]]) -> None:

@@ -107,12 +107,12 @@ async def join(
         await tx.execute("announce_port", id=node, port=port)
 
 
-async def beat(tx: Transaction, node: str, lingering: Sequence[str]) -> Beat:
+async def beat(tx: Transaction, node: str, lingering: Sequence[str], started_since: int) -> Beat:
     """As `Store.beat`."""
     known = await tx.execute("beat", id=node, now=tx.now, lingering=as_json(lingering)) == 1
     if not tx.has_one_writer:
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
-    owned = await running_on(tx, node)
+    owned = await running_on(tx, node, since=started_since)
     return Beat(
         known=known,
         owned={job.id: job.fence for job in owned},
@@ -120,15 +120,15 @@ async def beat(tx: Transaction, node: str, lingering: Sequence[str]) -> Beat:
     )
 
 
-async def cancels(tx: Transaction, node: str) -> frozenset[str]:
+async def cancels(tx: Transaction, node: str, ids: Sequence[str]) -> frozenset[str]:
     """As `Store.cancels`."""
-    return frozenset(await tx.values("cancels", node=node))
+    return frozenset(await tx.values("cancels", node=node, ids=ids))
 
 
-async def upkeep(tx: Transaction, boot_id: str) -> Upkeep:
-    """As `Store.upkeep`, on the machine of that boot."""
+async def upkeep(tx: Transaction, boot_id: str, arrival_floor: int) -> Upkeep:
+    """As `Store.upkeep`, on the machine of that boot; arrivals have no lower id than `arrival_floor`."""
     space = pid_space()
-    rows = await tx.fetch(_PEERS, "upkeep", now=tx.now)
+    rows = await tx.fetch(_PEERS, "upkeep", now=tx.now, arrival_floor=arrival_floor)
     if not rows:
         return Upkeep()
     return Upkeep(

@@ -54,8 +54,8 @@ SELECT @running_job @running_under
 SELECT @running_job @running_under ORDER BY id {for update skip locked}
 
 -- name: running_on
--- Return all jobs that run on a node.
-SELECT @running_job FROM headgate.job WHERE state = 'running' AND node = :node ORDER BY id
+-- Return the jobs that run on a node and started at :since or later.
+SELECT @running_job FROM headgate.job WHERE state = 'running' AND node = :node AND started_at >= :since ORDER BY id
 
 -- name: settle_charges
 -- Correct the charges of the last starts of running jobs.

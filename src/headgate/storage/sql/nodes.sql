@@ -35,7 +35,7 @@ FROM headgate.node
 ORDER BY started_at, id
 
 -- part: has_arrived [postgres]
-EXISTS (SELECT 1 FROM headgate.arrival WHERE jobs > 0)
+EXISTS (SELECT 1 FROM headgate.arrival WHERE id >= :arrival_floor AND jobs > 0)
 
 -- part: has_arrived [sqlite]
 false
@@ -54,8 +54,10 @@ SELECT
 FROM headgate.node
 
 -- name: cancels
--- Return the running jobs of a node whose cancellation was requested.
-SELECT id FROM headgate.job WHERE state = 'running' AND node = :node AND cancel_requested
+-- Return those of these jobs that run on a node and whose cancellation was requested. They are read by their ids: while a
+-- snapshot is open, an index of running jobs leads to all jobs that have run since.
+SELECT id FROM headgate.job
+WHERE id {any:ids text} AND {no index}state = 'running' AND {no index}node = :node AND cancel_requested
 
 -- name: lock_node
 -- Lock a node that has left or died, once it is not in the middle of a claim; no row if its heartbeat is newer than

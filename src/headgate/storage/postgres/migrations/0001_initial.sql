@@ -203,7 +203,8 @@ CREATE TABLE headgate.job (
 CREATE INDEX job_waiting ON headgate.job (lane, delayed, priority DESC, run_at, id) WHERE waiting;
 CREATE INDEX job_blocked ON headgate.job (queue) WHERE state = 'blocked';
 CREATE INDEX job_blocked_expires ON headgate.job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
-CREATE INDEX job_running ON headgate.job (node) WHERE state = 'running';
+-- Heartbeats read the latest of them.
+CREATE INDEX job_running ON headgate.job (node, started_at) WHERE state = 'running';
 -- How many failed lately is counted in it alone.
 CREATE INDEX job_failed ON headgate.job (id) INCLUDE (state, finished_at) WHERE state IN ('failed', 'cancelled');
 CREATE INDEX job_held ON headgate.job (id) WHERE held <> 0;
