@@ -121,6 +121,31 @@ def test_an_app_that_cannot_be_opened_says_so_in_a_block_as_well(tmp_path: Path)
         raise AssertionError
 
 
+def test_a_thread_that_outlives_the_block_asks_for_the_app_and_both_end() -> None:
+    """The fault: the thread waited for a lock that the block held while it waited for the thread."""
+    app = Headgate("memory://", grace=0)
+    has_begun, has_ended = threading.Event(), threading.Event()
+    ids: list[str] = []
+
+    def outlive() -> None:
+        has_begun.set()
+        while app._client.lifecycle.is_open:
+            threading.Event().wait(0.001)
+        ids.append(work.using(delay=60).sync.enqueue().id)
+        has_ended.set()
+
+    @app.task
+    async def work() -> None:
+        await asyncio.to_thread(outlive)
+
+    with app:
+        work.sync.enqueue()
+        assert has_begun.wait(10)
+    assert has_ended.wait(10)
+    assert app.sync.job(ids[0]).status().is_scheduled
+    app.sync.close()
+
+
 async def test_a_thread_beside_an_event_loop_shares_the_app_of_the_loop() -> None:
     app = make_app()
 

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, NotOpen
 
 T = TypeVar("T")
 
@@ -36,6 +36,8 @@ class Portal:
         self._loop_of_app = loop_of_app
         self._require_usable = require_usable
         self._lock = threading.Lock()
+        # Held while the first call opens the app.
+        self._opening = threading.Lock()
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -85,37 +87,15 @@ class Portal:
         loop = self._loop_of_app()
         if loop is not None and loop is not self._loop:
             return _enter(loop, context)
-        with self._own_lock():
-            return self._enter_here(context)
-
-    def open(self) -> None:
-        """Open the app now instead of on the first call."""
-        if self._loop_of_app() is None:
-            self._opened_loop()
-
-    def close(self) -> None:
-        """Close the app if the first call has opened it; the next call opens it again."""
-        with self._own_lock():
-            leave, self._leave_app = self._leave_app, None
-        if leave is not None:
-            leave()
-
-    def _opened_loop(self) -> asyncio.AbstractEventLoop:
-        with self._own_lock():
-            if self._leave_app is None and self._loop_of_app() is None:
-                self._leave_app = self._enter_here(self._open_app())
-            loop = self._loop_of_app() or self._loop
-            assert loop is not None
-            return loop
-
-    def _enter_here(self, context: AbstractAsyncContextManager[Any]) -> Leave:
-        """Enter a context on the thread, which ends when the last context was left. The caller holds the lock."""
-        if self._loop is None:
-            self._start()
-        assert self._loop is not None
-        self._entered += 1
+        self._forget_parent()
+        with self._lock:
+            if self._loop is None:
+                self._start()
+            loop = self._loop
+            self._entered += 1
+        assert loop is not None
         try:
-            leave = _enter(self._loop, context)
+            leave = _enter(loop, context)
         except BaseException:
             self._release()
             raise
@@ -128,10 +108,33 @@ class Portal:
             try:
                 leave()
             finally:
-                with self._lock:
-                    self._release()
+                self._release()
 
         return leave_and_release
+
+    def open(self) -> None:
+        """Open the app now instead of on the first call."""
+        if self._loop_of_app() is None:
+            self._opened_loop()
+
+    def close(self) -> None:
+        """Close the app if the first call has opened it; the next call opens it again."""
+        self._forget_parent()
+        with self._opening:
+            leave, self._leave_app = self._leave_app, None
+        if leave is not None:
+            leave()
+
+    def _opened_loop(self) -> asyncio.AbstractEventLoop:
+        self._forget_parent()
+        with self._opening:
+            if self._leave_app is None and self._loop_of_app() is None:
+                self._leave_app = self.enter(self._open_app())
+            loop = self._loop_of_app() or self._loop
+            if loop is None:
+                # A worker that crashed has closed the app, and a block that opened it ends at this moment.
+                raise NotOpen
+            return loop
 
     def _start(self) -> None:
         # In the caller's context: the thread has its own.
@@ -148,20 +151,26 @@ class Portal:
         self._loop = started.result()
 
     def _release(self) -> None:
-        self._entered -= 1
-        if not self._entered and self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._ended.set)
-            self._thread.join()
+        """End the thread if nothing that was entered there is left."""
+        with self._lock:
+            self._entered -= 1
+            if self._entered:
+                return
+            loop, thread, ended = self._loop, self._thread, self._ended
             self._loop = self._thread = None
+        assert loop is not None
+        assert thread is not None
+        loop.call_soon_threadsafe(ended.set)
+        # Without the lock: a handler's thread that cannot be stopped may ask for the app meanwhile.
+        thread.join()
 
-    def _own_lock(self) -> threading.Lock:
-        """Return the lock of this process. After a fork the parent's thread is not here, and its lock may be held."""
+    def _forget_parent(self) -> None:
+        """After a fork the thread of the parent is not here, and its locks may be held."""
         if self._pid != os.getpid():
-            self._lock = threading.Lock()
+            self._lock, self._opening = threading.Lock(), threading.Lock()
             self._loop = self._thread = self._leave_app = None
             self._entered = 0
             self._pid = os.getpid()
-        return self._lock
 
 
 def _enter(loop: asyncio.AbstractEventLoop, context: AbstractAsyncContextManager[Any]) -> Leave:
