@@ -288,10 +288,13 @@ class WorkerLogFormatter(logging.Formatter):
 
 
 def _log_to_stderr(level: str) -> None:
+    """Log to stderr, unless the program has set up logging already, as `manage.py` does by LOGGING."""
+    if logging.getLogger().handlers:
+        return
     handler = logging.StreamHandler(sys.stderr)
     # The lines of several workers are mixed, so each of them is one line.
     handler.setFormatter(WorkerLogFormatter(is_terminal=sys.stderr.isatty() and NUMBER not in os.environ))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     # asyncio's own debug lines say nothing about jobs.
     logging.getLogger("asyncio").setLevel(max(logging.INFO, logging.getLogger().level))
 

@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 from headgate import DeclarationError, Headgate, JobNotFound, UnfitConnection
 from headgate.contrib.django.arguments import Arguments
 from headgate.contrib.django.declared import IMPORTED, Declared, declared_on
+from headgate.contrib.django.default_app import app_of_database
 from headgate.contrib.django.results import PRIORITY, enqueued_result
 from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals
 from headgate.jobs.job import MAX_PRIORITY, Origin
@@ -27,9 +28,10 @@ OPTIONS = ("app", "database")
 class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its base has no types
     """Runs Django tasks as jobs: `"BACKEND": "headgate.contrib.django.HeadgateBackend"`.
 
-    `OPTIONS["app"]` is the app, as `"module:app"`; it is imported on first use. `QUEUES` (default: `["default"]`)
-    become queues of that app, unless it declares them itself. `OPTIONS["database"]` (default: `"default"`) is the alias
-    of the connection whose transactions include enqueued jobs.
+    `OPTIONS["app"]` is the app, as `"module:app"`; it is imported on first use. Without it the jobs are in the
+    PostgreSQL database of `OPTIONS["database"]`, or in a file of their own beside its SQLite file. `QUEUES` (default:
+    `["default"]`) become queues of that app, unless it declares them itself. `OPTIONS["database"]` (default:
+    `"default"`) is the alias of the connection whose transactions include enqueued jobs.
 
     Inside `atomic()` on that connection the job exists if and only if the transaction commits: it is written by it if
     the jobs are in the same database, else enqueued right after the commit.
@@ -43,11 +45,10 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         super().__init__(alias, params)
         unknown = sorted(set(self.options) - set(OPTIONS))
-        if unknown or "app" not in self.options:
-            what = f"has the unknown OPTIONS {', '.join(unknown)}" if unknown else 'lacks OPTIONS["app"]'
+        if unknown:
             raise InvalidTaskBackend(
-                f'TASKS[{alias!r}] {what}; write "OPTIONS": {{"app": "myproject.jobs:app"}}, with "database" for a '
-                "connection other than the default one"
+                f'TASKS[{alias!r}] has the unknown OPTIONS {", ".join(unknown)}; write "OPTIONS": {{"app": '
+                '"myproject.jobs:app"}, with "database" for a connection other than the default one'
             )
         self._database: str = self.options.get("database", "default")
         self._app: Headgate | None = None
@@ -56,7 +57,8 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
     def app(self) -> Headgate:
         """The app, with its queues declared. Raises ImproperlyConfigured."""
         if self._app is None:
-            app = _import_app(self.options["app"], self.alias)
+            path = self.options.get("app")
+            app = app_of_database(self._database) if path is None else _import_app(path, self.alias)
             for queue in sorted(self.queues):
                 if queue not in app._client.registry.queues:
                     app.queue(queue)

@@ -1,0 +1,74 @@
+"""The app of a backend without OPTIONS["app"]: its jobs live in a database of Django's, or beside it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from headgate import Headgate
+
+_SSL = ("sslmode", "sslcert", "sslkey", "sslrootcert")
+
+_WRITE = 'write "OPTIONS": {"app": "myproject.jobs:app"}, or set HEADGATE_URL'
+
+logger: logging.Logger = logging.getLogger("headgate.django")
+
+
+@functools.cache  # Django makes a backend for each thread; they share the app.
+def app_of_database(alias: str) -> Headgate:
+    """Return the app whose jobs are in the PostgreSQL database of this alias, or in a file beside its SQLite file.
+
+    HEADGATE_URL goes before both. Raises ImproperlyConfigured for other databases.
+    """
+    if os.environ.get("HEADGATE_URL", "").strip():
+        return Headgate()
+    if alias not in connections:
+        raise ImproperlyConfigured(f"DATABASES has no {alias!r}, where the jobs would be; {_WRITE}")
+    connection = connections[alias]
+    url = jobs_url(connection.vendor, connection.settings_dict)
+    if connection.vendor == "sqlite":
+        logger.info("jobs are in a file of their own beside DATABASES[%r]: %s", alias, url.removeprefix("sqlite:///"))
+    return Headgate(url)
+
+
+def jobs_url(vendor: str, settings: Mapping[str, Any]) -> str:
+    """Return the URL of the jobs for an entry of DATABASES. Raises ImproperlyConfigured if there is none."""
+    match vendor:
+        case "sqlite":
+            return _file_beside(str(settings["NAME"]))
+        case "postgresql":
+            return _postgres_url(settings)
+        case _:
+            raise ImproperlyConfigured(f"jobs cannot live in a database of {vendor}; {_WRITE}")
+
+
+def _file_beside(name: str) -> str:
+    if name.startswith(("file:", ":")):
+        raise ImproperlyConfigured(f"there is no place for jobs beside the SQLite database {name!r}; {_WRITE}")
+    path = Path(name).absolute()
+    return f"sqlite:///{path.with_name(f'{path.stem}-jobs{path.suffix}')}"
+
+
+def _postgres_url(settings: Mapping[str, Any]) -> str:
+    options = settings.get("OPTIONS", {})
+    if "service" in options or not settings["NAME"]:
+        raise ImproperlyConfigured(f"DATABASES names a service of PostgreSQL, which the jobs cannot use; {_WRITE}")
+    user, password = (quote(str(settings[name] or ""), safe="") for name in ("USER", "PASSWORD"))
+    host, port = str(settings["HOST"] or ""), str(settings["PORT"] or "")
+    query = {name: options[name] for name in _SSL if name in options}
+    if host.startswith("/"):
+        query |= {"host": host, **({"port": port} if port else {})}
+        place = ""
+    else:
+        place = f"{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}"
+    credentials = f"{user}{f':{password}' if password else ''}@" if user else ""
+    text = f"postgresql://{credentials}{place}/{quote(str(settings['NAME']), safe='')}"
+    return f"{text}?{urlencode(query)}" if query else text

@@ -1,0 +1,151 @@
+"""A new Django project with nothing but `TASKS`: jobs in or beside its database, and its own logging."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import psycopg
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from headgate.contrib.django.default_app import jobs_url
+
+SETTINGS = """
+SECRET_KEY = "x"
+INSTALLED_APPS = ["headgate.contrib.django", "shop"]
+USE_TZ = True
+DATABASES = {"default": %r}
+TASKS = {"default": {"BACKEND": "headgate.contrib.django.HeadgateBackend"}}
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"own": {"format": "OWN %%(name)s %%(message)s"}},
+    "handlers": {"file": {"class": "logging.FileHandler", "filename": "own.log", "formatter": "own"}},
+    "root": {"handlers": ["file"], "level": "INFO"},
+}
+"""
+
+TASKS = """
+from headgate.contrib.django.standard import tasks
+
+@tasks.task
+def double(number: int) -> int:
+    return 2 * number
+"""
+
+ENQUEUE = """
+import django
+django.setup()
+from django.db import transaction
+from shop.tasks import double
+with transaction.atomic():
+    print(double.enqueue(21).id)
+"""
+
+
+class Project:
+    """A folder with a Django project, whose commands run in processes of their own."""
+
+    def __init__(self, folder: Path, database: dict[str, Any]) -> None:
+        self.folder = folder
+        (folder / "shop").mkdir()
+        (folder / "shop" / "__init__.py").touch()
+        (folder / "shop" / "tasks.py").write_text(TASKS)
+        (folder / "settings.py").write_text(SETTINGS % database)
+
+    def run(self, *words: str) -> str:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+        environment |= {"PYTHONPATH": str(self.folder), "DJANGO_SETTINGS_MODULE": "settings"}
+        done = subprocess.run(
+            [sys.executable, *words],
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def manage(self, *words: str) -> str:
+        return self.run("-m", "django", "headgate", *words)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
+    if request.param == "sqlite":
+        yield Project(tmp_path, {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "db.sqlite3")})
+        return
+    url = urlsplit(request.getfixturevalue("postgres_url"))
+    name = f"project_{uuid4().hex[:12]}"
+    with psycopg.connect(url.geturl(), autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {name}")
+        try:
+            yield Project(tmp_path, {
+                "ENGINE": "django.db.backends.postgresql", "NAME": name, "USER": url.username or "",
+                "PASSWORD": url.password or "", "HOST": url.hostname or "", "PORT": str(url.port or ""),
+            })  # fmt: skip
+        finally:
+            server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_a_project_without_an_app_runs_jobs_and_keeps_its_own_log(project: Project) -> None:
+    project.manage("migrate")
+    id = project.run("-c", ENQUEUE).strip()
+    project.manage("worker", "--drain")
+    assert '"state": "succeeded"' in project.manage("jobs", "show", id, "--json")
+    log = (project.folder / "own.log").read_text()
+    assert f"OWN headgate job {id} (shop.tasks.double) succeeded in " in log
+    if (project.folder / "db-jobs.sqlite3").exists():
+        assert f"jobs are in a file of their own beside DATABASES['default']: {project.folder}/db-jobs.sqlite3" in log
+
+
+@pytest.mark.parametrize(
+    ("vendor", "settings", "url"),
+    [
+        ("sqlite", {"NAME": Path("/srv/db.sqlite3")}, "sqlite:////srv/db-jobs.sqlite3"),
+        ("sqlite", {"NAME": "/srv/data"}, "sqlite:////srv/data-jobs"),
+        (
+            "postgresql",
+            {"NAME": "shop", "USER": "ada", "PASSWORD": "a/b@c", "HOST": "db", "PORT": 5433},
+            "postgresql://ada:a%2Fb%40c@db:5433/shop",
+        ),
+        (
+            "postgresql",
+            {"NAME": "shop", "USER": "", "PASSWORD": "", "HOST": "", "PORT": "", "OPTIONS": {"sslmode": "require"}},
+            "postgresql:///shop?sslmode=require",
+        ),
+        (
+            "postgresql",
+            {"NAME": "shop", "USER": "ada", "PASSWORD": "", "HOST": "/run/pg", "PORT": "5433"},
+            "postgresql://ada@/shop?host=%2Frun%2Fpg&port=5433",
+        ),
+        ("postgresql", {"NAME": "s", "USER": "", "PASSWORD": "", "HOST": "::1", "PORT": ""}, "postgresql://[::1]/s"),
+    ],
+)
+def test_the_place_of_the_jobs_follows_from_databases(vendor: str, settings: dict[str, Any], url: str) -> None:
+    assert jobs_url(vendor, settings) == url
+
+
+@pytest.mark.parametrize(
+    ("vendor", "settings"),
+    [
+        ("mysql", {"NAME": "shop"}),
+        ("sqlite", {"NAME": ":memory:"}),
+        ("sqlite", {"NAME": "file:memorydb_default?mode=memory&cache=shared"}),
+        ("postgresql", {"NAME": "", "USER": "", "PASSWORD": "", "HOST": "", "PORT": "", "OPTIONS": {"service": "x"}}),
+    ],
+)
+def test_a_database_without_a_place_for_jobs_asks_for_an_app(vendor: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ImproperlyConfigured, match="HEADGATE_URL"):
+        jobs_url(vendor, settings)
