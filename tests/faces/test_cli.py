@@ -621,7 +621,7 @@ def test_a_running_job_is_asked_to_end(project: Project) -> None:
     job = project.enqueue("forever", pipe)
     with project.worker() as worker:
         Path(pipe).read_text()
-        assert call("jobs", "cancel", project.target, job).output == f"{job}: is running, and was asked to end\n"
+        assert call("jobs", "cancel", project.target, job).output == f"{job}: is running and was asked to end\n"
         with pytest.raises(Exception, match="was cancelled"):
             project.result(job)
         worker.send_signal(signal.SIGINT)
@@ -727,13 +727,12 @@ def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(projec
     assert audit.exit_code == 1
     assert "EXCEEDED" in audit.output
     assert (
-        "grants nothing for 60 s"
-        in call("limits", "penalize", project.target, "sync:rate", "60", "--key", "globex").output
+        "is closed for 60 s" in call("limits", "penalize", project.target, "sync:rate", "60", "--key", "globex").output
     )
     assert "penalized" in call("limits", "list", project.target).output
     call("limits", "assign", project.target, "sync:rate", "vip:*", "gold")
     call("limits", "set", project.target, "sync:rate", "9/m", "--tier", "gold")
-    assert "is forgotten" in call("limits", "remove", project.target, "sync:rate", "--yes").output
+    assert "is removed" in call("limits", "remove", project.target, "sync:rate", "--yes").output
     assert answer("limits", "settings", project.target) == []
     for words in (["set", "sync:rate"], ["pause", "nothing"], ["set", "sync:rate", "often"]):
         assert call("limits", words[0], project.target, *words[1:]).exit_code != 0

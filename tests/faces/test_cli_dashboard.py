@@ -71,7 +71,7 @@ def test_its_link_signs_in_once_and_it_ends_with_0_while_somebody_listens(target
         assert httpx.get(link, timeout=10).status_code == 401
         assert process.stdout is not None
         assert "signs in one browser" in process.stdout.readline()
-        next_link = process.stdout.readline().strip().removeprefix("Link of the next sign-in: ")
+        next_link = process.stdout.readline().strip().removeprefix("Link for the next sign-in: ")
         assert next_link != link
         assert httpx.get(next_link, timeout=10).status_code == 303
         with client.stream("GET", f"{url}api/stream") as stream:

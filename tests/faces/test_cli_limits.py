@@ -90,7 +90,7 @@ def test_a_key_is_a_pattern_only_where_it_is_said_to_be(target: str) -> None:
     assert "was not paused for key 'ac*'" in call("resume", target, limit, "--key", "ac*").output
     assert "is resumed for pattern 'ac*'" in call("resume", target, limit, "--pattern", "ac*").output
     assert "now 9/m" in call("set", target, limit, "9/m", "--pattern", "ac*").output
-    assert "as declared for pattern 'ac*'" in call("unset", target, limit, "--pattern", "ac*").output
+    assert "uses the declared rule for pattern 'ac*'" in call("unset", target, limit, "--pattern", "ac*").output
     both = call("pause", target, limit, "--key", "a", "--pattern", "a*")
     assert both.exit_code != 0
     assert "name one of key=, pattern= and tier=" in both.output

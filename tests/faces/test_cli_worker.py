@@ -62,8 +62,8 @@ def call(*words: str) -> Result:
 def test_a_draining_worker_ends_when_what_is_left_waits_for_a_limit(folder: Path) -> None:
     target = f"drained_{uuid.uuid4().hex}:app"
     (folder / f"{target.removesuffix(':app')}.py").write_text(APP)
-    (folder / "jobs.db").touch()
     (folder / "payloads").write_text("{}\n" * 5)
+    assert call("migrate", target).exit_code == 0
     assert call("jobs", "enqueue", target, "sync", "--payloads", "payloads").exit_code == 0
     done = subprocess.run(
         [sys.executable, "-m", "headgate", "worker", target, "--drain"],
@@ -130,7 +130,7 @@ async def test_a_worker_starts_anew_with_each_change_and_after_it_died_of_a_mist
         signal.raise_signal(signal.SIGTERM)
         async with asyncio.timeout(15):
             assert await running == 0
-    assert caplog.text.count("code.py changed; the worker starts anew") == 2
+    assert caplog.text.count("code.py changed; the worker restarts") == 2
     assert "notes.txt" not in caplog.text
 
 
