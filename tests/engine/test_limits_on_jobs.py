@@ -185,7 +185,7 @@ def test_a_permit_that_is_held_until_success_outlives_a_failure_until_somebody_r
             assert seen == ["first"]
             explanation = await app.admin.explain(second.id)
             assert "waits for limit 'mutex'" in explanation.reason
-            assert "when a permit comes back" in explanation.reason
+            assert "when a permit is returned" in explanation.reason
             # The job that holds it re-enters, and gives it back when it succeeds.
             await app.admin.retry(first.id)
             await asyncio.sleep(1)
@@ -804,7 +804,7 @@ def test_a_limit_in_use_is_not_removed_and_an_unknown_one_is_named() -> None:
         async with app:
             job = await work.enqueue()
             await asyncio.sleep(1)
-            with pytest.raises(LimitInUse, match="1 of its permits are held"):
+            with pytest.raises(LimitInUse, match="held permits: 1"):
                 await app.admin.limits.remove("lock")
             await job.result()
             await app.admin.limits.remove("lock")

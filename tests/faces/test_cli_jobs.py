@@ -338,7 +338,7 @@ def test_who_holds_a_permit_is_told_to_who_waits_for_it(project: Project) -> Non
         return first.id, second.id
 
     holder, waiting = project.do(work, running=True)
-    assert f"when a permit comes back: held by job {holder} (failed)" in call("jobs", "explain", waiting).output
+    assert f"when a permit is returned: held by job {holder} (failed)" in call("jobs", "explain", waiting).output
     listed = call("jobs", "list", "--state", "waiting").output
     assert ("opens None" in listed, "waits for a permit" in listed) == (False, True)
     (bucket,) = answer("limits", "list", "--limit", "order", "--key", "acme")

@@ -115,7 +115,7 @@ def test_a_purge_that_is_interrupted_says_how_far_it_came(project: Project) -> N
     assert "stopped: 1 job deleted" in done.stderr
     assert project.counts()["default"][1] == 0
     [entry] = answer("audit", project.target)
-    assert entry["detail"].startswith("1 jobs")
+    assert entry["detail"].startswith("1 job,")
 
 
 def test_what_is_not_final_is_not_purged() -> None:

@@ -98,10 +98,10 @@ def test_a_file_in_a_folder_that_is_shared_on_purpose_may_be_the_groups() -> Non
         ({"free_bytes": 2**20}, "problem", "disk space", "1 MiB"),
         ({"can_write": False}, "problem", "permissions", "may not write"),
         ({"mode": 0o666}, "warning", "permissions", "0666"),
-        ({"mode": 0o644}, "warning", "permissions", "everybody may read"),
+        ({"mode": 0o644}, "warning", "permissions", "all users may read"),
         ({"mode": 0o660}, "warning", "permissions", "its group"),
         ({"mode": 0o640}, "warning", "permissions", "its group"),
-        ({"mode": 0o664, "is_folder_shared": True}, "warning", "permissions", "everybody may read"),
+        ({"mode": 0o664, "is_folder_shared": True}, "warning", "permissions", "all users may read"),
         ({"log_bytes": 2 * GIB}, "warning", "write-ahead log", "2048 MiB"),
     ],
 )

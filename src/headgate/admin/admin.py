@@ -110,7 +110,7 @@ class Admin:
         self,
         storage: Store,
         rules: Mapping[str, AnyRule],
-        elsewhere: Mapping[str, BucketStore],
+        other_stores: Mapping[str, BucketStore],
         tasks: Mapping[str, str],
         queues: frozenset[str],
         schedules: SchedulesAdmin,
@@ -124,7 +124,7 @@ class Admin:
         self._tasks = tasks
         self.actor: str = actor or this_process()
         self.queues: QueuesAdmin = QueuesAdmin(storage, queues, self.actor)
-        self.limits: LimitsAdmin = LimitsAdmin(storage, rules, elsewhere, self.actor)
+        self.limits: LimitsAdmin = LimitsAdmin(storage, rules, other_stores, self.actor)
         self.history: HistoryAdmin = HistoryAdmin(storage, rules)
         self.schedules = schedules
         self.schedules.actor = self.actor

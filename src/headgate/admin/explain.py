@@ -90,7 +90,7 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
     place = "" if status.place is None else f"{_nth(status.place)} in line, "
     holders = () if info is None else info.holders
     when = (
-        f"starts when a permit comes back{f': held by {describe_holders(holders)}' if holders else ''}"
+        f"starts when a permit is returned{f': held by {describe_holders(holders)}' if holders else ''}"
         if status.predicted_start is None
         else f"runs about {_when(status.predicted_start, now)}"
     )

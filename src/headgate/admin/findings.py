@@ -147,10 +147,10 @@ def _permissions(facts: SqliteFacts) -> Finding:
         )
     if facts.mode & 0o002:
         advice = f"chmod o-w {facts.path}: a user who can write it can run any task with any arguments"
-        return Finding("warning", "permissions", f"{seen}: everybody may write it", advice)
+        return Finding("warning", "permissions", f"{seen}: all users may write it", advice)
     if facts.mode & 0o004:
         advice = f"chmod o-r {facts.path}: it contains the arguments and the results of all jobs"
-        return Finding("warning", "permissions", f"{seen}: everybody may read it", advice)
+        return Finding("warning", "permissions", f"{seen}: all users may read it", advice)
     if facts.mode & 0o060 and not facts.is_folder_shared:
         advice = (
             f"chmod g-rw {facts.path}, or share its folder with the group on purpose: chmod g+ws "

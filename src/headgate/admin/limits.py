@@ -78,11 +78,11 @@ class LimitsAdmin:
     """The limits of one app, whichever process runs the jobs."""
 
     def __init__(
-        self, storage: Store, rules: Mapping[str, AnyRule], elsewhere: Mapping[str, BucketStore], actor: str
+        self, storage: Store, rules: Mapping[str, AnyRule], other_stores: Mapping[str, BucketStore], actor: str
     ) -> None:
         self.actor = actor
         self._storage = storage
-        self._elsewhere = elsewhere
+        self._other_stores = other_stores
         self._rules = rules
 
     # ----------------------------------------------------------------------------------------------- reading
@@ -196,8 +196,8 @@ class LimitsAdmin:
         about = _about(limit, key, pattern, tier)
         if declared.shares_state and about.scope != "all":
             raise DeclarationError(f"limit {limit!r} shares one ceiling among its keys; set it for all of them")
-        if limit in self._elsewhere:
-            check_rule(self._elsewhere[limit], new.rule, limit)
+        if limit in self._other_stores:
+            check_rule(self._other_stores[limit], new.rule, limit)
         rule = dump_rule(new.rule)
         await self._edit(about, f"set to {new.rule.describe()}", lambda setting: replace(setting, rule=rule))
 
@@ -264,9 +264,9 @@ class LimitsAdmin:
         For a dynamic window, which shares one ceiling, all keys are reset.
         """
         rule, key = self.declared(limit), bucket_key(key)
-        if limit in self._elsewhere:
-            await self._elsewhere[limit].open()
-            await self._elsewhere[limit].reset(Bucket(limit, key, rule))
+        if limit in self._other_stores:
+            await self._other_stores[limit].open()
+            await self._other_stores[limit].reset(Bucket(limit, key, rule))
         audit_record = self._audit_record("reset", limit, f"key {key!r}")
         if rule.shares_state and key != FOR_ALL_KEYS:
             # The key's own bucket only stores until when it is closed.
@@ -282,9 +282,9 @@ class LimitsAdmin:
         rule, key = self.declared(limit), bucket_key(key)
         closed_for = parse_until(until, "until", "penalize", self._storage.now())
         wall = self._storage.now() + closed_for
-        if limit in self._elsewhere:
-            await self._elsewhere[limit].open()
-            await self._elsewhere[limit].penalize(Bucket(limit, key, rule), closed_for)
+        if limit in self._other_stores:
+            await self._other_stores[limit].open()
+            await self._other_stores[limit].penalize(Bucket(limit, key, rule), closed_for)
         audit_record = self._audit_record(
             "penalize", limit, f"key {key!r} until {to_datetime(wall):%Y-%m-%d %H:%M:%S} UTC"
         )
@@ -328,7 +328,7 @@ class LimitsAdmin:
     async def snapshot(self, record: BucketRecord, rule: AnyRule) -> Snapshot | None:
         """Return what is shown of a bucket; None if it is kept in another store that cannot be reached."""
         now = self._storage.limit_now()
-        store = self._elsewhere.get(record.draw.limit)
+        store = self._other_stores.get(record.draw.limit)
         if store is None:
             state = None if record.state is None else load_state(rule, record.draw, record.state, now)
             return BucketView(record.draw, rule, state).snapshot(now)

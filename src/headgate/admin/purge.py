@@ -54,7 +54,8 @@ async def purge(
     finally:
         if work.deleted:
             # If it is stopped, these jobs are deleted all the same.
-            detail = f"{work.deleted} jobs, {_described(query, before)}"
+            jobs = "1 job" if work.deleted == 1 else f"{work.deleted} jobs"
+            detail = f"{jobs}, {_described(query, before)}"
             await storage.add_audit_record(AuditRecord(actor, "purge", "queue", query.queue or ALL_QUEUES, detail))
     return Purged(work.deleted, is_cut=is_cut)
 

@@ -609,7 +609,7 @@ class ClaimPlan:
         """Return the jobs of a lane that start."""
         now, limit_now, row = self.now, self.limit_now, visit.row
         opened_at = None if row.opened_at is None else now - (limit_now - row.opened_at)
-        elsewhere = None if visit.view is None else remote_charges(visit.view.buckets)
+        charges = None if visit.view is None else remote_charges(visit.view.buckets)
         return [
             ClaimedJob(
                 head.id,
@@ -625,7 +625,7 @@ class ClaimPlan:
                 row.draws,
                 None if head.costs is None else without(head.costs, head.passes),
                 limit_now,
-                elsewhere,
+                charges,
                 head.headers,
                 head.options,
                 head.origin,

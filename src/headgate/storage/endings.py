@@ -97,6 +97,6 @@ def prunable_at_once(lines: Sequence[int]) -> int:
 def limit_in_use(limit: str, waiting: int, held: int) -> LimitInUse:
     """Return the error for removing a limit that jobs need."""
     return LimitInUse(
-        f"limit {limit!r} cannot be removed: {waiting} jobs wait for it and {held} of its permits are held; cancel the "
-        "jobs or let them finish first"
+        f"limit {limit!r} cannot be removed while it is in use (waiting jobs: {waiting}, held permits: {held}); cancel "
+        "the jobs or let them finish first"
     )

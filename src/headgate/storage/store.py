@@ -103,10 +103,10 @@ class Store:
         return self.driver.place
 
     async def open(self, *, migrate: bool = True) -> None:
-        """Connect, and make the tables or bring them up to date.
+        """Connect, and create or migrate the tables.
 
-        Without `migrate` nothing is made. Raises StorageUnusable for what is not a Headgate database, and without
-        `migrate` also for one that is not there, or lacks a migration.
+        Without `migrate` nothing is created. Raises StorageUnusable for what is not a Headgate database, and without
+        `migrate` also for one that does not exist or lacks a migration.
         """
         await self.driver.open(migrate=migrate)
 
@@ -388,15 +388,15 @@ class Store:
         return await self.driver.write(lambda tx: limits.withdraw(tx, deposits))
 
     async def visit(
-        self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], R], *, id: str | None = None
+        self, draw: Draw, rules: Mapping[str, AnyRule], change: Callable[[Any], R], *, id: str | None = None
     ) -> R:
-        """Call `look` with a `BucketVisit` of the bucket, and store what it changes, atomically.
+        """Call `change` with a `BucketVisit` of the bucket, and store what it changes, atomically.
 
         It may be called again if the commit fails. What it stores under an `id` is there at the next visit with that
         id, until it is deleted.
         """
         answer, _ = await self.driver.write(
-            lambda tx: limits.visit(tx, draw, rules, look, id, self.driver.live),
+            lambda tx: limits.visit(tx, draw, rules, change, id, self.driver.live),
             wakes=lambda visited: visited[1],
             takes_buckets=True,
         )

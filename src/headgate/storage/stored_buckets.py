@@ -72,14 +72,14 @@ class StoredBuckets:
         if bucket.rule.shares_state:
             await self._storage.reset(Draw(bucket.limit, FOR_ALL_KEYS))
 
-    async def _visit(self, bucket: Bucket, look: Callable[[BucketVisit], R], id: str | None = None) -> R:
+    async def _visit(self, bucket: Bucket, change: Callable[[BucketVisit], R], id: str | None = None) -> R:
         if bucket.rule.holds_permits:
             raise DeclarationError(
                 f"limit {bucket.limit!r} grants permits, which belong to jobs: the permit of a crashed job is "
                 "returned, but that of plain code would not be; make the code a job, or use a rate"
             )
         return await self._storage.visit(
-            Draw(bucket.limit, bucket_key(bucket.key)), {bucket.limit: bucket.rule}, look, id=id
+            Draw(bucket.limit, bucket_key(bucket.key)), {bucket.limit: bucket.rule}, change, id=id
         )
 
 

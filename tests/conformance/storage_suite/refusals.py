@@ -160,8 +160,8 @@ class RefusalsConformance(Conformance):
         with pytest.raises(LimitInUse) as caught:
             await hands.storage.forget("api")
         assert str(caught.value) == (
-            "limit 'api' cannot be removed: 2 jobs wait for it and 1 of its permits are held; cancel the jobs or let "
-            "them finish first"
+            "limit 'api' cannot be removed while it is in use (waiting jobs: 2, held permits: 1); cancel the jobs or "
+            "let them finish first"
         )
 
     async def test_what_is_so_already_is_no_error(self, hands: Hands) -> None:

@@ -50,17 +50,17 @@ async def visit(
     tx: Transaction,
     draw: Draw,
     rules: Mapping[str, AnyRule],
-    look: Callable[[Any], Any],
+    change: Callable[[Any], Any],
     id: str | None,
     live: CachedRules,
 ) -> tuple[Any, bool]:
-    """As `Store.visit`. Returns the result of `look`, and whether permits or starts were returned."""
+    """As `Store.visit`. Returns the result of `change`, and whether permits or starts were returned."""
     await live.refresh(tx)
     buckets = await lock_views(tx, [draw], rules, live.rules)
     noted = {"bucket": bucket_id(draw), "id": id}
     note = None if id is None else await tx.value("note_of_bucket", **noted, limit_now=tx.limit_now)
     visited = BucketVisit(buckets[draw], tx.limit_now, note)
-    answer = look(visited)
+    answer = change(visited)
     if await buckets.charge(tx) and tx.has_one_writer:
         # With several writers, heartbeats do it: every visit would wait for this row.
         await tx.execute("use_limit_time", limit_now=tx.limit_now)

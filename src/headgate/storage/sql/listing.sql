@@ -827,7 +827,7 @@ WITH session AS (
         pid, xact_start, query_start, wait_event_type,
         backend_type = 'client backend' AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) AS keeps_rows,
         format(
-            '%s%s', coalesce(nullif(application_name, ''), nullif(backend_type, 'client backend'), 'somebody'),
+            '%s%s', coalesce(nullif(application_name, ''), nullif(backend_type, 'client backend'), 'unnamed program'),
             ' (' || usename || ')'
         ) AS name,
         coalesce(state, 'doing what this role may not see') AS doing,

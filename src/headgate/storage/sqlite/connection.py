@@ -88,7 +88,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
 
 
 def require_prepared(path: Path, clock: Clock) -> None:
-    """Raise StorageUnusable unless `path` is a current Headgate database; nothing is written, nor a file made."""
+    """Raise StorageUnusable unless `path` is a current Headgate database; writes nothing and creates no file."""
     if not path.exists():
         raise StorageUnusable(
             f"there is no file {path}, where the jobs of this app live; is this the right directory? A relative "
