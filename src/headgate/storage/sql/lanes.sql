@@ -103,7 +103,10 @@ held AS MATERIALIZED (
     SELECT seen.version, come.*
     FROM (
         SELECT lane AS id, jobs, since, wakes_at, ready_at, proven.version AS proven_version, proven.front AS proven_front
-        FROM come LEFT JOIN {rows:proven(lane_id text, version bigint, front bigint)} ON proven.lane_id = lane
+        FROM come
+        -- Of a lane that was deleted all old versions would be read, to find none.
+        JOIN headgate.known_lane ON known_lane.id = lane
+        LEFT JOIN {rows:proven(lane_id text, version bigint, front bigint)} ON proven.lane_id = lane
         ORDER BY lane
     ) AS come
     CROSS JOIN LATERAL (
