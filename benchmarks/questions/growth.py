@@ -98,7 +98,7 @@ VIEWS: Mapping[str, Look] = {
     "queues": lambda viewer: viewer.admin.queues.list(),
     "is a queue paused": lambda viewer: viewer.admin.queues.is_paused("rare"),
     "nodes": lambda viewer: viewer.admin.nodes(),
-    "obstacles": lambda viewer: viewer.admin.obstacles(),
+    "blockers": lambda viewer: viewer.admin.blockers(),
     "schedules": lambda viewer: viewer.admin.schedules.list(),
     "overdue schedules": lambda viewer: viewer.admin.schedules.overdue(),
     "batches": lambda viewer: viewer.admin.batches(),

@@ -171,7 +171,7 @@ class Client:
             jobs = await self.enqueuer.jobs_for_transaction(task, groups)
             return self._handles(jobs, await self.enqueuer.add_in_transaction(connection, jobs))
         handles: list[Job[Any]] = [Job(id, self) for id in await self.enqueuer.enqueue(task, groups)]
-        if any(group.options.get("promise") for group in groups):
+        if any(group.options.get("predict") for group in groups):
             await self._promise(handles, self.enqueuer.promise_flags(task, groups))
         return handles
 
@@ -191,7 +191,7 @@ class Client:
         for job, is_requested in zip(handles, flags, strict=True):
             if is_requested:
                 status = await self.admin.status(job.id)
-                job.promise = EnqueuePrediction(status.place, status.predicted_start, status.waits_for)
+                job.prediction = EnqueuePrediction(status.position, status.predicted_start, status.waits_for)
 
     def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
         """Raise what `enqueue` would raise for the arguments, keys and costs of a call; stores nothing, open or not."""

@@ -123,7 +123,7 @@ class SyncAdmin(SyncVerbs[Admin]):
     waiting = Blocking(Admin.waiting)
     views = Blocking(Admin.views)
     overview = Blocking(Admin.overview)
-    obstacles = Blocking(Admin.obstacles)
+    blockers = Blocking(Admin.blockers)
     checkup = Blocking(Admin.checkup)
     jobs = Blocking(Admin.jobs)
     page = Blocking(Admin.page)

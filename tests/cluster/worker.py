@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate import Headgate
-from headgate.jobs.event import Event, NodeDisowned, NodeLost, NodeStarted, NodeStopping, StorageTroubled
+from headgate.jobs.event import Event, NodeDeclaredDead, NodeLost, NodeStarted, NodeStopping, StorageFailed
 from tests.cluster.load import Ledger, Tasks
 
 
@@ -34,13 +34,13 @@ async def main(options: dict[str, Any]) -> None:
             case NodeLost():
                 ledger.lost(event.node)
                 say("lost", event.node)
-            case NodeDisowned():
+            case NodeDeclaredDead():
                 ledger.disowned(event.node)
                 say("disowned", event.node)
             case NodeStopping():
                 assert app._node is not None
                 say("stopping", app._node.statistics())
-            case StorageTroubled():
+            case StorageFailed():
                 say("troubled", event.doing, event.error[:200])
             case _:
                 pass

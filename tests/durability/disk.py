@@ -12,7 +12,7 @@ from pathlib import Path
 from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import Event, StorageTroubled
+from headgate.jobs.event import Event, StorageFailed
 from headgate.storage.sqlite.connection import prepare
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.ledger import damage
@@ -88,7 +88,7 @@ async def finish_when_full(folder: Path) -> None:
         runs.append(name)
         if name == "large":
             filler = fill(folder)
-            app.subscribe(lambda event: seen(event), StorageTroubled)
+            app.subscribe(lambda event: seen(event), StorageFailed)
             assert filler.stat().st_size > 0
         return name * 4000
 

@@ -18,7 +18,7 @@ import msgspec
 
 from headgate import Headgate, Mutex, RetryPolicy, StrictRate, current_job
 from headgate.clock import SystemClock
-from headgate.jobs.event import Event, LeaseNotRenewed, NodeDisowned, NodeLost, NodeStarted
+from headgate.jobs.event import Event, LeaseNotRenewed, NodeDeclaredDead, NodeLost, NodeStarted
 from headgate.storage.choice import choose_storage
 from headgate.storage.records import Claim, Claimed
 from tests.durability.worker import say
@@ -98,7 +98,7 @@ def guarded_app(url: str, ledger: Path, *, freezes: bool = False, **settings: An
 
 def tell_parent(event: Event) -> None:
     match event:
-        case NodeStarted() | NodeDisowned():
+        case NodeStarted() | NodeDeclaredDead():
             say(type(event).__name__, event.node)
         case NodeLost():
             say("NodeLost", event.node, event.returned)
@@ -108,7 +108,7 @@ def tell_parent(event: Event) -> None:
 
 async def main(options: dict[str, Any]) -> None:
     app = guarded_app(options.pop("url"), Path(options.pop("ledger")), **options)
-    app.subscribe(tell_parent, NodeStarted, NodeDisowned, NodeLost, LeaseNotRenewed)
+    app.subscribe(tell_parent, NodeStarted, NodeDeclaredDead, NodeLost, LeaseNotRenewed)
     await app.run()
 
 

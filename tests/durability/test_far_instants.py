@@ -70,11 +70,11 @@ async def test_the_longest_times_that_are_accepted_do_not_end_a_worker(store: di
         first, second = await call.enqueue_many([("acme",), ("acme",)])
         assert await first.result(timeout="10s") == "acme"
         last = datetime.max.replace(tzinfo=UTC)
-        far = await call.using(at=last, expires_at=last, priority=9, promise=True).enqueue("globex")
+        far = await call.using(at=last, expires_at=last, priority=9, predict=True).enqueue("globex")
         assert (await far.status()).run_at == last
         await app.admin.limits.penalize("call:rate", "initech", last)
-        closed = await call.using(promise=True).enqueue("initech")
-        assert closed.promise is not None
+        closed = await call.using(predict=True).enqueue("initech")
+        assert closed.prediction is not None
         waiting = await second.status()
         assert waiting.predicted_start is not None
         assert waiting.predicted_start - app.admin.now() > timedelta(days=30_000)
@@ -97,9 +97,9 @@ async def test_a_job_whose_turn_comes_after_the_last_instant_is_shown_with_that(
         await jobs[0].result(timeout=10)
         status = await jobs[-1].status()
         assert status.predicted_start == datetime.max.replace(tzinfo=UTC)
-        promised = await call.using(promise=True).enqueue()
-        assert promised.promise is not None
-        assert promised.promise.predicted_start == datetime.max.replace(tzinfo=UTC)
+        promised = await call.using(predict=True).enqueue()
+        assert promised.prediction is not None
+        assert promised.prediction.predicted_start == datetime.max.replace(tzinfo=UTC)
         assert await app.admin.explain(jobs[-1].id)
         assert len(await app.admin.jobs(count=200)) == 101
 

@@ -12,7 +12,7 @@ import pytest
 from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import StorageTroubled
+from headgate.jobs.event import StorageFailed
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
 from tests.durability.stores import allow_all_pages, allow_no_more_pages, claim_for, new_job, open_store
@@ -77,7 +77,7 @@ async def test_a_finish_that_finds_the_disk_full_is_repeated_until_there_is_room
     app = Headgate(storage=storage)
     runs: list[int] = []
     troubled = asyncio.Event()
-    app.subscribe(lambda _event: troubled.set(), StorageTroubled)
+    app.subscribe(lambda _event: troubled.set(), StorageFailed)
 
     @app.task
     async def work(size: int) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from headgate import Headgate, JobState, Mutex, RetryPolicy, StrictRate, batch, chain
 from headgate.engine import backlog_migrator
-from headgate.jobs.event import BacklogLeft, Event
+from headgate.jobs.event import Event, JobNotMigrated
 from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
@@ -218,13 +218,13 @@ async def test_a_job_whose_new_limits_cannot_be_computed_waits_and_is_reported(w
     else:
         await world.rows(f"UPDATE job SET payload = '{payload}' RETURNING id")
     alarms: list[Event] = []
-    newer.subscribe(alarms.append, BacklogLeft)
+    newer.subscribe(alarms.append, JobNotMigrated)
     async with newer:
         await until(lambda: bool(alarms))
         others = await world.enqueue(newer, 20)
         await others[-1].result(timeout=10)
         assert (await newer.job(job.id).status()).state is JobState.WAITING
-        assert [event.job_id for event in alarms if isinstance(event, BacklogLeft)] == [job.id]
+        assert [event.job_id for event in alarms if isinstance(event, JobNotMigrated)] == [job.id]
         # Nobody is kept from cancelling it.
         await newer.job(job.id).cancel()
         assert (await newer.job(job.id).status()).state is JobState.CANCELLED

@@ -12,7 +12,7 @@ import pytest
 from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import StorageTroubled
+from headgate.jobs.event import StorageFailed
 from headgate.storage.records import JobFilter
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.files import copy, is_there, log_of, rename, unlink
@@ -113,7 +113,7 @@ async def test_a_worker_stops_claiming_when_its_file_is_gone(database: Path) -> 
     app = Headgate(f"sqlite:///{database}")
     troubled = asyncio.Event()
     runs: list[int] = []
-    app.subscribe(lambda _event: troubled.set(), StorageTroubled)
+    app.subscribe(lambda _event: troubled.set(), StorageFailed)
 
     @app.task
     async def work(number: int) -> None:

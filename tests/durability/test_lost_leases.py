@@ -63,7 +63,7 @@ async def test_a_worker_frozen_between_its_claim_and_the_start_starts_nothing_th
         other = await start(children, url, ledger)
         await other.hear("inside", timeout=30)
         frozen.signal(signal.SIGCONT)
-        await frozen.hear("NodeDisowned")
+        await frozen.hear("NodeDeclaredDead")
         await job.result(timeout=30)
         visits = read_visits(ledger)
         assert most_inside(visits) == 1
@@ -89,7 +89,7 @@ async def test_a_worker_that_is_frozen_inside_of_a_mutex_leaves_it_when_it_goes_
         frozen.signal(signal.SIGCONT)
         (_, cancelled) = await frozen.hear("LeaseNotRenewed")
         assert cancelled == 1
-        await frozen.hear("NodeDisowned")
+        await frozen.hear("NodeDeclaredDead")
         (entered, second, left) = read_visits(ledger)[:3]
         assert [entered.word, second.word, left.word] == ["enters", "enters", "leaves"]
         assert left.pid == frozen.pid
@@ -128,7 +128,7 @@ async def test_a_worker_cut_off_from_postgres_leaves_a_mutex_before_another_ente
         await other.hear("NodeLost")
         await other.hear("inside")
         wire.release()
-        await cut.hear("NodeDisowned")
+        await cut.hear("NodeDeclaredDead")
         await first.result(timeout=40)
         await second.result(timeout=40)
         assert most_inside(read_visits(ledger)) == 1
@@ -154,7 +154,7 @@ async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
         await full.hear("LeaseNotRenewed")
         await other.hear("inside")
         resource.prlimit(full.pid, resource.RLIMIT_FSIZE, unlimited)
-        await full.hear("NodeDisowned")
+        await full.hear("NodeDeclaredDead")
         await job.result(timeout=40)
         assert most_inside(read_visits(ledger)) == 1
 
@@ -176,6 +176,6 @@ async def test_a_worker_kept_from_writing_to_its_file_hands_back_what_holds_a_mu
             await until(lambda: [visit.word for visit in read_visits(ledger)] == ["enters", "leaves"], 5)
         await job.result(timeout=40)
         assert most_inside(read_visits(ledger)) == 1
-        assert not worker.has_said("NodeDisowned")
+        assert not worker.has_said("NodeDeclaredDead")
         record = (await app.admin.job(job.id)).record
         assert (record.state, record.attempt, record.lost) == (JobState.SUCCEEDED, 1, 0)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from headgate.clock import SECOND, SystemClock
-from headgate.jobs.event import ClockSkewed, NodeDisowned, NodeLost
+from headgate.jobs.event import ClockSkewed, NodeDeclaredDead, NodeLost
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
 from tests.until import until
@@ -77,7 +77,7 @@ async def test_nodes_whose_clocks_are_two_hours_apart_take_neither_for_dead_and_
         for work in (fast, slow):
             work.go_on.set()
             assert not work.saw(NodeLost)
-            assert not work.saw(NodeDisowned)
+            assert not work.saw(NodeDeclaredDead)
         assert await held.result(timeout=5) == "acme"
 
 

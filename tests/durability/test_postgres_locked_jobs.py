@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from headgate import Handler, Headgate, Job, RetryPolicy
-from headgate.jobs.event import EndingRefused, StorageTroubled
+from headgate.jobs.event import EndingRefused, StorageFailed
 from headgate.jobs.job import JobState, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.report import AttemptReport
@@ -37,7 +37,7 @@ class Worker:
         self.go = asyncio.Event()
         self.completed: list[int] = []
         self.told: list[Any] = []
-        app.subscribe(self.told.append, EndingRefused, StorageTroubled)
+        app.subscribe(self.told.append, EndingRefused, StorageFailed)
 
         @app.task(retry=RetryPolicy(retries=0))
         async def sync(number: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate import JobState, StorageUnavailable
-from headgate.jobs.event import StorageTroubled
+from headgate.jobs.event import StorageFailed
 from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.wire import Wire
 from tests.durability.work import Work
@@ -160,7 +160,7 @@ async def test_a_cut_is_told_and_the_node_goes_on(postgres: PostgresServer) -> N
         async with there.app:
             await there.has_run(await here.gated.enqueue("acme"))
             wire.put_to(1)
-            await until(lambda: there.saw(StorageTroubled), 15)
+            await until(lambda: there.saw(StorageFailed), 15)
             wire.put_to(postgres.port)
             await there.has_run(await here.gated.enqueue("acme"), timeout=5)
 

@@ -41,7 +41,7 @@ async def test_a_table_that_somebody_locks_is_waited_for_and_nothing_is_lost(pos
             await asyncio.sleep(1.5)
             assert not any(task.done() for task in enqueuing)
             # Who it is can be seen while it lasts.
-            assert side.get_server_pid() in {obstacle.pid for obstacle in await work.app.admin.obstacles()}
+            assert side.get_server_pid() in {blocker.pid for blocker in await work.app.admin.blockers()}
         jobs = await asyncio.gather(*enqueuing)
         await work.has_run(*jobs, timeout=BACK)
         assert await held.result(timeout=BACK) == "acme"
@@ -128,7 +128,7 @@ async def test_work_goes_on_while_a_transaction_stays_open_and_it_can_be_seen_wh
             await churn(work, 2000)
             after = await churn(work, 300)
             async with asyncio.timeout(8):
-                while side.get_server_pid() not in {each.pid for each in await work.app.admin.obstacles()}:
+                while side.get_server_pid() not in {each.pid for each in await work.app.admin.blockers()}:
                     await churn(work, 20)
         assert after < 3 * before + 0.5, (before, after)
         assert await work.app._storage.check() == []

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from headgate import StorageUnavailable
-from headgate.jobs.event import NodeDisowned, NodeLost
+from headgate.jobs.event import NodeDeclaredDead, NodeLost
 from tests.durability.postgres import Endings, count_endings, session_at
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
@@ -73,7 +73,7 @@ async def test_a_frozen_server_makes_no_node_take_another_for_dead(postgres: Pos
         assert await held.result(timeout=BACK) == "acme"
         for work in (here, there):
             assert not work.saw(NodeLost)
-            assert not work.saw(NodeDisowned)
+            assert not work.saw(NodeDeclaredDead)
     assert len(here.runs + there.runs) == 2
     assert set((await Endings.of(postgres.url)).times.values()) == {1}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate import DeclarationError, Headgate, Limiter, RateLimit, SlidingWindow, StrictRate
-from headgate.jobs.event import LimitStoreTroubled
+from headgate.jobs.event import LimitStoreFailed
 from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
 from tests.limit_settings import change
@@ -66,7 +66,7 @@ async def test_a_stored_rule_that_redis_cannot_hold_lets_jobs_wait_and_not_run(
     async with app:
         await change(app._storage, LimitSetting("api", "all", rule=dump_rule(BEYOND.rule)))
         told = asyncio.Event()
-        app.subscribe(lambda _event: told.set(), LimitStoreTroubled)
+        app.subscribe(lambda _event: told.set(), LimitStoreFailed)
         await app.tasks["call"].enqueue_many([("acme",)] * 5)
         await asyncio.wait_for(told.wait(), 10)
         assert app.started == []  # type: ignore[attr-defined]

@@ -78,7 +78,7 @@ async def test_while_a_lock_holder_is_frozen_writers_wait_readers_go_on_and_nobo
             worker.signal(signal.SIGTERM)
             assert await worker.end() == 0
             assert not worker.has_said("NodeLost")
-            assert not worker.has_said("NodeDisowned")
+            assert not worker.has_said("NodeDeclaredDead")
     assert "another connection has an open write transaction" in children.log, "the workers tell of it as well"
 
 

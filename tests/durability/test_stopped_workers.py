@@ -84,7 +84,7 @@ async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_r
         # Jobs that wait when it goes on are another trap: a node that is dead to the others must not claim them.
         frozen.signal(signal.SIGCONT)
         more = [await here.wait_for_word.enqueue(f"after {number}") for number in range(5)]
-        await frozen.hear("NodeDisowned")
+        await frozen.hear("NodeDeclaredDead")
         await asyncio.gather(*(each.result(timeout=10) for each in more))
 
         record = await here.storage.job(job.id)

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from headgate import Headgate, StorageUnavailable
 from headgate.clock import SECOND
-from headgate.jobs.event import StorageTroubled
+from headgate.jobs.event import StorageFailed
 from headgate.storage.postgres import database
 from tests.durability.postgres import session_at
 
@@ -96,7 +96,7 @@ async def test_a_worker_goes_on_when_it_gets_back_what_was_taken_from_it(
     app = place.app
     open_gate = asyncio.Event()
     troubled = asyncio.Event()
-    app.subscribe(lambda event: troubled.set(), StorageTroubled)
+    app.subscribe(lambda event: troubled.set(), StorageFailed)
 
     @app.task
     async def work(number: int) -> int:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from headgate import FixedWindow, Headgate, Mutex, current_job
-from headgate.jobs.event import ClockSkewed, EndingRefused, Event, NodeDisowned, NodeLost, StorageTroubled
+from headgate.jobs.event import ClockSkewed, EndingRefused, Event, NodeDeclaredDead, NodeLost, StorageFailed
 from tests.until import until
 
 
@@ -49,11 +49,11 @@ class Work:
         self.plain = plain
         self.patient = patient
         self.exclusive = exclusive
-        self.app.subscribe(self.events.append, StorageTroubled, NodeLost, NodeDisowned, EndingRefused, ClockSkewed)
+        self.app.subscribe(self.events.append, StorageFailed, NodeLost, NodeDeclaredDead, EndingRefused, ClockSkewed)
 
     @property
     def troubles(self) -> list[str]:
-        return [f"{event.doing}: {event.error}" for event in self.events if isinstance(event, StorageTroubled)]
+        return [f"{event.doing}: {event.error}" for event in self.events if isinstance(event, StorageFailed)]
 
     def saw(self, kind: type[Event]) -> bool:
         return any(isinstance(event, kind) for event in self.events)

@@ -204,9 +204,9 @@ TOLD = {
     "NodeStopping": ("running",),
     "NodeStopped": ("returned",),
     "NodeLost": ("node", "returned", "poisonous"),
-    "NodeDisowned": ("node", "cancelled"),
+    "NodeDeclaredDead": ("node", "cancelled"),
     "EndingRefused": ("job_id",),
-    "StorageTroubled": ("doing", "error"),
+    "StorageFailed": ("doing", "error"),
     "LoopBlocked": ("seconds",),
     "JobStarted": ("job_id", "at"),
 }

@@ -186,7 +186,7 @@ class Shard(MemoryStorage):
         self._last_batch: dict[str, int] = {}
         self._as_added: dict[str, NewJob] = {}
 
-    def place_of(self, key: str) -> Place:
+    def executor_of(self, key: str) -> Place:
         """Where this shard believes the key to be."""
         return self._homes.get(key) or Place(0, hash_home(key, self._names))
 
@@ -208,7 +208,7 @@ class Shard(MemoryStorage):
         rules: dict[str, AnyRule] = {}
         for limit, rule in claim.rules.items():
             key = key_of_limit(limit)
-            place = self.place_of(key)
+            place = self.executor_of(key)
             if not key:
                 rules[limit] = rule
             elif place.owner == self.name and place.to is None:
@@ -224,7 +224,7 @@ class Shard(MemoryStorage):
         charges: list[RemoteCharge | None] = []
         for index, draw in enumerate(job.draws):
             if draw.key:
-                ahead = self.place_of(draw.key).ahead
+                ahead = self.executor_of(draw.key).ahead
                 charges.append(RemoteCharge(job.charged_at + ahead, ahead))
             else:
                 charges.append(None if job.remote_charges is None else job.remote_charges[index])
@@ -236,7 +236,7 @@ class Shard(MemoryStorage):
             key = amendment.draw.key
             ahead = 0
             if key:
-                place = self.place_of(key)
+                place = self.executor_of(key)
                 if place.owner != self.name:
                     raise Moved(key, place)
                 if place.to is not None and self._is_drained(key):
@@ -263,7 +263,7 @@ class Shard(MemoryStorage):
 
     async def pack(self, key: str, limits: Iterable[str]) -> Parcel | None:
         """What a key that is leaving takes along; None while jobs run that hold its permits, or if it has left."""
-        place = self.place_of(key)
+        place = self.executor_of(key)
         if place.owner != self.name or place.to is None or not self._is_drained(key):
             return None
         states: dict[Draw, str | None] = {}
@@ -275,7 +275,7 @@ class Shard(MemoryStorage):
 
     async def let_go(self, key: str, epoch: int) -> None:
         """The other shard owns the key, since `epoch`."""
-        place = self.place_of(key)
+        place = self.executor_of(key)
         if place.owner == self.name and place.to is not None and place.epoch == epoch - 1:
             self._homes[key] = Place(epoch, place.to, ahead=place.ahead)
 
@@ -291,7 +291,7 @@ class Shard(MemoryStorage):
 
     async def take_in(self, key: str, epoch: int, parcel: Parcel, ahead: int, rules: Mapping[str, AnyRule]) -> None:
         """Own the key from now on; without effect if something newer is known of it."""
-        if self.place_of(key).epoch >= epoch:
+        if self.executor_of(key).epoch >= epoch:
             return
         now = self.limit_now()
         arrived = await self._end_departure(key, dict(parcel.arrived))
@@ -315,7 +315,7 @@ class Shard(MemoryStorage):
 
     async def depart(self, key: str) -> Batch | None:
         """The next of the jobs that wait here and not where their key is; the same again until they have arrived."""
-        if self.place_of(key).owner == self.name:
+        if self.executor_of(key).owner == self.name:
             return None
         if key not in self._departing:
             ids = self._rows(
@@ -375,7 +375,7 @@ class Shard(MemoryStorage):
         return self.driver._connection.execute(sql, values).fetchall()
 
     def _require_home(self, key: str) -> Place:
-        place = self.place_of(key)
+        place = self.executor_of(key)
         if place.owner != self.name:
             raise Moved(key, place)
         if place.to is not None:

@@ -196,7 +196,7 @@ class Mover:
             await self._send_after(key, shard)
 
     async def _bring_home(self, key: str, shard: Shard) -> None:
-        place = shard.place_of(key)
+        place = shard.executor_of(key)
         if place.owner != shard.name or place.to is None:
             return
         target = self._line(self._world.shards[place.to])
@@ -505,7 +505,7 @@ class World:
             await asyncio.sleep(5)
 
     def is_anything_on_its_way(self) -> bool:
-        places = [(shard.name, shard.place_of(key)) for shard in self.all for key in KEYS]
+        places = [(shard.name, shard.executor_of(key)) for shard in self.all for key in KEYS]
         return any(place.owner == name and place.to is not None for name, place in places)
 
     # -------------------------------------------------------------------------------------- what must hold
@@ -520,8 +520,8 @@ class World:
 
     def check_owners(self, least: int = 1) -> None:
         for key in KEYS:
-            owners = [shard.name for shard in self.all if shard.place_of(key).owner == shard.name]
-            starting = [name for name in owners if self.shards[name].place_of(key).to is None]
+            owners = [shard.name for shard in self.all if shard.executor_of(key).owner == shard.name]
+            starting = [name for name in owners if self.shards[name].executor_of(key).to is None]
             assert least <= len(starting) <= 1, f"{starting} start jobs of {key!r}"
             assert owners, f"nobody owns {key!r}"
 

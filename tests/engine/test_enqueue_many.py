@@ -131,11 +131,11 @@ def test_only_calls_that_asked_are_promised_something() -> None:
     async def main(clock: VirtualClock) -> None:
         shop = Shop(clock)
         async with shop.app.open():
-            asking = shop.limited.using(promise=True)
+            asking = shop.limited.using(predict=True)
             plain, promised = await shop.limited.enqueue_many([shop.limited.call(1), asking.call(2)])
-            assert plain.promise is None
-            assert promised.promise is not None
-            assert promised.promise.place == 2
+            assert plain.prediction is None
+            assert promised.prediction is not None
+            assert promised.prediction.position == 2
 
     run_virtual(main)
 
@@ -143,8 +143,8 @@ def test_only_calls_that_asked_are_promised_something() -> None:
 async def test_nothing_is_promised_in_a_transaction_of_the_callers() -> None:
     shop = Shop()
     async with shop.app.open():
-        with pytest.raises(DeclarationError, match="promise= needs a committed job"):
-            await shop.limited.using(connection=object()).enqueue_many([shop.limited.using(promise=True).call(1)])
+        with pytest.raises(DeclarationError, match="predict= needs a committed job"):
+            await shop.limited.using(connection=object()).enqueue_many([shop.limited.using(predict=True).call(1)])
 
 
 async def test_calls_with_options_of_their_own_are_stored_from_code_that_cannot_await(tmp_path: Any) -> None:

@@ -19,7 +19,7 @@ from headgate.engine.bus import EventBus
 from headgate.engine.history_step import MAX_COUNTED_KEYS, MAX_KEYS
 from headgate.engine.history_writer import MAX_STEPS, HistoryWriter
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import StorageTroubled
+from headgate.jobs.event import StorageFailed
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw
@@ -381,8 +381,8 @@ def test_nobody_waits_for_a_store_that_takes_no_history_and_nothing_is_lost_for_
         @app.task
         async def work() -> None: ...
 
-        troubles: list[StorageTroubled] = []
-        app.subscribe(troubles.append, StorageTroubled)  # type: ignore[arg-type]
+        troubles: list[StorageFailed] = []
+        app.subscribe(troubles.append, StorageFailed)  # type: ignore[arg-type]
         async with app:
             store.refusal = StorageUnavailable("away")
             for _ in range(240):
@@ -426,8 +426,8 @@ def test_of_a_store_that_stays_away_the_last_five_minutes_are_kept_and_the_rest_
         @app.task
         async def work() -> None: ...
 
-        troubles: list[StorageTroubled] = []
-        app.subscribe(troubles.append, StorageTroubled)  # type: ignore[arg-type]
+        troubles: list[StorageFailed] = []
+        app.subscribe(troubles.append, StorageFailed)  # type: ignore[arg-type]
         async with app:
             store.refusal = StorageUnavailable("away")
             for _ in range(600):
@@ -454,8 +454,8 @@ def test_history_that_the_store_cannot_hold_is_told_of_and_harms_nothing() -> No
         async def work() -> int:
             return 7
 
-        troubles: list[StorageTroubled] = []
-        app.subscribe(troubles.append, StorageTroubled)  # type: ignore[arg-type]
+        troubles: list[StorageFailed] = []
+        app.subscribe(troubles.append, StorageFailed)  # type: ignore[arg-type]
         async with app:
             assert await (await work.enqueue()).result(timeout=1) == 7
             await asyncio.sleep(60)

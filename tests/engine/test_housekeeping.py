@@ -9,7 +9,7 @@ from typing import Any
 from headgate import Headgate
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import StorageTroubled
+from headgate.jobs.event import StorageFailed
 from headgate.storage.records import Dropped
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -28,7 +28,7 @@ def test_what_is_old_is_forgotten_although_nothing_can_expire() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=Stuck(clock), clock=clock, retention=5)
         troubles: list[Any] = []
-        app.subscribe(troubles.append, StorageTroubled)
+        app.subscribe(troubles.append, StorageFailed)
 
         @app.task
         async def work() -> None: ...

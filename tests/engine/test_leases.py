@@ -14,7 +14,7 @@ import pytest
 from headgate import Concurrency, Headgate, JobState, Mutex, RetryPolicy, current_job
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import Event, JobFailure, JobReturned, LeaseNotRenewed, NodeDisowned
+from headgate.jobs.event import Event, JobFailure, JobReturned, LeaseNotRenewed, NodeDeclaredDead
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -80,7 +80,7 @@ class Cluster:
             await callee.call(name, length)
             return name
 
-        app.subscribe(self.events.append, LeaseNotRenewed, NodeDisowned, JobReturned, JobFailure)
+        app.subscribe(self.events.append, LeaseNotRenewed, NodeDeclaredDead, JobReturned, JobFailure)
         return app
 
     def seen(self, kind: type[Event]) -> list[Any]:
@@ -139,7 +139,7 @@ def test_what_a_lost_lease_has_cancelled_goes_back_unspent_if_nobody_took_it() -
             assert (record.attempt, record.lost) == (1, 0)
         assert [event.reason for event in cluster.seen(JobReturned)] == ["interrupted"]
         assert len(cluster.seen(LeaseNotRenewed)) == 1
-        assert not cluster.seen(NodeDisowned)
+        assert not cluster.seen(NodeDeclaredDead)
 
     run_virtual(main)
 

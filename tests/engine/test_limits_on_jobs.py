@@ -36,7 +36,7 @@ from headgate import (
 )
 from headgate.clock import SECOND
 from headgate.errors import HeadgateError
-from headgate.jobs.event import BacklogLeft, Event, JobEnqueued, JobFailure, JobFinished
+from headgate.jobs.event import Event, JobEnqueued, JobFailure, JobFinished, JobNotMigrated
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -834,7 +834,7 @@ def test_the_promise_names_place_limit_and_start_and_is_kept() -> None:
             await asyncio.sleep(2)
             status = await jobs[250].status()
             assert status.waits_for == ("stripe", "acct_9")
-            assert status.place == 250 - len(started) + 1
+            assert status.position == 250 - len(started) + 1
             explanation = await app.admin.explain(jobs[250].id)
             assert "231st in line, runs about" in explanation.reason
             assert status.predicted_start is not None
@@ -854,18 +854,18 @@ def test_enqueue_promises_a_start_when_asked_to() -> None:
         async with app:
             await call.enqueue_many([("acme",)] * 5)
             await asyncio.sleep(1)
-            job = await call.using(promise=True).enqueue("acme")
-            assert job.promise is not None
-            assert (job.promise.place, job.promise.waits_for) == (4, ("api", "acme"))
+            job = await call.using(predict=True).enqueue("acme")
+            assert job.prediction is not None
+            assert (job.prediction.position, job.prediction.waits_for) == (4, ("api", "acme"))
             await job.result()
             started = (await job.status()).started_at
             assert started is not None
-            assert job.promise.predicted_start is not None
-            assert abs((started - job.promise.predicted_start).total_seconds()) < 0.1
-            free = await call.using(promise=True).enqueue("globex")
-            assert free.promise is not None
-            assert free.promise.waits_for is None
-            assert (await call.enqueue("globex")).promise is None
+            assert job.prediction.predicted_start is not None
+            assert abs((started - job.prediction.predicted_start).total_seconds()) < 0.1
+            free = await call.using(predict=True).enqueue("globex")
+            assert free.prediction is not None
+            assert free.prediction.waits_for is None
+            assert (await call.enqueue("globex")).prediction is None
 
     run_virtual(main)
 
@@ -1135,7 +1135,7 @@ def test_a_waiting_job_that_todays_cost_cannot_be_computed_for_is_not_started_an
 
         def release(cost: int | Callable[[dict[str, int]], int]) -> Headgate:
             app = Headgate(storage=store, clock=clock)
-            app.subscribe(told.append, BacklogLeft)
+            app.subscribe(told.append, JobNotMigrated)
 
             @app.task(name="ask", limits=[StrictRate("10/h", name="tokens", cost=cost)])
             async def ask(request: dict[str, int]) -> None:
@@ -1150,6 +1150,6 @@ def test_a_waiting_job_that_todays_cost_cannot_be_computed_for_is_not_started_an
             await new.tasks["ask"].enqueue({"number": 3, "tokens": 1})
             await asyncio.sleep(3 * 3700)
         assert started == [0, 3]
-        assert [event.error for event in told if isinstance(event, BacklogLeft)] == ["KeyError: 'tokens'"]
+        assert [event.error for event in told if isinstance(event, JobNotMigrated)] == ["KeyError: 'tokens'"]
 
     run_virtual(main)

@@ -35,8 +35,8 @@ from headgate.jobs.event import (
     JobFinished,
     JobStarted,
     JobThrottled,
-    NodeDisowned,
-    StorageTroubled,
+    NodeDeclaredDead,
+    StorageFailed,
     TaskUnknown,
 )
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -159,7 +159,7 @@ def test_a_finished_job_whose_record_fails_is_recorded_when_the_storage_is_back_
         app = Headgate(storage=store, clock=clock)
         ran: list[int] = []
         trouble: list[Event] = []
-        app.subscribe(trouble.append, StorageTroubled)
+        app.subscribe(trouble.append, StorageFailed)
 
         @app.task
         async def work() -> int:
@@ -474,7 +474,7 @@ def test_a_node_that_was_taken_for_dead_drops_its_jobs_and_its_late_results_are_
         store = MemoryStorage(clock)
         app = Headgate(storage=store, clock=clock)
         events: list[Event] = []
-        app.subscribe(events.append, NodeDisowned, EndingRefused, JobFinished)
+        app.subscribe(events.append, NodeDeclaredDead, EndingRefused, JobFinished)
         runs: list[int] = []
 
         @app.task
@@ -494,7 +494,7 @@ def test_a_node_that_was_taken_for_dead_drops_its_jobs_and_its_late_results_are_
             assert [type(event) for event in events] == [EndingRefused]
             assert await job.result() == 2
             assert len(runs) == 2
-        assert [type(event) for event in events] == [EndingRefused, NodeDisowned, JobFinished]
+        assert [type(event) for event in events] == [EndingRefused, NodeDeclaredDead, JobFinished]
 
     run_virtual(main)
 

@@ -25,11 +25,11 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.event import (
     BackoffFailed,
     Event,
-    LimitStoreAdvised,
-    LimitStoreTroubled,
+    LimitStoreFailed,
+    LimitStoreMisconfigured,
     NodeCrashed,
-    ScheduleTroubled,
-    StorageTroubled,
+    ScheduleFailed,
+    StorageFailed,
 )
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
@@ -157,7 +157,7 @@ def test_a_bucket_store_that_breaks_its_protocol_stops_no_node_and_holds_nothing
             bad.is_bad = False
             await asyncio.sleep(60)
             await (await app.tasks["bad"].enqueue("acme")).result(timeout=30)
-        told = [event for event in events if isinstance(event, LimitStoreTroubled)]
+        told = [event for event in events if isinstance(event, LimitStoreFailed)]
         assert {event.limit for event in told} == {"bad"}
         assert all("BadBuckets" in event.error and verb in event.error for event in told[:1]), told
         assert not [event for event in events if isinstance(event, NodeCrashed)]
@@ -180,7 +180,7 @@ def test_a_bucket_store_whose_answer_is_none_counts_as_one_that_cannot_be_asked(
             bad.is_bad = False
             await asyncio.sleep(60)
             assert started == {"good": 1, "bad": 2}
-        told = [event for event in events if isinstance(event, LimitStoreTroubled)]
+        told = [event for event in events if isinstance(event, LimitStoreFailed)]
         assert "BadBuckets.take returned" in told[0].error
 
     run_virtual(main)
@@ -198,7 +198,7 @@ def test_a_rule_that_a_store_cannot_hold_lets_its_jobs_wait_and_stops_no_other_l
             bad.is_bad = False
             await asyncio.sleep(2)
             assert started == {"bad": 3}
-        told = [(event.error, event.jobs_run) for event in events if isinstance(event, LimitStoreTroubled)]
+        told = [(event.error, event.jobs_run) for event in events if isinstance(event, LimitStoreFailed)]
         assert told == [("beyond my numbers", False)]
 
     run_virtual(main)
@@ -217,7 +217,7 @@ def test_a_bucket_store_that_refuses_and_says_it_is_open_is_asked_once_a_second(
                 # It answers: that no start is granted is its word.
                 assert started == {}
                 assert 50 <= bad.asked <= 62
-                advised = [event for event in events if isinstance(event, LimitStoreAdvised)]
+                advised = [event for event in events if isinstance(event, LimitStoreMisconfigured)]
                 assert [event.limit for event in advised] == ["bad"]
                 assert "refuses" in advised[0].advice
 
@@ -252,7 +252,7 @@ def test_what_is_told_to_a_bucket_store_that_breaks_its_protocol_stops_no_node(i
                 assert started == {"good": 1, "bad": 1}
                 assert len(refused) == 2
                 assert {bucket.limit for bucket in await app.admin.limits.list()} >= {"tokens", "good"}
-            troubled = [event.doing for event in events if isinstance(event, StorageTroubled)]
+            troubled = [event.doing for event in events if isinstance(event, StorageFailed)]
             assert bool(troubled) == (verb in ("amend", "penalize"))
             assert not [event for event in events if isinstance(event, NodeCrashed)]
 
@@ -267,7 +267,7 @@ def test_a_bucket_store_whose_advice_cannot_be_read_gives_none() -> None:
             async with app:
                 await (await app.tasks["bad"].enqueue("acme")).result(timeout=5)
             assert started == {"bad": 1}
-            assert not [event for event in events if isinstance(event, LimitStoreAdvised | LimitStoreTroubled)]
+            assert not [event for event in events if isinstance(event, LimitStoreMisconfigured | LimitStoreFailed)]
 
     run_virtual(main)
 
@@ -366,7 +366,7 @@ def test_a_trigger_of_ones_own_that_answers_with_nonsense_stops_its_own_schedule
     async def main(clock: VirtualClock) -> None:
         app, runs = Headgate("memory://", clock=clock), Counter[str]()
         events: list[Event] = []
-        app.subscribe(events.append, ScheduleTroubled, NodeCrashed)
+        app.subscribe(events.append, ScheduleFailed, NodeCrashed)
 
         @app.schedule(OwnTrigger(clock, verb, instead))
         @app.task(name="own")
@@ -389,7 +389,7 @@ def test_a_trigger_of_ones_own_that_answers_with_nonsense_stops_its_own_schedule
         assert runs["other"] >= 7
         # A next instant after the year 9999 is none: that schedule has come to its end.
         ends = verb == "next_after" and instead in (beyond_databases, beyond_all_numbers)
-        assert [type(event) for event in events] == ([] if ends else [ScheduleTroubled])
+        assert [type(event) for event in events] == ([] if ends else [ScheduleFailed])
 
     run_virtual(main)
 
@@ -399,7 +399,7 @@ def test_a_trigger_of_ones_own_that_fails_from_the_start_stops_its_own_schedule_
     async def main(clock: VirtualClock) -> None:
         app, runs = Headgate("memory://", clock=clock), Counter[str]()
         events: list[Event] = []
-        app.subscribe(events.append, ScheduleTroubled, NodeCrashed)
+        app.subscribe(events.append, ScheduleFailed, NodeCrashed)
 
         @app.schedule(OwnTrigger(clock, "next_after", throwing(error), fails_in=0))
         @app.task(name="own")
@@ -413,7 +413,7 @@ def test_a_trigger_of_ones_own_that_fails_from_the_start_stops_its_own_schedule_
         async with app:
             await asyncio.sleep(130)
         assert runs == {"other": 2}
-        assert [type(event) for event in events] == [ScheduleTroubled]
+        assert [type(event) for event in events] == [ScheduleFailed]
 
     run_virtual(main)
 

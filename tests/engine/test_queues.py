@@ -21,7 +21,7 @@ from headgate import (
 )
 from headgate.clock import SECOND
 from headgate.errors import UnknownQueue
-from headgate.jobs.event import BacklogMoved, Event
+from headgate.jobs.event import Event, JobsMigrated
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import DeafStorage
@@ -276,7 +276,7 @@ def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_ba
 
         def release(global_concurrency: int | None) -> Headgate:
             app = world.app("one", global_concurrency)
-            app.subscribe(told.append, BacklogMoved)
+            app.subscribe(told.append, JobsMigrated)
             world.most.clear()
             return app
 
@@ -290,7 +290,7 @@ def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_ba
             await asyncio.sleep(0.001)
         async with (second := release(2)):
             await asyncio.sleep(5)
-            assert [event.jobs for event in told if isinstance(event, BacklogMoved)] == [60]
+            assert [event.jobs for event in told if isinstance(event, JobsMigrated)] == [60]
             await second.admin.queues.resume("mail")
             await asyncio.sleep(5.5)
             assert world.most["mail"] == 2

@@ -24,7 +24,7 @@ from headgate import (
     current_job,
 )
 from headgate.clock import SECOND, to_datetime
-from headgate.jobs.event import Event, JobFinished, OccurrencesSkipped, ScheduleTooFast, ScheduleTroubled
+from headgate.jobs.event import Event, JobFinished, OccurrencesSkipped, ScheduleFailed, ScheduleTooFast
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
 
@@ -721,7 +721,7 @@ def test_a_trigger_of_ones_own_is_run_by_nodes_that_declare_it_and_told_if_it_fa
 
         trigger = Squares()
         knowing, other = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
-        knowing.subscribe(told.append, ScheduleTroubled)
+        knowing.subscribe(told.append, ScheduleFailed)
 
         @knowing.schedule(trigger)
         @knowing.task(name="pull")
@@ -755,7 +755,7 @@ def test_a_trigger_of_ones_own_is_run_by_nodes_that_declare_it_and_told_if_it_fa
 def test_a_broken_trigger_takes_neither_the_node_nor_other_schedules_along() -> None:
     async def main(clock: VirtualClock) -> None:
         app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
-        app.subscribe(told.append, ScheduleTroubled)
+        app.subscribe(told.append, ScheduleFailed)
 
         class Broken:
             def next_after(self, instant: int) -> int | None:
@@ -785,7 +785,7 @@ def test_a_trigger_that_fails_when_it_is_asked_again_is_told_once() -> None:
 
     async def main(clock: VirtualClock) -> None:
         app, told = Headgate("memory://", clock=clock), list[Event]()
-        app.subscribe(told.append, ScheduleTroubled)
+        app.subscribe(told.append, ScheduleFailed)
 
         class Waning:
             left = 1
@@ -815,7 +815,7 @@ def test_a_trigger_that_fails_when_it_is_asked_again_is_told_once() -> None:
 def test_a_trigger_that_cannot_describe_itself_is_told_once_and_takes_no_other_schedule_along() -> None:
     async def main(clock: VirtualClock) -> None:
         app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
-        app.subscribe(told.append, ScheduleTroubled)
+        app.subscribe(told.append, ScheduleFailed)
 
         class Nameless:
             def next_after(self, instant: int) -> int | None:

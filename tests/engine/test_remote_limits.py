@@ -9,7 +9,7 @@ from pathlib import Path
 from headgate import FixedWindow, Headgate, JobState, RateLimit, RateLimited, RetryPolicy, StrictRate, current_job
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import Event, LimitStoreAdvised, LimitStoreAnswers, LimitStoreTroubled
+from headgate.jobs.event import Event, LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
@@ -126,7 +126,7 @@ def test_while_the_other_store_is_away_jobs_run_or_wait_as_declared_and_none_is_
         app = Headgate("memory://", clock=clock)
         started: Counter[str] = Counter()
         events: list[Event] = []
-        app.subscribe(events.append, LimitStoreTroubled, LimitStoreAnswers)
+        app.subscribe(events.append, LimitStoreFailed, LimitStoreRecovered)
 
         @app.task(limits=[StrictRate("2/m", key="{tenant}", name="open", store=shared)])
         async def runs(tenant: str) -> None:
@@ -141,13 +141,13 @@ def test_while_the_other_store_is_away_jobs_run_or_wait_as_declared_and_none_is_
             await waits.enqueue_many([("acme",)] * 20)
             await asyncio.sleep(30)
             assert started == {"runs": 20}
-            told = Counter(event.limit for event in events if isinstance(event, LimitStoreTroubled))
+            told = Counter(event.limit for event in events if isinstance(event, LimitStoreFailed))
             assert set(told) <= {"open", "closed"}
             assert 1 <= sum(told.values()) <= 10, "a warning for each time that it was really asked, not for each job"
             shared.is_away = False
             await asyncio.sleep(60)
             assert 2 <= started["waits"] <= 4
-            assert any(isinstance(event, LimitStoreAnswers) for event in events)
+            assert any(isinstance(event, LimitStoreRecovered) for event in events)
             await asyncio.sleep(600)
             assert started == {"runs": 20, "waits": 20}
             assert all(job.state is JobState.SUCCEEDED for job in await app.admin.jobs(count=100))
@@ -327,7 +327,7 @@ def test_a_store_that_is_set_up_badly_is_told_of_once() -> None:
         shared.advice = "it forgets"
         app = Headgate("memory://", clock=clock)
         told: list[Event] = []
-        app.subscribe(told.append, LimitStoreAdvised)
+        app.subscribe(told.append, LimitStoreMisconfigured)
 
         @app.task(limits=[StrictRate("2/m", key="{tenant}", name="api", store=shared)])
         async def call(tenant: str) -> None: ...
@@ -335,7 +335,7 @@ def test_a_store_that_is_set_up_badly_is_told_of_once() -> None:
         async with app:
             await call.enqueue_many([(tenant,) for tenant in "abc"] * 3)
             await asyncio.sleep(200)
-        assert [(event.limit, event.advice) for event in told if isinstance(event, LimitStoreAdvised)] == [
+        assert [(event.limit, event.advice) for event in told if isinstance(event, LimitStoreMisconfigured)] == [
             ("api", "it forgets")
         ]
 

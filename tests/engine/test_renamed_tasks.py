@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 from headgate import DeclarationError, Headgate, JobFailed, JobState, RetryPolicy, StrictRate, current_job
-from headgate.jobs.event import BacklogMoved, Event, JobFinished, TaskUnknown
+from headgate.jobs.event import Event, JobFinished, JobsMigrated, TaskUnknown
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
@@ -62,8 +62,8 @@ def test_the_backlog_under_an_alias_is_moved_to_the_limits_of_today() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         older, newer = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
-        moved: list[BacklogMoved] = []
-        newer.subscribe(moved.append, BacklogMoved)  # type: ignore[arg-type]
+        moved: list[JobsMigrated] = []
+        newer.subscribe(moved.append, JobsMigrated)  # type: ignore[arg-type]
         started: list[float] = []
 
         @older.task(limits=[StrictRate("1/h", key="{tenant}", margin=0)])

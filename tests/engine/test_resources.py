@@ -24,7 +24,7 @@ from headgate import (
     StrictRate,
 )
 from headgate.clock import SECOND
-from headgate.jobs.event import Event, ResourceTroubled
+from headgate.jobs.event import Event, ResourceFailed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
@@ -352,7 +352,7 @@ def test_a_resource_that_hangs_or_raises_when_it_is_closed_does_not_keep_the_nod
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         told: list[Event] = []
-        app.subscribe(told.append, ResourceTroubled)
+        app.subscribe(told.append, ResourceFailed)
 
         @app.resource
         async def hangs() -> AsyncIterator[Pool]:
@@ -372,7 +372,7 @@ def test_a_resource_that_hangs_or_raises_when_it_is_closed_does_not_keep_the_nod
             assert await (await work.enqueue()).result() == "text"
             began = clock.monotonic()
         assert clock.monotonic() - began <= 10 * SECOND
-        assert {"hangs", "raises"} == {event.resource for event in told if isinstance(event, ResourceTroubled)}
+        assert {"hangs", "raises"} == {event.resource for event in told if isinstance(event, ResourceFailed)}
 
     run_virtual(main)
 

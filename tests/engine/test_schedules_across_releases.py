@@ -12,17 +12,17 @@ from headgate import Cron, Every, Headgate
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.event import (
     Event,
+    ScheduleFailed,
     ScheduleOverdue,
     ScheduleRenamed,
     ScheduleSuperseded,
     ScheduleTooFast,
-    ScheduleTroubled,
 )
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
 
 HOURLY = Every(hours=1)
-TOLD = (ScheduleOverdue, ScheduleRenamed, ScheduleSuperseded, ScheduleTooFast, ScheduleTroubled)
+TOLD = (ScheduleOverdue, ScheduleRenamed, ScheduleSuperseded, ScheduleTooFast, ScheduleFailed)
 
 
 def app_on(store: Any, **settings: Any) -> Headgate:

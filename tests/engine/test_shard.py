@@ -37,7 +37,7 @@ class Two:
     async def hand_over(self, source: Shard, target: Shard) -> int:
         """Commits 1 and 2; the epoch of the new owner."""
         await source.leave_key(KEY, target.name)
-        epoch = source.place_of(KEY).epoch + 1
+        epoch = source.executor_of(KEY).epoch + 1
         parcel = await source.pack(KEY, RULES)
         assert parcel is not None
         await target.take_in(KEY, epoch, parcel, parcel.now - await target.read_time(), RULES)
@@ -109,7 +109,7 @@ async def test_a_mover_that_stalls_does_not_let_go_of_a_key_that_leaves_for_anot
     await two.move(two.south, two.north)
     await two.north.leave_key(KEY, "south")
     await two.north.let_go(KEY, epoch)
-    assert two.north.place_of(KEY).owner == "north"
+    assert two.north.executor_of(KEY).owner == "north"
 
 
 async def test_a_job_on_its_way_is_cancelled_where_it_arrives() -> None:

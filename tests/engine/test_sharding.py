@@ -34,7 +34,7 @@ def test_the_same_seed_is_the_same_world() -> None:
     one, other = simulate(7), simulate(7)
     assert one.history.starts == other.history.starts
     assert len(one.history.starts) > 20
-    assert max(shard.place_of("a").epoch for shard in one.all) > 0
+    assert max(shard.executor_of("a").epoch for shard in one.all) > 0
 
 
 def test_a_move_costs_a_saturated_key_a_few_round_trips_of_its_budget_whatever_its_backlog() -> None:

@@ -44,7 +44,7 @@ def test_a_retry_that_its_limit_holds_back_is_seen_to_wait_also_after_a_restart(
             assert not status.is_scheduled, "its own time has come; it is the limit that it waits for"
             assert status.waits_for == ("call:rate", "acme")
             assert status.throttled_until == to_datetime(opens_at)
-            assert status.place == 1
+            assert status.position == 1
             assert status.error is not None
             assert status.error.message == "reset by peer"
             reason = (await app.admin.explain(job_id)).reason

@@ -10,7 +10,7 @@ import pytest
 
 from headgate import Headgate, JobFailed, RateLimit, RetryPolicy, StrictRate, current_job
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import Event, StorageTroubled
+from headgate.jobs.event import Event, StorageFailed
 from headgate.jobs.lifecycle import Ending, Finished
 from headgate.storage.records import Amendment
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -46,7 +46,7 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_told() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=Narrow(clock), clock=clock)
         troubles: list[Event] = []
-        app.subscribe(troubles.append, StorageTroubled)
+        app.subscribe(troubles.append, StorageFailed)
 
         @app.task(limits=[RateLimit("100/m", name="tokens", burst=100)])
         async def ask(tokens: int) -> int:
@@ -59,7 +59,7 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_told() -> None:
             (bucket,) = await app.admin.limits.list()
             assert bucket.used == 5 + 1 + 7
         (trouble,) = troubles
-        assert isinstance(trouble, StorageTroubled)
+        assert isinstance(trouble, StorageFailed)
         assert "limit 'tokens': 1000000000 is not charged" in trouble.doing
         assert "OverflowError" in trouble.error
 

@@ -333,7 +333,7 @@ def test_show_tells_until_when_and_by_what_a_job_is_throttled(project: Project) 
         "paused_at": None,
         "is_paused": False,
     }
-    assert status["obstacles"] == []
+    assert status["blockers"] == []
     assert [bucket["key"] for bucket in status["throttled"]] == ["acme"]
     assert "Throttled" in call("status", project.target).output
 
@@ -473,7 +473,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 
 
 class Obstructed(SqliteStorage):
-    async def obstacles(self):
+    async def blockers(self):
         return [Blocker("long transaction", 4711, self.now() - 600 * SECOND, "reports: SELECT 1")]
 
 
@@ -484,9 +484,9 @@ app = Headgate(storage=Obstructed("jobs.db", SystemClock()))
 def test_status_shows_what_stands_in_the_way_of_the_store(project: Project) -> None:
     assert "In the way" not in call("status", project.target).output
     obstructed = Project(project.path, OBSTRUCTED)
-    [obstacle] = answer("status", obstructed.target)["obstacles"]
-    assert (obstacle["kind"], obstacle["pid"], obstacle["what"]) == ("long transaction", 4711, "reports: SELECT 1")
-    assert 600 <= obstacle["age"] < 660
+    [blocker] = answer("status", obstructed.target)["blockers"]
+    assert (blocker["kind"], blocker["pid"], blocker["what"]) == ("long transaction", 4711, "reports: SELECT 1")
+    assert 600 <= blocker["age"] < 660
     shown = call("status", obstructed.target).output
     assert "In the way" in shown
     assert shown.split("In the way")[1].split()[-6:] == ["4711", "10", "min", "reports:", "SELECT", "1"]

@@ -33,7 +33,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 APP = '''
 from headgate import Headgate, RetryPolicy, Snooze, StrictRate, current_job
 from headgate.jobs.event import (
-    CallbackFailed, EndingRefused, LimitStoreTroubled, NodeLost, OccurrencesSkipped, StorageTroubled,
+    CallbackFailed, EndingRefused, LimitStoreFailed, NodeLost, OccurrencesSkipped, StorageFailed,
 )
 from headgate.observe.metrics import PrometheusMetrics
 
@@ -68,8 +68,8 @@ async def rare() -> None:
         EndingRefused(at=0, job_id=job, task="rare"),
         CallbackFailed(at=0, job_id=job, task="rare", callback="on_error", error="no"),
         OccurrencesSkipped(at=0, schedule="nightly", task="rare", reason="misfire", next_at=None),
-        LimitStoreTroubled(at=0, limit="mails", error="no", jobs_run=True),
-        StorageTroubled(at=0, doing="claiming", error="no"),
+        LimitStoreFailed(at=0, limit="mails", error="no", jobs_run=True),
+        StorageFailed(at=0, doing="claiming", error="no"),
     ):
         app._bus.publish(event)
 '''

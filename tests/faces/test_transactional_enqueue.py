@@ -482,7 +482,7 @@ async def test_an_app_in_memory_has_no_transactions() -> None:
         with pytest.raises(DeclarationError, match="in memory"):
             await task.using(connection=object()).enqueue()
     with pytest.raises(DeclarationError, match="promised"):
-        task.using(connection=object(), promise=True)
+        task.using(connection=object(), predict=True)
 
 
 async def test_a_transaction_that_stays_open_keeps_no_other_job_from_anybody(on_postgres: World) -> None:

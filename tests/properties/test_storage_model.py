@@ -707,7 +707,7 @@ class StorageMachine(RuleBasedStateMachine):
             standing = self.run(self.store.queue_position(job.new.id))
             assert (standing is None) == (not job.waits_in_lane)
             if standing is not None:
-                assert (standing.place, standing.waiting) == (self.model.place(job), self.model.lane_waiting(job))
+                assert (standing.position, standing.waiting) == (self.model.place(job), self.model.lane_waiting(job))
                 assert tuple(bucket.draw for bucket in standing.buckets) == job.asked
 
     @invariant()

@@ -64,7 +64,7 @@ def checkup(store: StoreFacts = SQLITE, **facts: Any) -> Checkup:
         "ready": 0,
         "unknown_tasks": {},
         "overdue": [],
-        "obstacles": [],
+        "blockers": [],
         "contradictions": None,
     }
     return Checkup(now=NOW, store=store, **{**fine, **facts})
@@ -172,7 +172,7 @@ def test_what_is_wrong_with_the_work_is_told() -> None:
         checkup(
             POSTGRES,
             unknown_tasks={"sync": 12},
-            obstacles=[
+            blockers=[
                 Blocker("long transaction", 71, since, "psql lets no dead row be cleared away"),
                 Blocker("long transaction", 72, from_datetime(NOW - timedelta(seconds=9)), "a short one"),
                 Blocker("blocks", 73, since, "psql keeps 3 waiting"),
@@ -181,7 +181,7 @@ def test_what_is_wrong_with_the_work_is_told() -> None:
         )
     )
     assert bad(found) == [
-        ("warning", "tasks"), ("warning", "in the way"), ("problem", "in the way"), ("problem", "integrity")
+        ("warning", "tasks"), ("warning", "blockers"), ("problem", "blockers"), ("problem", "integrity")
     ]  # fmt: skip
     told = {each.seen: each.advice or "" for each in found}
     assert "pg_terminate_backend(73)" in told["for 600 s: psql keeps 3 waiting"]

@@ -179,9 +179,9 @@ class Admin:
         """
         return await overview(self, counts)
 
-    async def obstacles(self) -> Sequence[Blocker]:
+    async def blockers(self) -> Sequence[Blocker]:
         """Return what delays the store: transactions that are open for long, connections that block others."""
-        return await self._storage.obstacles()
+        return await self._storage.blockers()
 
     async def checkup(self, *, deep: bool = False) -> Checkup:
         """Return the facts for `headgate doctor`; `headgate.admin.findings.findings_of` evaluates them.
@@ -196,7 +196,7 @@ class Admin:
             ready=sum(each.jobs for each in waiting if each.view == "ready"),
             unknown_tasks=unknown_tasks(waiting, self._tasks),
             overdue=await self.schedules.overdue(),
-            obstacles=await self.obstacles(),
+            blockers=await self.blockers(),
             contradictions=await self._storage.check() if deep else None,
         )
 
@@ -508,7 +508,7 @@ class Admin:
         waits_for = status.waits_for
         if prediction.waits_for is not None:
             waits_for = (prediction.waits_for.limit, prediction.waits_for.key)
-        return replace(status, place=position.place, predicted_start=start, waits_for=waits_for)
+        return replace(status, position=position.position, predicted_start=start, waits_for=waits_for)
 
     async def _info(self, bucket: BucketRecord, live: LiveRules) -> LimitInfo:
         limit_now = self._storage.limit_now()

@@ -27,7 +27,7 @@ class Checkup:
     ready: int
     unknown_tasks: Mapping[str, int]
     overdue: Sequence[ScheduleStatus]
-    obstacles: Sequence[Blocker]
+    blockers: Sequence[Blocker]
     contradictions: Sequence[str] | None
 
 

@@ -87,7 +87,7 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
     # Without the margin, which does not help the reader.
     rule = "" if info is None or info.rule is None else f" ({info.rule.partition(' + ')[0]})"
     whose = f" of key {key!r}" if key else ""
-    place = "" if status.place is None else f"{_nth(status.place)} in line, "
+    place = "" if status.position is None else f"{_nth(status.position)} in line, "
     holders = () if info is None else info.holders
     when = (
         f"starts when a permit is returned{f': held by {describe_holders(holders)}' if holders else ''}"

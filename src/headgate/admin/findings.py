@@ -323,16 +323,16 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
     if not checkup.overdue:
         yield Finding("ok", "schedules", "none is overdue")
     seen_any = False
-    for obstacle in checkup.obstacles:
-        age = (checkup.now - to_datetime(obstacle.since)).total_seconds()
-        if obstacle.kind == "long transaction" and age < LONG_TRANSACTION:
+    for blocker in checkup.blockers:
+        age = (checkup.now - to_datetime(blocker.since)).total_seconds()
+        if blocker.kind == "long transaction" and age < LONG_TRANSACTION:
             continue
         seen_any = True
-        level: Level = "problem" if obstacle.kind == "blocks" else "warning"
-        advice = f"end it, if need be: SELECT pg_terminate_backend({obstacle.pid})"
-        yield Finding(level, "in the way", f"for {age:.0f} s: {obstacle}", advice)
+        level: Level = "problem" if blocker.kind == "blocks" else "warning"
+        advice = f"end it, if need be: SELECT pg_terminate_backend({blocker.pid})"
+        yield Finding(level, "blockers", f"for {age:.0f} s: {blocker}", advice)
     if not seen_any:
-        yield Finding("ok", "in the way", "nothing")
+        yield Finding("ok", "blockers", "none")
 
 
 def _of_integrity(checkup: Checkup) -> Iterator[Finding]:

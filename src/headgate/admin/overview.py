@@ -114,7 +114,7 @@ class Overview:
     throttled: Sequence[BucketStatus]
     unknown_tasks: Sequence[UnknownTaskCount]
     overdue_schedules: Sequence[ScheduleStatus]
-    obstacles: Sequence[BlockerStatus]
+    blockers: Sequence[BlockerStatus]
     failed_last_hour: int | None
     finals_at: datetime | None
     counted_at: datetime | None
@@ -140,7 +140,7 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         counts.tasks.begin(admin.waiting, admin.now)
     buckets = await admin.limits.throttled(MOST_THROTTLED)
     nodes = await admin.nodes()
-    obstacles = await admin.obstacles()
+    blockers = await admin.blockers()
     overdue = await admin.schedules.overdue()
     now = admin.now()
     counted_at: datetime | None = now
@@ -169,7 +169,7 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         throttled=[bucket for bucket in buckets if bucket.waiting],
         unknown_tasks=_unknown(waiting, admin.tasks),
         overdue_schedules=overdue,
-        obstacles=[_obstacle(obstacle, now) for obstacle in obstacles],
+        blockers=[_blocker(blocker, now) for blocker in blockers],
         failed_last_hour=failed,
         finals_at=finals_at,
         counted_at=counted_at,
@@ -281,7 +281,7 @@ def _unknown(waiting: Sequence[WaitingCount], declared: frozenset[str]) -> Seque
     return [UnknownTaskCount(task, queue, count) for (task, queue), count in sorted(jobs.items())]
 
 
-def _obstacle(obstacle: Blocker, now: datetime) -> BlockerStatus:
-    since = to_datetime(obstacle.since)
+def _blocker(blocker: Blocker, now: datetime) -> BlockerStatus:
+    since = to_datetime(blocker.since)
     age = max(0.0, (now - since).total_seconds())
-    return BlockerStatus(obstacle.kind, obstacle.pid, since, round(age, 3), obstacle.what, obstacle.statement)
+    return BlockerStatus(blocker.kind, blocker.pid, since, round(age, 3), blocker.what, blocker.statement)

@@ -65,7 +65,7 @@ class Status:
     queues: Sequence[QueueOverview]
     nodes: Sequence[NodeStatus]
     throttled: Sequence[BucketStatus]
-    obstacles: Sequence[BlockerStatus]
+    blockers: Sequence[BlockerStatus]
     waiting: Sequence[WaitingStatus]
     unknown_tasks: Sequence[UnknownTaskCount]
     overdue_schedules: Sequence[ScheduleStatus]
@@ -120,11 +120,11 @@ def status(target: str, as_json: bool) -> None:
         [(b.limit, b.key, b.rule, b.waiting, until(b.next_slot_at, now)) for b in answer.throttled],
         empty="no job waits for a limit",
     )
-    if answer.obstacles:
+    if answer.blockers:
         print_table(
             "In the way",
             ("what", "pid", "for", "details"),
-            [(o.kind, o.pid, lasting(o.age), str(o)) for o in answer.obstacles],
+            [(o.kind, o.pid, lasting(o.age), str(o)) for o in answer.blockers],
             empty="",
         )
 
@@ -138,7 +138,7 @@ async def _fetch(admin: Admin) -> Status:
         blocking: list[Blocker] = []
         if not done:
             # Before the counts are cancelled: they may be what waits.
-            blocking = [each for each in await admin.obstacles() if each.kind == "blocks"]
+            blocking = [each for each in await admin.blockers() if each.kind == "blocks"]
             await counts.close()
         try:
             return await answering
@@ -159,7 +159,7 @@ async def _answer(admin: Admin, counts: SlowCounts) -> Status:
         queues=[queue for queue in seen.queues if _has_jobs(queue) or queue.is_paused],
         nodes=await admin.nodes(),
         throttled=seen.throttled,
-        obstacles=seen.obstacles,
+        blockers=seen.blockers,
         waiting=await _waiting(admin, seen),
         unknown_tasks=seen.unknown_tasks,
         overdue_schedules=seen.overdue_schedules,

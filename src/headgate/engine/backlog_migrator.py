@@ -9,7 +9,7 @@ from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import BacklogLeft, BacklogMoved, StorageTroubled
+from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed
 from headgate.jobs.gating import GateChange, GatedJob, subject_of
 from headgate.jobs.terms import GateTerms
 from headgate.storage.store import Store
@@ -78,7 +78,7 @@ class BacklogMigrator:
                 await self._note_and_move()
                 await self._move_met_until(self._noted_at + round(NOTE_EVERY * SECOND))
             except StorageUnavailable as error:
-                self._bus.publish(StorageTroubled(at=self._clock.now(), doing="moving a backlog", error=str(error)))
+                self._bus.publish(StorageFailed(at=self._clock.now(), doing="moving a backlog", error=str(error)))
                 await sleep(self._clock, NOTE_EVERY)
 
     async def move_met(self) -> int:
@@ -101,7 +101,7 @@ class BacklogMigrator:
             if not has_met and self._clock.monotonic() < instant:
                 await self._sweep()
             if moved:
-                self._bus.publish(BacklogMoved(at=self._clock.now(), jobs=moved))
+                self._bus.publish(JobsMigrated(at=self._clock.now(), jobs=moved))
 
     async def _note_and_move(self) -> None:
         to_do = await self._note()
@@ -158,7 +158,7 @@ class BacklogMigrator:
                 # During a long move this release must still count as live.
                 await self._note()
         if moved:
-            self._bus.publish(BacklogMoved(at=self._clock.now(), jobs=moved))
+            self._bus.publish(JobsMigrated(at=self._clock.now(), jobs=moved))
         return moved
 
     async def _move_page(self, page: Sequence[GatedJob], subjects: frozenset[str] | None) -> int:
@@ -204,7 +204,7 @@ class BacklogMigrator:
         if job.task not in self._published_tasks:
             self._published_tasks.add(job.task)
             self._bus.publish(
-                BacklogLeft(
+                JobNotMigrated(
                     at=self._clock.now(), task=job.task, job_id=job.id, error=f"{type(error).__name__}: {error}"
                 )
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import HeadgateError
-from headgate.jobs.event import Event, StorageTroubled, StorageUsed
+from headgate.jobs.event import Event, StorageFailed, StorageUsed
 
 Callback = Callable[[Event], Awaitable[None] | None]
 Tap = Callable[[Any], None]
@@ -163,4 +163,4 @@ def publish_use(bus: EventBus, clock: Clock, verb: str, asked_at: int, jobs: int
 
 def publish_trouble(bus: EventBus, clock: Clock, doing: str, error: HeadgateError) -> None:
     """Publish that the store failed during `doing`."""
-    bus.publish(StorageTroubled(at=clock.now(), doing=doing, error=str(error)))
+    bus.publish(StorageFailed(at=clock.now(), doing=doing, error=str(error)))

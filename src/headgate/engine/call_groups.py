@@ -41,8 +41,8 @@ def _groups_by_options(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list
         CallGroup(own, job_template(task, own), own.get("queue") or task.queue, list(same))
         for own, same in groupby(calls, options_for)
     ]
-    if options.get("connection") is not None and any(group.options.get("promise") for group in groups):
-        raise DeclarationError(f"task {task.name!r}: promise= needs a committed job; leave it out with connection=")
+    if options.get("connection") is not None and any(group.options.get("predict") for group in groups):
+        raise DeclarationError(f"task {task.name!r}: predict= needs a committed job; leave it out with connection=")
     return groups
 
 

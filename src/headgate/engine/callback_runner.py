@@ -17,7 +17,7 @@ from headgate.engine.cause import cause_of
 from headgate.engine.error_text import summarize_error
 from headgate.engine.threads import in_thread
 from headgate.errors import JobFailed, StorageUnavailable
-from headgate.jobs.event import CallbackFailed, StorageTroubled
+from headgate.jobs.event import CallbackFailed, StorageFailed
 from headgate.jobs.job import JobState
 from headgate.storage.store import Store
 from headgate.tasks.callbacks import AnyCallback, CallbackKind
@@ -89,7 +89,7 @@ class CallbackRunner:
                 record = await self._storage.job(job_id)
             except StorageUnavailable as error:
                 doing = f"run job {job_id} for its on_error"
-                self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
+                self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=str(error)))
                 continue
             task = None if record is None else self._registry.find(record.task)
             if record is None or task is None or record.state is not JobState.FAILED or record.error is None:

@@ -9,7 +9,7 @@ from headgate.engine.bus import EventBus
 from headgate.engine.declaration import Code, declare, signature, warn_if_too_fast
 from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import ScheduleRenamed, ScheduleSuperseded, ScheduleTroubled
+from headgate.jobs.event import ScheduleFailed, ScheduleRenamed, ScheduleSuperseded
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import DeclaredSchedule
@@ -61,7 +61,7 @@ class Declarer:
         if name not in self.broken:
             self.broken.add(name)
             self._bus.publish(
-                ScheduleTroubled(at=self._clock.now(), schedule=name, error=f"{type(error).__name__}: {error}")
+                ScheduleFailed(at=self._clock.now(), schedule=name, error=f"{type(error).__name__}: {error}")
             )
 
     def _signature(self, declared: DeclaredSchedule) -> str:

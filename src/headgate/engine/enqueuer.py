@@ -140,10 +140,10 @@ class Enqueuer:
             return await self._storage.add_in(connection, sent)
 
     def promise_flags(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[bool]:
-        """Return for each call whether `promise=` is set and its job has limits."""
+        """Return for each call whether `predict=` is set and its job has limits."""
         flags: list[bool] = []
         for group in groups:
-            is_requested = group.options.get("promise") and self._registry.gate(task, group.queue).limits
+            is_requested = group.options.get("predict") and self._registry.gate(task, group.queue).limits
             flags += [bool(is_requested)] * len(group.calls)
         return flags
 

@@ -198,7 +198,7 @@ class RunningAttempt:
 
     async def _run(self) -> Outcome:
         task = self.task
-        in_child = not task.is_async and task.place is Executor.PROCESS
+        in_child = not task.is_async and task.executor is Executor.PROCESS
         arguments: list[Any] = []
         named: dict[str, Any] = {}
         if self.job.unreadable is not None:
@@ -284,7 +284,7 @@ class RunningAttempt:
 
     async def _with_resources(self, arguments: list[Any], named: dict[str, Any]) -> str:
         using = self._use_resources(arguments, named)
-        if self.task.place is Executor.LOOP:
+        if self.task.executor is Executor.LOOP:
             return await using
         # The resources of a thread stay open until it ends, even long after its attempt.
         work = asyncio.get_running_loop().create_task(_return_base_exceptions(using))
@@ -306,7 +306,7 @@ class RunningAttempt:
                 resources = await self._dependencies.resources.open_for_attempt(self.task.needs, stack)
                 if not self._prepare_start():
                     raise _TooLate
-                if self.task.place is Executor.LOOP:
+                if self.task.executor is Executor.LOOP:
                     result = await self._function()(*arguments, **named, **resources)
                 else:
                     result = await self._in_thread(arguments, {**named, **resources})

@@ -19,7 +19,7 @@ from headgate.engine.bus import EventBus
 from headgate.engine.error_text import summarize_error
 from headgate.engine.history_step import HistoryStep, JobCounts, NamedKeys, rows_of_jobs, rows_of_limits
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import StorageTroubled
+from headgate.jobs.event import StorageFailed
 from headgate.jobs.histogram import BOUNDS
 from headgate.jobs.history import SHORTEST, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.identity import IdSource
@@ -282,4 +282,4 @@ class HistoryWriter:
         if not self._is_loss_published:
             self._is_loss_published = True
             doing = "writing history, of which some is lost: charts will have a gap"
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=summarize_error(error)))
+            self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=summarize_error(error)))

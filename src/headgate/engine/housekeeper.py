@@ -9,7 +9,7 @@ from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import JobFailure, JobFinished, StorageTroubled
+from headgate.jobs.event import JobFailure, JobFinished, StorageFailed
 from headgate.jobs.history import KEPT_FOR
 from headgate.jobs.job import JobState
 from headgate.jobs.retention import Retention
@@ -94,7 +94,7 @@ class Housekeeper:
                 self._publish_trouble("housekeeping", error)
 
     def _publish_trouble(self, doing: str, error: StorageUnavailable) -> None:
-        self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
+        self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=str(error)))
 
     async def _expire(self) -> None:
         """Fail expired jobs in several steps: with one step a second a large backlog would take hours."""

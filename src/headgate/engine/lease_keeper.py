@@ -19,7 +19,7 @@ from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.skew import SkewWatch
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDisowned
+from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead
 from headgate.storage.store import Store
 
 FULL_EVERY = 24
@@ -145,7 +145,7 @@ class LeaseKeeper:
         disowned = self._membership.id
         cancelled = self._attempts.disown()
         self._recorder.drop()
-        self._bus.publish(NodeDisowned(at=self._clock.now(), node=disowned, cancelled=cancelled))
+        self._bus.publish(NodeDeclaredDead(at=self._clock.now(), node=disowned, cancelled=cancelled))
         self._reporter.drop()
         self._recorder.node = self._reporter.node = self._membership.renew_id()
         await self.join()

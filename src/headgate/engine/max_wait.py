@@ -36,7 +36,7 @@ async def reject_over_max_wait(storage: Store, rules: Mapping[str, AnyRule], job
             checked.append(replace(job, rejection=error))
         else:
             checked.append(job)
-            lanes[lane] = replace(position, place=(position.place or 0) + 1, waiting=position.waiting + 1)
+            lanes[lane] = replace(position, position=(position.position or 0) + 1, waiting=position.waiting + 1)
     return checked
 
 

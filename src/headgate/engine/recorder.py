@@ -15,7 +15,7 @@ from headgate.engine.error_text import describe_error, summarize_error
 from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.reporter import Reporter
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageTroubled
+from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageFailed
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.storage.records import Amendment
@@ -123,7 +123,7 @@ class Recorder:
                 # charging a start twice only delays others.
                 self._amendments = [each for each in amendments if each.actual >= each.cost] + self._amendments
                 self._bus.publish(
-                    StorageTroubled(at=self._clock.now(), doing="recording finished jobs", error=str(error))
+                    StorageFailed(at=self._clock.now(), doing="recording finished jobs", error=str(error))
                 )
                 await sleep(self._clock, self._random.uniform(0.1, 0.5))
                 self._wakeup.set()
@@ -170,7 +170,7 @@ class Recorder:
 
     def _drop(self, amendment: Amendment, error: Exception) -> None:
         doing = f"amending what a start cost limit {amendment.draw.limit!r}: {amendment.actual} is not charged"
-        self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=summarize_error(error)))
+        self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=summarize_error(error)))
 
     async def _finish(self, endings: Sequence[Ending]) -> Sequence[bool | None]:
         """Write the endings; a job whose ending the store cannot hold is failed instead. Raises if that fails too."""

@@ -21,7 +21,7 @@ from headgate.jobs.event import (
     JobEnqueued,
     OccurrencesSkipped,
     ScheduleOverdue,
-    StorageTroubled,
+    StorageFailed,
 )
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob
@@ -198,4 +198,4 @@ class Recurring:
                 )  # fmt: skip
 
     def _publish_trouble(self, doing: str, error: HeadgateError) -> None:
-        self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
+        self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=str(error)))

@@ -13,7 +13,7 @@ from headgate.clock import Clock, sleep
 from headgate.engine.bus import EventBus
 from headgate.engine.error_text import summarize_error
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import JobProgressed, ReportDropped, StorageTroubled
+from headgate.jobs.event import JobProgressed, ReportDropped, StorageFailed
 from headgate.jobs.job import ClaimedJob, Progress
 from headgate.jobs.report import PLACES, AttemptReport, LogLine, kept_level, kept_line, kept_message, kept_name
 from headgate.storage.store import Store
@@ -112,7 +112,7 @@ class Reporter:
                     self._wakeup.set()
             except StorageUnavailable as error:
                 self._bus.publish(
-                    StorageTroubled(at=self._clock.now(), doing="storing the output of jobs", error=str(error))
+                    StorageFailed(at=self._clock.now(), doing="storing the output of jobs", error=str(error))
                 )
                 self._wakeup.set()
             await sleep(self._clock, REPORT_EVERY)

@@ -11,7 +11,7 @@ from typing import Any
 from headgate.clock import Clock, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.error_text import summarize_error
-from headgate.jobs.event import ResourceTroubled
+from headgate.jobs.event import ResourceFailed
 from headgate.tasks.resource import Resource, Scope
 
 
@@ -67,7 +67,7 @@ class ResourcePool:
         except BaseException as error:
             if pooled.value.done():
                 self._bus.publish(
-                    ResourceTroubled(at=self._clock.now(), resource=resource.name, error=summarize_error(error))
+                    ResourceFailed(at=self._clock.now(), resource=resource.name, error=summarize_error(error))
                 )
             else:
                 # The next attempt that needs it tries again.

@@ -215,7 +215,7 @@ class RunningAttempts:
                 task=job.task,
                 queue=job.queue,
                 attempt=job.attempt,
-                place=attempt.task.place.value,
+                executor=attempt.task.executor.value,
                 cause="" if cause is None else cause.value,
                 seconds=LINGERS_AFTER,
             )

@@ -13,7 +13,7 @@ from headgate.engine.breaker import Breaker
 from headgate.engine.bus import EventBus
 from headgate.engine.guarded_store import GuardedStore
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable
-from headgate.jobs.event import LimitStoreAdvised, LimitStoreAnswers, LimitStoreTroubled, StorageTroubled
+from headgate.jobs.event import LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket
@@ -130,7 +130,7 @@ class StoreFetcher:
         if self._store.advice is not None:
             self._advise(limit, self._store.advice)
         if breaker.has_failed:
-            self._bus.publish(LimitStoreAnswers(at=self._clock.now(), limit=limit))
+            self._bus.publish(LimitStoreRecovered(at=self._clock.now(), limit=limit))
         breaker.succeed()
         left = taken.granted * starved.cost
         # Counted from before the call: a little early costs another call, a little late would lose budget.
@@ -147,13 +147,13 @@ class StoreFetcher:
     def _publish_once(self, limit: str, error: str) -> None:
         if (limit, error) not in self._published:
             self._published.add((limit, error))
-            self._bus.publish(LimitStoreTroubled(at=self._clock.now(), limit=limit, error=error, jobs_run=False))
+            self._bus.publish(LimitStoreFailed(at=self._clock.now(), limit=limit, error=error, jobs_run=False))
 
     def _advise(self, limit: str, advice: str) -> None:
         """Publish an advice about the store, once."""
         if advice not in self._advised:
             self._advised.add(advice)
-            self._bus.publish(LimitStoreAdvised(at=self._clock.now(), limit=limit, advice=advice))
+            self._bus.publish(LimitStoreMisconfigured(at=self._clock.now(), limit=limit, advice=advice))
 
     def _without(self, starved: Starved, room: int, now: int, error: HeadgateError) -> FetchedBalance:
         """Return the balance to use while the store is unavailable, by the limit's `on_store_error`."""
@@ -162,7 +162,7 @@ class StoreFetcher:
         rule = starved.rule.real.describe()
         if not self._breaker.is_open(monotonic):
             self._bus.publish(
-                LimitStoreTroubled(
+                LimitStoreFailed(
                     at=self._clock.now(), limit=starved.draw.limit, error=str(error), jobs_run=policy == "run"
                 )
             )
@@ -176,7 +176,7 @@ class StoreFetcher:
             await self._storage.deposit(deposits)
         except StorageUnavailable as error:
             # It may be stored or not. The charge stays: too little may be granted, never too much.
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="depositing starts", error=str(error)))
+            self._bus.publish(StorageFailed(at=self._clock.now(), doing="depositing starts", error=str(error)))
             await sleep(self._clock, ASK_AGAIN / SECOND)
             return False
         return True
@@ -195,7 +195,7 @@ class StoreFetcher:
         try:
             left = await self._storage.withdraw([deposit for deposit, _ in unused])
         except StorageUnavailable as error:
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="withdrawing starts", error=str(error)))
+            self._bus.publish(StorageFailed(at=self._clock.now(), doing="withdrawing starts", error=str(error)))
             return
         for (deposit, each), cost in zip(unused, left, strict=True):
             if cost:
@@ -234,7 +234,7 @@ class StoreFetcher:
         except HeadgateError as error:
             if isinstance(error, StorageUnavailable) and not breaker.is_open(self._clock.monotonic()):
                 breaker.fail(self._clock.monotonic())
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
+            self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=str(error)))
             return False
         return True
 
@@ -251,7 +251,7 @@ class StoreFetcher:
             await self._storage.visit(draw, {draw.limit: FetchedStarts(self._limits[draw.limit].rule)}, reopen)
         except StorageUnavailable as error:
             self._bus.publish(
-                StorageTroubled(at=self._clock.now(), doing="reopening a bucket after a refund", error=str(error))
+                StorageFailed(at=self._clock.now(), doing="reopening a bucket after a refund", error=str(error))
             )
 
 

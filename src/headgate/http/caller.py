@@ -34,14 +34,14 @@ class Caller:
 
     def shown(self, overview: Overview) -> Overview:
         """Return an overview redacted for the user: statements of database sessions contain data, so operators only."""
-        if not overview.obstacles:
+        if not overview.blockers:
             return overview
         may_read = self.user.may("operator")
         return replace(
             overview,
-            obstacles=[
+            blockers=[
                 replace(each, statement=self.redaction.text(each.statement) if may_read and each.statement else None)
-                for each in overview.obstacles
+                for each in overview.blockers
             ],
         )
 

@@ -33,7 +33,7 @@ from headgate.http.overview_poller import OverviewPoller
 from headgate.http.redaction import ALWAYS, Redaction
 from headgate.http.routes import ENDPOINTS
 from headgate.http.sessions import delete_cookie, set_cookie
-from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, parse_form, place_of, to_address
+from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, executor_of, parse_form, to_address
 from headgate.http.static_files import PAGES, StaticFiles
 from headgate.http.stream import Stream
 
@@ -195,7 +195,7 @@ class Dashboard(Starlette):
                 return await serve(request)
             except HttpError as refusal:
                 if refusal.status == 401 and _is_visit(request):
-                    return self._sign_in_page.response(request, refusal, None, place_of(request))
+                    return self._sign_in_page.response(request, refusal, None, executor_of(request))
                 return refusal.response()
             except HeadgateError as error:
                 return http_error_of(error).response()

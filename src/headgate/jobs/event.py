@@ -126,13 +126,13 @@ class LimitSkipped(Event, frozen=True):
     reason: str
 
 
-class BacklogMoved(Event, frozen=True):
+class JobsMigrated(Event, frozen=True):
     """Waiting jobs were moved to the current limits of their tasks."""
 
     jobs: int
 
 
-class BacklogLeft(Event, frozen=True):
+class JobNotMigrated(Event, frozen=True):
     """The limits of a task have changed and cannot be computed for a waiting job, so the job does not start.
 
     Published once per task.
@@ -143,7 +143,7 @@ class BacklogLeft(Event, frozen=True):
     error: str
 
 
-class LimitStoreTroubled(Event, frozen=True):
+class LimitStoreFailed(Event, frozen=True):
     """The remote store of a limit is unavailable; by its `on_store_error` jobs run without the limit, or wait."""
 
     limit: str
@@ -151,13 +151,13 @@ class LimitStoreTroubled(Event, frozen=True):
     jobs_run: bool
 
 
-class LimitStoreAnswers(Event, frozen=True):
+class LimitStoreRecovered(Event, frozen=True):
     """The remote store of a limit answers again."""
 
     limit: str
 
 
-class LimitStoreAdvised(Event, frozen=True):
+class LimitStoreMisconfigured(Event, frozen=True):
     """The remote store of a limit is configured so that budget may be lost or exceeded; published once."""
 
     limit: str
@@ -183,7 +183,7 @@ class ScheduleTooFast(Event, frozen=True):
     limit: str
 
 
-class ScheduleTroubled(Event, frozen=True):
+class ScheduleFailed(Event, frozen=True):
     """This node cannot compute when a schedule is due and leaves it to other nodes; published once."""
 
     schedule: str
@@ -231,14 +231,14 @@ class BackoffFailed(Event, frozen=True):
 class AttemptLingers(Event, frozen=True):
     """A cancelled attempt still runs after `seconds`, and its slot stays taken; published once.
 
-    `place` is where it runs: "loop" (it suppressed its cancellation), "thread" (which cannot be stopped) or "process".
+    `executor` is where it runs: "loop" (it suppressed its cancellation), "thread" (which nothing can stop), "process".
     """
 
     job_id: str
     task: str
     queue: str
     attempt: int
-    place: str
+    executor: str
     cause: str
     seconds: float
 
@@ -252,7 +252,7 @@ class CallbackFailed(Event, frozen=True):
     error: str
 
 
-class ResourceTroubled(Event, frozen=True):
+class ResourceFailed(Event, frozen=True):
     """A resource of scope "node" raised when it was closed."""
 
     resource: str
@@ -321,7 +321,7 @@ class NodeLost(Event, frozen=True):
     poisonous: int
 
 
-class NodeDisowned(Event, frozen=True):
+class NodeDeclaredDead(Event, frozen=True):
     """Another node declared this one dead while it was alive; it has cancelled its jobs and joined again."""
 
     node: str
@@ -383,7 +383,7 @@ class StorageUsed(Event, frozen=True):
     jobs: int
 
 
-class StorageTroubled(Event, frozen=True):
+class StorageFailed(Event, frozen=True):
     """A call to the store failed; the node tries again."""
 
     doing: str

@@ -11,8 +11,6 @@ from headgate.clock import to_datetime
 from headgate.escaping import INDENT, indented, one_line
 from headgate.jobs.event import (
     AttemptLingers,
-    BacklogLeft,
-    BacklogMoved,
     BackoffFailed,
     CallbackFailed,
     ClockSkewed,
@@ -20,18 +18,20 @@ from headgate.jobs.event import (
     Event,
     JobFailure,
     JobFinished,
+    JobNotMigrated,
     JobRetried,
     JobReturned,
+    JobsMigrated,
     JobStarted,
     JobThrottled,
     LeaseNotRenewed,
     LimitSkipped,
-    LimitStoreAdvised,
-    LimitStoreAnswers,
-    LimitStoreTroubled,
+    LimitStoreFailed,
+    LimitStoreMisconfigured,
+    LimitStoreRecovered,
     LoopBlocked,
     NodeCrashed,
-    NodeDisowned,
+    NodeDeclaredDead,
     NodeLost,
     NodeStarted,
     NodeStopped,
@@ -39,13 +39,13 @@ from headgate.jobs.event import (
     OccurrencesSkipped,
     QueueUnserved,
     ReportDropped,
-    ResourceTroubled,
+    ResourceFailed,
+    ScheduleFailed,
     ScheduleOverdue,
     ScheduleRenamed,
     ScheduleSuperseded,
     ScheduleTooFast,
-    ScheduleTroubled,
-    StorageTroubled,
+    StorageFailed,
     TaskUnknown,
 )
 from headgate.plural import counted
@@ -103,23 +103,23 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         JobRetried,
         JobThrottled,
         LimitSkipped,
-        BacklogMoved,
-        BacklogLeft,
-        LimitStoreTroubled,
-        LimitStoreAdvised,
-        LimitStoreAnswers,
+        JobsMigrated,
+        JobNotMigrated,
+        LimitStoreFailed,
+        LimitStoreMisconfigured,
+        LimitStoreRecovered,
         OccurrencesSkipped,
         ScheduleOverdue,
         ScheduleRenamed,
         ScheduleSuperseded,
         ScheduleTooFast,
-        ScheduleTroubled,
+        ScheduleFailed,
         ReportDropped,
         EndingRefused,
         BackoffFailed,
         AttemptLingers,
         CallbackFailed,
-        ResourceTroubled,
+        ResourceFailed,
         TaskUnknown,
         QueueUnserved,
         NodeStarted,
@@ -127,10 +127,10 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         NodeStopped,
         NodeCrashed,
         NodeLost,
-        NodeDisowned,
+        NodeDeclaredDead,
         LeaseNotRenewed,
         ClockSkewed,
-        StorageTroubled,
+        StorageFailed,
         LoopBlocked,
     )
 
@@ -183,19 +183,19 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 f"limit {event.limit} key {event.key!r}: {counted(event.waiting, 'job')} waiting, next slot {when} "
                 f"({event.count} ×)",
             )
-        case BacklogMoved():
+        case JobsMigrated():
             return logging.INFO, f"{counted(event.jobs, 'waiting job')} moved to the current limits of their tasks"
-        case BacklogLeft():
+        case JobNotMigrated():
             return logging.WARNING, (
                 f"{event.task} {event.job_id} waits and is not started: the limits of its task have changed and "
                 f"cannot be computed from its arguments: {event.error}; let upgrade= make them fit, or cancel the job"
             )
-        case LimitStoreTroubled():
+        case LimitStoreFailed():
             doing = "jobs run without it" if event.jobs_run else "its jobs wait"
             return logging.WARNING, f"limit {event.limit}: its store does not answer, {doing}: {event.error}"
-        case LimitStoreAdvised():
+        case LimitStoreMisconfigured():
             return logging.WARNING, f"limit {event.limit}: {event.advice}"
-        case LimitStoreAnswers():
+        case LimitStoreRecovered():
             return logging.INFO, f"limit {event.limit}: its store answers again"
         case LimitSkipped():
             return logging.WARNING, f"jobs of {event.task} run without limit {event.limit}: {event.reason}"
@@ -217,7 +217,7 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 f"schedule {event.schedule} comes more often than limit {event.limit} lets its jobs start; the "
                 "others are skipped or late"
             )
-        case ScheduleTroubled():
+        case ScheduleFailed():
             return logging.ERROR, f"schedule {event.schedule} is not run by this node: {event.error}"
         case ScheduleOverdue():
             since = to_datetime(event.due_at).isoformat(timespec="seconds")
@@ -253,7 +253,7 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 f"the backoff of task {event.task} raised {event.error}; its job is retried with the default delays",
             )
         case AttemptLingers():
-            why = _LINGERS.get(event.place, "")
+            why = _LINGERS.get(event.executor, "")
             return (
                 logging.WARNING,
                 f"job {event.job_id} ({event.task}) was asked to end ({event.cause}) and still runs {event.seconds:g} "
@@ -261,7 +261,7 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             )
         case CallbackFailed():
             return logging.ERROR, f"{event.callback} of {event.task} failed on job {event.job_id}: {event.error}"
-        case ResourceTroubled():
+        case ResourceFailed():
             return logging.ERROR, f"resource {event.resource} raised when it was closed: {event.error}"
         case TaskUnknown():
             return (
@@ -293,7 +293,7 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 logging.WARNING,
                 f"{event.node} died: {event.returned} of its jobs wait again, {event.poisonous} failed as poisonous",
             )
-        case NodeDisowned():
+        case NodeDeclaredDead():
             return (
                 logging.ERROR,
                 f"{event.node} was declared dead while alive; it cancelled {counted(event.cancelled, 'running job')}",
@@ -311,7 +311,7 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 logging.WARNING,
                 f"the clock of {event.node} is {apart} the store's; jobs use the store's clock, log lines this one",
             )
-        case StorageTroubled():
+        case StorageFailed():
             return logging.ERROR, f"storage trouble while {event.doing}: {event.error}"
         case LoopBlocked():
             return (

@@ -105,7 +105,7 @@ LINGERING = Metric(
     (),
     "Attempts that were asked to end 5 s ago or more and still take a slot.",
 )
-UNRECORDED = Metric("headgate_endings_unrecorded", "gauge", (), "Finished attempts that wait to be stored.")
+UNRECORDED = Metric("headgate_results_unstored", "gauge", (), "Finished attempts that wait to be stored.")
 LOOP_LAG = Metric(
     "headgate_event_loop_lag_seconds",
     "gauge",

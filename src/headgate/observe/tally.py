@@ -17,13 +17,13 @@ from headgate.jobs.event import (
     JobReturned,
     JobStarted,
     LimitsClosed,
-    LimitStoreTroubled,
+    LimitStoreFailed,
     NodeLost,
     NodeMeasured,
     NodeStarted,
     NodeStopped,
     OccurrencesSkipped,
-    StorageTroubled,
+    StorageFailed,
     StorageUsed,
 )
 from headgate.observe import metric
@@ -48,7 +48,7 @@ OPS: Mapping[str, str] = {
     "depositing starts": "deposit",
     "withdrawing starts": "withdraw",
 }
-"""The engine's descriptions of its store operations (of `StorageTroubled`), as labels; others are `other`."""
+"""The engine's descriptions of its store operations (of `StorageFailed`), as labels; others are `other`."""
 
 
 class Histogram:
@@ -123,13 +123,11 @@ class Tally:
                 JobRetried: self._retried,
                 JobReturned: self._returned,
                 LimitsClosed: self._closed,
-                LimitStoreTroubled: lambda event: self._count(
-                    metric.LIMIT_STORE_ERRORS, self._labels.limit(event.limit)
-                ),
+                LimitStoreFailed: lambda event: self._count(metric.LIMIT_STORE_ERRORS, self._labels.limit(event.limit)),
                 EndingRefused: lambda event: self._count(metric.FENCED, self._labels.task(event.task)),
                 CallbackFailed: lambda event: self._count(metric.CALLBACKS_FAILED, self._labels.task(event.task)),
                 OccurrencesSkipped: lambda event: self._count(metric.SKIPPED, event.reason),
-                StorageTroubled: lambda event: self._count(metric.STORE_ERRORS, OPS.get(event.doing, "other")),
+                StorageFailed: lambda event: self._count(metric.STORE_ERRORS, OPS.get(event.doing, "other")),
                 StorageUsed: self._used,
                 NodeStarted: self._begin,
                 NodeLost: self._lost,

@@ -72,7 +72,7 @@ def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: 
 
 def _ahead(position: QueuePosition, record: BucketRecord) -> int:
     """Return how many starts come first: the jobs ahead in its lane, and as many of each lane in the same line."""
-    before = (position.place or position.waiting) - 1
+    before = (position.position or position.waiting) - 1
     others = max(0, record.waiting - position.waiting) if position.behind == record.draw else record.waiting
     lanes = max(0, record.lanes - (position.behind == record.draw))
     return before + min(others, (before + 1) * lanes)

@@ -260,10 +260,10 @@ class BucketPlace(msgspec.Struct, frozen=True, array_like=True):
 class QueuePosition(msgspec.Struct, frozen=True):
     """The position of a waiting job in its lane (1 is next), and the buckets that the lane draws on.
 
-    `place` is None beyond the first 100,000. `is_due`: the next claim that has room visits the lane.
+    `position` is None beyond the first 100,000. `is_due`: the next claim that has room visits the lane.
     """
 
-    place: int | None
+    position: int | None
     waiting: int
     is_due: bool
     behind: Draw | None

@@ -355,10 +355,10 @@ class Store:
         """End a pause and wake the watchers; False if the queue was not paused."""
         return await self.driver.write(lambda tx: upkeep.pause_queue(tx, queue, audit_record, ends=True), wakes=True)
 
-    async def obstacles(self) -> Sequence[Blocker]:
+    async def blockers(self) -> Sequence[Blocker]:
         """Return the sessions that delay the store now, longest first; none for databases that have no sessions."""
         # Not a scan: the scans may be waiting for the sessions that this finds.
-        return await self.driver.read(listing.obstacles, "lookup")
+        return await self.driver.read(listing.blockers, "lookup")
 
     async def buckets(
         self,

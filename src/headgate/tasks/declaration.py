@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.retry import require_policy
-from headgate.tasks.executor_kind import Executor, place_of
+from headgate.tasks.executor_kind import Executor, executor_of
 from headgate.tasks.gate import bind_limits
 from headgate.tasks.handler import handler_function
 from headgate.tasks.name import require_name
@@ -29,7 +29,7 @@ class TaskBody(NamedTuple):
 
     name: str
     function: Callable[..., Any]
-    place: Executor
+    executor: Executor
     handler: type[Any] | None = None
 
 
@@ -43,7 +43,7 @@ def body_of_function(function: Callable[..., Any], options: TaskOptions) -> Task
     name, process = _name_of(function, options), options.get("process", False)
     if process:
         require_importable(function, f"task {name!r}")
-    return TaskBody(name, function, place_of(function, process=process))
+    return TaskBody(name, function, executor_of(function, process=process))
 
 
 def body_of_handler(handler: type[Any], options: HandlerOptions) -> TaskBody:
@@ -51,7 +51,7 @@ def body_of_handler(handler: type[Any], options: HandlerOptions) -> TaskBody:
     require_names(options, HandlerOptions.__annotations__, "Headgate.handler()")
     name = _name_of(handler, options)
     function = handler_function(handler, f"handler {name!r}")
-    return TaskBody(name, function, place_of(function, process=False), handler)
+    return TaskBody(name, function, executor_of(function, process=False), handler)
 
 
 def _name_of(subject: object, options: HandlerOptions) -> str:
@@ -68,7 +68,7 @@ def declare_task(
     own_audit = options.get("audit")
     require_name(body.name, "task")
     needs = needs_of(body.function, registry.resources, where)
-    if needs and body.place is Executor.PROCESS:
+    if needs and body.executor is Executor.PROCESS:
         raise DeclarationError(
             f"{where} runs in a child process, where resource {next(iter(needs))!r} is not open; "
             "open what it needs in the function itself"
@@ -89,7 +89,7 @@ def declare_task(
         priority=priority,
         audit=audit if own_audit is None else audit_level(own_audit, where),
         aliases=_checked_aliases(options.get("aliases", ()), where),
-        place=body.place,
+        executor=body.executor,
         needs=needs,
         handler=body.handler,
     )

@@ -16,7 +16,7 @@ class Executor(StrEnum):
     PROCESS = "process"
 
 
-def place_of(function: Callable[..., Any], *, process: bool) -> Executor:
+def executor_of(function: Callable[..., Any], *, process: bool) -> Executor:
     """Return where a function runs, by its kind and its declaration."""
     if process:
         return Executor.PROCESS

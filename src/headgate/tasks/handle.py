@@ -31,7 +31,7 @@ class JobStatus:
 
     `state` is waiting, running, succeeded, failed or cancelled. While the job waits behind a closed limit, `waits_for`
     is that limit, as (limit, key), and `throttled_until` is when it opens (None: when a permit comes back). For a
-    waiting job with limits, `place` is how many starts of its lane it is away (1 is next; None beyond 100,000),
+    waiting job with limits, `position` is how many starts of its lane it is away (1 is next; None beyond 100,000),
     `predicted_start` is when its limits will let it start if nothing changes (None if that depends on others), and
     `lane_waiting` is how many jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is
     `is_scheduled`. `progress` is what its handler reported last. A job that `is_blocked` waits until the job or batch
@@ -55,7 +55,7 @@ class JobStatus:
     waits_for: tuple[str, str] | None
     lane_waiting: int
     error: JobError | None
-    place: int | None = None
+    position: int | None = None
     predicted_start: datetime | None = None
     progress: JobProgress | None = None
     is_blocked: bool = False
@@ -99,11 +99,11 @@ def _optional(instant: int | None) -> datetime | None:
 class EnqueuePrediction:
     """The predicted start of a new job, if nothing else changes and a slot is free.
 
-    It is `place` starts away in its lane (1 is next), and its limits let it start at `predicted_start` (None if that
+    It is `position` starts away in its lane (1 is next), and its limits let it start at `predicted_start` (None if that
     depends on when other jobs end); `waits_for` is the limit that decides it, as (limit, key), None if none does.
     """
 
-    place: int | None
+    position: int | None
     predicted_start: datetime | None
     waits_for: tuple[str, str] | None
 
@@ -116,14 +116,14 @@ def wait_seconds(timeout: Duration | None, where: str) -> float | None:
 class Job(Generic[R_co]):
     """A stored job: its id, and the ways to follow and cancel it.
 
-    `promise` is the prediction of its limits if it was enqueued with `using(promise=True)`, else None.
+    `prediction` is what its limits predict if it was enqueued with `using(predict=True)`, else None.
     """
 
-    __slots__ = ("_client", "id", "promise")
+    __slots__ = ("_client", "id", "prediction")
 
-    def __init__(self, id: str, client: Client, promise: EnqueuePrediction | None = None) -> None:
+    def __init__(self, id: str, client: Client, prediction: EnqueuePrediction | None = None) -> None:
         self.id: str = id
-        self.promise: EnqueuePrediction | None = promise
+        self.prediction: EnqueuePrediction | None = prediction
         self._client = client
 
     async def status(self) -> JobStatus:

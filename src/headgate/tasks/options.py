@@ -102,8 +102,8 @@ class EnqueueOptions(TypedDict, total=False):
     timeout: Duration | None
     """The timeout of each attempt, above 0; replaces the task's own."""
 
-    promise: bool | None
-    """Whether to read the predicted start of each job, by one more query each: `job.promise`."""
+    predict: bool | None
+    """Whether to read the predicted start of each job, by one more query each: `job.prediction`."""
 
     audit: AuditWord | None
     """How much of its life is kept: "none", "errors", "minimal" or "full"."""
@@ -155,7 +155,7 @@ def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOption
     on_conflict = new.get("on_conflict")
     if on_conflict is not None and on_conflict not in get_args(OnConflict):
         raise DeclarationError(f'{where}: on_conflict={on_conflict!r} must be "keep", "replace" or "raise"')
-    if options.get("promise") and options.get("connection") is not None:
+    if options.get("predict") and options.get("connection") is not None:
         raise DeclarationError(f"{where}: nothing is promised of a job before your own transaction commits")
     if on_conflict is not None and "unique_key" not in options:
         raise DeclarationError(f"{where}: on_conflict={on_conflict!r} has no effect without a unique_key")

@@ -281,11 +281,11 @@ class Registry:
         declared = self.queues[queue].concurrency or default
         if declared is not None:
             return declared
-        places = {task.place for task in self.tasks.values() if task.queue == queue}
+        executors = {task.executor for task in self.tasks.values() if task.queue == queue}
         cores = os.cpu_count() or 1
-        if Executor.PROCESS in places:
+        if Executor.PROCESS in executors:
             return cores
-        return max(4, 2 * cores) if places == {Executor.THREAD} else 100
+        return max(4, 2 * cores) if executors == {Executor.THREAD} else 100
 
     def _add_limit(self, bound: BoundLimit, task: str) -> None:
         if any(bound.name in limits.own for limits in self._queue_limits.values()):

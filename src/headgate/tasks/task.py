@@ -12,7 +12,7 @@ from headgate.jobs.retry import RetryPolicy
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.callbacks import CallbackKind, Callbacks
 from headgate.tasks.context import JobContext
-from headgate.tasks.executor_kind import Executor, place_of
+from headgate.tasks.executor_kind import Executor, executor_of
 from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
 from headgate.tasks.gate import Gate
 from headgate.tasks.handle import Job
@@ -59,7 +59,7 @@ class Task(Generic[P, R]):
         priority: int,
         audit: AuditLevel = AuditLevel.FULL,
         aliases: Sequence[str] = (),
-        place: Executor | None = None,
+        executor: Executor | None = None,
         needs: Mapping[str, Resource] | None = None,
         handler: type[Any] | None = None,
     ) -> None:
@@ -77,8 +77,8 @@ class Task(Generic[P, R]):
         self.template: JobTemplate = job_template(self, NO_OPTIONS)
         self._retry = retry
         self._timeout = timeout
-        self.place: Executor = place or place_of(function, process=False)
-        self.is_async: bool = self.place is Executor.LOOP
+        self.executor: Executor = executor or executor_of(function, process=False)
+        self.is_async: bool = self.executor is Executor.LOOP
         self.needs: Mapping[str, Resource] = needs or {}
         self.handler = handler
         self.callbacks: Callbacks = Callbacks(handler, Handler)

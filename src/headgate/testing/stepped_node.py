@@ -79,10 +79,10 @@ class NodeInTest(Node):
 
 def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:
     """Return the task; one that is declared for a child process runs in a thread instead."""
-    if task.place is not Executor.PROCESS:
+    if task.executor is not Executor.PROCESS:
         return task
     task = copy(task)
-    task.place = Executor.THREAD
+    task.executor = Executor.THREAD
     return task
 
 

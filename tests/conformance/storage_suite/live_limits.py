@@ -616,7 +616,7 @@ class LiveLimitsConformance(Conformance):
         high = await hands.add(1, draws=API, priority=5)
         delayed = await hands.add(1, draws=API, delay=60)
         places = [await hands.storage.queue_position(id) for id in (*high, *low, *later, *delayed)]
-        assert [standing and standing.place for standing in places] == [1, 2, 3, 4, 5]
+        assert [standing and standing.position for standing in places] == [1, 2, 3, 4, 5]
         assert {standing and standing.waiting for standing in places} == {5}
         assert {standing and standing.is_due for standing in places} == {True}
 
@@ -641,7 +641,7 @@ class LiveLimitsConformance(Conformance):
         await hands.take()
         standing = await hands.storage.queue_position(id)
         assert standing is not None
-        assert (standing.place, standing.waiting, standing.is_due) == (1, 1, False)
+        assert (standing.position, standing.waiting, standing.is_due) == (1, 1, False)
         assert standing.behind == Draw("tokens", "acme")
         tokens, mutex = standing.buckets
         assert (tokens.draw, tokens.waiting, tokens.lanes) == (Draw("tokens", "acme"), 1, 1)
@@ -661,18 +661,18 @@ class LiveLimitsConformance(Conformance):
     async def test_an_outlook_tells_where_the_next_job_would_stand(self, hands: Hands) -> None:
         hands.rules = {"api": strict(1)}
         empty = await hands.storage.prediction_input("default", [ACME])
-        assert (empty.place, empty.waiting, empty.behind) == (1, 1, None)
+        assert (empty.position, empty.waiting, empty.behind) == (1, 1, None)
         assert [bucket.state for bucket in empty.buckets] == [None]
         await hands.add(4, draws=API)
         await hands.take()
         outlook = await hands.storage.prediction_input("default", [ACME])
-        assert (outlook.place, outlook.waiting, outlook.behind) == (4, 4, ACME)
+        assert (outlook.position, outlook.waiting, outlook.behind) == (4, 4, ACME)
         assert (outlook.buckets[0].waiting, outlook.buckets[0].lanes) == (3, 1)
         elsewhere = await hands.storage.prediction_input("elsewhere", [ACME])
-        assert (elsewhere.place, elsewhere.behind) == (1, None)
+        assert (elsewhere.position, elsewhere.behind) == (1, None)
         assert elsewhere.buckets == outlook.buckets
         ungated = await hands.storage.prediction_input("default", [])
-        assert (ungated.place, list(ungated.buckets)) == (1, [])
+        assert (ungated.position, list(ungated.buckets)) == (1, [])
 
     # ---------------------------------------------------------------------------------- shared windows
 

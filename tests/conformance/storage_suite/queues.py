@@ -336,7 +336,7 @@ class QueuesConformance(Conformance):
     async def test_nothing_stands_in_the_way_of_a_store_that_nobody_else_uses(self, hands: Hands) -> None:
         await hands.add(2)
         await hands.take(1)
-        assert list(await hands.storage.obstacles()) == []
+        assert list(await hands.storage.blockers()) == []
 
     async def test_a_store_tells_of_its_ground(self, hands: Hands) -> None:
         facts = await hands.storage.facts()

@@ -262,7 +262,7 @@ async def test_a_search_does_not_tell_a_hidden_value_letter_by_letter() -> None:
 class Obstructed(MemoryStorage):
     """A store that somebody keeps busy."""
 
-    async def obstacles(self) -> Sequence[Blocker]:
+    async def blockers(self) -> Sequence[Blocker]:
         what = "reports (bob) keeps 1 waiting, active"
         return [Blocker("blocks", 4711, self.now(), what, "UPDATE account SET iban = 'DE89', password = 'hunter22'")]
 
@@ -274,7 +274,7 @@ async def test_statements_of_others_are_for_operators_in_the_overview_and_in_the
     async with app.open(), client(site) as asking:
         for role, told in (("viewer", None), ("operator", f"UPDATE account SET iban = 'DE89', password = {HIDDEN}")):
             headers = {"Authorization": f"Bearer {role}-0123456789abcdef"}
-            (shown,) = (await asking.get("/api/overview", headers=headers)).json()["obstacles"]
+            (shown,) = (await asking.get("/api/overview", headers=headers)).json()["blockers"]
             assert (shown["what"], shown["statement"]) == ("reports (bob) keeps 1 waiting, active", told)
             streamed = await first_overview(site, headers)
             assert "keeps 1 waiting" in streamed

@@ -512,7 +512,7 @@ def checked_url(url: str) -> str:
     return url
 
 
-def place_of(url: str) -> tuple[str, str, str]:
+def executor_of(url: str) -> tuple[str, str, str]:
     """Return the host, port and database of a URL, as far as it shows them: one server may have several names."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))

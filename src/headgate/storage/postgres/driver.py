@@ -25,7 +25,7 @@ from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import PostgresFacts, StoreFacts, TableFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
-from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
+from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, executor_of
 from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
@@ -116,7 +116,7 @@ class PostgresDriver(Driver):
     @property
     def place(self) -> object:
         """The place of its tables: equal for two drivers with the same tables, as far as their URLs show."""
-        return (*place_of(self._database.url), self.schema)
+        return (*executor_of(self._database.url), self.schema)
 
     @contextlib.asynccontextmanager
     async def scratch(self) -> AsyncIterator[Callable[[], PostgresDriver]]:

@@ -97,7 +97,7 @@ _VIEWS = RowDecoder(ViewCount, "count", view="ready")
 _COUNTS = RowDecoder(QueueCounts, "queue")
 _QUEUES = RowDecoder(QueueRecord, "queue")
 _PAUSED = RowDecoder(_PausedQueue, "queue")
-_BLOCKERS = RowDecoder(Blocker, "obstacle", kind="blocks")
+_BLOCKERS = RowDecoder(Blocker, "blocker", kind="blocks")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0])
 _POSITIONS = RowDecoder(_QueuePosition, "job")
 _PREDICTION_INPUTS = RowDecoder(_PredictionInput, "lane")
@@ -338,9 +338,9 @@ async def is_work_left(tx: Transaction, queues: Collection[str], tasks: Collecti
     return bool(await tx.value("is_work_left", **asked, **_instants(tx)))
 
 
-async def obstacles(tx: Transaction) -> list[Blocker]:
-    """As `Store.obstacles`; there are none with one writer."""
-    return [] if tx.has_one_writer else await tx.fetch(_BLOCKERS, "obstacles")
+async def blockers(tx: Transaction) -> list[Blocker]:
+    """As `Store.blockers`; there are none with one writer."""
+    return [] if tx.has_one_writer else await tx.fetch(_BLOCKERS, "blockers")
 
 
 # ------------------------------------------------------------------------------------------------------- limits

@@ -819,7 +819,7 @@ OR EXISTS (
     WHERE state = 'blocked' AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
 )
 
--- name: obstacles [postgres]
+-- name: blockers [postgres]
 -- Return transactions that have been open for long and keep dead rows from being removed, and connections for which
 -- others wait. The server may hide facts about the sessions of other users.
 WITH session AS (

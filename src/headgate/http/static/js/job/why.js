@@ -18,19 +18,19 @@ export function why({ job, explained }) {
     { class: `panel why state-${jobState(status)}`, key: "why", "aria-label": "Why" },
     h("p", { class: "why-reason" }, icon(jobState(status)), h("span", null, `${reason}.`)),
     isWaiting &&
-      (status.predicted_start || status.place) &&
+      (status.predicted_start || status.position) &&
       h(
         "dl",
         { class: "why-numbers" },
-        status.place !== null &&
+        status.position !== null &&
           h(
             "div",
-            { key: "place" },
+            { key: "position" },
             h("dt", null, "Position in its lane"),
             h(
               "dd",
               { class: "num" },
-              format.count(status.place),
+              format.count(status.position),
               h("small", null, ` of ${format.count(status.lane_waiting)}`),
             ),
           ),

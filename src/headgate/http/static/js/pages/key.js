@@ -77,7 +77,7 @@ async function loadKey(context, signal) {
     status: first[at]?.status ?? null,
   }));
   items.sort(
-    (/** @type {any} */ a, /** @type {any} */ b) => (a.status?.place ?? Infinity) - (b.status?.place ?? Infinity),
+    (/** @type {any} */ a, /** @type {any} */ b) => (a.status?.position ?? Infinity) - (b.status?.position ?? Infinity),
   );
   return { ...declaration, bucket, waiting: items, count, history, audit };
 }
@@ -260,7 +260,7 @@ function waitingPanel(name, key, data) {
       key: (job) => job.id,
       empty: empty("No waiting jobs", "No job waits for this key."),
       columns: [
-        { name: "Position", align: "right", cell: (job) => (job.status?.place ? format.count(job.status.place) : "–") },
+        { name: "Position", align: "right", cell: (job) => (job.status?.position ? format.count(job.status.position) : "–") },
         { name: "Job", cell: (job) => [jobLink(job.id), h("span", { class: "cell-below" }, job.task)] },
         { name: "Enqueued", align: "right", cell: (job) => when(job.enqueued_at) },
         {

@@ -135,7 +135,7 @@ function warnings(data) {
         h("b", null, `: ${each.trouble ?? "overdue"}.`),
       ),
     ),
-    data.obstacles.map((/** @type {any} */ each) =>
+    data.blockers.map((/** @type {any} */ each) =>
       notice(
         "warn",
         h("b", null, `A database session has delayed the store for ${format.duration(each.age)}: `),

@@ -51,7 +51,7 @@ async def test_a_transaction_that_is_long_open_is_shown_if_it_keeps_dead_rows(po
     async with session_at(postgres.url) as harmless, session_at(postgres.url) as side, asyncio.timeout(30):
         await harmless.execute("BEGIN; SELECT 1")
         await side.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
-        while not (found := await storage.obstacles()):  # noqa: ASYNC110  # the database has no event for it
+        while not (found := await storage.blockers()):  # noqa: ASYNC110  # the database has no event for it
             await asyncio.sleep(0.2)
         assert [(each.kind, each.pid) for each in found] == [("long transaction", side.get_server_pid())]
         assert found[0].what.endswith("lets no dead row be cleared away, idle in transaction")
