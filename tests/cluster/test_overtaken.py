@@ -153,8 +153,8 @@ def _watched(world: World, run: Callable[..., Awaitable[Any]]) -> Callable[..., 
 
 def take_one(visit: Any) -> bool:
     """What plain code does with a bucket: one start, if it may start now."""
-    opens_at, state = visit.view.ask(visit.now, 1)
-    visit.view.keep(state)
+    opens_at, state = visit.view.take(visit.now, 1)
+    visit.view.set_state(state)
     return bool(opens_at <= visit.now)
 
 

@@ -500,7 +500,7 @@ async def test_a_resource_is_no_argument_of_its_task() -> None:
     async with world.app.open():
         with pytest.raises(TypeError, match="has no argument 'session'; it has: tenant"):
             await work.enqueue("acme", session=Session(Pool()))
-        with pytest.raises(TypeError, match="takes 1 positional arguments"):
+        with pytest.raises(TypeError, match="takes 1 positional argument but"):
             await work.enqueue("acme", Session(Pool()))
     with pytest.raises(DeclarationError, match="names 'session', which is not one of its arguments"):
         world.app.task(name="other", limits=[StrictRate("1/h", key="{session}")])(work.function)

@@ -57,7 +57,7 @@ MOST_NAMES = 10
 
 
 MOST_TRACEBACK_LINES = 30
-"""The most lines of a traceback that the log keeps."""
+"""The most lines of the traceback of a failed job that the log shows, without its first line."""
 
 
 def log_event(event: Event) -> None:
@@ -75,16 +75,18 @@ def log_event(event: Event) -> None:
 
 def _escaped(line: str, event: Event) -> str:
     """Return one line, whatever errors and keys contain; after a final failure or a crash the traceback follows."""
-    if isinstance(event, NodeCrashed | JobFailure) and event.error is not None and event.error.traceback:
+    if isinstance(event, NodeCrashed) and event.error.traceback:
+        return f"{one_line(line)}\n{INDENT}{indented(event.error.traceback.rstrip())}"
+    if isinstance(event, JobFailure) and event.error is not None and event.error.traceback:
         return f"{one_line(line)}\n{INDENT}{indented(_shortened(event.error.traceback.rstrip()))}"
     return one_line(line)
 
 
 def _shortened(traceback: str) -> str:
-    """Return the traceback; of a long one the last lines, where the error is."""
-    lines = traceback.splitlines()
+    """Return the traceback; of a long one its first line and the last lines, where the error is."""
+    first, *lines = traceback.splitlines()
     omitted = len(lines) - MOST_TRACEBACK_LINES
-    return traceback if omitted <= 0 else "\n".join([f"({omitted} lines left out)", *lines[omitted:]])
+    return traceback if omitted <= 0 else "\n".join([first, f"({omitted} lines left out)", *lines[omitted:]])
 
 
 def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:

@@ -121,7 +121,7 @@ def test_the_traceback_follows_a_failure_indented() -> None:
 
 def test_of_a_long_traceback_the_last_lines_are_logged() -> None:
     lines = failure("\n".join(f"line {number}" for number in range(100))).splitlines()
-    assert lines[1:3] == ["    (70 lines left out)", "    line 70"]
+    assert lines[1:4] == ["    line 0", "    (69 lines left out)", "    line 70"]
     assert lines[-1] == "    line 99"
 
 
