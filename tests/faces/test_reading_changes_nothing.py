@@ -106,6 +106,7 @@ def test_a_command_makes_no_schema(folder: Path, postgres_url: str, absent: str,
     result = call(*words_of(command, target))
     assert result.exit_code == 1, result.output
     assert f"there is no Headgate schema {absent!r} in postgresql://" in result.stderr
+    assert "(HEADGATE_SCHEMA or schema= names it): run `headgate migrate APP`" in result.stderr
     assert ADVICE in result.stderr
 
 

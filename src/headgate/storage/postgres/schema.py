@@ -18,6 +18,8 @@ MIGRATION_TIMEOUT = 600.0
 TURN_TIMEOUT = 60
 """Seconds for which one process waits for another that migrates."""
 
+DEFAULT_SCHEMA = "headgate"
+
 # Two processes that begin at once can conflict before there is a table to lock.
 _RACED = ("23505", "42P06", "42P07", "XX000")
 _FORBIDDEN = "42501"
@@ -46,10 +48,11 @@ async def migrate(database: Database, clock: Clock, *, dry_run: bool = False) ->
 
 async def require_migrated(database: Database) -> None:
     """Raise StorageUnusable unless the tables are there and up to date; nothing is written."""
+    chosen = "" if database.schema == DEFAULT_SCHEMA else " (HEADGATE_SCHEMA or schema= names it)"
     require_none(
         await database.repeated(lambda: _migrate(database, dry_run=True)),
         load_migrations(__package__),
-        absent=f"there is no Headgate schema {database.schema!r} in {database.name}",
+        absent=f"there is no Headgate schema {database.schema!r} in {database.name}{chosen}",
         where=f"schema {database.schema!r} of {database.name}",
     )
 
