@@ -29,7 +29,7 @@ _OTHER_VARIABLES = frozenset(
 _OF_OTHERS = re.compile(r"^HEADGATE_TEST_|_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?$")
 """Variables of its tests, and those that Kubernetes sets for a service whose name begins with "headgate"."""
 
-logger = logging.getLogger("headgate.settings")
+_logger = logging.getLogger("headgate.settings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def _warn_of_variable(name: str, variables: frozenset[str]) -> None:
 
     likely = difflib.get_close_matches(name, sorted(variables), n=1)
     advice = f"did you mean {likely[0]}?" if likely else f"the settings are: {', '.join(sorted(variables))}"
-    logger.warning("the environment variable %s has no effect: it is no setting; %s", one_line(name), advice)
+    _logger.warning("the environment variable %s has no effect: it is no setting; %s", one_line(name), advice)
 
 
 _DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace"})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import update_wrapper
 from operator import attrgetter
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from headgate.admin import Admin
 from headgate.admin.admin import DeclaredTask
@@ -39,7 +39,10 @@ class SyncVerbs(Generic[A]):
 
 
 class Blocking(Generic[P, R]):
-    """A coroutine method of an admin as a method that blocks until it returns."""
+    """A coroutine method of an admin as a method that blocks until it returns.
+
+    An attribute of this type is Final: only then type checkers agree on a type that is not written down.
+    """
 
     def __init__(self, verb: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
         self.verb: Callable[..., Any] = verb
@@ -55,47 +58,47 @@ class Blocking(Generic[P, R]):
 class SyncQueuesAdmin(SyncVerbs[QueuesAdmin]):
     """As `QueuesAdmin`, for code that cannot await."""
 
-    list = Blocking(QueuesAdmin.list)
-    paused = Blocking(QueuesAdmin.paused)
-    is_paused = Blocking(QueuesAdmin.is_paused)
-    pause = Blocking(QueuesAdmin.pause)
-    resume = Blocking(QueuesAdmin.resume)
+    list: Final = Blocking(QueuesAdmin.list)
+    paused: Final = Blocking(QueuesAdmin.paused)
+    is_paused: Final = Blocking(QueuesAdmin.is_paused)
+    pause: Final = Blocking(QueuesAdmin.pause)
+    resume: Final = Blocking(QueuesAdmin.resume)
 
 
 class SyncSchedulesAdmin(SyncVerbs[SchedulesAdmin]):
     """As `SchedulesAdmin`, for code that cannot await."""
 
-    list = Blocking(SchedulesAdmin.list)
-    page = Blocking(SchedulesAdmin.page)
-    status = Blocking(SchedulesAdmin.status)
-    overdue = Blocking(SchedulesAdmin.overdue)
-    next_runs = Blocking(SchedulesAdmin.next_runs)
-    pause = Blocking(SchedulesAdmin.pause)
-    resume = Blocking(SchedulesAdmin.resume)
-    trigger = Blocking(SchedulesAdmin.trigger)
-    skip = Blocking(SchedulesAdmin.skip)
-    remove = Blocking(SchedulesAdmin.remove)
+    list: Final = Blocking(SchedulesAdmin.list)
+    page: Final = Blocking(SchedulesAdmin.page)
+    status: Final = Blocking(SchedulesAdmin.status)
+    overdue: Final = Blocking(SchedulesAdmin.overdue)
+    next_runs: Final = Blocking(SchedulesAdmin.next_runs)
+    pause: Final = Blocking(SchedulesAdmin.pause)
+    resume: Final = Blocking(SchedulesAdmin.resume)
+    trigger: Final = Blocking(SchedulesAdmin.trigger)
+    skip: Final = Blocking(SchedulesAdmin.skip)
+    remove: Final = Blocking(SchedulesAdmin.remove)
 
 
 class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
     """As `LimitsAdmin`, for code that cannot await."""
 
-    list = Blocking(LimitsAdmin.list)
-    bucket = Blocking(LimitsAdmin.bucket)
-    throttled = Blocking(LimitsAdmin.throttled)
-    settings = Blocking(LimitsAdmin.settings)
-    audit = Blocking(LimitsAdmin.audit)
-    audit_newest = Blocking(LimitsAdmin.audit_newest)
-    set = Blocking(LimitsAdmin.set)
-    set_rule = Blocking(LimitsAdmin.set_rule)
-    unset = Blocking(LimitsAdmin.unset)
-    assign = Blocking(LimitsAdmin.assign)
-    pause = Blocking(LimitsAdmin.pause)
-    resume = Blocking(LimitsAdmin.resume)
-    reset = Blocking(LimitsAdmin.reset)
-    penalize = Blocking(LimitsAdmin.penalize)
-    remove = Blocking(LimitsAdmin.remove)
-    snapshot = Blocking(LimitsAdmin.snapshot)
+    list: Final = Blocking(LimitsAdmin.list)
+    bucket: Final = Blocking(LimitsAdmin.bucket)
+    throttled: Final = Blocking(LimitsAdmin.throttled)
+    settings: Final = Blocking(LimitsAdmin.settings)
+    audit: Final = Blocking(LimitsAdmin.audit)
+    audit_newest: Final = Blocking(LimitsAdmin.audit_newest)
+    set: Final = Blocking(LimitsAdmin.set)
+    set_rule: Final = Blocking(LimitsAdmin.set_rule)
+    unset: Final = Blocking(LimitsAdmin.unset)
+    assign: Final = Blocking(LimitsAdmin.assign)
+    pause: Final = Blocking(LimitsAdmin.pause)
+    resume: Final = Blocking(LimitsAdmin.resume)
+    reset: Final = Blocking(LimitsAdmin.reset)
+    penalize: Final = Blocking(LimitsAdmin.penalize)
+    remove: Final = Blocking(LimitsAdmin.remove)
+    snapshot: Final = Blocking(LimitsAdmin.snapshot)
 
     def all_declared(self) -> Sequence[DeclaredLimit]:
         """As `LimitsAdmin.all_declared`."""
@@ -111,39 +114,39 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
 class SyncHistoryAdmin(SyncVerbs[HistoryAdmin]):
     """As `HistoryAdmin`, for code that cannot await."""
 
-    jobs = Blocking(HistoryAdmin.jobs)
-    limit = Blocking(HistoryAdmin.limit)
+    jobs: Final = Blocking(HistoryAdmin.jobs)
+    limit: Final = Blocking(HistoryAdmin.limit)
 
 
 class SyncAdmin(SyncVerbs[Admin]):
     """As `Admin`, for code that cannot await."""
 
-    counts = Blocking(Admin.counts)
-    nodes = Blocking(Admin.nodes)
-    waiting = Blocking(Admin.waiting)
-    views = Blocking(Admin.views)
-    overview = Blocking(Admin.overview)
-    blockers = Blocking(Admin.blockers)
-    checkup = Blocking(Admin.checkup)
-    jobs = Blocking(Admin.jobs)
-    page = Blocking(Admin.page)
-    count = Blocking(Admin.count)
-    bounded_count = Blocking(Admin.bounded_count)
-    status = Blocking(Admin.status)
-    job = Blocking(Admin.job)
-    batch = Blocking(Admin.batch)
-    batches = Blocking(Admin.batches)
-    logs = Blocking(Admin.logs)
-    audit_log = Blocking(Admin.audit_log)
-    explain = Blocking(Admin.explain)
-    retry = Blocking(Admin.retry)
-    cancel = Blocking(Admin.cancel)
-    run_now = Blocking(Admin.run_now)
-    reschedule = Blocking(Admin.reschedule)
-    cancel_many = Blocking(Admin.cancel_many)
-    retry_many = Blocking(Admin.retry_many)
-    run_many_now = Blocking(Admin.run_many_now)
-    purge = Blocking(Admin.purge)
+    counts: Final = Blocking(Admin.counts)
+    nodes: Final = Blocking(Admin.nodes)
+    waiting: Final = Blocking(Admin.waiting)
+    views: Final = Blocking(Admin.views)
+    overview: Final = Blocking(Admin.overview)
+    blockers: Final = Blocking(Admin.blockers)
+    checkup: Final = Blocking(Admin.checkup)
+    jobs: Final = Blocking(Admin.jobs)
+    page: Final = Blocking(Admin.page)
+    count: Final = Blocking(Admin.count)
+    bounded_count: Final = Blocking(Admin.bounded_count)
+    status: Final = Blocking(Admin.status)
+    job: Final = Blocking(Admin.job)
+    batch: Final = Blocking(Admin.batch)
+    batches: Final = Blocking(Admin.batches)
+    logs: Final = Blocking(Admin.logs)
+    audit_log: Final = Blocking(Admin.audit_log)
+    explain: Final = Blocking(Admin.explain)
+    retry: Final = Blocking(Admin.retry)
+    cancel: Final = Blocking(Admin.cancel)
+    run_now: Final = Blocking(Admin.run_now)
+    reschedule: Final = Blocking(Admin.reschedule)
+    cancel_many: Final = Blocking(Admin.cancel_many)
+    retry_many: Final = Blocking(Admin.retry_many)
+    run_many_now: Final = Blocking(Admin.run_many_now)
+    purge: Final = Blocking(Admin.purge)
 
     def now(self) -> datetime:
         """As `Admin.now`."""

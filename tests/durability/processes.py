@@ -28,7 +28,7 @@ class Child:
     async def start(cls, program: str, errors: Path, *, command: tuple[str, ...] = (), **options: Any) -> Self:
         """Run `program` with its options as JSON; `command` goes before the interpreter."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        environment["PYTHONPATH"] = str(HERE.parent.parent)
+        environment |= {"PYTHONPATH": str(HERE.parent.parent), "HEADGATE_MIGRATE": "on"}
         with errors.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -34,6 +34,9 @@ async def status_of(url: str, folder: Path) -> tuple[int, str]:
 async def test_whoever_locks_the_tables_is_named_by_the_status_that_he_keeps_waiting(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
+    storage = PostgresStorage(postgres.url, SystemClock())
+    await storage.open()
+    await storage.close()
     assert (await status_of(postgres.url, tmp_path))[0] == 0
     async with session_at(postgres.url) as side, side.transaction():
         await side.execute("SET application_name = 'reporting'; LOCK TABLE headgate.lane IN ACCESS EXCLUSIVE MODE")

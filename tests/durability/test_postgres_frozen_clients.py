@@ -116,7 +116,7 @@ async def test_a_worker_that_is_stopped_while_it_claims_for_the_first_time_keeps
     async with Wire.to(server.port) as wire, here.app:
         await count_endings(server.url)
         # Its first claim, in the middle of its locks: lanes are locked after buckets.
-        stall = wire.stall_before(b"wakes_at, opened_at\n    FROM")
+        stall = wire.stall_before(b"wakes_at, opened_at, front\n        FROM")
         jobs = [await here.gated.enqueue("acme")]
         fresh = await children.start(
             "postgres_worker.py", url=server.url_at(wire.port), settings={"lease": 30, "heartbeat": 1}

@@ -218,7 +218,7 @@ async def main(options: dict[str, Any]) -> None:
     grace = options.pop("grace", None)
     points = Points(path, options.pop("hold", None), options.pop("skip", 0))
     if options.pop("deaf", False):
-        setattr(PeerNotifier, "_hear", lambda self: self._socket.recv(64))  # noqa: B010
+        setattr(PeerNotifier, "_receive", lambda self: self._socket.recv(64))  # noqa: B010
     watch()
     app = make_app(Store(HoldingDriver(path, points)), ledger, points, **options)
     listening = asyncio.ensure_future(app.listen())  # type: ignore[attr-defined]
