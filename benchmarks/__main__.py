@@ -35,7 +35,7 @@ def main(names: Sequence[str], quick: bool, file: Path | None, page: bool) -> No
     for name in names or QUESTIONS:
         began = time.monotonic()
         with console.status(name) as status:
-            result = runner.run(QUESTIONS[name], quick=quick, tell=status.update)
+            result = runner.run(QUESTIONS[name], quick=quick, report=status.update)
         result["seconds"] = round(time.monotonic() - began, 1)
         results.append(result)
         report.print_result(console, QUESTIONS[name], result)

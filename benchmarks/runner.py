@@ -17,30 +17,30 @@ from benchmarks.question import Question, Scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PATIENCE = 300
-"""Seconds after which a scenario is taken for stuck."""
+SCENARIO_TIMEOUT = 300
+"""Seconds that a scenario may take, besides the `seconds` of its load."""
 
-PREPARED_WITHIN = 1200
-"""The same for what all scenarios of a question share."""
+PREPARE_TIMEOUT = 1200
+"""Seconds that the preparation of a question may take."""
 
 Sample = dict[str, float]
 Samples = dict[str, list[Sample]]
 Result = dict[str, Any]
 
 
-def run(question: Question, *, quick: bool, tell: Callable[[str], None]) -> Result:
-    """Ask a question; `tell` hears of each step."""
+def run(question: Question, *, quick: bool, report: Callable[[str], None]) -> Result:
+    """Ask a question; each step is reported to `report`."""
     rounds = 1 if quick else question.rounds
     described = machine.describe()
     samples: Samples = {scenario.name: [] for scenario in question.scenarios}
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as temporary:
         folder = Path(temporary)
         if question.prepare is not None:
-            tell(f"{question.name}: preparing")
+            report(f"{question.name}: preparing")
             params = {**question.prepare_params, **(question.prepare_quick if quick else {})}
-            _call(question.prepare, folder, params, PREPARED_WITHIN)
+            _call(question.prepare, folder, params, PREPARE_TIMEOUT)
         turns = [(number, scenario) for number in range(rounds) for scenario in question.scenarios]
-        for scenario, sample in _samples(question, turns, folder, quick=quick, tell=tell):
+        for scenario, sample in _samples(question, turns, folder, quick=quick, report=report):
             samples[scenario.name].append(sample)
     return _result(question, samples, described, quick=quick)
 
@@ -51,12 +51,13 @@ def _samples(
     folder: Path,
     *,
     quick: bool,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Iterator[tuple[Scenario, Sample]]:
     def one(turn: tuple[int, Scenario]) -> Sample:
         number, scenario = turn
-        tell(f"{question.name}: {scenario.name}, round {number + 1}")
-        return _call(scenario.run, folder, {**scenario.params, **(scenario.quick if quick else {})})
+        report(f"{question.name}: {scenario.name}, round {number + 1}")
+        params = {**scenario.params, **(scenario.quick if quick else {})}
+        return _call(scenario.run, folder, params, SCENARIO_TIMEOUT + params.get("seconds", 0))
 
     quiet = [turn for turn in turns if turn[1].quiet]
     for turn in turns:
@@ -67,10 +68,10 @@ def _samples(
             yield from zip([scenario for _, scenario in quiet], pool.map(one, quiet), strict=True)
 
 
-def _call(target: str, folder: Path, params: dict[str, Any], within: float = PATIENCE) -> Sample:
+def _call(target: str, folder: Path, params: dict[str, Any], timeout: float) -> Sample:
     with tempfile.NamedTemporaryFile(prefix="answer-", suffix=".json", dir=folder) as answer:
         command = [sys.executable, "-m", "benchmarks.scenario", target, str(folder), answer.name, json.dumps(params)]
-        subprocess.run(command, cwd=ROOT, check=True, timeout=within)
+        subprocess.run(command, cwd=ROOT, check=True, timeout=timeout)
         sample: Sample = json.loads(Path(answer.name).read_text())
     return sample
 
