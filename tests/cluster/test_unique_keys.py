@@ -77,7 +77,7 @@ async def test_a_job_that_is_replaced_while_it_is_claimed_starts_with_what_came_
     draws = [("r", "a")] if gated else []
     first = await stored(world.left, unique(world.left, draws=draws, payload="1"))
     new = unique(world.right, draws=draws, on_conflict="replace", payload="2")
-    replacing = world.after("heads" if gated else "look", lambda: stored(world.right, new))
+    replacing = world.after("heads" if gated else "claim_snapshot", lambda: stored(world.right, new))
     started = [*(await world.left.claim()).jobs, *await world.left.take()]
     assert await replacing == first
     assert [(job.id, job.payload) for job in started] == [(first, "2")]

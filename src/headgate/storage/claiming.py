@@ -48,8 +48,8 @@ class LaneRow(msgspec.Struct):
     """A lane as it is stored. The lane of jobs without limits has no draws.
 
     `opened_at` (limit time) is when the bucket opened that the lane last waited behind. Its jobs that were ready before
-    have waited for that limit until then, and for a slot since then. Where several processes write, each update raises
-    `version`, and no merged job that asked for no time has a `run_at` below `front`.
+    have waited for that limit until then, and for a slot since then. With several writers, each update raises
+    `version`, and no merged job that requested no start time has a `run_at` below `front`.
     """
 
     id: RowId
@@ -104,7 +104,7 @@ class LaneHead(msgspec.Struct):
         expires_at, give_up_at = self.expires_at, self.give_up_at
         return (expires_at is not None and expires_at <= now) or (give_up_at is not None and give_up_at <= now)
 
-    def hold_against(self, draws: int) -> None:
+    def check_draw_count(self, draws: int) -> None:
         """Compare the lengths of its costs and holders with the number of its draws; if they differ, it is unreadable.
 
         Its cost or its permits are then unknown, so it is charged as a job that costs 1 or holds nothing.
@@ -162,19 +162,19 @@ class LaneVisit:
         self.row = row
         self.heads: list[LaneHead] = []
         self.expired: list[LaneHead] = []
-        # Whether all ready jobs of the lane were read that this node can run.
+        # Whether all ready jobs that this node can run were read.
         self.complete = True
         # Whether jobs were skipped because other transactions have locked them.
         self.has_locked = False
-        # Whether exactly the first jobs without a run_at of their own were read, and none of them was left out.
+        # Whether exactly the first jobs that requested no start time were read, without leaving one out.
         self.is_plain = False
         self.taken = 0
         self.rejected: list[LaneHead] = []
         self.view: LaneView | None = None
 
     @property
-    def is_barren(self) -> bool:
-        """Whether no job was found in it that can start or has expired."""
+    def is_empty(self) -> bool:
+        """Whether the claim found no job in it that can start or has expired."""
         return not self.heads and not self.expired
 
     def wakes_by(self, now: int) -> bool:
@@ -183,7 +183,7 @@ class LaneVisit:
 
     @property
     def closed(self) -> BucketView | None:
-        """The closed bucket that the lane's next job met."""
+        """The closed bucket that keeps the lane's next job from starting."""
         return self.view.behind if self.view is not None else None
 
     @property
@@ -251,10 +251,10 @@ class ClaimPlan:
 
     @property
     def page(self) -> int:
-        """How many lanes, and how many buckets, are worth reading; no more could be used."""
+        """How many lanes, and how many buckets, to read at most: no more could be used."""
         return max([1, *(room.slots for room in self.claim.rooms.values())])
 
-    def pass_over(self, id: str, task: str, queue: str) -> None:
+    def note_skipped(self, id: str, task: str, queue: str) -> None:
         """Note a job that must not start here: its task is unknown, or it was enqueued under another gate."""
         if task not in self.claim.tasks:
             self.unknown.add(task)
@@ -262,12 +262,12 @@ class ClaimPlan:
             self.astray.add(id)
 
     def has_unknown(self, heads: Iterable[LaneHead]) -> bool:
-        """Whether some of these jobs must not start here; they are noted."""
+        """Note those of these jobs that must not start here; return whether there are any."""
         known = self.known
-        strange = [head for head in heads if head.gate not in known]
-        for head in strange:
-            self.pass_over(head.id, head.task, head.queue)
-        return bool(strange)
+        unknown = [head for head in heads if head.gate not in known]
+        for head in unknown:
+            self.note_skipped(head.id, head.task, head.queue)
+        return bool(unknown)
 
     def usable(self, rows: Iterable[LaneRow]) -> list[LaneRow]:
         """Return the lanes of which this node has the rules of all limits."""
@@ -298,7 +298,7 @@ class ClaimPlan:
     ) -> list[LaneVisit]:
         """Return the lanes behind opened buckets, then the due ones; in each group the longest waiting first.
 
-        It returns no more lanes than are expected to fill the `shares`: reading and locking lanes in vain costs the
+        It returns at most as many lanes as are expected to fill the `shares`: to read and lock lanes in vain costs the
         most.
         """
         rows = sorted(self.usable(behind), key=_place_in_line)
@@ -316,10 +316,10 @@ class ClaimPlan:
         seen: set[RowId] = set()
         visits: list[LaneVisit] = []
         for row in (*released, *sorted(self.usable(due), key=_place_in_line)):
-            # A lane behind a bucket that needs a fetch starts nothing yet. There has to be room for what is fetched.
-            is_asked_only = row.behind is not None and row.behind in starving
-            if row.id not in seen and (shares if is_asked_only else left).get(row.queue, 0) > 0:
-                if not is_asked_only:
+            # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.
+            needs_fetch = row.behind is not None and row.behind in starving
+            if row.id not in seen and (shares if needs_fetch else left).get(row.queue, 0) > 0:
+                if not needs_fetch:
                     left[row.queue] -= _expected(row, sharing, grants)
                 seen.add(row.id)
                 visits.append(LaneVisit(row))
@@ -330,12 +330,12 @@ class ClaimPlan:
         """Return how many gated jobs each queue may start while so many ungated jobs are ready."""
         return {queue: gated_share(room, ready.get(queue, 0)) for queue, room in self.claim.rooms.items()}
 
-    def heads_wanted(self, visits: Sequence[LaneVisit], wanted: int, view: Callable[[Draw], BucketView]) -> int:
-        """Return how many jobs of each lane to read: those that can start, and one more that meets a closed bucket.
+    def heads_to_read(self, visits: Sequence[LaneVisit], slots: int, view: Callable[[Draw], BucketView]) -> int:
+        """Return how many jobs of each lane to read: those that can start, and one more that finds a bucket closed.
 
         More jobs can start if they cost nothing. A lane from which all read jobs were taken is visited again.
         """
-        most = self.most_heads(visits, wanted)
+        most = self.most_heads(visits, slots)
         count = 1
         for visit in visits:
             count = max(count, 1 + self._can_start(visit.row, view, most - 1))
@@ -343,9 +343,9 @@ class ClaimPlan:
                 return most
         return count
 
-    def most_heads(self, visits: Sequence[LaneVisit], wanted: int) -> int:
+    def most_heads(self, visits: Sequence[LaneVisit], slots: int) -> int:
         """Return how many jobs of each lane to read at most, whatever their buckets grant."""
-        return max(TURN, -(-wanted // len(visits)))
+        return max(TURN, -(-slots // len(visits)))
 
     def _can_start(self, row: LaneRow, view: Callable[[Draw], BucketView], most: int) -> int:
         """Return how many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
@@ -358,23 +358,23 @@ class ClaimPlan:
             most = 0 if is_closed else bucket.grants(self.limit_now, most)
         return most
 
-    def sort_in(self, visits: Sequence[LaneVisit], heads: list[LaneHead], count: int) -> None:
+    def assign_heads(self, visits: Sequence[LaneVisit], heads: list[LaneHead], count: int) -> None:
         """Assign the jobs that were read to their lanes, at most `count` to each, in the order of their starts."""
-        put_in_order(heads)
+        sort_heads(heads)
         lanes = {visit.row.id: visit for visit in visits}
         for visit in visits:
             visit.heads, visit.expired, visit.complete = [], [], True
         for head in heads:
             visit = lanes[head.lane]
-            # `count` jobs with a run_at and `count` jobs without one were read. Beyond the first `count` of both
-            # together, jobs may be missing between those that were read.
+            # `count` jobs with a requested start time and `count` without one were read. Beyond the first `count` of
+            # both together, jobs may be missing between those that were read.
             if len(visit.heads) + len(visit.expired) >= count or len(visit.expired) >= EXPIRED_A_VISIT:
                 visit.complete = False
             elif head.is_late(self.now):
                 visit.expired.append(head)
             else:
                 if head.costs is not None or head.terms is not None:
-                    head.hold_against(len(visit.row.draws))
+                    head.check_draw_count(len(visit.row.draws))
                 visit.heads.append(head)
         for visit in visits:
             if len(visit.heads) + len(visit.expired) >= count:
@@ -400,7 +400,7 @@ class ClaimPlan:
             if visit.closed is not None and visit.behind is None:
                 visit.rejected = visit.heads[visit.taken :]
 
-    def rest_for_ungated(self) -> dict[str, int]:
+    def ungated_slots(self) -> dict[str, int]:
         """Return how many ungated jobs each queue may start after the gated jobs are decided."""
         left = {queue: room.slots for queue, room in self.claim.rooms.items()}
         for visit in self.gated:
@@ -469,8 +469,8 @@ class ClaimPlan:
     ) -> LaneMove | None:
         """Return the new place of the lane after this claim: empty, asleep, behind a bucket or last in line.
 
-        None if it does not move. `has_ready` is whether a job without a run_at is left in it, and `earliest` is when
-        the next delayed job is due; both ignore jobs that other transactions have locked. `is_emptied`: no job is left.
+        None if it does not move. `has_ready`: a job that requested no start time is left in it. `earliest` is when the
+        next delayed job is due. Both ignore jobs that other transactions have locked. `is_emptied`: no job is left.
         """
         row, gone, behind, front = visit.row, visit.gone, visit.behind, visit.front
         stays_behind = behind is not None and row.behind is not None and bucket_id(behind.draw) == row.behind
@@ -500,22 +500,22 @@ class ClaimPlan:
         return LaneMove(row.id, gone, since, bucket_id(behind.draw), wakes_at, row.opened_at, row.version, front)
 
     @property
-    def lines_of_batches(self) -> list[BatchLanes]:
+    def batch_lanes(self) -> list[BatchLanes]:
         """The buckets that lanes wait behind and that batches hold permits of, by id, each with the batch.
 
         All lanes of such a batch may start jobs: the batch returns its permit only when all its jobs are final. A
         paused bucket is left out until it is resumed and its lanes are visited again.
         """
-        lines: list[BatchLanes] = []
+        lanes: list[BatchLanes] = []
         for view in self._touched():
             if view.id is None or view.closed_until > self.limit_now:
                 continue
             if view.rule.holds_permits and view.state is not None:
-                lines += [BatchLanes(view.id, batch) for batch in batches_of(view.state)]
-        return lines
+                lanes += [BatchLanes(view.id, batch) for batch in batches_of(view.state)]
+        return lanes
 
     def _touched(self) -> list[BucketView]:
-        """The buckets that lanes wait behind, or waited behind before this claim."""
+        """Return the buckets that lanes wait behind, or waited behind before this claim."""
         touched = {id(view): view for view in self.opened}
         for visit in self.gated:
             if visit.behind is not None:
@@ -523,7 +523,7 @@ class ClaimPlan:
         return list(touched.values())
 
     def timers(self, reopened: Set[Draw]) -> list[tuple[BucketView, int]]:
-        """Return when each bucket opens that lanes wait behind; to the `reopened` ones, permits have been returned."""
+        """Return when each bucket with lanes behind it opens; permits were returned to the `reopened` ones."""
         timers = [
             (view, self.limit_now if view.draw in reopened else self._reopens_at(view)) for view in self._touched()
         ]
@@ -636,7 +636,7 @@ class ClaimPlan:
         ]
 
 
-def put_in_order(heads: list[LaneHead]) -> None:
+def sort_heads(heads: list[LaneHead]) -> None:
     """Sort jobs of a lane in the order in which they start."""
     heads.sort(key=_by_time)
     # The sort is stable, so jobs of one priority keep their order.
@@ -648,7 +648,7 @@ _by_priority = attrgetter("priority")
 
 
 def throttled_for(run_at: int, started_at: int, opened_at: int) -> int:
-    """Return how long a job waited for a limit that opened for its lane at `opened_at`; all in wall time."""
+    """Return how long a job waited for a limit that opened for its lane at `opened_at`; all times in wall time."""
     return max(0, min(opened_at, started_at) - run_at)
 
 

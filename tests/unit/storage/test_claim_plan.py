@@ -56,7 +56,7 @@ def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], head
     views = {view.draw: view for view in plan.opened}
     if visits:
         read = [head for head in heads if head.lane in visited]
-        plan.sort_in(visits, read, plan.most_heads(visits, sum(shares.values())))
+        plan.assign_heads(visits, read, plan.most_heads(visits, sum(shares.values())))
     plan.decide(visits, lambda draw: views.setdefault(draw, BucketView(draw, RULE, None)), shares)
     timers = plan.timers(set())
     moves = [plan.move(visit, has_ready=True, earliest=None) for visit in visits]
@@ -151,7 +151,7 @@ def test_of_a_lane_no_more_jobs_are_read_than_its_bucket_grants_and_one(
 ) -> None:
     bucket = BucketView(SLOTS, Semaphore(permits), HeldPermits(held, {}), id="slots")
     visits = [LaneVisit(a_lane(str(number), None, [SLOTS])) for number in range(lanes)]
-    assert a_plan(slots=100).heads_wanted(visits, 100, {SLOTS: bucket}.__getitem__) == expected
+    assert a_plan(slots=100).heads_to_read(visits, 100, {SLOTS: bucket}.__getitem__) == expected
 
 
 def test_of_a_lane_with_several_limits_the_tightest_counts_and_of_several_lanes_the_one_that_can_start_most() -> None:
@@ -162,14 +162,14 @@ def test_of_a_lane_with_several_limits_the_tightest_counts_and_of_several_lanes_
     both = LaneVisit(a_lane("both", None, [twenty, seven]))
     mutex = LaneVisit(a_lane("mutex", None, [one]))
     plan = a_plan(slots=100)
-    assert plan.heads_wanted([both], 100, views.__getitem__) == 8
-    assert plan.heads_wanted([mutex, both], 100, views.__getitem__) == 8
+    assert plan.heads_to_read([both], 100, views.__getitem__) == 8
+    assert plan.heads_to_read([mutex, both], 100, views.__getitem__) == 8
 
 
 def test_a_bucket_that_others_wait_behind_grants_newcomers_nothing() -> None:
     bucket = BucketView(SLOTS, Semaphore(50), None, id="slots", opens_at=NOW + SECOND)
     visits = [LaneVisit(a_lane(behind=None, draws=[SLOTS]))]
-    assert a_plan(slots=100).heads_wanted(visits, 100, {SLOTS: bucket}.__getitem__) == 1
+    assert a_plan(slots=100).heads_to_read(visits, 100, {SLOTS: bucket}.__getitem__) == 1
 
 
 @pytest.mark.parametrize("variant", ["[true,[]]", '[false,["batch:b"]]'])
@@ -177,4 +177,4 @@ def test_jobs_that_are_rejected_or_share_a_permit_are_all_read(variant: str) -> 
     bucket = BucketView(SLOTS, Semaphore(1), HeldPermits(1, {}), id="slots")
     lane = a_lane(draws=[SLOTS])
     lane.variant = variant
-    assert a_plan(slots=100).heads_wanted([LaneVisit(lane)], 100, {SLOTS: bucket}.__getitem__) == 100
+    assert a_plan(slots=100).heads_to_read([LaneVisit(lane)], 100, {SLOTS: bucket}.__getitem__) == 100

@@ -19,9 +19,9 @@ from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.procedures import waiting
-from headgate.storage.procedures.claim import SOON, TRIES, ClaimConflict, ClaimTransaction, SkippedJobs, together
+from headgate.storage.procedures.claim import SOON, TRIES, ClaimConflict, ClaimTransaction, SkippedJobs, combined
 from headgate.storage.procedures.claim_snapshot import (
-    LOOK_AMONG_OTHERS,
+    MULTI_WRITER_SNAPSHOT,
     ClaimSnapshot,
     MultiWriterSnapshotRow,
     open_lane,
@@ -32,37 +32,38 @@ from headgate.storage.procedures.replacement_notes import give_back_noted
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.records import Claim, Claimed, Dropped
 
-LOOK_LASTS = SECOND // 50
-"""For how long claims reuse a snapshot that had more than they could take. Newer jobs may wait so long."""
+SNAPSHOT_LIFETIME = SECOND // 50
+"""For how long claims reuse a snapshot that had more jobs than they could take. Newer jobs may wait that long."""
 
 MERGE_EVERY = SECOND
-"""After how long arrivals are merged at the latest, if no lane waits for it."""
+"""After how long a claim merges arrivals at the latest."""
 
 
 class _SkippedHere(SkippedJobs):
-    """The locked jobs and low watermarks that the claims of this process have found."""
+    """The locked jobs that the claims of this process have found."""
 
     def __init__(self, locked: LockedJobs) -> None:
         self._locked = locked
         self.lanes_with_locked, self.locked_ids, self.locked_names = locked.lanes, locked.ids, locked.names
 
-    def met(self, heads: Sequence[LaneHead]) -> None:
-        self._locked.met(heads)
+    def note_locked(self, heads: Sequence[LaneHead]) -> None:
+        self._locked.note_locked(heads)
 
 
 class _ReusableSnapshot(NamedTuple):
-    """A snapshot that had more than the claims after it could take."""
+    """A snapshot that had more jobs than the claims from it could take."""
 
     node: str
-    look: ClaimSnapshot
+    snapshot: ClaimSnapshot
     slots: int
     at: int
 
     def later(self, claim: Claim, monotonic: int) -> ClaimSnapshot | None:
-        """Return the snapshot as of now, if it has all that this claim needs; None if it is too old or does not."""
-        passed = monotonic - self.at
-        is_seen = claim.rooms.keys() <= self.look.ungated.keys() and _slots(claim) <= self.slots
-        return self.look.later(passed) if passed < LOOK_LASTS and claim.node == self.node and is_seen else None
+        """Return the snapshot with the current time; None if it is too old or lacks something that this claim needs."""
+        age = monotonic - self.at
+        fits = claim.node == self.node and claim.rooms.keys() <= self.snapshot.ungated.keys()
+        is_usable = age < SNAPSHOT_LIFETIME and fits and _slots(claim) <= self.slots
+        return self.snapshot.later(age) if is_usable else None
 
 
 def _slots(claim: Claim) -> int:
@@ -93,7 +94,7 @@ class Claimer:
         self._last_place = 0
         self._connects = 0
         self._paused: frozenset[str] = frozenset()
-        self._last_look: _ReusableSnapshot | None = None
+        self._last_snapshot: _ReusableSnapshot | None = None
         self.floors = LowWatermarks(clock)
         self._locked = LockedJobs(clock)
         self._proven: list[ProvenFront] = []
@@ -114,18 +115,18 @@ class Claimer:
             return Claimed(jobs=(), next_in=None)
         # Jobs that ended without running are reported, even if the rest of the claim has to start again.
         dropped: list[Dropped] = []
-        begun = await self._claim_by_last_look(claim, dropped)
-        if begun is None:
-            return await self._claim_by_looks(claim, dropped)
-        if _is_full(claim, begun):
-            return begun
+        first = await self._claim_from_last_snapshot(claim, dropped)
+        if first is None:
+            return await self._claim_from_new_snapshot(claim, dropped)
+        if _is_full(claim, first):
+            return first
         try:
-            return together(begun, await self._claim_by_looks(_with_room_left(claim, begun), dropped))
+            return combined(first, await self._claim_from_new_snapshot(_with_room_left(claim, first), dropped))
         except StorageUnavailable:
             # The jobs that were taken stay taken.
-            return replace(begun, more=True)
+            return replace(first, more=True)
 
-    async def _claim_by_looks(self, claim: Claim, dropped: list[Dropped]) -> Claimed:
+    async def _claim_from_new_snapshot(self, claim: Claim, dropped: list[Dropped]) -> Claimed:
         for _ in range(TRIES):
             try:
                 claimed = await self._database.run(lambda session: self._claim(session, claim, dropped))
@@ -143,7 +144,7 @@ class Claimer:
         has_more = False
         if self._is_merge_due():
             has_more = await self._merge(tx)
-        row = await self._look(tx, claim)
+        row = await self._read_snapshot(tx, claim)
         if row.has_notes:
             async with tx.atomic():
                 await give_back_noted(tx)
@@ -151,28 +152,28 @@ class Claimer:
             # Other processes added jobs, and their wake-up has not arrived yet.
             has_more = await self._merge(tx)
         if row.has_notes or row.has_arrivals:
-            row = await self._look(tx, claim)
-        look = self._seen(row, claim)
-        if look.paused != self._paused:
-            self._paused = look.paused
+            row = await self._read_snapshot(tx, claim)
+        snapshot = self._snapshot_of(row, claim)
+        if snapshot.paused != self._paused:
+            self._paused = snapshot.paused
             raise ClaimConflict
         # A node that was declared dead must not own jobs: no other node would take them back.
-        if not look.has_joined:
+        if not snapshot.has_joined:
             return Claimed(jobs=(), next_in=None)
-        tx.now, tx.limit_now = look.now, look.limit_now
-        await self._live.refresh(tx, look.revision)
+        tx.now, tx.limit_now = snapshot.now, snapshot.limit_now
+        await self._live.refresh(tx, snapshot.revision)
         if row.has_expired:
             dropped += await self._expire(tx.session, claim)
 
-        async def look_again() -> ClaimSnapshot | None:
-            again = await self._try_look(tx, claim, known_only=True)
-            return None if again is None else self._seen(again, claim)
+        async def read_again() -> ClaimSnapshot | None:
+            again = await self._try_read_snapshot(tx, claim, known_only=True)
+            return None if again is None else self._snapshot_of(again, claim)
 
-        passed_over = _SkippedHere(self._locked)
-        one = ClaimTransaction(tx, claim, self._live, self._clock, look, passed_over)
-        claimed = await one.run(look_again, dropped)
-        if not row.has_expired and _is_full(claim, claimed) and look.leaves_work(one.visited, _slots(claim)):
-            self._last_look = _ReusableSnapshot(claim.node, look, _slots(claim), self._clock.monotonic())
+        skipped = _SkippedHere(self._locked)
+        one = ClaimTransaction(tx, claim, self._live, self._clock, snapshot, skipped)
+        claimed = await one.run(read_again, dropped)
+        if not row.has_expired and _is_full(claim, claimed) and snapshot.leaves_work(one.visited, _slots(claim)):
+            self._last_snapshot = _ReusableSnapshot(claim.node, snapshot, _slots(claim), self._clock.monotonic())
         # Other claims are about to merge arrivals, or jobs may be below a low watermark.
         again_in = SOON if row.has_arrivals else self.floors.sweeps_in
         if again_in is not None:
@@ -182,34 +183,34 @@ class Claimer:
     def _is_merge_due(self) -> bool:
         return self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY
 
-    async def _claim_by_last_look(self, asked: Claim, dropped: list[Dropped]) -> Claimed | None:
-        """Take jobs from the last snapshot, if it is a moment old and has some left; None if a new one is needed."""
-        last, self._last_look = self._last_look, None
+    async def _claim_from_last_snapshot(self, asked: Claim, dropped: list[Dropped]) -> Claimed | None:
+        """Take jobs from the last snapshot, if it is still usable; None if a new one is needed."""
+        last, self._last_snapshot = self._last_snapshot, None
         if last is None or self._is_merge_due() or self.floors.is_sweep_due:
             return None
         claim = self._without_paused(asked)
-        look = last.later(claim, self._clock.monotonic())
-        if look is None:
+        snapshot = last.later(claim, self._clock.monotonic())
+        if snapshot is None:
             return None
         self.floors.begin()
         self._locked.begin()
-        passed_over = _SkippedHere(self._locked)
+        skipped = _SkippedHere(self._locked)
 
-        async def look_again() -> NoReturn:
+        async def read_again() -> NoReturn:
             raise ClaimConflict
 
         async def take(session: Session) -> tuple[Claimed, bool]:
-            tx = PostgresTransaction(session, look.now, look.limit_now, self._time, self._clock)
-            one = ClaimTransaction(tx, claim, self._live, self._clock, look, passed_over)
-            claimed = await one.run(look_again, dropped)
-            return claimed, last.look.leaves_work(one.visited, _slots(claim))
+            tx = PostgresTransaction(session, snapshot.now, snapshot.limit_now, self._time, self._clock)
+            one = ClaimTransaction(tx, claim, self._live, self._clock, snapshot, skipped)
+            claimed = await one.run(read_again, dropped)
+            return claimed, last.snapshot.leaves_work(one.visited, _slots(claim))
 
         try:
             claimed, leaves_work = await self._database.run(take)
         except ClaimConflict:
             return None
         if leaves_work and _is_full(asked, claimed):
-            self._last_look = last
+            self._last_snapshot = last
         return claimed
 
     async def _expire(self, session: Session, claim: Claim) -> list[Dropped]:
@@ -247,37 +248,37 @@ class Claimer:
             self._connects = self._database.connects
             self.floors.forget_arrivals()
 
-    def _seen(self, row: MultiWriterSnapshotRow, claim: Claim) -> ClaimSnapshot:
-        look = ClaimSnapshot(row, list(claim.rooms))
+    def _snapshot_of(self, row: MultiWriterSnapshotRow, claim: Claim) -> ClaimSnapshot:
+        snapshot = ClaimSnapshot(row, list(claim.rooms))
         self._proven = [
             ProvenFront(open_lane(queue), lane.version, lane.first)
-            for queue, lane in look.ungated.items()
+            for queue, lane in snapshot.ungated.items()
             if lane.version is not None and lane.first is not None
         ]
-        self.floors.saw(
-            [lane.since or 0 for lane in look.due], [bucket.opens_at or 0 for bucket in look.opened], look.limit_now
-        )
-        return look
+        due = [lane.since or 0 for lane in snapshot.due]
+        opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
+        self.floors.saw(due, opened, snapshot.limit_now)
+        return snapshot
 
-    async def _look(self, tx: PostgresTransaction, claim: Claim) -> MultiWriterSnapshotRow:
-        look = await self._try_look(tx, claim, known_only=False)
-        if look is None:
-            look = await self._try_look(tx, claim, known_only=False)
-        if look is None:
+    async def _read_snapshot(self, tx: PostgresTransaction, claim: Claim) -> MultiWriterSnapshotRow:
+        row = await self._try_read_snapshot(tx, claim, known_only=False)
+        if row is None:
+            row = await self._try_read_snapshot(tx, claim, known_only=False)
+        if row is None:
             raise ClaimConflict
-        return look
+        return row
 
-    async def _try_look(
+    async def _try_read_snapshot(
         self, tx: PostgresTransaction, claim: Claim, *, known_only: bool
     ) -> MultiWriterSnapshotRow | None:
-        """Read what a claim starts from; None if the server's clock had stepped, which is corrected by now."""
+        """Read the row of a snapshot; None if the server's clock had stepped. The step is corrected by then."""
         own = self._time.own()
         self._check_connections()
         sent_at = self._clock.monotonic()
         lanes = [open_lane(queue) for queue in claim.rooms]
-        look = await read_snapshot(
+        row = await read_snapshot(
             tx,
-            LOOK_AMONG_OTHERS,
+            MULTI_WRITER_SNAPSHOT,
             claim,
             self._live.gates,
             known_only=known_only,
@@ -288,10 +289,10 @@ class Claimer:
             due_floor=self.floors.due,
             opened_floor=self.floors.opened,
         )
-        # If statements get the time from here, `took` is not measured by the server.
-        self.floors.looked(look.took if own is None else 0)
-        stepped = self._time.observe(sent_at, look.now, look.ahead)
+        # If this process passes the time to statements, the server does not measure `took`.
+        self.floors.looked(row.took if own is None else 0)
+        stepped = self._time.observe(sent_at, row.now, row.ahead)
         if stepped:
-            await correct_limit_time(tx.session, self._time, look.ahead, stepped)
+            await correct_limit_time(tx.session, self._time, row.ahead, stepped)
             return None
-        return look
+        return row

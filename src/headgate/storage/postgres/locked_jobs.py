@@ -10,20 +10,20 @@ from headgate.storage.claiming import LOCKED_FOR, LaneHead
 
 
 class LockedJobs:
-    """Locked jobs that claims of this process skip for a second. A job that is replaced meanwhile has another fence."""
+    """Locked jobs that claims of this process skip for a second. A replaced job has a new fence: not skipped."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until: dict[tuple[str, int], tuple[RowId, int]] = {}
 
     def begin(self) -> None:
-        """Begin a claim: jobs that were found locked long ago are tried again."""
+        """Begin a claim. It tries jobs again that were found locked more than a second ago."""
         if self._until:
             now = self._clock.monotonic()
             self._until = {job: found for job, found in self._until.items() if found[1] > now}
 
-    def met(self, heads: Iterable[LaneHead]) -> None:
-        """Note that these jobs are locked."""
+    def note_locked(self, heads: Iterable[LaneHead]) -> None:
+        """Note that other transactions have locked these jobs."""
         until = self._clock.monotonic() + LOCKED_FOR
         self._until |= {(head.id, head.fence): (head.lane, until) for head in heads}
 
@@ -33,7 +33,7 @@ class LockedJobs:
 
     @property
     def names(self) -> list[str]:
-        """Their names in statements that leave them out."""
+        """Their names in statements that leave them out: id and fence."""
         return [f"{id}:{fence}" for id, fence in self._until]
 
     @property

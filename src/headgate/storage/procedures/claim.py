@@ -1,20 +1,20 @@
-"""Claiming: look without locks, choose lanes, lock, read their first jobs, let a `ClaimPlan` decide, write.
+"""Claims: read a snapshot without locks, choose lanes, lock, read the first jobs, let a `ClaimPlan` decide, write.
 
-Where there is one writer, all of it is one transaction, and what the look has read still holds. Where many write, this
-keeps it exact:
+With one writer, all of it is one transaction, and the snapshot is still current. With several writers, these rules keep
+claims exact:
 
-1. Buckets are locked in the order of their ids, by everybody; so nobody deadlocks, and a bucket is charged by one claim
-   at a time.
-2. Lanes are locked after them, and one that somebody else holds is left to him.
-3. Time and jobs are read by later statements than those that locked: a statement sees what was there when it began, and
-   it may have waited for its locks.
-4. The claiming node's row is held, so that nobody takes it for dead meanwhile; and what is set about limits is looked
-   at once more. Who changes it reopens the buckets after that, when no node is in the middle of a claim: a claim under
-   the old rules cannot close one after it.
-5. A lane is emptied only by who holds it and found no job in it. A job that came meanwhile has an arrival, which is
-   merged into the lane after this transaction.
-6. A job is not waited for: a user's transaction may hold it. A claim that meets such a job begins anew and passes over
-   it; a lane that has no other sleeps for a second.
+1. Every transaction locks buckets in the order of their ids. So there are no deadlocks, and one claim at a time charges
+   a bucket.
+2. A claim locks lanes after buckets, and skips lanes that another transaction has locked.
+3. A claim reads the time and the jobs by later statements than those that lock: a statement sees the rows as of its
+   start, and it may have waited for its locks.
+4. A claim locks the row of its node, so that no other node declares it dead meanwhile, and compares the revision of the
+   settings once more. A transaction that changes settings then locks all nodes, so it waits for claims in progress,
+   and reopens the buckets: a claim under the old rules cannot close one after that.
+5. A transaction empties a lane only if it has locked the lane and found no job in it. A job that was added meanwhile
+   has an arrival, which is merged into the lane after this transaction.
+6. A claim does not wait for a locked job: a user's transaction may hold it. The claim starts again and skips that job;
+   a lane without other jobs sleeps for a second.
 """
 
 from __future__ import annotations
@@ -30,12 +30,18 @@ from headgate.clock import SECOND, Clock
 from headgate.jobs.draw_set import chosen
 from headgate.jobs.job import Draw
 from headgate.storage.admission import RowId
-from headgate.storage.claiming import ClaimPlan, LaneHead, LaneMove, LaneRow, LaneVisit, put_in_order
+from headgate.storage.claiming import ClaimPlan, LaneHead, LaneMove, LaneRow, LaneVisit, sort_heads
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow
 from headgate.storage.following import EndedJob
 from headgate.storage.procedures.buckets import BUCKETS, BucketViews, Charged, ensure_rows, lock_buckets
-from headgate.storage.procedures.claim_snapshot import LANES, LOOK_ALONE, ClaimSnapshot, open_lane, read_snapshot
+from headgate.storage.procedures.claim_snapshot import (
+    LANES,
+    SINGLE_WRITER_SNAPSHOT,
+    ClaimSnapshot,
+    open_lane,
+    read_snapshot,
+)
 from headgate.storage.procedures.following import FollowersHeld, resolve_followers
 from headgate.storage.procedures.limits import BucketTimer
 from headgate.storage.procedures.permits import return_permits
@@ -46,7 +52,7 @@ from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import RowDecoder
 
 SOON = SECOND // 50
-"""When to look again for what another node holds at this moment."""
+"""After how long to claim again if another node has locked lanes or is merging arrivals."""
 
 STATEMENTS = (
     "lock_for_claim",
@@ -55,48 +61,53 @@ STATEMENTS = (
     "heads",
     "heads_ready",
     "take_ungated",
-    "take_ungated_ripe",
+    "take_ungated_due",
     "left_in_lanes",
     "write_claim",
     "set_timers",
 )
-"""What a claim runs while it holds its locks; what is left out is for jobs that end without having run."""
+"""The statements of a claim that holds its locks, without those for jobs that end without having run."""
 
 TRIES = 5
-"""How often a claim begins anew that others have overtaken, before it leaves it to the next."""
+"""How often a claim is tried, if concurrent transactions make it start again, before it returns no jobs."""
 
 
 class ClaimConflict(Exception):
-    """Something that the claim had read was changed before it was written; it begins anew."""
+    """Rows that the claim has read were changed or locked before it wrote them; it starts again."""
 
 
-LookAgain = Callable[[], Awaitable[ClaimSnapshot | None]]
-"""Looks once more, only for what this node can do something with; None if the time had stepped, which is made good."""
+ReadAgain = Callable[[], Awaitable[ClaimSnapshot | None]]
+"""Reads a new snapshot of the lanes that this node can claim from; None if the server's clock had stepped.
+
+The step is corrected by then.
+"""
 
 
 class SkippedJobs:
-    """The locked jobs that claims of this process leave out for a moment; none where there is one writer."""
+    """The locked jobs that claims of this process skip for a second; none with one writer."""
 
     lanes_with_locked: Collection[RowId] = frozenset()
     """The lanes that have locked jobs."""
 
     locked_ids: Sequence[str] = ()
     locked_names: Sequence[str] = ()
-    """What they are called by statements that leave them out."""
+    """Their names in statements that leave them out."""
 
-    def met(self, heads: Sequence[LaneHead]) -> None:
-        """These are locked by somebody else."""
+    def note_locked(self, heads: Sequence[LaneHead]) -> None:
+        """Note that other transactions have locked these jobs."""
 
 
 class LaneRange(msgspec.Struct):
-    """A lane whose first jobs are read, from that `run_at` on; `most` of them, where they are taken at once."""
+    """A lane whose first jobs are read, from the `run_at` of `floor` on. Statements that take them take `most`."""
 
     lane: RowId
     floor: int
     most: int = 0
 
 
-class _LookedInto(msgspec.Struct):
+class _UnsureLane(msgspec.Struct):
+    """A lane to read again, from its front on."""
+
     lane: RowId
     front: int
 
@@ -109,7 +120,7 @@ class _Granting(msgspec.Struct):
 
 
 class _HeldLane(msgspec.Struct):
-    """A lane that was locked, as it is now; without an id if none was."""
+    """A lane that was locked, as it is now. The id is None if no lane was locked."""
 
     revision: int
     id: str | None
@@ -122,7 +133,9 @@ class _HeldLane(msgspec.Struct):
     front: int | None
 
 
-class _Left(msgspec.Struct):
+class _Remaining(msgspec.Struct):
+    """The jobs left in a lane: is one ready, and when is the next delayed one due."""
+
     lane: str
     has_ready: bool
     earliest: int | None
@@ -130,35 +143,35 @@ class _Left(msgspec.Struct):
 
 _HEADS = RowDecoder(LaneHead, "job")
 _HELD_LANES = RowDecoder(_HeldLane, "lane")
-_LEFT = RowDecoder(_Left, "lane")
+_REMAINING = RowDecoder(_Remaining, "lane")
 
 
 async def claim_alone(tx: Transaction, asked: Claim, live: CachedRules, clock: Clock) -> Claimed:
-    """Take what may go now, in a transaction that is open, where there is one writer."""
+    """Take jobs that may start now, in the open transaction of the one writer."""
     claim = asked
 
-    async def look(*, known_only: bool) -> ClaimSnapshot:
+    async def read(*, known_only: bool) -> ClaimSnapshot:
         values = {"now": tx.now, "limit_now": tx.limit_now}
-        row = await read_snapshot(tx, LOOK_ALONE, claim, live.gates, known_only=known_only, **values)
+        row = await read_snapshot(tx, SINGLE_WRITER_SNAPSHOT, claim, live.gates, known_only=known_only, **values)
         return ClaimSnapshot(row, list(claim.rooms))
 
-    found = await look(known_only=False)
+    found = await read(known_only=False)
     if found.paused:
-        # The look has left them out.
+        # The snapshot has no lanes of paused queues.
         claim = replace(asked, rooms={queue: room for queue, room in asked.rooms.items() if queue not in found.paused})
-    # A node that was declared dead must not own jobs: nobody would take them back.
+    # A node that was declared dead must not own jobs: no other node would take them back.
     if not claim.rooms or not found.has_joined:
         return Claimed(jobs=(), next_in=None)
     await live.refresh(tx, found.revision)
     dropped: list[Dropped] = []
     claimed = await ClaimTransaction(tx, claim, live, clock, found, SkippedJobs()).run(
-        lambda: look(known_only=True), dropped
+        lambda: read(known_only=True), dropped
     )
     return replace(claimed, dropped=[*dropped, *claimed.dropped]) if dropped else claimed
 
 
 class ClaimTransaction:
-    """One claim, after its look."""
+    """One claim, from a snapshot that was read."""
 
     def __init__(
         self,
@@ -166,53 +179,56 @@ class ClaimTransaction:
         claim: Claim,
         live: CachedRules,
         clock: Clock,
-        look: ClaimSnapshot,
-        passed_over: SkippedJobs,
+        snapshot: ClaimSnapshot,
+        skipped: SkippedJobs,
     ) -> None:
         self._tx = tx
         self._claim = claim
         self._live = live
         self._clock = clock
-        self._look = look
-        self._passed_over = passed_over
-        self._plan = ClaimPlan(claim, look.now, look.limit_now, live.gates)
-        self._buckets = self._no_buckets(look.limit_now)
+        self._snapshot = snapshot
+        self._skipped = skipped
+        self._plan = ClaimPlan(claim, snapshot.now, snapshot.limit_now, live.gates)
+        self._buckets = self._no_buckets(snapshot.limit_now)
         self._shares: Mapping[str, int] = {}
-        self._wanted = 0
-        # Whether lanes of another release took the places of those that this node could claim from.
+        self._gated_slots = 0
+        # Whether lanes of another release filled the page instead of lanes that this node can claim from.
         self._was_hidden = False
         self.visited: set[RowId] = set()
-        """The lanes whose turn it was."""
+        """The lanes that this claim chose."""
 
-    async def run(self, look_again: LookAgain, dropped: list[Dropped]) -> Claimed:
-        """Take what may go now; of what is `dropped` before something else is looked at, the caller tells."""
+    async def run(self, read_again: ReadAgain, dropped: list[Dropped]) -> Claimed:
+        """Take jobs that may start now.
+
+        Jobs that end before a second page of lanes is read are added to `dropped`, for the caller to report.
+        """
         self._shares = self._plan.shares(await self._ready_ungated())
-        self._wanted = sum(self._shares.values())
-        visits = await self._choose() if self._wanted else []
-        if self._others_stand_in_the_way():
-            visits += await self._choose_known(look_again, visits)
+        self._gated_slots = sum(self._shares.values())
+        visits = await self._choose() if self._gated_slots else []
+        if self._page_is_filled_by_unknown_lanes():
+            visits += await self._choose_known(read_again, visits)
         if not visits and not self._plan.opened:
             return await self._claim_ungated_only()
         claimed = await self._claim_gated(visits)
         if not self._was_hidden:
             return claimed
-        # Lanes whose tasks are those of another release hide the lanes after them. Nothing was started yet.
+        # Lanes with tasks of another release hide the lanes after them. No job was started yet.
         dropped += claimed.dropped
         claimed = replace(claimed, dropped=())
-        visits = await self._choose_known(look_again, visits)
+        visits = await self._choose_known(read_again, visits)
         if self._tx.has_one_writer:
             self._plan = self._later_plan()
             await self._ready_ungated()
         if not visits:
-            return together(claimed, await self._claim_ungated_only())
-        return together(claimed, await self._claim_gated(visits, is_first=False))
+            return combined(claimed, await self._claim_ungated_only())
+        return combined(claimed, await self._claim_gated(visits, is_first=False))
 
-    async def _choose_known(self, look_again: LookAgain, known: Sequence[LaneVisit]) -> list[LaneVisit]:
-        """Lanes that this node can do something with, other than these."""
-        again = await look_again()
+    async def _choose_known(self, read_again: ReadAgain, known: Sequence[LaneVisit]) -> list[LaneVisit]:
+        """Return lanes that this node can claim from, without those already known."""
+        again = await read_again()
         if again is None:
             raise ClaimConflict
-        self._look.opened, self._look.due, self._look.woken = again.opened, again.due, again.woken
+        self._snapshot.opened, self._snapshot.due, self._snapshot.woken = again.opened, again.due, again.woken
         seen = {visit.row.id for visit in known}
         return [visit for visit in await self._choose(known_only=True) if visit.row.id not in seen]
 
@@ -225,13 +241,13 @@ class ClaimTransaction:
         return self._plan.at(self._tx.now, self._tx.limit_now)
 
     async def _choose(self, *, known_only: bool = False) -> list[LaneVisit]:
-        """The lanes to lock, by what the look has seen."""
-        plan, look = self._plan, self._look
-        buckets = self._no_buckets(look.limit_now)
-        plan.opened = [buckets.of(row) for row in look.opened]
+        """Return the lanes to lock, chosen from the snapshot."""
+        plan, snapshot = self._plan, self._snapshot
+        buckets = self._no_buckets(snapshot.limit_now)
+        plan.opened = [buckets.of(row) for row in snapshot.opened]
         grants = plan.grants()
-        look.behind = await self._lanes_behind(grants, known_only=known_only) if grants else []
-        visits = plan.choose(grants, look.behind, look.due + look.woken, self._shares)
+        snapshot.behind = await self._lanes_behind(grants, known_only=known_only) if grants else []
+        visits = plan.choose(grants, snapshot.behind, snapshot.due + snapshot.woken, self._shares)
         self.visited.update(visit.row.id for visit in visits)
         return visits
 
@@ -244,7 +260,7 @@ class ClaimTransaction:
             queues=list(self._claim.rooms),
             limits=list(self._claim.rules),
             known_only=known_only,
-            now=self._look.now,
+            now=self._snapshot.now,
             **self._known,
         )
 
@@ -253,28 +269,28 @@ class ClaimTransaction:
         known = self._plan.known
         return {"known": known.as_lines, "known_json": known.as_json}
 
-    def _others_stand_in_the_way(self) -> bool:
-        """Whether lanes that were read draw on limits which only another release knows."""
-        read = [*self._look.due, *self._look.woken, *self._look.behind]
+    def _page_is_filled_by_unknown_lanes(self) -> bool:
+        """Whether there may be more lanes, and some that were read draw on limits that only another release has."""
+        read = [*self._snapshot.due, *self._snapshot.woken, *self._snapshot.behind]
         return self._is_cut_short() and len(self._plan.usable(read)) < len(read)
 
     def _is_cut_short(self) -> bool:
         """Whether there may be more lanes than were read."""
-        look, page = self._look, self._plan.page
-        # Of the lanes behind a bucket no more are read than it grants, so they are always cut short.
-        return len(look.due) + len(look.woken) >= page or len(look.opened) >= page or bool(look.behind)
+        snapshot, page = self._snapshot, self._plan.page
+        # At most as many lanes are read behind a bucket as it grants, so they are always cut short.
+        return len(snapshot.due) + len(snapshot.woken) >= page or len(snapshot.opened) >= page or bool(snapshot.behind)
 
     # ---------------------------------------------------------------------------------------------- claim
 
     async def _claim_gated(self, visits: Sequence[LaneVisit], *, is_first: bool = True) -> Claimed:
-        opened = [row.draw for row in self._look.opened]
+        opened = [row.draw for row in self._snapshot.opened]
         draws = self._buckets.with_homes([*opened, *(draw for visit in visits for draw in visit.row.draws)])
         for _ in range(TRIES):
             try:
                 async with self._tx.atomic(prepares=STATEMENTS):
                     claimed = await self._in_transaction(visits, opened, draws, is_first=is_first)
             except _BucketsNeeded as needed:
-                # Not inside of the transaction: what is locked later would be waited for out of its order.
+                # Not inside the transaction: later locks would be out of order.
                 draws |= needed.draws
                 await ensure_rows(self._tx, draws)
             else:
@@ -290,45 +306,45 @@ class ClaimTransaction:
         plan.opened = [view for view in views if view.opens_at is not None and view.opens_at <= plan.limit_now]
         held = await self._lock_lanes(visits)
         if held:
-            count = plan.heads_wanted(held, self._wanted, buckets.__getitem__)
+            count = plan.heads_to_read(held, self._gated_slots, buckets.__getitem__)
             await self._read_heads(held, count)
-            most = plan.most_heads(held, self._wanted)
+            most = plan.most_heads(held, self._gated_slots)
             if count < most and any(visit.expired for visit in held):
-                # They stand in front of those that can start.
+                # Expired jobs took places of jobs that can start.
                 await self._read_heads(held, most)
         plan.decide(held, buckets.__getitem__, self._shares)
-        barren = [visit for visit in held if visit.is_barren and not visit.has_locked]
-        self._was_hidden = is_first and bool(barren) and self._is_cut_short() and not any(visit.taken for visit in held)
+        empty = [visit for visit in held if visit.is_empty and not visit.has_locked]
+        self._was_hidden = is_first and bool(empty) and self._is_cut_short() and not any(visit.taken for visit in held)
         if not self._was_hidden:
             await self._take_ungated()
         claimed = await self._write(draws)
         if len(held) < len(visits):
-            # Somebody holds the others; if it is only to count what arrived, they are still due.
+            # Other transactions have locked the others. They are still due if that was only a merge.
             claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
         return claimed
 
     async def _lock(self, draws: set[Draw]) -> None:
-        """Hold the buckets, and know what time it is since they are held."""
+        """Lock the buckets, then take the time of the plan."""
         tx = self._tx
         if tx.has_one_writer:
-            known = {row.draw for row in self._look.opened}
-            rows = [*self._look.opened, *await lock_buckets(tx, draws - known)]
+            known = {row.draw for row in self._snapshot.opened}
+            rows = [*self._snapshot.opened, *await lock_buckets(tx, draws - known)]
         else:
             ids = sorted(bucket_id(draw) for draw in draws)
             rows = await tx.lock(BUCKETS, "lock_for_claim", ids=ids, node=self._claim.node) if ids else []
             if len(rows) < len(draws) or not rows:
                 raise _BucketsNeeded(set())
             if tx.stepped:
-                # Looked at again, which makes it good.
+                # The clock of the server has stepped. The next try reads a snapshot, which corrects the time.
                 raise ClaimConflict
             self._plan = self._later_plan()
         self._buckets = self._no_buckets(self._plan.limit_now)
-        # Of many writers, each has locked the rows of all.
+        # With several writers, all buckets have rows, and all rows were locked.
         self._buckets.add(rows, draws if tx.has_one_writer else ())
         await self._buckets.read_rivals(tx)
 
     async def _lock_lanes(self, visits: Sequence[LaneVisit]) -> list[LaneVisit]:
-        """Those of the lanes that can be had, as they are now."""
+        """Lock lanes that no other transaction has locked, and return them as they are now."""
         if self._tx.has_one_writer:
             return list(visits)
         rows = await self._tx.fetch(
@@ -338,12 +354,12 @@ class ClaimTransaction:
             opened=[view.id for view in self._plan.opened],
             now=self._plan.now,
         )
-        if rows[0].revision != self._look.revision:
+        if rows[0].revision != self._snapshot.revision:
             raise ClaimConflict
         newest = {row.id: row for row in rows}
         held = [visit for visit in visits if visit.row.id in newest]
-        if not self._look.is_fresh:
-            # Those that others have visited since then have had their turns.
+        if not self._snapshot.is_fresh:
+            # Lanes that other claims visited after the snapshot have had their turns.
             held = [visit for visit in held if visit.row.since == newest[visit.row.id].since]
         for visit in held:
             row, newer = visit.row, newest[visit.row.id]
@@ -359,9 +375,9 @@ class ClaimTransaction:
     # ---------------------------------------------------------------------------------------------- heads
 
     async def _read_heads(self, visits: Sequence[LaneVisit], most: int) -> None:
-        plan, passed_over = self._plan, self._passed_over
+        plan, skipped = self._plan, self._skipped
         for visit in visits:
-            visit.has_locked = visit.row.id in passed_over.lanes_with_locked
+            visit.has_locked = visit.row.id in skipped.lanes_with_locked
         mixed = [visit for visit in visits if visit.wakes_by(plan.now)]
         plain = [visit for visit in visits if not visit.wakes_by(plan.now)]
         if plain:
@@ -369,7 +385,7 @@ class ClaimTransaction:
             heads = await self._heads("heads", plain, most, visited=visited)
             if plan.has_unknown(heads):
                 mixed, plain, heads = [*visits], [], []
-            plan.sort_in(plain, heads, most)
+            plan.assign_heads(plain, heads, most)
         for visit in visits:
             visit.is_plain = False
         for visit in plain:
@@ -379,69 +395,69 @@ class ClaimTransaction:
             heads = await self._heads("heads_ready", mixed, most, **asked, all=True)
             if plan.has_unknown(heads):
                 heads = await self._heads("heads_ready", mixed, most, **asked, all=False)
-            plan.sort_in(mixed, heads, most)
+            plan.assign_heads(mixed, heads, most)
             for visit in mixed:
-                # Jobs of unknown tasks may be left in it.
+                # Jobs of unknown tasks may be left in the lane.
                 visit.complete = False
 
     async def _heads(self, statement: str, visits: Sequence[LaneVisit], most: int, **values: Any) -> list[LaneHead]:
         lanes = [visit.row.id for visit in visits]
         return await self._tx.fetch(
-            _HEADS, statement, lanes=lanes, count=most, locked=self._passed_over.locked_names, **values
+            _HEADS, statement, lanes=lanes, count=most, locked=self._skipped.locked_names, **values
         )
 
     # -------------------------------------------------------------------------------------------- ungated
 
     async def _ready_ungated(self) -> Mapping[str, int]:
-        """How many jobs without limits each queue could start."""
-        plan, look = self._plan, self._look
+        """Return how many jobs without limits are ready in each queue."""
+        plan, snapshot = self._plan, self._snapshot
         if self._tx.has_one_writer:
-            plan.ungated = [LaneVisit(row) for row in look.open if row.queue in self._claim.rooms]
+            plan.ungated = [LaneVisit(row) for row in snapshot.open if row.queue in self._claim.rooms]
             if plan.ungated:
                 rooms = self._claim.rooms.values()
                 await self._read_heads(plan.ungated, max(room.slots for room in rooms))
             return {visit.row.queue: len(visit.heads) for visit in plan.ungated}
-        for queue, seen in look.ungated.items():
-            for id, task in chain(seen.unknown, *seen.ripe_unknown):
-                plan.pass_over(id, task, queue)
-        return {queue: seen.ready + seen.ripe for queue, seen in look.ungated.items()}
+        for queue, seen in snapshot.ungated.items():
+            for id, task in chain(seen.unknown, *seen.due_unknown):
+                plan.note_skipped(id, task, queue)
+        return {queue: seen.ready + seen.due for queue, seen in snapshot.ungated.items()}
 
     async def _take_ungated(self) -> None:
-        """Take jobs without limits, with the room that is left."""
+        """Take jobs without limits for the slots that are left."""
         plan = self._plan
-        rest = plan.rest_for_ungated()
+        rest = plan.ungated_slots()
         if self._tx.has_one_writer:
             for visit in plan.ungated:
                 visit.taken = min(len(visit.heads), rest[visit.row.queue])
             return
-        look = self._look.ungated
-        wanted = {queue: count for queue, count in rest.items() if count and look[queue].has_any}
+        ungated = self._snapshot.ungated
+        wanted = {queue: count for queue, count in rest.items() if count and ungated[queue].has_any}
         if not wanted:
             return
         lanes = {queue: open_lane(queue) for queue in wanted}
-        # The snapshot has just read what is before its first job.
-        floors = {queue: max(look[queue].first or 0, look[queue].front) for queue in lanes}
+        # The snapshot found no job below the first one.
+        floors = {queue: max(ungated[queue].first or 0, ungated[queue].front) for queue in lanes}
         heads = await self._tx.fetch(
             _HEADS,
-            "take_ungated_ripe" if any(look[queue].ripe for queue in wanted) else "take_ungated",
+            "take_ungated_due" if any(ungated[queue].due for queue in wanted) else "take_ungated",
             node=self._claim.node,
             now=plan.now,
             limit_now=plan.limit_now,
             visited=[LaneRange(lane, floors[queue], wanted[queue]) for queue, lane in lanes.items()],
-            revision=self._look.revision,
+            revision=self._snapshot.revision,
             queues=list(wanted),
             **self._known,
         )
         visits = {queue: LaneVisit(LaneRow(lane, queue, (), 0, None, None, None, "")) for queue, lane in lanes.items()}
         for head in heads:
-            # As it was before it was taken.
+            # The row was returned after the update; a head has the values before it.
             head.attempt -= 1
             head.fence -= 1
             if head.costs is not None or head.terms is not None:
-                head.hold_against(0)
+                head.check_draw_count(0)
             visits[head.queue].heads.append(head)
         for queue, visit in visits.items():
-            put_in_order(visit.heads)
+            sort_heads(visit.heads)
             visit.taken = len(visit.heads)
             visit.complete = visit.taken < wanted[queue]
         plan.ungated = list(visits.values())
@@ -451,7 +467,7 @@ class ClaimTransaction:
         await self._take_ungated()
         if self._tx.has_one_writer:
             return await self._write(set())
-        return self._told(progressed=bool(plan.taken), reopened=False, still_open=False)
+        return self._result(progressed=bool(plan.taken), reopened=False, still_open=False)
 
     # ---------------------------------------------------------------------------------------------- write
 
@@ -462,57 +478,58 @@ class ClaimTransaction:
             given = {draw for each in plan.given for draw in chosen(each.draws, each.given)}
             if not given <= locked:
                 raise _BucketsNeeded(given)
-        # Of many writers, none waits for another to count the jobs of a lane without limits.
+        # With several writers, arrivals count the jobs of lanes without limits, so claims do not wait for each other.
         visits = plan.visits if tx.has_one_writer else plan.gated
         moves = await self._moves(visits, dropped)
         await self._write_claim(visits, moves)
         ended = await self._drop(dropped) if dropped else []
-        # After the charges, which know nothing of what comes back.
+        # After the charges: they write states that still have the returned permits.
         reopened = await return_permits(tx, plan.given)
-        lines = plan.lines_of_batches
-        has_let_in = bool(lines) and await tx.execute("let_in", line=lines, limit_now=plan.limit_now) > 0
+        lanes = plan.batch_lanes
+        released = await tx.execute("release_batch_lanes", released=lanes, limit_now=plan.limit_now) if lanes else 0
         timers = plan.timers(reopened)
         if timers:
             rows = [BucketTimer(bucket_id(view.draw), opens_at) for view, opens_at in timers]
             await tx.execute("set_timers", timer=rows)
         still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
-        has_told = await self._tell(dropped, ended) if dropped else False
-        return self._told(
-            progressed=bool(plan.taken or moves) or has_let_in,
-            reopened=bool(reopened) or has_told,
-            still_open=still_open or has_let_in,
+        has_followers = await self._resolve_followers(dropped, ended) if dropped else False
+        return self._result(
+            progressed=bool(plan.taken or moves) or released > 0,
+            reopened=bool(reopened) or has_followers,
+            still_open=still_open or released > 0,
         )
 
     async def _drop(self, dropped: Sequence[DroppedRow]) -> list[EndedWaitingJob]:
         ended = await self._tx.fetch(TIED, "drop_waiting", dropped=dropped, now=self._plan.now)
         if len(ended) != len(dropped):
-            await self._pass_over_locked({row.id for row in dropped} - {row.id for row in ended})
+            await self._skip_locked({row.id for row in dropped} - {row.id for row in ended})
         return ended
 
-    async def _tell(self, dropped: Sequence[DroppedRow], ended: Sequence[EndedWaitingJob]) -> bool:
-        """Let those hear of it that follow jobs which have ended; whether anybody does."""
-        became = {row.id: row.state for row in dropped}
-        # After the timers, which know nothing of permits that come back with the last job of a batch.
+    async def _resolve_followers(self, dropped: Sequence[DroppedRow], ended: Sequence[EndedWaitingJob]) -> bool:
+        """Resolve the followers of jobs that ended; return whether any is followed or in a batch."""
+        states = {row.id: row.state for row in dropped}
+        # After the timers: they do not take into account the permits that the last job of a batch returns.
         try:
             await resolve_followers(
-                self._tx, [EndedJob(row.id, became[row.id], row.is_followed, row.batch) for row in ended]
+                self._tx, [EndedJob(row.id, states[row.id], row.is_followed, row.batch) for row in ended]
             )
         except FollowersHeld as held:
-            self._pass_over(held.leaders)
+            self._skip(held.leaders)
         return any(row.is_followed or row.batch is not None for row in ended)
 
     async def _moves(self, visits: Sequence[LaneVisit], dropped: Sequence[DroppedRow]) -> list[LaneMove]:
-        """Where the lanes are now. Lanes of which nothing more may be left are looked into once more."""
+        """Return the new places of the lanes. Lanes that may be empty are read once more."""
         plan = self._plan
-        # Where others come and go, the count of a lane lags behind.
+        # With several writers, the count of a lane lags behind.
         emptied = {visit.row.id for visit in visits if self._tx.has_one_writer and visit.row.waiting == visit.gone}
         unsure = [visit for visit in visits if visit.row.id not in emptied and _is_unsure(visit, plan.now)]
-        left: dict[RowId, _Left] = {}
+        left: dict[RowId, _Remaining] = {}
         if unsure:
             gone = [head.id for visit in visits for head in visit.heads[: visit.taken]]
-            gone += [*(row.id for row in dropped), *self._passed_over.locked_ids]
-            wanted = [_LookedInto(visit.row.id, visit.front) for visit in unsure]
-            left = {row.lane: row for row in await self._tx.fetch(_LEFT, "left_in_lanes", wanted=wanted, gone=gone)}
+            gone += [*(row.id for row in dropped), *self._skipped.locked_ids]
+            wanted = [_UnsureLane(visit.row.id, visit.front) for visit in unsure]
+            rows = await self._tx.fetch(_REMAINING, "left_in_lanes", wanted=wanted, gone=gone)
+            left = {row.lane: row for row in rows}
         moves: list[LaneMove] = []
         for visit in visits:
             has_ready, earliest = False, visit.row.wakes_at
@@ -520,20 +537,20 @@ class ClaimTransaction:
             if found is not None:
                 has_ready, earliest = found.has_ready, found.earliest
                 if visit.gone == len(visit.heads) + len(visit.expired):
-                    # What the look into it says is all there is to know.
+                    # The second read found all that is left.
                     visit.complete = not has_ready and (earliest is None or earliest > plan.now)
             move = plan.move(visit, has_ready=has_ready, earliest=earliest, is_emptied=visit.row.id in emptied)
             if move is not None:
                 if move.since == plan.limit_now:
-                    # A microsecond apart, so that they stay in the order in which they had their turns. Those that
-                    # keep their places are so already.
+                    # A microsecond apart, so that the lanes stay in the order of their turns. Lanes that keep their
+                    # places are in order already.
                     move.since += len(moves)
                 moves.append(move)
         return moves
 
     async def _write_claim(self, visits: Sequence[LaneVisit], moves: Sequence[LaneMove]) -> None:
         if self._tx.has_one_writer:
-            await self._write_alone(visits, moves)
+            await self._write_with_one_writer(visits, moves)
             return
         starting = self._plan.starts(visits)
         charged = [Charged.of(view) for view in self._buckets.charged]
@@ -549,10 +566,10 @@ class ClaimTransaction:
             starting=starting,
         )
         if len(started) != len(starting):
-            await self._pass_over_locked({start.id for start in starting} - set(started))
+            await self._skip_locked({start.id for start in starting} - set(started))
 
-    async def _write_alone(self, visits: Sequence[LaneVisit], moves: Sequence[LaneMove]) -> None:
-        """A statement for each table: none of them is a round trip."""
+    async def _write_with_one_writer(self, visits: Sequence[LaneVisit], moves: Sequence[LaneMove]) -> None:
+        """Write the claim with one statement for each table: on SQLite a statement is no round trip."""
         tx, plan = self._tx, self._plan
         by_node = {"node": self._claim.node, "now": plan.now, "limit_now": plan.limit_now}
         plain = [head.id for visit in visits for head in visit.heads[: visit.taken] if head.terms is None]
@@ -569,37 +586,37 @@ class ClaimTransaction:
             await ensure_rows(tx, {bucket.draw for bucket in behind if bucket is not None and bucket.id is None})
             await tx.execute("move_lanes", moved=moves)
 
-    async def _pass_over_locked(self, ids: set[str]) -> NoReturn:
-        """Begin anew without those of these jobs that somebody has locked; the others are not as they were read."""
-        self._pass_over(ids - set(await self._tx.values("lockable", ids=sorted(ids))))
+    async def _skip_locked(self, ids: set[str]) -> NoReturn:
+        """Start again without those of these jobs that are locked. The others have changed since they were read."""
+        self._skip(ids - set(await self._tx.values("lockable", ids=sorted(ids))))
 
-    def _pass_over(self, ids: Collection[str]) -> NoReturn:
+    def _skip(self, ids: Collection[str]) -> NoReturn:
         heads = [head for visit in self._plan.visits for head in (*visit.heads, *visit.expired)]
-        self._passed_over.met([head for head in heads if head.id in ids])
+        self._skipped.note_locked([head for head in heads if head.id in ids])
         raise ClaimConflict
 
-    def _told(self, *, progressed: bool, reopened: bool, still_open: bool) -> Claimed:
-        plan, look = self._plan, self._look
-        if look.next_bucket is not None:
-            plan.note_timer(look.next_bucket)
-        plan.note_wake(look.next_wake)
-        for seen in look.ungated.values():
+    def _result(self, *, progressed: bool, reopened: bool, still_open: bool) -> Claimed:
+        plan, snapshot = self._plan, self._snapshot
+        if snapshot.next_bucket is not None:
+            plan.note_timer(snapshot.next_bucket)
+        plan.note_wake(snapshot.next_wake)
+        for seen in snapshot.ungated.values():
             plan.note_wake(seen.next_wake)
-        if not self._wanted and (look.due or look.woken or look.opened):
-            # There was no room for them.
+        if not self._gated_slots and (snapshot.due or snapshot.woken or snapshot.opened):
+            # No slot was free for gated jobs.
             plan.note_wake(plan.now)
         return plan.claimed(progressed=progressed, reopened=reopened, still_open=still_open)
 
 
 class _BucketsNeeded(Exception):
-    """Buckets have no row to be locked yet, or more are needed than were locked."""
+    """Some buckets have no row to lock yet, or were not locked."""
 
     def __init__(self, draws: set[Draw]) -> None:
         self.draws = draws
 
 
-def together(first: Claimed, second: Claimed) -> Claimed:
-    """What two claims came to, one after the other."""
+def combined(first: Claimed, second: Claimed) -> Claimed:
+    """Return the result of two successive claims."""
     waits = [claimed.next_in for claimed in (first, second) if claimed.next_in is not None]
     return Claimed(
         jobs=[*first.jobs, *second.jobs],
@@ -615,10 +632,10 @@ def together(first: Claimed, second: Claimed) -> Claimed:
 
 
 def _is_unsure(visit: LaneVisit, now: int) -> bool:
-    """Whether it takes another look into the lane to know what is left in it."""
-    return visit.wakes_by(now) or visit.is_barren or visit.has_locked or _seems_empty(visit)
+    """Whether the lane has to be read again to find what is left in it."""
+    return visit.wakes_by(now) or visit.is_empty or visit.has_locked or _seems_empty(visit)
 
 
 def _seems_empty(visit: LaneVisit) -> bool:
-    """Whether the count says that nothing is left, where not all was read. The count may lag behind."""
+    """Whether not all jobs were read and by the count none is left. The count may lag behind."""
     return not visit.complete and visit.row.waiting <= visit.gone

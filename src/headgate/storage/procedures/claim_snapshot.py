@@ -1,4 +1,4 @@
-"""What a claim looks at before it locks anything."""
+"""Claim snapshots: the rows that a claim reads before it locks anything."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LANES = RowDecoder(LaneRow, "lane", draws=UNREADABLE_DRAWS)
 
 
 class ClaimSnapshotRow(msgspec.Struct):
-    """What the statement `look` returns: lists are JSON text."""
+    """The row of the statement `claim_snapshot`; lists are JSON text."""
 
     now: int
     limit_now: int
@@ -37,13 +37,13 @@ class ClaimSnapshotRow(msgspec.Struct):
 
 
 class SingleWriterSnapshotRow(ClaimSnapshotRow):
-    """Where there is one writer: the lanes without draws, whose jobs are read next."""
+    """The row with one writer. `open` has the lanes without draws; their jobs are read next."""
 
     open: str
 
 
 class MultiWriterSnapshotRow(ClaimSnapshotRow):
-    """Where many write: how many jobs the lanes without draws have, and what others have left to do."""
+    """The row with several writers: also the jobs of lanes without draws, and work that other processes left to do."""
 
     ungated: str
     ahead: int
@@ -51,45 +51,45 @@ class MultiWriterSnapshotRow(ClaimSnapshotRow):
     has_notes: bool
     has_expired: bool
     took: int
-    """Microseconds, in the server alone."""
+    """Duration in the server, in microseconds."""
 
 
-AnyLook = TypeVar("AnyLook", SingleWriterSnapshotRow, MultiWriterSnapshotRow)
+AnySnapshotRow = TypeVar("AnySnapshotRow", SingleWriterSnapshotRow, MultiWriterSnapshotRow)
 
-LOOK_ALONE = RowDecoder(SingleWriterSnapshotRow, "look")
-LOOK_AMONG_OTHERS = RowDecoder(MultiWriterSnapshotRow, "look")
+SINGLE_WRITER_SNAPSHOT = RowDecoder(SingleWriterSnapshotRow, "claim snapshot")
+MULTI_WRITER_SNAPSHOT = RowDecoder(MultiWriterSnapshotRow, "claim snapshot")
 
 
 class UngatedLane(msgspec.Struct, array_like=True):
-    """What the look saw in a lane without draws: jobs that are ready, those that were delayed and are due, …"""
+    """What a snapshot found in a lane without draws: how many known jobs are ready, how many delayed ones are due, …"""
 
     ready: int
-    ripe: int
+    due: int
     next_wake: int | None
     unknown: list[tuple[str, str]]
-    """The ids and tasks of those that the node must not start."""
-    ripe_unknown: list[list[tuple[str, str]]]
-    """Of those that were delayed and are due, by priority."""
+    """The ids and tasks of jobs that the node must not start."""
+    due_unknown: list[list[tuple[str, str]]]
+    """The same of delayed jobs that are due, a list for each priority."""
     first: int | None
-    """The `run_at` of a ready job that asked for no time; no other committed one is older. None if that is unknown."""
+    """The lowest `run_at` of committed waiting jobs that requested no start time. None if there is none or unknown."""
     front: int
-    """Where the jobs that asked for no time were read from."""
+    """The `run_at` from which jobs that requested no start time were read."""
     version: int | None
     """The lane's version, if it has a row."""
 
     @property
     def is_mixed(self) -> bool:
-        """Whether it has others than jobs that are known and asked for no time."""
-        return bool(self.ripe or self.unknown or any(self.ripe_unknown))
+        """Whether it has unknown jobs, or jobs that requested a start time and are due."""
+        return bool(self.due or self.unknown or any(self.due_unknown))
 
     @property
     def has_any(self) -> bool:
-        """Whether there may be a job to take. Unknown ones may stand in front of it."""
-        return bool(self.ready or self.ripe or self.unknown)
+        """Whether it may have a job to take. Unknown jobs may be in front of it."""
+        return bool(self.ready or self.due or self.unknown)
 
 
 class _StoredLane(msgspec.Struct, array_like=True):
-    """A lane with its draws as the text that is stored: the same ones come again and again."""
+    """A lane with its draws as stored text: the decoded draws of each text are cached."""
 
     id: str
     queue: str
@@ -110,12 +110,12 @@ _decode_draws = msgspec.json.Decoder(tuple[Draw, ...]).decode
 
 
 class ClaimSnapshot:
-    """What a claim starts from, read without locks."""
+    """The state that a claim starts from, read without locks."""
 
     def __init__(self, row: SingleWriterSnapshotRow | MultiWriterSnapshotRow, queues: Sequence[str]) -> None:
         self.now = row.now
         self.is_fresh = True
-        """Whether no claim has gone by it before."""
+        """Whether no claim has used it before."""
         self.limit_now = row.limit_now
         self.has_joined = row.has_joined
         self.revision = row.revision
@@ -126,7 +126,7 @@ class ClaimSnapshot:
         self.behind: list[LaneRow] = []
         self.next_bucket = row.next_bucket
         self.next_wake = row.next_wake
-        # One of the two is known.
+        # One of these two is set.
         self.open: list[LaneRow] = []
         self.ungated: Mapping[str, UngatedLane] = {}
         if isinstance(row, SingleWriterSnapshotRow):
@@ -135,18 +135,18 @@ class ClaimSnapshot:
             self.ungated = dict(zip(queues, _decode_ungated(row.ungated), strict=True))
 
     def later(self, microseconds: int) -> ClaimSnapshot:
-        """The same so much later, if nothing has changed."""
-        look = copy(self)
-        look.now += microseconds
-        look.limit_now += microseconds
-        look.is_fresh = False
-        return look
+        """Return the same snapshot with a later time, for a claim that reuses it."""
+        later = copy(self)
+        later.now += microseconds
+        later.limit_now += microseconds
+        later.is_fresh = False
+        return later
 
     def leaves_work(self, visited: Collection[RowId], slots: int) -> bool:
-        """Whether there is as much work for another claim, after one that has `visited` these lanes.
+        """Whether enough work is left for another claim, after one that `visited` these lanes.
 
-        There must be nothing but lanes in line, enough for one turn each to fill the slots, or else no lane at all: few
-        lanes would get more than their shares, and so would jobs without limits.
+        There must be only lanes in line, enough to fill the slots with one turn of each, or no lanes at all and jobs
+        without limits. With fewer lanes, these lanes and jobs without limits would get more than their shares.
         """
         if self.opened or self.woken or self.paused or any(lane.is_mixed for lane in self.ungated.values()):
             return False
@@ -158,19 +158,22 @@ class ClaimSnapshot:
 
 async def read_snapshot(
     tx: Transaction,
-    decoder: RowDecoder[AnyLook],
+    decoder: RowDecoder[AnySnapshotRow],
     claim: Claim,
     newest: Mapping[str, str],
     *,
     known_only: bool,
     **values: Any,
-) -> AnyLook:
-    """Look, where these are the newest gates; `known_only` leaves out lanes that the node could do nothing with."""
+) -> AnySnapshotRow:
+    """Read the row of a snapshot. `known_only` leaves out lanes that the node cannot claim from.
+
+    `newest` has the newest gate of each subject.
+    """
     queues = list(claim.rooms)
     known = claim.known(newest)
     return await tx.row(
         decoder,
-        "look",
+        "claim_snapshot",
         node=claim.node,
         queues=queues,
         count=max([1, *(room.slots for room in claim.rooms.values())]),
@@ -183,7 +186,7 @@ async def read_snapshot(
 
 
 def open_lane(queue: str) -> str:
-    """The lane of a queue's jobs without limits."""
+    """Return the id of the lane of a queue's jobs without limits."""
     return lane_id(queue, (), "")
 
 

@@ -1,8 +1,8 @@
-"""Lanes: jobs come to them and leave them.
+"""Lanes: count the jobs that are added to them and removed from them.
 
-Where several clients write, nobody but a claim writes a lane: arrivals are noted, and the next claim merges them. So
-adding, returning and cancelling jobs never wait for each other, and a transaction that a user holds open keeps no lane
-from anybody. Where there is one writer, lanes are written at once.
+With several writers, only claims write lanes: other procedures insert arrivals, and the next claim merges them. So
+adding, returning and cancelling jobs never wait for each other, and a transaction that a user keeps open locks no lane.
+With one writer, lanes are written at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headgate.storage.row_ids import lane_id
 
 
 class Lane(msgspec.Struct, frozen=True, gc=False):
-    """A lane by what it is."""
+    """What identifies a lane: its queue, draws and variant."""
 
     queue: str
     draws: tuple[Draw, ...]
@@ -32,9 +32,10 @@ class Lane(msgspec.Struct, frozen=True, gc=False):
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """So many jobs came to a lane, or left it.
+    """A number of jobs added to a lane, or removed from it if negative.
 
-    `wakes_at` is when the earliest delayed one is due, `ready_at` the earliest `run_at` of the others; None: any.
+    `wakes_at` is when the earliest delayed job is due, `ready_at` the earliest `run_at` of the others. If `ready_at` is
+    None, that may be any time.
     """
 
     to: Lane
@@ -45,7 +46,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 class _ArrivalRow(NamedTuple):
-    """An arrival as it is passed; its fields are in the order in which the statement names them."""
+    """An arrival as a row; its fields are in the order of the columns of the statement."""
 
     lane: str
     queue: str
@@ -58,20 +59,20 @@ class _ArrivalRow(NamedTuple):
 
 
 def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: DrawSet = NO_DRAWS) -> Lane:
-    """The lane of a job that passes some of its draws."""
+    """Return the lane of a job. The draws in `passes` are exempt: the lane does not have them."""
     asked = without(draws, passes)
     return Lane(queue, asked, terms.variant(passes) if terms is not None and asked else "")
 
 
 def arrival_of(lane: Lane, run_at: int, *, delayed: bool, jobs: int = 1) -> Arrival:
-    """The arrival of a job in a lane; with `jobs` 0 of one that was in it already and has another `run_at` now."""
+    """Return the arrival of a job in a lane. With `jobs` 0 the job was there already, and its `run_at` changed."""
     if delayed:
         return Arrival(lane, jobs, wakes_at=run_at)
     return Arrival(lane, jobs, is_ready=True, ready_at=run_at)
 
 
 async def arrive(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
-    """Count jobs that came and jobs that left, once they are written: floors of arrivals need that order."""
+    """Count jobs that were added and removed. Call it after the jobs are written: low watermarks need that order."""
     come = [
         _ArrivalRow(
             to.id, to.queue, to.draws, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at, arrival.ready_at
@@ -92,7 +93,7 @@ async def arrive(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
 
 
 async def reopen_behind(tx: Transaction, lanes: Iterable[str]) -> None:
-    """Look again at the buckets that lanes wait behind: they may have been closed for the cost of a job that goes."""
+    """Reopen the buckets that these lanes wait behind: the cost of a job that leaves may have closed them."""
     ids = list(lanes)
     behind = await tx.values("behind_of_lanes", lanes=ids) if ids else []
     if behind:
@@ -100,7 +101,7 @@ async def reopen_behind(tx: Transaction, lanes: Iterable[str]) -> None:
 
 
 async def leave(tx: Transaction, lane: Lane, *, have_costs: bool) -> None:
-    """One job is gone from a lane without having been claimed."""
+    """Remove one job from the count of a lane, a job that was not claimed."""
     if have_costs:
         await reopen_behind(tx, [lane.id])
     await arrive(tx, [Arrival(lane, -1)])

@@ -1,11 +1,12 @@
--- Claiming: the look, what is locked and read after it, and what is written.
+-- Claims: the snapshot, the rows that are locked and read after it, and the rows that are written.
 
 -- part: known
--- What jobs are known by that the node may start: one text, as a list costs to send, split once a statement.
+-- The gates of jobs that the node may start: one text, which is cheaper to send than a list, split once a statement.
 (SELECT string_to_array(:known::text, E'\n'))::text[]
 
 -- part: lane_is_known [postgres]
--- Whether this node knows a lane: all its limits, and the gate of a ready job among the first of each priority.
+-- Whether this node can claim from a lane: it has the rules of all limits, and the gate of a ready job among the first
+-- of each priority.
 NOT EXISTS (
     SELECT 1 FROM json_array_elements(lane.draws::json) AS draw WHERE NOT draw ->> 0 = ANY(:limits::text[])
 )
@@ -28,13 +29,13 @@ AND EXISTS (
             WHERE job.lane = lane.id AND waiting AND delayed AND priority = level AND run_at <= (SELECT now FROM instant)
             ORDER BY run_at, id
             LIMIT 100
-        ) AS ripe
+        ) AS due
         WHERE gate = ANY(@known)
     )
 )
 
 -- part: lane_is_known [sqlite]
--- Draws that are damaged are of no limit.
+-- Damaged draws are on a limit that no node has.
 NOT EXISTS (
     SELECT 1 FROM json_each(iif(json_valid(lane.draws), lane.draws, '[["", ""]]')) AS draw
     WHERE json_extract(draw.value, '$[0]') NOT IN (SELECT value FROM json_each(:limits))
@@ -64,7 +65,7 @@ AND EXISTS (
 )
 
 -- part: lane_row [postgres]
--- A lane as the look reads it. One that was asleep is in line since it woke.
+-- A lane as the snapshot has it. A lane that was asleep is in line since it woke.
 json_build_array(
     lane.id, lane.queue, lane.draws, lane.waiting,
     coalesce(lane.since, (SELECT limit_now - now FROM instant) + lane.wakes_at), lane.behind, lane.wakes_at,
@@ -78,7 +79,7 @@ json_array(
 )
 
 -- part: instant
--- What time it is: the server's, unless the caller brings its own.
+-- The time of the server, or the time that the caller passes.
 instant AS MATERIALIZED (
     SELECT
         coalesce(:now::bigint, @server_clock) AS now,
@@ -88,12 +89,12 @@ instant AS MATERIALIZED (
     FROM headgate.limit_time
 )
 
--- name: look [postgres]
--- What a claim starts from, without any lock: opened buckets with lanes behind them, lanes that are due, the heads of
--- the lanes without draws (`open_lanes`, one for each of `queues`), and the next timers.
--- Reading begins at the floors, and in a lane at its front: below these lie dead rows. Arrivals of jobs below the front of
--- an open lane are to be merged first.
--- :known_only leaves out the lanes that this node could do nothing with.
+-- name: claim_snapshot [postgres]
+-- The state that a claim starts from, read without locks: opened buckets with lanes behind them, lanes that are due, the
+-- heads of the lanes without draws (`open_lanes`, one for each of `queues`), and the next timers.
+-- Reading begins at the low watermarks (`_floor`), and in a lane at its front: below these there are dead rows. Arrivals
+-- of jobs below the front of an open lane have to be merged first.
+-- :known_only leaves out lanes that this node cannot claim from.
 WITH @instant,
 open AS MATERIALIZED (
     SELECT wanted.lane, number, newest.version, coalesce(newest.front, 0) AS front
@@ -175,7 +176,7 @@ SELECT
         SELECT
             coalesce(
                 json_agg(
-                    json_build_array(ready, ripe, next_wake, unknown, ripe_unknown, first, front, version) ORDER BY number
+                    json_build_array(ready, due, next_wake, unknown, due_unknown, first, front, version) ORDER BY number
                 ),
                 '[]'
             )
@@ -194,12 +195,12 @@ SELECT
         ) AS plain
         CROSS JOIN LATERAL (
             SELECT
-                sum(ripe.ripe)::bigint AS ripe, min(next.run_at) AS next_wake,
-                coalesce(json_agg(ripe.unknown) FILTER (WHERE ripe.unknown IS NOT NULL), '[]') AS ripe_unknown
+                sum(due_jobs.due)::bigint AS due, min(next.run_at) AS next_wake,
+                coalesce(json_agg(due_jobs.unknown) FILTER (WHERE due_jobs.unknown IS NOT NULL), '[]') AS due_unknown
             FROM generate_series(0, 9) AS level
             LEFT JOIN LATERAL (
                 SELECT
-                    count(*) AS ripe,
+                    count(*) AS due,
                     json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)) AS unknown
                 FROM (
                     SELECT id, task, gate FROM headgate.job
@@ -207,7 +208,7 @@ SELECT
                         AND run_at <= (SELECT now FROM instant)
                     LIMIT :count::integer
                 ) AS first
-            ) AS ripe ON true
+            ) AS due_jobs ON true
             LEFT JOIN LATERAL (
                 SELECT run_at FROM headgate.job
                 WHERE job.lane = open.lane AND waiting AND delayed AND priority = level AND run_at > (SELECT now FROM instant)
@@ -225,13 +226,13 @@ SELECT
             WHERE queue = wanted AND gated AND since IS NULL AND wakes_at > (SELECT now FROM instant)
         ) AS asleep
     ) AS next_wake,
-    -- Columns are evaluated in their order, so all else has been read by then.
+    -- Columns are evaluated in order, so this one comes after all reads.
     @server_clock - began AS took
 FROM instant
 
--- name: look [sqlite]
--- Lanes without draws are read as they are: their counts are exact, and `heads` reads what is in them. Paused queues are
--- left out at once.
+-- name: claim_snapshot [sqlite]
+-- Lanes without draws are returned as rows: their counts are exact, and `heads` reads their jobs. Paused queues are left
+-- out here.
 WITH wanted AS MATERIALIZED (
     SELECT value AS queue FROM json_each(:queues) WHERE value NOT IN (SELECT queue FROM paused_queue)
 )
@@ -279,7 +280,7 @@ SELECT
         )
     ) AS woken,
     (
-        -- One that is asleep is in no line.
+        -- A lane that is asleep is in no line.
         SELECT json_group_array(json_array(id, lane.queue, '[]', waiting, since, behind, wakes_at, variant, opened_at))
         FROM wanted
         JOIN lane ON lane.queue = wanted.queue AND lane.draws = '[]' AND lane.variant = '' AND lane.waiting > 0
@@ -296,7 +297,7 @@ SELECT
     ) AS next_wake
 
 -- name: behind [postgres]
--- The lanes of each queue that have waited longest behind each opened bucket, as many of each as it grants.
+-- The lanes of each queue that have waited longest behind each opened bucket: as many as the bucket grants.
 WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
 SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, version, front
 FROM {rows:granting(bucket text, grants integer)}
@@ -310,7 +311,7 @@ CROSS JOIN LATERAL (
 ) AS lane
 
 -- name: behind [sqlite]
--- At most :most of each.
+-- At most :most lanes of each queue and bucket.
 SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, 0 AS version, 0 AS front
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS wanted
@@ -323,30 +324,32 @@ JOIN lane ON lane.id IN (
 )
 
 -- part: is_free
--- Whether the job is among those `free` to be written. Not a join, nor what may become one: lists are planned as few
--- rows, so each row would be compared with each other one.
+-- Whether the job is in `free`, so that it can be written. Not a join, nor a condition that the planner can make one:
+-- lists are planned as few rows, so each row would be compared with each other one.
 (job.id IN (SELECT id FROM free)) IS TRUE
 
--- part: me
--- The node itself, held so that nobody declares it dead while it takes jobs: they would be nobody's.
-me AS MATERIALIZED (
+-- part: live_node
+-- The claiming node, locked so that no other node declares it dead while it takes jobs: no other node would take
+-- them back.
+live_node AS MATERIALIZED (
     SELECT id FROM headgate.node WHERE id = :node AND gone IS NULL FOR KEY SHARE
 )
 
 -- name: lock_for_claim [postgres]
--- The node that claims, held, and these buckets, locked in the order of their ids, with the time at which each was.
-WITH @me
+-- Lock the claiming node and these buckets, in the order of their ids, and return the time at which each was locked.
+WITH @live_node
 SELECT
     bucket.id, limit_name AS "limit", key, state, opens_at, closed_until, @server_clock AS locked_at,
     (SELECT ahead FROM headgate.limit_time) AS ahead
-FROM me
+FROM live_node
 CROSS JOIN LATERAL (
     SELECT * FROM headgate.bucket WHERE id {any:ids text} ORDER BY id FOR UPDATE
 ) AS bucket
 
 -- name: lock_lanes [postgres]
 -- Lock those of these lanes that are still due, behind an opened bucket or awake, unless another client has locked them;
--- and return which revision of the settings holds while the node is held. No version is older than the one that was seen.
+-- and return the revision of the settings, which cannot change while the node is locked. No version is older than the
+-- one that the snapshot has.
 SELECT revision, held.*
 FROM headgate.limit_revision
 LEFT JOIN (
@@ -369,23 +372,23 @@ LEFT JOIN (
 ) AS held ON true
 
 -- part: head
--- What a claim reads of a job.
+-- The columns of a job that a claim reads.
 job.id, job.lane, job.task, job.queue, job.payload, job.priority, job.run_at, job.attempt, job.fence, job.lost,
 job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed, job.give_up_at,
 CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
 
 -- part: head_as_text
--- As head, of a database that keeps what was written whatever its type is.
+-- As head, for a database that stores values of any type in a column.
 job.id, job.lane, job.task, job.queue, CAST(job.payload AS text) AS payload, job.priority, job.run_at, job.attempt, job.fence,
 job.lost, job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed,
 job.give_up_at, CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
 
 -- part: not_locked
--- Whether a job is not one of those, by id and fence, that this process has found locked.
+-- Whether a job is not one that this process has found locked, by id and fence.
 (cardinality(:locked::text[]) = 0 OR id || ':' || fence <> ALL(:locked))
 
 -- name: heads [postgres]
--- The first jobs of each lane that asked for no time, from its floor on.
+-- The first jobs of each lane that requested no start time, from its floor on.
 SELECT @head
 FROM {rows:visited(lane text, floor bigint)}
 CROSS JOIN LATERAL (
@@ -406,8 +409,8 @@ JOIN job ON job.rowid IN (
 )
 
 -- name: heads_ready [postgres]
--- The first ready jobs of each lane, those that asked for a time and are due among them: :all, or those that are known
--- to the node.
+-- The first ready jobs of each lane, with delayed jobs that are due: of all gates with :all, else of gates that the node
+-- may start.
 SELECT @head
 FROM unnest(:lanes::text[]) AS visited (lane)
 CROSS JOIN LATERAL (
@@ -418,7 +421,7 @@ CROSS JOIN LATERAL (
         LIMIT :count::integer
     ) AS plain
     UNION ALL
-    SELECT ripe.*
+    SELECT due.*
     FROM generate_series(0, 9) AS level
     CROSS JOIN LATERAL (
         SELECT * FROM headgate.job
@@ -426,7 +429,7 @@ CROSS JOIN LATERAL (
             AND (:all::boolean OR gate = ANY(@known)) AND @not_locked
         ORDER BY run_at, id
         LIMIT :count::integer
-    ) AS ripe
+    ) AS due
 ) AS job
 
 -- name: heads_ready [sqlite]
@@ -440,9 +443,9 @@ JOIN job ON job.rowid IN (
         LIMIT :count
     )
     UNION ALL
-    SELECT ripe.rowid
+    SELECT due.rowid
     FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
-    JOIN job AS ripe ON ripe.rowid IN (
+    JOIN job AS due ON due.rowid IN (
         SELECT rowid FROM job
         WHERE lane = visited.value AND waiting AND delayed = 1 AND priority = level.column1 AND run_at <= :now
             AND (:all OR gate {any:known_json text})
@@ -451,10 +454,10 @@ JOIN job ON job.rowid IN (
     )
 )
 
--- part: me_as_read
--- As me, if what is set and which gates are the newest is still of that revision, and none of the queues is paused. Who
--- changes what is set waits for the node.
-me AS MATERIALIZED (
+-- part: unchanged_node
+-- As live_node, but no row if the revision of settings and newest gates has changed, or if a queue is paused. A
+-- transaction that changes settings waits for the lock of the node.
+live_node AS MATERIALIZED (
     SELECT id FROM headgate.node
     WHERE id = :node AND gone IS NULL AND (SELECT revision FROM headgate.limit_revision) = :revision
         AND NOT EXISTS (SELECT 1 FROM headgate.paused_queue WHERE queue = ANY(:queues::text[]))
@@ -462,16 +465,16 @@ me AS MATERIALIZED (
 )
 
 -- part: left_lanes
--- A lane's count is lowered by an arrival, so that nodes that claim at once do not wait for each other.
+-- An arrival lowers the count of a lane, so that nodes that claim at the same time do not wait for each other.
 left_lanes AS (
     INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since)
     SELECT lane, queue, '[]', '', -count(*), false, :limit_now FROM taken GROUP BY lane, queue
 )
 
 -- name: take_ungated [postgres]
--- Waiting jobs without limits are now the node's to run: the first of each lane, so many of each, from its floor on.
--- The ids are an array, not a join: it is planned as few, and so by the primary key, whatever the statistics say.
-WITH @me_as_read,
+-- Start waiting jobs without limits on the node: the first `most` of each lane, from its floor on.
+-- The ids are an array, not a join: the planner expects few rows and uses the primary key, whatever the statistics say.
+WITH @unchanged_node,
 taken AS (
     UPDATE headgate.job
     SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
@@ -479,7 +482,7 @@ taken AS (
     WHERE job.id = ANY(
         ARRAY(
             SELECT first.id
-            FROM me
+            FROM live_node
             CROSS JOIN {rows:visited(lane text, most integer, floor bigint)}
             CROSS JOIN LATERAL (
                 SELECT id FROM headgate.job AS first
@@ -497,12 +500,12 @@ taken AS (
 @left_lanes
 SELECT * FROM taken
 
--- name: take_ungated_ripe [postgres]
--- As take_ungated, where jobs that asked for a time are due among them.
-WITH @me_as_read,
+-- name: take_ungated_due [postgres]
+-- As take_ungated, with delayed jobs that are due.
+WITH @unchanged_node,
 candidate AS (
     SELECT first.id, first.lane, first.priority, first.run_at
-    FROM me
+    FROM live_node
     CROSS JOIN unnest(:visited.lane::text[], :visited.most::integer[]) AS visited (visited_lane, most)
     CROSS JOIN LATERAL (
         SELECT * FROM (
@@ -514,7 +517,7 @@ candidate AS (
             FOR UPDATE SKIP LOCKED
         ) AS plain
         UNION ALL
-        SELECT ripe.*
+        SELECT due.*
         FROM generate_series(0, 9) AS level
         CROSS JOIN LATERAL (
             SELECT id, lane, priority, run_at FROM headgate.job
@@ -523,7 +526,7 @@ candidate AS (
             ORDER BY run_at, id
             LIMIT most
             FOR UPDATE SKIP LOCKED
-        ) AS ripe
+        ) AS due
     ) AS first
 ),
 chosen AS (
@@ -544,8 +547,8 @@ taken AS (
 SELECT * FROM taken
 
 -- name: left_in_lanes [postgres]
--- What is left of these lanes without the jobs that are gone from them: whether there is one that asked for no time, and
--- when the next delayed one is due.
+-- The jobs left in these lanes without those in :gone: whether one requested no start time, and when the next delayed job
+-- is due.
 SELECT
     wanted.lane,
     EXISTS (
@@ -587,9 +590,9 @@ SELECT
 FROM {rows:wanted(lane text, front bigint)}
 
 -- name: write_claim [postgres]
--- What a claim of gated jobs comes to: charged buckets, lanes that have moved, and jobs that are the node's to run.
--- It counts as made only if all the jobs, which come back, still wait in the lanes in which they were read, as they were
--- read, and nobody else has one of them locked: that may be a user's transaction, for which nobody is to wait.
+-- Write a claim of gated jobs: charge buckets, move lanes and start jobs on the node. Returns the jobs that were started.
+-- The claim is valid only if these are all: each job still waits in the lane in which it was read, is unchanged, and is
+-- not locked by another transaction. That may be a user's transaction, which no claim may wait for.
 WITH charge AS (
     UPDATE headgate.bucket SET state = charged.state, idle_at = charged.idle_at
     FROM {rows:charged(id text, state text, idle_at bigint)}
@@ -616,14 +619,14 @@ WHERE job.id = starting.id AND job.lane = starting.lane AND job.fence = starting
 RETURNING job.id
 
 -- name: start_jobs [sqlite]
--- Jobs without terms are now the node's to run. SQLite writes one table a statement; `charge` keeps the buckets.
+-- Start jobs without terms on the node. SQLite writes one table a statement; `charge` writes the buckets.
 UPDATE job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
     cancel_requested = 0, charged_at = :limit_now
 WHERE id {any:ids text} AND +waiting
 
 -- name: start_with_terms [sqlite]
--- As start_jobs, for jobs with terms: they may hold permits, or pass some of their draws.
+-- As start_jobs, for jobs with terms: they may hold permits, or be exempt from some of their draws.
 UPDATE job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
     cancel_requested = 0, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged
@@ -631,19 +634,19 @@ FROM {rows:starting(id text, lane text, fence integer, held bigint, uncharged bi
 WHERE job.id = starting.id AND +waiting
 
 -- name: move_lanes [sqlite]
--- Lanes after a claim.
+-- Write lanes after a claim.
 UPDATE lane
 SET waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind, wakes_at = moved.wakes_at,
     opened_at = moved.opened_at
 FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint)}
 WHERE lane.id = moved.id
 
--- name: let_in
--- The lanes of a batch that holds a permit wait behind its bucket, which is locked, no more.
+-- name: release_batch_lanes
+-- Release the lanes of a batch that holds a permit: they no longer wait behind its bucket, which is locked.
 UPDATE headgate.lane SET behind = NULL, opened_at = :limit_now
-FROM {rows:line(bucket text, batch text)}
-WHERE lane.behind = line.bucket AND {position}(lane.variant, line.batch) > 0
+FROM {rows:released(bucket text, batch text)}
+WHERE lane.behind = released.bucket AND {position}(lane.variant, released.batch) > 0
 
 -- name: lockable [postgres]
--- Those of these jobs that nobody else has locked.
+-- Lock those of these jobs that no other transaction has locked, and return them.
 SELECT id FROM headgate.job WHERE id {any:ids text} ORDER BY id FOR NO KEY UPDATE SKIP LOCKED

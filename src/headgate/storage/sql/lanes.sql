@@ -1,8 +1,8 @@
--- Lanes, and the jobs that come to them and leave them.
+-- Lanes: count the jobs that are added to them and removed from them.
 
 -- name: arrive [postgres]
--- Note that jobs have come to lanes, or left them (a negative number). Claims merge these notes into the lanes, so nobody
--- who adds a job waits for a lane.
+-- Insert an arrival for each number of jobs that were added to a lane, or removed from it (negative). Claims merge
+-- arrivals into the lanes, so adding a job waits for no lane.
 INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at)
 SELECT lane, queue, draws, variant, jobs, is_ready, :since::bigint, wakes_at, ready_at
 FROM {rows:come(
@@ -11,8 +11,8 @@ FROM {rows:come(
 ORDER BY place
 
 -- name: arrive [sqlite]
--- Count jobs in their lanes, which become due or sleep until their earliest delayed job. Lanes that become due are a
--- microsecond apart, so that they keep the order in which they came; an empty lane waits for nothing.
+-- Count jobs in their lanes, which become due or sleep until their earliest delayed job is due. Lanes that become due are
+-- a microsecond apart, so that they keep the order of their jobs; an empty lane waits for nothing.
 INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, wakes_at)
 SELECT
     lane, queue, draws, variant, sum(jobs),
@@ -44,37 +44,37 @@ WHERE behind IS NOT NULL
 SELECT DISTINCT behind FROM headgate.lane WHERE id {any:lanes text} AND behind IS NOT NULL
 
 -- name: reopen_buckets
--- Let the next claim look at buckets that may be open for what others ask.
+-- Let the next claim visit buckets that may be open for the costs of other jobs.
 UPDATE headgate.bucket SET opens_at = :limit_now WHERE id {any:ids text} AND opens_at > :limit_now
 
 -- name: clear_timers
--- Buckets that no lane waits behind need no timer.
+-- Clear the timers of buckets that no lane waits behind.
 UPDATE headgate.bucket SET opens_at = NULL
 WHERE id {any:ids text} AND opens_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE behind = bucket.id)
 
 -- part: unsynced
--- Commit without waiting for the disk: what is lost with the server can be told again from what is durable.
+-- Commit without waiting for the disk: rows lost in a crash of the server can be derived again from durable rows.
 unsynced AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
 
 -- part: seems_empty
--- The lane, if it has no job that is counted and still waits for its turn.
+-- The lane, if its count shows no job and it still waits for its turn.
 CASE WHEN waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL) THEN id END AS seems_empty
 
 -- name: merge [postgres]
--- Count jobs that have arrived in their lanes. These lanes become due, or sleep until their earliest delayed job. The
--- lanes that have become empty, or seem so, come back.
--- Arrivals of all queues are merged, the oldest first: those of a queue that is paused, or that no node serves, would pile
--- up, and each look at arrivals would meet them. They are read from :floor on, below which there is none:
+-- Count arrived jobs in their lanes. These lanes become due, or sleep until their earliest delayed job is due. Returns
+-- the lanes that have become empty, or seem empty.
+-- Arrivals of all queues are merged, the oldest first. Otherwise those of a queue that is paused, or that no node serves,
+-- would pile up, and each read of arrivals would pass them. They are read from :floor on; below it there are none.
 -- low_watermarks.py uses `last`, `first_left`, `merger` and `oldest_writer`.
--- Lanes are locked in the order of their ids. This statement sees the lanes as they were when it began, and updates the
--- newest version of each. A lane that another merge makes at the same time is not among them: its arrivals are stored once
--- more and left for the next merge. Lanes that become due get places in line in the order in which their jobs arrived, after
--- the last place that was given away (:after), and none below the floor from which this process reads due lanes: it would
--- not find a lane whose job was committed late.
--- A snapshot that saw this version of a lane (:proven) found no waiting job below that front that asked for no time. What
--- it did not see has an arrival that was not merged then, and is merged now or later.
+-- Lanes are locked in the order of their ids. This statement sees the lanes as of its start, and updates the newest
+-- version of each. A lane that another merge inserts at the same time is not among them: its arrivals are stored once
+-- more and left for the next merge. Lanes that become due get places in line in the order in which their jobs arrived. The
+-- places are after the last one that was assigned (:after), and not below the low watermark from which this process reads
+-- due lanes: it would not find a lane whose job was committed late.
+-- A snapshot that read this version of a lane (:proven) found no waiting job below that front that requested no start
+-- time. A job that it did not see has an arrival that was not merged then, and is merged now or later.
 WITH @unsynced,
 merged AS (
     DELETE FROM headgate.arrival
@@ -104,7 +104,7 @@ held AS MATERIALIZED (
     FROM (
         SELECT lane AS id, jobs, since, wakes_at, ready_at, proven.version AS proven_version, proven.front AS proven_front
         FROM come
-        -- Of a lane that was deleted all old versions would be read, to find none.
+        -- Without this join, all old versions of a deleted lane would be read, to find none.
         JOIN headgate.known_lane ON known_lane.id = lane
         LEFT JOIN {rows:proven(lane_id text, version bigint, front bigint)} ON proven.lane_id = lane
         ORDER BY lane
@@ -122,8 +122,8 @@ held AS MATERIALIZED (
 ),
 counted AS (
     UPDATE headgate.lane
-    -- Time goes on faster than versions are counted. So a lane that was deleted and comes back begins above its old
-    -- versions, and what was proven of a version that the server lost in a crash is not applied to another one.
+    -- Time grows faster than versions. So a lane that was deleted and is inserted again begins above its old versions,
+    -- and a front that was proven for a version that the server lost in a crash is not applied to another version.
     SET version = greatest(lane.version + 1, :limit_now::bigint), waiting = lane.waiting + come.jobs,
         since = coalesce(lane.since, come.since), wakes_at = least(lane.wakes_at, come.wakes_at),
         front = least(CASE WHEN lane.version = come.proven_version THEN proven_front ELSE lane.front END, come.ready_at)
@@ -161,7 +161,7 @@ SELECT @seems_empty, since,
 FROM (SELECT * FROM counted UNION ALL SELECT * FROM made) AS merged_lane
 
 -- name: lock_empty [postgres]
--- Those of these lanes that seem to be empty, locked; but for those that another claim has locked.
+-- Lock those of these lanes that seem to be empty, without those that another transaction has locked.
 SELECT locked.id, locked.version, locked.behind
 FROM unnest(:lanes::text[]) AS wanted (lane)
 CROSS JOIN LATERAL (
@@ -176,7 +176,7 @@ CROSS JOIN LATERAL (
 ) AS locked
 
 -- name: empty_lanes [postgres]
--- These lanes, which are locked, have no job: nothing is waited for.
+-- Take these locked lanes out of line if they have no job.
 UPDATE headgate.lane SET version = lane.version + 1, since = NULL, behind = NULL, wakes_at = NULL
 FROM {rows:empty(id text, version bigint)}
 WHERE lane.id = empty.id AND lane.version = empty.version
