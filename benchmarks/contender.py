@@ -52,7 +52,7 @@ class Contender(Protocol):
         ...
 
     def work(self) -> None:
-        """Run jobs until the process is told to end."""
+        """Run jobs until the process gets a signal to end."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A store whose keys have all used their budget, with jobs waiting behind it: made once, and copied for each look."""
+"""A store whose keys have all used their budget, with jobs that wait: created once, copied for each measurement."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ elif FRAMEWORK == "dramatiq":
         if GATED:
             started(tenant)
             return
-        # As its documentation says: who is refused is retried.
+        # As its documentation says: a refused message is retried.
         with window.acquire():
             started(tenant)
 

@@ -93,7 +93,7 @@ async def _fill(storage: Store, jobs: int, keys: int) -> None:
 
 
 class Seeds:
-    """New jobs, as the tasks of the app that looks at them would be enqueued."""
+    """Return new jobs, as the tasks of the app that reads them would be enqueued."""
 
     def __init__(self) -> None:
         self.probed = Probed()

@@ -72,7 +72,7 @@ class ServerMeter:
             await connection.close()
 
     async def syncs(self) -> int | None:
-        """How often the log was synced, as far as sessions that have ended have told."""
+        """Return how often the log was synced, as counted by sessions that have ended."""
         connection = await asyncpg.connect(self._url)
         try:
             is_new = connection.get_server_version().major >= 18

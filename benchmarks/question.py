@@ -23,7 +23,7 @@ class Scenario:
     """One contender under one load, run in a process of its own.
 
     `run` names a function as `module:function`; it is called with a folder for its files and with `params` (with
-    `quick` laid over them for a quick look), and returns its metrics. `conditions` say what a number means without
+    `quick` overriding them for a quick run), and returns its metrics. `conditions` say what a number means without
     looking at the code: slots, payload, durability. `against` maps column titles to the scenarios that it is divided
     by, in the question's lead metric. What is `quiet` hardly uses the machine, and runs beside other quiet ones.
     """

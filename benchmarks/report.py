@@ -89,7 +89,7 @@ def _measured_on(result: Result) -> str:
     others = "".join(
         f", {name} {version}" for kind in ("limiters", "on_postgres") for name, version in on.get(kind, {}).items()
     )
-    rounds = "a quick look, one round" if result["quick"] else f"medians of {result['rounds']} rounds"
+    rounds = "a quick run, one round" if result["quick"] else f"medians of {result['rounds']} rounds"
     return (
         f"Measured {on['measured_at']}: {rounds}; {on['cores']} cores of {on['processor']}, {on['system']}, "
         f"{on['filesystem']}, {on['python']}, SQLite {on['sqlite']}, huey {on['huey']}{others}, "

@@ -17,7 +17,7 @@ from headgate import Headgate
 
 
 def new_file(folder: Path) -> Path:
-    """A database file that nobody else uses."""
+    """Return a new database file."""
     return Path(tempfile.mkdtemp(dir=folder)) / "bench.db"
 
 
@@ -29,12 +29,12 @@ def bulks(jobs: int, bulk: int = 500) -> Iterator[range]:
 
 async def until_finished(app: Headgate, jobs: int) -> None:
     """Return when so many jobs are recorded as succeeded."""
-    while sum(queue.succeeded for queue in await app.admin.counts()) < jobs:  # noqa: ASYNC110  # nothing tells of counts
+    while sum(queue.succeeded for queue in await app.admin.counts()) < jobs:  # noqa: ASYNC110  # no event for counts
         await asyncio.sleep(0.002)
 
 
 async def recorded_runs(app: Headgate) -> int:
-    """How many jobs have run or run now, as the storage knows it."""
+    """Return how many jobs run or have run, as the store counts them."""
     return sum(queue.succeeded + queue.running for queue in await app.admin.counts())
 
 
@@ -44,7 +44,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 class Latencies:
-    """Seconds, told in milliseconds."""
+    """Return seconds as milliseconds."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []

@@ -17,7 +17,7 @@ HOPS = struct.Struct("<qqqq")
 
 
 class TimedStore(Store):
-    """A store that knows when its last claim was sent and answered."""
+    """A store that records when its last claim was sent and answered."""
 
     sent_at = 0
     answered_at = 0

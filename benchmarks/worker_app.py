@@ -15,7 +15,7 @@ class Probed:
     """An app with a gated and an ungated task that say when they began."""
 
     def __init__(self, url: str | None = None) -> None:
-        # A worker is told in its environment; whoever only imports this has none.
+        # A worker gets it from its environment; a program that only imports this module has none.
         self.app = Headgate(url or os.environ.get("HEADGATE_URL", "memory://"), migrate=True)
         self._say: Callable[[int], None] | None = None
         limit = StrictRate("1/d", key="{key}", name=LIMIT)

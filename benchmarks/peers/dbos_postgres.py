@@ -20,7 +20,7 @@ JOBS = "jobs"
 TENANTS = "tenants"
 
 POLL = 0.05
-"""Seconds between two looks at a queue. It polls for workflows, every second by default."""
+"""Seconds between two polls of a queue. DBOS polls for workflows, every second by default."""
 
 
 class Dbos:

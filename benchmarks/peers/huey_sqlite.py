@@ -92,11 +92,11 @@ def enqueue(folder: Path, *, jobs: int, producers: int) -> dict[str, float]:
 
 
 def latency(folder: Path, *, probes: int, poll: float | None) -> dict[str, float]:
-    """Its consumer in another process, as `huey_consumer` runs it; `poll` is how often it looks (None: its default)."""
+    """Its consumer in another process, as `huey_consumer` runs it; `poll` is its poll interval (None: its default)."""
     file = new_file(folder)
     with Ears(folder) as ears, own_process("benchmarks.peers.huey_consumer", str(file), ears.path, str(poll)):
         huey, probe = probed(file, ears.path)
-        # The first one tells that the consumer has come up.
+        # The first one shows that the consumer has started.
         ears.ask(lambda: probe(0), 0)
         latencies = Latencies()
         for number, gap in enumerate(gaps(probes), start=1):
@@ -186,7 +186,7 @@ def _huey(folder: Path, **options: Any) -> SqliteHuey:
 
 
 def _open(file: Path, **options: Any) -> SqliteHuey:
-    # It tells of every job and every retry at INFO; nobody listens here.
+    # It logs every job and every retry at INFO, which this run does not need.
     logging.getLogger("huey").setLevel(logging.ERROR)
     return SqliteHuey(filename=str(file), fsync=True, timeout=60, **options)
 

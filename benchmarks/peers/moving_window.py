@@ -1,4 +1,4 @@
-"""What a handler asks where the engine has no limits for each key: a budget in memory that tells when to retry."""
+"""A budget per key in memory, for handlers of engines that have no such limits: it returns when to retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many jobs a second workers run and record that lay in the store before they began."""
+"""How many jobs a second workers run and record, of jobs that were stored before."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def _drained(board: Board, jobs: int, store: _Server | _File) -> dict[str,
         await store.look()
         await asyncio.sleep(0.02)
     # Only now: counting costs, and must not slow down what it counts.
-    while await store.ended() < jobs:  # noqa: ASYNC110  # nothing tells of counts
+    while await store.ended() < jobs:  # noqa: ASYNC110  # no event for counts
         await asyncio.sleep(0.002)
     seconds = (time.monotonic_ns() - min(board.began())) / 1e9
     return {"rate": jobs / seconds, **await store.close()}
@@ -182,7 +182,7 @@ def _workers(count: int) -> str:
 QUESTION = Question(
     name="drain",
     heading="Drain, PostgreSQL",
-    asks="How many no-op jobs a second do workers run and record that lay in PostgreSQL before they began?",
+    asks="How many no-op jobs a second do workers run and record, of jobs that PostgreSQL held before?",
     lead="rate",
     metrics=(Metric("rate", "jobs/s"), Metric("locked", "waits for locks, %", 1)),
     scenarios=tuple(_scenarios()),
@@ -280,7 +280,7 @@ def _file_scenarios() -> Iterator[Scenario]:
 ON_SQLITE = Question(
     name="sqlite-drain",
     heading="Drain, SQLite",
-    asks="How many no-op jobs a second does a worker run and record that lay in a file before it began?",
+    asks="How many no-op jobs a second does a worker run and record, of jobs that a file held before?",
     lead="rate",
     metrics=(Metric("rate", "jobs/s"),),
     scenarios=tuple(_file_scenarios()),

@@ -1,4 +1,4 @@
-"""What people look at, in a store of ten thousand jobs and in one of a million: how long each view takes."""
+"""How long each view takes in a store of ten thousand jobs and in one of a million."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNTED_BEFORE = ("overview, again and again", "metrics")
 
 
 class Viewer:
-    """An app that is open, and some jobs of its store to look at."""
+    """An open app, and some jobs of its store to read."""
 
     def __init__(self, url: str) -> None:
         self.app = Probed(url).app
@@ -51,7 +51,7 @@ class Viewer:
         self.ids["batch of followers"] = (await self.admin.batches(count=500))[-1].id
 
     async def count(self) -> None:
-        """Wait for the first counts, which those who look again and again have made long ago."""
+        """Wait for the first counts, which a program that reads repeatedly has from an earlier read."""
         seen = await self.admin.overview(self.counts)
         while seen.counted_at is None or seen.finals_at is None:
             seen = await self.admin.overview(self.counts)
@@ -168,7 +168,7 @@ VIEWS: Mapping[str, Look] = {
 
 
 def look(folder: Path, *, store: str, view: str, looks: int, sizes: tuple[str, ...] = SIZES) -> dict[str, float]:
-    """The p50 of so many looks at each size, and how many times as long the full store takes."""
+    """Return the p50 of so many reads at each size, and the ratio of the full store to the small one."""
     took = {size: asyncio.run(_look(folder, store, size, view, looks)) for size in sizes}
     return {**took, "ratio": took["full"] / took["small"]} if "small" in took else took
 
@@ -196,7 +196,7 @@ def _question(store: str, label: str) -> Question:
         Scenario(
             name=view,
             run="benchmarks.questions.growth:look",
-            conditions=f"{label}; p50 of 15 looks",
+            conditions=f"{label}; p50 of 15 reads",
             params={"store": store, "view": view, "looks": 15},
             quick={"looks": 3},
         )
@@ -205,7 +205,7 @@ def _question(store: str, label: str) -> Question:
     return Question(
         name="growth" if store == "sqlite" else "postgres-growth",
         heading="" if store == "sqlite" else "Growth, PostgreSQL",
-        asks="Does what people look at take longer in a store of a million waiting jobs and a million final ones?",
+        asks="Do the views of people take longer in a store of a million waiting jobs and a million final ones?",
         scenarios=scenarios,
         metrics=(
             Metric("small", "10,000 and 10,000: ms", 1),

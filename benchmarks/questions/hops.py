@@ -75,7 +75,7 @@ QUESTION = Question(
     notes=(
         "Before the claim is sent there are a commit that stores the job, and a datagram (SQLite) or a NOTIFY on "
         "another connection (PostgreSQL). On SQLite the datagram leaves the thread that commits, so the worker may "
-        "hear of a job before the enqueue has returned. A claim is one commit on SQLite; on PostgreSQL it is a "
-        "look, and an UPDATE that commits.",
+        "be notified of a job before the enqueue has returned. A claim is one commit on SQLite; on PostgreSQL it is a "
+        "snapshot, and an UPDATE that commits.",
     ),
 )

@@ -67,6 +67,6 @@ QUESTION = Question(
     ),
     notes=(
         "All processes idle side by side, so one run takes 20 s.",
-        "PostgreSQL itself uses 0.04 % while nobody is connected.",
+        "PostgreSQL itself uses 0.04 % while no client is connected.",
     ),
 )

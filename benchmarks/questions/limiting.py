@@ -1,4 +1,4 @@
-"""How fast limiters decide in memory, and how exactly they let go those who wait."""
+"""How fast limiters decide in memory, and how exactly they release waiting callers."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ DECISIONS = Question(
         Scenario(
             name="aiolimiter",
             run="benchmarks.questions.limiting:decide_aiolimiter",
-            conditions="await acquire(); denied is has_capacity(), which only looks: it has no way to be refused; "
+            conditions="await acquire(); denied is has_capacity(), which only reads: it has no call that is refused; "
             "a dict of limiters for the keys",
             params=_CALLS,
             quick=_QUICK,
@@ -349,7 +349,7 @@ LINE = Question(
     goals=(
         Goal(scenario="Headgate", metric="rate", text="at least 99 % of 2,500 a second", at_least=2475),
         Goal(scenario="Headgate", metric="late_p99", text="p99 at most 5 ms late", at_most=5),
-        Goal(scenario="Headgate", metric="inversions", text="nobody is overtaken", at_most=0),
+        Goal(scenario="Headgate", metric="inversions", text="no caller is overtaken", at_most=0),
     ),
     notes=(
         "limits has no way to wait. Measured from when all have joined; a task is late by how much longer it took, for "
