@@ -63,7 +63,7 @@ bench: $(BENCH_STAMP) ## Run the benchmarks, peers included
 
 .PHONY: sim
 sim: $(STAMP) ## Run the simulation over many more seeds (SEEDS=5000)
-	HEADGATE_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest --timeout=0 tests/engine/test_simulation.py $(ARGS)
+	HEADGATE_TEST_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest --timeout=0 tests/engine/test_simulation.py $(ARGS)
 
 .PHONY: docs
 docs: $(STAMP) ## Build the site of the docs into site/

@@ -32,8 +32,8 @@ from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.processes import Child, Children, children_of
 from tests.postgres_server import PostgresServer, server_in
 
-SECONDS = float(os.environ.get("HEADGATE_CLUSTER_SECONDS", "28"))
-SEED = os.environ.get("HEADGATE_CLUSTER_SEED", "four workers")
+SECONDS = float(os.environ.get("HEADGATE_TEST_CLUSTER_SECONDS", "28"))
+SEED = os.environ.get("HEADGATE_TEST_CLUSTER_SEED", "four workers")
 
 WORKERS = 4
 BUSY = [f"busy-{number}" for number in range(6)]

@@ -1,7 +1,7 @@
 """Every enlisted verb, held open in a user's transaction for 30 s under load: whoever it does not concern goes on.
 
-HEADGATE_HELD_SECONDS is for how long, HEADGATE_HELD_AT_ONCE how many verbs at the same time, each with a database of
-its own. HEADGATE_HELD_TABLE names a file that the table of the documentation is written to.
+HEADGATE_TEST_HELD_SECONDS is for how long, HEADGATE_TEST_HELD_AT_ONCE how many verbs at the same time, each with a
+database of its own. HEADGATE_TEST_HELD_TABLE names a file that the table of the documentation is written to.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.postgres_server import server_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SECONDS = float(os.environ.get("HEADGATE_HELD_SECONDS", "30"))
-AT_ONCE = int(os.environ.get("HEADGATE_HELD_AT_ONCE", "4"))
+SECONDS = float(os.environ.get("HEADGATE_TEST_HELD_SECONDS", "30"))
+AT_ONCE = int(os.environ.get("HEADGATE_TEST_HELD_AT_ONCE", "4"))
 
 KINDS = (
     "other keys",
@@ -40,8 +40,8 @@ PROMPT = 3.0
 
 def test_a_verb_that_a_transaction_holds_open_delays_nobody_else(tmp_path: Path) -> None:
     measured = asyncio.run(_measured(tmp_path))
-    if "HEADGATE_HELD_TABLE" in os.environ:
-        Path(os.environ["HEADGATE_HELD_TABLE"]).write_text(_table(measured))
+    if "HEADGATE_TEST_HELD_TABLE" in os.environ:
+        Path(os.environ["HEADGATE_TEST_HELD_TABLE"]).write_text(_table(measured))
     for verb, seen in measured.items():
         assert seen["contradictions"] == [], verb
         assert seen["swept"] == 0, verb

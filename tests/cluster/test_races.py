@@ -31,7 +31,7 @@ from tests.limit_settings import change
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-SECONDS = float(os.environ.get("HEADGATE_RACE_SECONDS", "3"))
+SECONDS = float(os.environ.get("HEADGATE_TEST_RACE_SECONDS", "3"))
 
 RULES: dict[str, Any] = {
     "strict": StrictRate(5, per=0.5, margin=0).rule,
@@ -222,7 +222,7 @@ class World:
                 await store.queues()
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("HEADGATE_RACE_SEEDS", "2"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("HEADGATE_TEST_RACE_SEEDS", "2"))))
 async def test_the_books_are_right_whatever_races(postgres_url: str, postgres_schema: str, seed: int) -> None:
     world = World(postgres_url, postgres_schema, seed)
     first = world.stores[0]

@@ -156,7 +156,7 @@ async def test_under_a_storm_one_waits_under_each_key_and_what_came_last_ran(
     postgres_url: str, postgres_schema: str
 ) -> None:
     """Eight producers replace and keep under few keys while workers in other processes run them, and some fail."""
-    storm = Storm(postgres_url, postgres_schema, seconds=float(os.environ.get("HEADGATE_RACE_SECONDS", "3")))
+    storm = Storm(postgres_url, postgres_schema, seconds=float(os.environ.get("HEADGATE_TEST_RACE_SECONDS", "3")))
     await storm.run()
     assert storm.most_waiting == 1
     assert storm.lost() == []

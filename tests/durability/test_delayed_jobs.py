@@ -1,6 +1,6 @@
 """Delayed jobs lie in the store until they are due: however many there are, they cost a worker no memory and no work.
 
-`HEADGATE_DELAYED_JOBS=1000000` is how many the promise is about; the tests as they are run have fewer.
+`HEADGATE_TEST_DELAYED_JOBS=1000000` is how many the promise is about; the tests as they are run have fewer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate import Headgate
 from headgate.jobs.event import JobStarted
 
 HERE = Path(__file__).parent
-MANY = int(os.environ.get("HEADGATE_DELAYED_JOBS", "30000"))
+MANY = int(os.environ.get("HEADGATE_TEST_DELAYED_JOBS", "30000"))
 AT_ONCE = 5000
 HOUR = 3600.0
 

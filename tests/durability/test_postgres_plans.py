@@ -1,6 +1,6 @@
 """With a large backlog no statement of the engine reads in proportion to it, and people get their pages.
 
-HEADGATE_PLAN_ROWS is how many jobs there are, of which two of three are final.
+HEADGATE_TEST_PLAN_ROWS is how many jobs there are, of which two of three are final.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.postgres_server import server_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-ROWS = int(os.environ.get("HEADGATE_PLAN_ROWS", "200000"))
+ROWS = int(os.environ.get("HEADGATE_TEST_PLAN_ROWS", "200000"))
 
 BACKLOG = Backlog(ROWS)
 

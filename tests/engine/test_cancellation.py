@@ -282,7 +282,7 @@ def test_an_attempt_that_swallows_its_cancellation_keeps_its_slot_and_its_lease_
             assert not told
             await asyncio.sleep(50)
             (event,) = told
-            assert (event.job_id, event.place, event.cause) == (job.id, "loop", "user")
+            assert (event.job_id, event.executor, event.cause) == (job.id, "loop", "user")
             assert app._node is not None
             assert app._node.statistics()["lingering"] == [job.id]
             assert app._node.statistics()["busy"] == {"default": 1}
@@ -343,7 +343,7 @@ async def test_a_thread_that_goes_on_after_its_time_was_up_is_spoken_of(monkeypa
             await job.result(timeout=5)
         async with asyncio.timeout(5):
             await told.wait()
-        assert (events[0].place, events[0].cause) == ("thread", "timeout")
+        assert (events[0].executor, events[0].cause) == ("thread", "timeout")
         assert app._node is not None
         assert app._node.statistics()["lingering"] == [job.id]
         release.set()

@@ -9,8 +9,8 @@ import pytest
 from headgate import RateLimit
 from tests.engine.sharding import permits, simulate, starts_of_a_saturated_key
 
-SEEDS = int(os.environ.get("HEADGATE_SHARDING_SEEDS", "30"))
-ONLY = os.environ.get("HEADGATE_SIM_SEED")
+SEEDS = int(os.environ.get("HEADGATE_TEST_SHARDING_SEEDS", "30"))
+ONLY = os.environ.get("HEADGATE_TEST_SIM_SEED")
 CHUNK = 10
 
 # The first few for everybody, the rest where there is time.
@@ -25,7 +25,8 @@ def test_keys_that_move_between_databases_lose_nothing_and_stay_within_their_lim
             simulate(seed)
         except BaseException as error:
             error.add_note(
-                f"replay: HEADGATE_SIM_SEED={seed} python -m pytest -n 0 -p no:randomly tests/engine/test_sharding.py"
+                f"replay: HEADGATE_TEST_SIM_SEED={seed} python -m pytest -n 0 -p no:randomly "
+                "tests/engine/test_sharding.py"
             )
             raise
 

@@ -11,8 +11,8 @@ from headgate.clock import Clock
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.engine.simulation.world import simulate
 
-SEEDS = int(os.environ.get("HEADGATE_SIM_SEEDS", "150"))
-ONLY = os.environ.get("HEADGATE_SIM_SEED")
+SEEDS = int(os.environ.get("HEADGATE_TEST_SIM_SEEDS", "150"))
+ONLY = os.environ.get("HEADGATE_TEST_SIM_SEED")
 CHUNK = 10
 
 
@@ -32,7 +32,8 @@ def test_every_world_ends_with_nothing_lost_and_no_limit_exceeded(first: int) ->
             simulate(seed)
         except BaseException as error:
             error.add_note(
-                f"replay: HEADGATE_SIM_SEED={seed} python -m pytest -n 0 -p no:randomly tests/engine/test_simulation.py"
+                f"replay: HEADGATE_TEST_SIM_SEED={seed} python -m pytest -n 0 -p no:randomly "
+                "tests/engine/test_simulation.py"
             )
             raise
 

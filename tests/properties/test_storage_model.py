@@ -727,7 +727,7 @@ class MemoryMachine(StorageMachine):
 
 TestMemoryStorage = MemoryMachine.TestCase
 TestMemoryStorage.settings = settings(
-    max_examples=int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "80")), stateful_step_count=40, deadline=None
+    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "80")), stateful_step_count=40, deadline=None
 )
 
 
@@ -743,7 +743,7 @@ class SqliteMachine(StorageMachine):
 
 TestSqliteStorage = SqliteMachine.TestCase
 TestSqliteStorage.settings = settings(
-    max_examples=int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "40")), stateful_step_count=40, deadline=None
+    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "40")), stateful_step_count=40, deadline=None
 )
 
 
@@ -768,7 +768,7 @@ def test_postgres_does_what_the_model_says(postgres_url: str) -> None:
     run_state_machine_as_test(
         PostgresMachine,
         settings=settings(
-            max_examples=int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "12")),
+            max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "12")),
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],

@@ -143,8 +143,8 @@ class Visit:
 
 @pytest.fixture(scope="session")
 def screenshots() -> Path | None:
-    """Where pictures of all pages go, which take a while: $HEADGATE_SCREENSHOTS, if somebody wants to look at them."""
-    asked = os.environ.get("HEADGATE_SCREENSHOTS")
+    """Return the folder for pictures of all pages, $HEADGATE_TEST_SCREENSHOTS; without it none are taken."""
+    asked = os.environ.get("HEADGATE_TEST_SCREENSHOTS")
     if asked is None:
         return None
     folder = Path(asked)
