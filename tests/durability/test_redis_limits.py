@@ -78,7 +78,7 @@ def most_in_any_window(starts: Sequence[int], period: int) -> int:
 async def test_two_processes_never_take_one_too_many_and_use_what_there_is(
     server: RedisServer, children: Children
 ) -> None:
-    count, per, seconds = 40, 0.4, 3.0
+    count, per, seconds = 40, 1.0, 6.0
     takers = [
         await children.start(
             "bucket_taker.py", url=server.url, limit="shared", count=count, per=per, seconds=seconds, tasks=4
