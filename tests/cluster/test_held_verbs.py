@@ -34,6 +34,8 @@ KINDS = (
     "recovery",
 )
 
+NODES = 2
+
 PROMPT = 3.0
 """Seconds more than with nothing held. A busy machine delays everything; a lock that is waited for, by 5 s at least."""
 
@@ -44,7 +46,9 @@ def test_a_verb_that_a_transaction_holds_open_delays_nobody_else(tmp_path: Path)
         Path(os.environ["HEADGATE_TEST_HELD_TABLE"]).write_text(_table(measured))
     for verb, seen in measured.items():
         assert seen["contradictions"] == [], verb
-        assert seen["swept"] == 0, verb
+        # A sweep, once in 30 s for each node, can find a job whose notification is still on its way. A job whose
+        # notification was lost waits for up to 30 s, which `worst` would show.
+        assert seen["swept"] <= NODES, verb
         assert set(seen["worst"]) == set(KINDS), (verb, seen)
         more = {kind: seconds - measured["nothing"]["worst"][kind] for kind, seconds in seen["worst"].items()}
         assert max(more.values()) < PROMPT, (verb, more)
