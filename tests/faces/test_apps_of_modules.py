@@ -167,7 +167,8 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "app.py").write_text('from headgate import Headgate\n\njobs = Headgate("memory://")\n')
     (package / "factory.py").write_text(
         "from headgate import Headgate\n\n\ndef make_app():\n    return Headgate('memory://')\n\n\n"
-        "def fail():\n    raise LookupError('no configuration')\n"
+        "def fail():\n    raise LookupError('no configuration')\n\n\n"
+        "class Web:\n    def __call__(self, scope):\n        return None\n\n\nweb = Web()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -180,6 +181,9 @@ def test_a_function_that_returns_the_app_names_it(shop: Path) -> None:
     assert isinstance(locate("corner_shop.factory:make_app"), Headgate)
     with pytest.raises(AppBroken, match="its module raised LookupError: no configuration"):
         locate("corner_shop.factory:fail")
+    # An ASGI application is called with a request.
+    with pytest.raises(AppNotFound, match="is 'Web', not a Headgate app"):
+        locate("corner_shop.factory:web")
 
 
 def test_a_name_that_is_no_app_is_answered_with_the_apps_there_are(shop: Path) -> None:

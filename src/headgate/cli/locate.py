@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import IO, Any, TypeVar
 
 import click
@@ -77,7 +77,7 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
             found = getattr(found, part)
         except AttributeError:
             raise AppNotFound(f"module {module_name!r} has no {attribute!r}; {_advice(module_name)}") from None
-    if callable(found) and not isinstance(found, (Headgate, type)):
+    if isinstance(found, FunctionType):
         # A factory, as Flask programs have one.
         try:
             found = found()
