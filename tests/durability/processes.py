@@ -66,7 +66,13 @@ class Child:
                 self.unheard.append((said.strip(), values))
 
     def has_said(self, word: str) -> bool:
+        """Whether it was heard saying that; `hear_all` hears what was not waited for."""
         return any(said == word for said, _ in self.said)
+
+    async def hear_all(self, seconds: float = 0.2) -> None:
+        """Hear what it has said so far, and says in so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            await self.hear("what nobody says", seconds)
 
     def all_said(self, word: str) -> list[list[Any]]:
         """The values of all lines so far that begin with `word`."""

@@ -13,7 +13,7 @@ import pytest
 
 from headgate.jobs.job import JobState
 from tests.durability.processes import Children
-from tests.durability.stores import new_job, open_store
+from tests.durability.stores import NODE, new_job, open_store
 from tests.until import until
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -53,21 +53,25 @@ async def test_healthy_nodes_in_other_containers_keep_their_jobs(
         "lease": 4.0,
     }
     there = await children.start("worker.py", command=command, **settings)
-    await there.hear("NodeStarted")
+    (first,) = await there.hear("NodeStarted")
     async with open_store(database) as storage:
         job = new_job(now=storage.now(), task="wait_for_word", payload='{"key":"a"}')
         await storage.add([job])
         await there.hear("running")
         here = await children.start("worker.py", **settings)
-        await here.hear("NodeStarted")
+        (second,) = await here.hear("NodeStarted")
         # Longer than a lease, in which each looks at the other several times.
         await asyncio.sleep(5)
-        assert not here.has_said("NodeLost")
-        assert not there.has_said("NodeLost")
+        for child in (here, there):
+            await child.hear_all()
+            # The node of this test's own store sends no heartbeats.
+            assert {lost for lost, *_ in child.all_said("NodeLost")} <= {NODE}, child.said
+            assert not child.has_said("NodeDeclaredDead"), child.said
         record = await storage.job(job.id)
         assert record is not None
         assert (record.state, record.attempt, record.lost) == (JobState.RUNNING, 1, 0)
-        assert [node.is_gone for node in await storage.nodes()] == [False, False]
+        nodes = {node.id: node.is_gone for node in await storage.nodes() if node.id != NODE}
+        assert nodes == {first: False, second: False}
         # What a container leaves behind that dies is taken over when its lease has run out.
         await there.kill()
         await here.hear("running")
