@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from benchmarks.postgres_server import postgres_server
 from benchmarks.question import Goal, Metric, Question, Scenario
@@ -17,9 +18,16 @@ def headgate(folder: Path, *, seconds: float) -> dict[str, float]:
 
 def headgate_on_postgres(folder: Path, *, seconds: float) -> dict[str, float]:
     with postgres_server(folder) as url, headgate_worker(url) as worker:
-        (file,) = folder.glob("postgres-*/data/postmaster.pid")
-        server = OwnProcess(int(file.read_text().splitlines()[0]))
-        return worker.idle_use(seconds, server)
+        return worker.idle_use(seconds, _server_at(url, folder))
+
+
+def _server_at(url: str, folder: Path) -> OwnProcess:
+    """The server of that URL: those of the other rounds idle beside it."""
+    for file in folder.glob("postgres-*/data/postmaster.pid"):
+        pid, _, _, port, *_ = file.read_text().splitlines()
+        if int(port) == urlsplit(url).port:
+            return OwnProcess(int(pid))
+    raise LookupError(f"no server of {url} in {folder}")
 
 
 QUESTION = Question(
