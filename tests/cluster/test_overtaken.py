@@ -161,7 +161,7 @@ def take_one(visit: Any) -> bool:
 # ------------------------------------------------------------------------------------- jobs that go elsewhere meanwhile
 
 
-async def regated(hands: Hands, job: str, *draws: Draw) -> list[GateChange]:
+async def gate_changes(hands: Hands, job: str, *draws: Draw) -> list[GateChange]:
     """The job as it asks for these draws, and was read before."""
     (found,) = [gated for gated in await hands.storage.gated_jobs(frozenset({"work"})) if gated.id == job]
     return [GateChange(job, found.draws, draws, None, found.terms)]
@@ -170,8 +170,8 @@ async def regated(hands: Hands, job: str, *draws: Draw) -> list[GateChange]:
 async def test_a_job_that_asks_for_another_permit_while_it_is_claimed_starts_with_that_one(world: World) -> None:
     world.rule(mutex=at_once())
     job = await world.left.add_one(draws=[("mutex", "a")])
-    moved = await regated(world.right, job, Draw("mutex", "b"))
-    moving = world.after("heads", lambda: world.right.storage.regate(moved))
+    moved = await gate_changes(world.right, job, Draw("mutex", "b"))
+    moving = world.after("heads", lambda: world.right.storage.change_gates(moved))
     claimed = await world.left.claim()
     assert await moving == 1
     (started,) = [*claimed.jobs, *await world.left.take()]
@@ -221,9 +221,9 @@ async def test_a_late_job_that_expires_does_not_go_to_another_lane_meanwhile(wor
     job = await world.left.add_one(draws=[("r", "a")], expires_in=1)
     await world.left.add_one(draws=[("r", "a")])
     await world.left.add_one(draws=[("r", "b")])
-    moved = await regated(world.right, job, Draw("r", "b"))
+    moved = await gate_changes(world.right, job, Draw("r", "b"))
     world.clock.advance(2)
-    moving = world.after("expired", lambda: world.right.storage.regate(moved))
+    moving = world.after("expired", lambda: world.right.storage.change_gates(moved))
     dropped = list(await world.left.storage.expire())
     assert await moving == 0
     assert list(await world.left.storage.check()) == []
@@ -603,7 +603,7 @@ async def merge_some(world: World) -> None:
 
 def floor_of_arrivals(world: World) -> int:
     assert isinstance(world.left.storage, PostgresStorage)
-    return world.left.storage.driver._claimer.floors.arrivals
+    return world.left.storage.driver._claimer.low_watermarks.arrivals
 
 
 async def test_an_arrival_that_is_committed_after_later_ones_were_merged_goes_with_the_next_claim(world: World) -> None:

@@ -57,7 +57,7 @@ async def test_a_transaction_that_is_long_open_is_shown_if_it_keeps_dead_rows(po
         while not (found := await storage.blockers()):  # noqa: ASYNC110  # the database has no event for it
             await asyncio.sleep(0.2)
         assert [(each.kind, each.pid) for each in found] == [("long transaction", side.get_server_pid())]
-        assert found[0].what.endswith("lets no dead row be cleared away, idle in transaction")
+        assert found[0].what.endswith("prevents the removal of dead rows, idle in transaction")
         assert found[0].statement is not None
         assert found[0].statement.startswith("BEGIN")
     await storage.close()

@@ -494,9 +494,9 @@ async def test_a_backlog_is_moved_but_for_what_is_being_replaced(world: World) -
     gated = {job.id: job for job in await world.left.storage.gated_jobs(frozenset({"work"}))}
     moves = [GateChange(id, gated[id].draws, (Draw("api", "b"),), None, None) for id in (held, other)]
     async with world.user.holding(world.unique(draws=[("api", "a")]), ends="rollback"):
-        assert await promptly(world.right.storage.regate(moves)) == 1
+        assert await promptly(world.right.storage.change_gates(moves)) == 1
         assert (await world.left.record(other)).draws == (Draw("api", "b"),)
-    assert await world.right.storage.regate(moves) == 1
+    assert await world.right.storage.change_gates(moves) == 1
     await world.check()
 
 

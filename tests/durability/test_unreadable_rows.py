@@ -283,9 +283,9 @@ async def test_a_schedule_that_cannot_be_read_hides_no_other(
             await until(lambda: _has_run(app, "good"))
             listed = {status.name: status for status in await app.admin.schedules.list()}
             assert set(listed) == {"good", "bad"}
-            assert listed["good"].trouble is None
+            assert listed["good"].problem is None
             assert column in (listed["bad"].unreadable or "")
-            assert "cannot be read" in (listed["bad"].trouble or "")
+            assert "cannot be read" in (listed["bad"].problem or "")
             assert listed["bad"].runs == 0
             for verb in ("pause", "resume", "skip", "trigger", "next_runs"):
                 with pytest.raises(UnreadableSchedule, match="schedule 'bad' cannot be read"):

@@ -507,7 +507,7 @@ def test_a_settled_cost_gives_back_what_was_estimated_too_much() -> None:
             (bucket,) = await app.admin.limits.list()
             assert bucket.used == 400
             (audited,) = await app.admin.limits.audit("tokens")
-            assert (audited.starts, audited.highest, audited.held) == (4, 400, True)
+            assert (audited.starts, audited.highest, audited.is_within_limit) == (4, 400, True)
 
     run_virtual(main)
 
@@ -550,7 +550,7 @@ def test_a_refusal_by_the_callee_costs_nothing_and_closes_the_rate_but_not_the_p
                 ("globex", 1),
                 *[("acme", 20)] * 5,
             ]
-            assert all(verdict.held for verdict in await app.admin.limits.audit("call:rate"))
+            assert all(verdict.is_within_limit for verdict in await app.admin.limits.audit("call:rate"))
 
     run_virtual(main)
 
@@ -908,7 +908,7 @@ def test_the_audit_proves_a_limit_from_recorded_starts_and_tells_when_it_was_exc
             await call.enqueue_many([("acme",)] * 10 + [("failing",)] * 4)
             await asyncio.sleep(600)
             verdicts = {verdict.key: verdict for verdict in await app.admin.limits.audit("api")}
-            assert {key: (v.starts, v.highest, v.held) for key, v in verdicts.items()} == {
+            assert {key: (v.starts, v.highest, v.is_within_limit) for key, v in verdicts.items()} == {
                 "acme": (10, 3, True),
                 "failing": (8, 3, True),
             }
@@ -920,7 +920,7 @@ def test_the_audit_proves_a_limit_from_recorded_starts_and_tells_when_it_was_exc
             await call.enqueue_many([("acme",)] * 3)
             await asyncio.sleep(1)
             worst = (await app.admin.limits.audit("api"))[0]
-            assert (worst.key, worst.highest, worst.held) == ("acme", 6, False)
+            assert (worst.key, worst.highest, worst.is_within_limit) == ("acme", 6, False)
 
     run_virtual(main)
 

@@ -393,21 +393,21 @@ def test_schedules_that_nobody_fires_or_declares_any_more_are_told(project: Proj
     newer = Project(project.path, 'from headgate import Headgate\n\napp = Headgate("sqlite:///jobs.db")\n')
     project.do(schedule_is_stored, running=True)
     (listed,) = answer("schedules", "list", project.target)
-    assert (listed["is_overdue"], listed["trouble"]) == (False, None)
+    assert (listed["is_overdue"], listed["problem"]) == (False, None)
     (listed,) = answer("schedules", "list", newer.target)
-    assert (listed["is_overdue"], listed["trouble"]) == (False, "code has declared it, but this app does not")
+    assert (listed["is_overdue"], listed["problem"]) == (False, "code has declared it, but this app does not")
     connection = sqlite3.connect(project.path / "jobs.db")
     connection.execute("UPDATE schedule SET next_at = next_at - 8640000000000, skipped = 'overlap', skipped_at = 7")
     connection.commit()
     connection.close()
     (listed,) = answer("schedules", "list", newer.target)
-    assert listed["trouble"] == "overdue: this app does not declare task 'report'"
+    assert listed["problem"] == "overdue: this app does not declare task 'report'"
     text = call("schedules", "list", newer.target).output
     assert "overdue" in text
     assert "in 0.0 s" not in text
     assert "had not ended" in text
     (listed,) = answer("schedules", "list", project.target)
-    assert (listed["trouble"], listed["skipped"]) == ("overdue: no worker enqueues its jobs", "overlap")
+    assert (listed["problem"], listed["skipped"]) == ("overdue: no worker enqueues its jobs", "overlap")
     assert [each["name"] for each in answer("status", newer.target)["overdue_schedules"]] == ["nightly"]
     assert "Overdue schedules" in call("status", newer.target).output
     assert answer("status", project.target)["overdue_schedules"] == []
@@ -714,7 +714,7 @@ def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(projec
         return go_on
 
     project.do(have_run(4), running=True)
-    assert call("limits", "audit", project.target, "sync:rate").output.count("held") == 1
+    assert call("limits", "audit", project.target, "sync:rate").output.count("within limit") == 1
 
     assert "uses the declared rule" in call("limits", "unset", project.target, "sync:rate", "--key", "acme").output
     assert "nothing was set" in call("limits", "unset", project.target, "sync:rate").output

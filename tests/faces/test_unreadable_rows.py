@@ -157,4 +157,4 @@ def test_a_worker_the_command_line_and_the_dashboard_go_on_beside_rows_that_cann
         ("bad", True),
         ("good", False),
     ]
-    assert one["status"]["trouble"].startswith("cannot be read: call")
+    assert one["status"]["problem"].startswith("cannot be read: call")

@@ -173,7 +173,7 @@ def test_what_is_wrong_with_the_work_is_told() -> None:
             POSTGRES,
             unknown_tasks={"sync": 12},
             blockers=[
-                Blocker("long transaction", 71, since, "psql lets no dead row be cleared away"),
+                Blocker("long transaction", 71, since, "psql prevents the removal of dead rows"),
                 Blocker("long transaction", 72, from_datetime(NOW - timedelta(seconds=9)), "a short one"),
                 Blocker("blocks", 73, since, "psql keeps 3 waiting"),
             ],

@@ -78,7 +78,7 @@ def test_the_engine_itself_keeps_a_strict_rate_and_the_outcome_says_so() -> None
     outcome = result_of_run(asked, run_scenario(asked))
     assert (outcome.ran, outcome.left, outcome.rejected) == (20, 0, 0)
     [limit] = outcome.limits
-    assert (limit.highest, limit.bound, limit.window, limit.held) == (5, 5, 60.02, True)
+    assert (limit.highest, limit.bound, limit.window, limit.is_within_limit) == (5, 5, 60.02, True)
     # Four windows of five: the last begins three windows after the first.
     assert outcome.starts_at["p25"] == 0.0
     assert outcome.starts_at["p100"] == pytest.approx(180.06, abs=0.1)
@@ -102,7 +102,7 @@ def test_what_is_left_when_it_is_cut_off_is_told() -> None:
 def test_what_runs_at_once_is_judged_by_when_jobs_ran() -> None:
     asked = scenario(keyed(Concurrency(3), "api", one_for_all=True), run_time=1.0)
     [limit] = result_of_run(asked, run_scenario(asked)).limits
-    assert (limit.highest, limit.bound, limit.held) == (3, 3, True)
+    assert (limit.highest, limit.bound, limit.is_within_limit) == (3, 3, True)
     assert most_at_once([SimulatedJob("a", 0, 0, 10), SimulatedJob("a", 0, 10, 20), SimulatedJob("a", 0, 5, 15)]) == 2
 
 
@@ -110,7 +110,7 @@ def test_a_limit_that_was_exceeded_is_told_with_its_key() -> None:
     asked = scenario(keyed(StrictRate("2/m"), "api", one_for_all=False))
     ran = [SimulatedJob("a", 0, 0, 0), *(SimulatedJob("b", 0, at, at) for at in (0, 1, 59 * SECOND))]
     [limit] = result_of_run(asked, SimulationRun(ran, 0, 0)).limits
-    assert (limit.key, limit.highest, limit.held) == ("b", 3, False)
+    assert (limit.key, limit.highest, limit.is_within_limit) == ("b", 3, False)
 
 
 def test_waits_are_told_of_the_busiest_the_median_and_the_lightest_key() -> None:

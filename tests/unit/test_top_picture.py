@@ -73,8 +73,8 @@ def test_a_key_counts_down_to_its_next_slot_as_time_passes() -> None:
 
 
 def test_trouble_is_told_also_where_there_was_no_look_yet() -> None:
-    assert any("the store does not answer: gone" in line for line in shown(None, LiveView(now=NOW, trouble="gone")))
-    lines = shown(look(queue("a")), LiveView(now=NOW, trouble="gone", is_paused=True))
+    assert any("the store does not answer: gone" in line for line in shown(None, LiveView(now=NOW, error="gone")))
+    lines = shown(look(queue("a")), LiveView(now=NOW, error="gone", is_paused=True))
     assert any("the store does not answer: gone" in line for line in lines)
     assert any("PAUSED" in line for line in lines)
 

@@ -1,4 +1,4 @@
-"""Audit: whether a limit held, recomputed from the recorded starts."""
+"""Audit: whether a limit was kept, recomputed from the recorded starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Audited:
     """The result of an audit for one key.
 
     `highest` is the highest sum of costs that started in any window of `window` seconds, and `bound` the highest sum
-    that the rule allows there. `held` is whether the limit held.
+    that the rule allows there. `is_within_limit` is whether the limit was kept.
     """
 
     limit: str
@@ -28,7 +28,7 @@ class Audited:
     bound: int
 
     @property
-    def held(self) -> bool:
+    def is_within_limit(self) -> bool:
         return self.highest <= self.bound
 
 

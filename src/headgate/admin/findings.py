@@ -10,6 +10,7 @@ from typing import Literal, assert_never
 from headgate.admin.checkup import Checkup
 from headgate.clock import SECOND, to_datetime
 from headgate.engine.skew import MAX_SKEW
+from headgate.plural import counted
 from headgate.storage.facts import (
     NETWORK_FILESYSTEMS,
     SAFE_FOR_SEVERAL,
@@ -259,7 +260,10 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
     silent = [node for node in checkup.nodes if node.state == "silent"]
     if not alive and checkup.ready:
         yield Finding(
-            "problem", "nodes", f"none is alive, and {_jobs(checkup.ready)} could start", "start `headgate worker`"
+            "problem",
+            "nodes",
+            f"none is alive, and {counted(checkup.ready, 'job')} could start",
+            "start `headgate worker`",
         )
     elif not alive:
         yield Finding("warning", "nodes", "none is alive, so nothing runs", "start `headgate worker`")
@@ -269,7 +273,7 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "nodes",
-            f"{node.name} has sent no heartbeat for {node.heartbeat_age:.0f} s; it runs {_jobs(node.running)}",
+            f"{node.name} has sent no heartbeat for {node.heartbeat_age:.0f} s; it runs {counted(node.running, 'job')}",
             "check its machine; other nodes take its jobs when its lease is over",
         )
     for node in alive:
@@ -293,10 +297,6 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
         yield Finding("ok", "releases", f"all of {versions[0]}")
 
 
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"
-
-
 def _some(ids: Sequence[str]) -> str:
     """Return the first few job ids."""
     return f"job {', '.join(ids[:3])}{', …' if len(ids) > 3 else ''}"
@@ -307,7 +307,8 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "tasks",
-            f"{_jobs(jobs)} of task {task!r}, which this app does not declare, {'is' if jobs == 1 else 'are'} waiting",
+            f"{counted(jobs, 'job')} of task {task!r}, which this app does not declare, "
+            f"{'is' if jobs == 1 else 'are'} waiting",
             "start a worker of the app that does, add an alias, or cancel them: "
             f"headgate jobs cancel --task {task} --state waiting",
         )
@@ -317,7 +318,7 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "schedules",
-            f"{schedule.name!r} is {schedule.trouble or 'overdue'}",
+            f"{schedule.name!r} is {schedule.problem or 'overdue'}",
             f"start a worker of the app that declares it, or headgate schedules remove {schedule.name}",
         )
     if not checkup.overdue:

@@ -135,7 +135,7 @@ class LimitsAdmin:
         return [setting for setting in await self._storage.settings() if limit in (None, setting.limit)]
 
     async def audit(self, limit: str, *, key: str | None = None, since: datetime | None = None) -> Sequence[Audited]:
-        """Check whether the limit held: for each key, the most that started in any window against what its rule allows.
+        """Check whether a limit was kept: for each key, the most that started in any window, and what its rule allows.
 
         It reads the starts of all jobs that are still stored, or those since `since`. Worst keys first. Past starts are
         checked against the current rule.

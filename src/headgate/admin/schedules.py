@@ -196,7 +196,7 @@ class SchedulesAdmin:
             skipped=record.skipped,
             skipped_at=_optional(record.skipped_at),
             is_overdue=overdue is not None,
-            trouble=f"cannot be read: {unreadable}"
+            problem=f"cannot be read: {unreadable}"
             if unreadable
             else overdue or ("code has declared it, but this app does not" if is_lost else None),
         )

@@ -274,15 +274,25 @@ def audit(target: str, words: tuple[str], key: str | None, as_json: bool) -> Non
     (limit,) = words
     found = ask(target, lambda admin: admin.limits.audit(limit, key=key))
     if as_json:
-        print_json([{**_as_data(verdict), "held": verdict.held} for verdict in found])
+        print_json([{**_as_data(verdict), "is_within_limit": verdict.is_within_limit} for verdict in found])
     else:
         print_table(
             f"Audit of {limit}",
             ("key", "starts", "window", "highest", "bound", "verdict"),
-            [(v.key, v.starts, f"{v.window:g} s", v.highest, v.bound, "held" if v.held else "EXCEEDED") for v in found],
+            [
+                (
+                    v.key,
+                    v.starts,
+                    f"{v.window:g} s",
+                    v.highest,
+                    v.bound,
+                    "within limit" if v.is_within_limit else "EXCEEDED",
+                )
+                for v in found
+            ],
             empty="no start has been recorded",
         )
-    if not all(verdict.held for verdict in found):
+    if not all(verdict.is_within_limit for verdict in found):
         raise SystemExit(1)
 
 

@@ -118,8 +118,8 @@ def _next_run(schedule: ScheduleStatus, now: datetime) -> str | None:
 
 def _note(schedule: ScheduleStatus) -> str | None:
     notes: list[str] = [] if schedule.state == "active" else [schedule.state]
-    if schedule.trouble is not None:
-        notes.append(schedule.trouble)
+    if schedule.problem is not None:
+        notes.append(schedule.problem)
     if schedule.max_runs is not None and schedule.state == "active":
         notes.append(f"at most {counted(schedule.max_runs, 'run')}")
     if schedule.skipped is not None:

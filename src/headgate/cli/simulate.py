@@ -110,10 +110,10 @@ def simulate(
         )
     ]
     if as_json:
-        print_json([{**asdict(outcome), "held": outcome.held} for outcome in found])
+        print_json([{**asdict(outcome), "is_within_limits": outcome.is_within_limits} for outcome in found])
     else:
         print_outcomes(found)
-    if not all(outcome.held for outcome in found):
+    if not all(outcome.is_within_limits for outcome in found):
         raise SystemExit(1)
 
 
@@ -208,7 +208,7 @@ def print_outcomes(found: Sequence[SimulationResult]) -> None:
                 limit.highest,
                 limit.bound,
                 limit.key or None,
-                "held" if limit.held else "EXCEEDED",
+                "within limit" if limit.is_within_limit else "EXCEEDED",
             )
             for each in found
             for limit in each.limits

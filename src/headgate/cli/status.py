@@ -111,7 +111,7 @@ def status(target: str, as_json: bool) -> None:
         print_table(
             "Overdue schedules",
             ("schedule", "task", "due at", "why"),
-            [(each.name, each.task, each.next_run, each.trouble) for each in answer.overdue_schedules],
+            [(each.name, each.task, each.next_run, each.problem) for each in answer.overdue_schedules],
             empty="",
         )
     print_table(

@@ -140,10 +140,10 @@ class _Screen:
     async def _watch(self) -> None:
         async for answer in _answers(self._app, self._clock, self._interval, self._count):
             if isinstance(answer, HeadgateError):
-                self._view = replace(self._view, trouble=str(answer))
+                self._view = replace(self._view, error=str(answer))
             else:
                 self._look, self._looked_at = answer, self._clock.monotonic()
-                self._view = replace(self._view, trouble=None)
+                self._view = replace(self._view, error=None)
             self._changed.set()
             await self._unpaused.wait()
 

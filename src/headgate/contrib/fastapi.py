@@ -36,7 +36,7 @@ def lifespan(jobs: Headgate, inner: OwnLifespan | None = None, *, worker: bool =
     """Keep `jobs` open while the application runs: `FastAPI(lifespan=lifespan(jobs))`.
 
     With `worker=True` this process also runs jobs; when the server stops, running ones get the app's `grace` (30 s) to
-    end, and the others are handed back. `inner` is the application's own lifespan: it begins when the app is open and
+    end, and the others are returned. `inner` is the application's own lifespan: it begins when the app is open and
     ends before the app is closed, and what it yields is the state of requests.
     """
 

@@ -13,7 +13,7 @@ from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed
 from headgate.jobs.gating import GateChange, GatedJob, subject_of
 from headgate.jobs.terms import GateTerms
 from headgate.storage.store import Store
-from headgate.tasks.batch_gate import regate_in_batch
+from headgate.tasks.batch_gate import draws_in_batch
 from headgate.tasks.gate import UNGATED
 from headgate.tasks.registry import Registry, intended_queue
 
@@ -63,13 +63,13 @@ class BacklogMigrator:
         self._swept_at: int | None = None
         self._sweep_soon = SWEEP_SOON
 
-    def add_met(self, ids: Iterable[str], *, has_strange_lanes: bool = False) -> None:
+    def add_met(self, ids: Iterable[str], *, has_unknown_lanes: bool = False) -> None:
         """Move these jobs soon: a claim has met them, and was not allowed to start them.
 
         If it has met lanes of limits that are not known here, their jobs are looked for, too.
         """
         self._met.update(dict.fromkeys(id for id in ids if id not in self._unmovable))
-        if self._met or (has_strange_lanes and self._is_after(self._sweep_soon)):
+        if self._met or (has_unknown_lanes and self._is_after(self._sweep_soon)):
             self._is_met.set()
 
     async def run(self) -> None:
@@ -166,7 +166,7 @@ class BacklogMigrator:
         changes = list(self._changes(page, subjects))
         if not changes:
             return 0
-        done = await self._storage.regate(changes)
+        done = await self._storage.change_gates(changes)
         return min(done, sum(not job.stays for job in changes))
 
     def _changes(self, page: Sequence[GatedJob], subjects: frozenset[str] | None) -> Iterator[GateChange]:
@@ -188,7 +188,7 @@ class BacklogMigrator:
                 gate, asked = self._registry.gate(task, job.queue, wanted), UNGATED
                 if gate.limits:
                     asked = gate.ask(task.payload.arguments(job.payload), job.headers or {}, _ignore_skip)
-                draws, costs, terms = regate_in_batch(asked, job.draws, job.terms)
+                draws, costs, terms = draws_in_batch(asked, job.draws, job.terms)
             except USER_CODE_ERRORS as error:  # including errors of the task's own `cost` or `owner` for an old payload
                 self._skip(job, error)
                 continue

@@ -161,6 +161,6 @@ def publish_use(bus: EventBus, clock: Clock, verb: str, asked_at: int, jobs: int
         bus.publish(StorageUsed(at=clock.now(), verb=verb, seconds=seconds, jobs=jobs))
 
 
-def publish_trouble(bus: EventBus, clock: Clock, doing: str, error: HeadgateError) -> None:
+def publish_storage_failure(bus: EventBus, clock: Clock, doing: str, error: HeadgateError) -> None:
     """Publish that the store failed during `doing`."""
     bus.publish(StorageFailed(at=clock.now(), doing=doing, error=str(error)))

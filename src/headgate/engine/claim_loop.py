@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from headgate.clock import Clock, Timer, sleep
-from headgate.engine.bus import EventBus, publish_trouble, publish_use
+from headgate.engine.bus import EventBus, publish_storage_failure, publish_use
 from headgate.engine.claim_notices import ClaimNotices
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
@@ -102,7 +102,7 @@ class ClaimLoop:
         try:
             claimed = await self._storage.claim(claim)
         except StorageUnavailable as error:
-            publish_trouble(self._bus, self._clock, "claiming", error)
+            publish_storage_failure(self._bus, self._clock, "claiming", error)
             self._recovery.claim_failed()
             await sleep(self._clock, self._random.uniform(0.5, 1.5))
             self._wakeup.wake()

@@ -39,8 +39,8 @@ class ClaimNotices:
         """Handle everything in the result of a claim but its jobs."""
         self.publish_throttled(claimed.throttled)
         publish_dropped(self._bus, self._callback_runner, self._clock, claimed.dropped)
-        if claimed.astray or claimed.has_strange_lanes:
-            self._backlog_migrator.add_met(claimed.astray, has_strange_lanes=claimed.has_strange_lanes)
+        if claimed.gate_mismatches or claimed.has_unknown_lanes:
+            self._backlog_migrator.add_met(claimed.gate_mismatches, has_unknown_lanes=claimed.has_unknown_lanes)
         for task in claimed.unknown:
             if task not in self._unknown_tasks:
                 self._unknown_tasks.add(task)

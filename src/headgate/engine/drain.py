@@ -7,7 +7,7 @@ from collections.abc import Callable, Set
 from typing import Literal
 
 from headgate.clock import Clock, sleep
-from headgate.engine.bus import EventBus, publish_trouble
+from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.errors import StorageUnavailable
@@ -57,7 +57,7 @@ class DrainWatch:
                     self._queues, self._registry.names, ready_only=self._until == "ready"
                 )
             except StorageUnavailable as error:
-                publish_trouble(self._bus, self._clock, "checking for remaining work", error)
+                publish_storage_failure(self._bus, self._clock, "checking for remaining work", error)
             else:
                 # A job that arrived after the check and was claimed at once is still run.
                 if is_drained and started == self._attempts.started and not self._recovery.is_claiming:

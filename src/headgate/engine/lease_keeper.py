@@ -8,7 +8,7 @@ from itertools import count
 from random import Random
 
 from headgate.clock import SECOND, Clock, Timer, sleep, sleep_until
-from headgate.engine.bus import EventBus, publish_trouble
+from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.membership import Membership
@@ -89,7 +89,7 @@ class LeaseKeeper:
             try:
                 await self.beat(all=number % FULL_EVERY < 2)
             except StorageUnavailable as error:
-                publish_trouble(self._bus, self._clock, "sending a heartbeat", error)
+                publish_storage_failure(self._bus, self._clock, "sending a heartbeat", error)
 
     # --------------------------------------------------------------------------------------------- renewing
 
@@ -114,7 +114,7 @@ class LeaseKeeper:
             try:
                 owned = await self.beat()
             except StorageUnavailable as error:
-                publish_trouble(self._bus, self._clock, "sending a heartbeat", error)
+                publish_storage_failure(self._bus, self._clock, "sending a heartbeat", error)
             else:
                 if self.holds:
                     return owned

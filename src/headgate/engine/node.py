@@ -13,7 +13,7 @@ from typing import Any
 
 from headgate.clock import SECOND, Clock
 from headgate.engine.backlog_migrator import BacklogMigrator
-from headgate.engine.bus import EventBus, publish_trouble
+from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge_router import ChargeRouter
 from headgate.engine.claim_loop import ClaimLoop
@@ -338,7 +338,7 @@ class Node:
             recovered = await self._storage.leave(self.id)
         except StorageUnavailable as error:
             # Another node recovers the jobs when the lease has ended.
-            publish_trouble(self._bus, self._clock, "leaving", error)
+            publish_storage_failure(self._bus, self._clock, "leaving", error)
         else:
             returned = self._outcomes.handed_back + len(recovered.returned)
             self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=returned))

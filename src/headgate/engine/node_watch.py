@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.clock import SECOND, Clock, sleep
-from headgate.engine.bus import EventBus, publish_trouble
+from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.executor import CancelledBy
@@ -67,7 +67,7 @@ class NodeWatch:
             try:
                 await self._check_store()
             except StorageUnavailable as error:
-                publish_trouble(self._bus, self._clock, "checking the nodes", error)
+                publish_storage_failure(self._bus, self._clock, "checking the nodes", error)
             # Measured from here: a slow store does not mean that the event loop is blocked.
             expected = self._clock.monotonic() + SECOND
             await sleep(self._clock, 1.0)

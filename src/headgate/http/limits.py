@@ -100,7 +100,7 @@ class SettingView(msgspec.Struct, frozen=True):
 class Reset(msgspec.Struct, frozen=True):
     """How many permits running jobs still hold."""
 
-    held: int
+    permits_held: int
 
 
 class AuditedView(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ class AuditedView(msgspec.Struct, frozen=True):
     window: float
     highest: int
     bound: int
-    held: bool
+    is_within_limit: bool
 
 
 class AuditedPage(msgspec.Struct, frozen=True):
@@ -157,7 +157,7 @@ async def bucket(caller: Caller, limit: str, query: KeyQuery) -> BucketStatus:
 
 
 async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedPage:
-    """Check whether the limit held, recomputed from the stored starts; the 500 worst keys, worst first.
+    """Check whether the limit was kept, recomputed from the stored starts; the 500 worst keys, worst first.
 
     It reads the newest 50,000 starts of that time. If there are more, request one key, or use `headgate limits audit`,
     which reads all.

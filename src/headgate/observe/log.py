@@ -283,7 +283,7 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 f"{counted(event.running, 'running job')}",
             )
         case NodeStopped():
-            return logging.INFO, f"{event.node} stopped, {counted(event.returned, 'job')} handed back"
+            return logging.INFO, f"{event.node} stopped, {counted(event.returned, 'job')} returned"
         case NodeCrashed():
             return (
                 logging.CRITICAL,
@@ -314,7 +314,7 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 f"the clock of {event.node} is {apart} the store's; jobs use the store's clock, log lines this one",
             )
         case StorageFailed():
-            return logging.ERROR, f"storage trouble while {event.doing}: {event.error}"
+            return logging.ERROR, f"storage failure while {event.doing}: {event.error}"
         case LoopBlocked():
             return (
                 logging.WARNING,

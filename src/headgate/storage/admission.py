@@ -294,15 +294,15 @@ def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:
 
 
 def demand_of(
-    job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, passes: DrawSet = NO_DRAWS
+    job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, exempt_draws: DrawSet = NO_DRAWS
 ) -> Demand | None:
-    """Return the demand of a job for all its draws except those in `passes`."""
+    """Return the demand of a job for all its draws except those in `exempt_draws`."""
     if costs is None and (terms is None or not terms.holds):
         return None
     holders = None
     if terms is not None and terms.holds:
         holders = tuple(None if holding is None else holding.holder(job_id) for holding in terms.holds)
     return (
-        None if costs is None else without(costs, passes),
-        None if holders is None else without(holders, passes),
+        None if costs is None else without(costs, exempt_draws),
+        None if holders is None else without(holders, exempt_draws),
     )

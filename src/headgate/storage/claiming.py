@@ -95,7 +95,7 @@ class LaneHead(msgspec.Struct):
     """Which field of its row could not be read, and why."""
 
     @property
-    def passes(self) -> DrawSet:
+    def exempt_draws(self) -> DrawSet:
         """The draws of the job that its lane does not have."""
         return union(self.held, self.passed)
 
@@ -109,7 +109,7 @@ class LaneHead(msgspec.Struct):
 
         Its cost or its permits are then unknown, so it is charged as a job that costs 1 or holds nothing.
         """
-        expected = draws + size(self.passes)
+        expected = draws + size(self.exempt_draws)
         costs, terms = self.costs, self.terms
         if costs is not None and (len(costs) != expected or min(costs, default=0) < 0):
             self._refuse(f"costs: {list(costs)[:10]} for {expected} limits")
@@ -229,8 +229,8 @@ class ClaimPlan:
         self.ungated: list[LaneVisit] = []
         self.opened: list[BucketView] = []
         self.unknown: set[str] = set()
-        self.astray: set[str] = set()
-        self.has_strange_lanes = False
+        self.gate_mismatches: set[str] = set()
+        self.has_unknown_lanes = False
         self.given: list[PermitRelease] = []
         self._dropped: list[Dropped] = []
         # The opened buckets that needed a fetch before anything was taken.
@@ -243,8 +243,8 @@ class ClaimPlan:
     def at(self, now: int, limit_now: int) -> ClaimPlan:
         """Return the same plan at a later instant, for a store that waits for locks before it reads the lanes."""
         later = ClaimPlan(self.claim, now, limit_now, self.newest)
-        later.unknown, later.astray, later._page_was_full = self.unknown, self.astray, self._page_was_full
-        later.has_strange_lanes = self.has_strange_lanes
+        later.unknown, later.gate_mismatches = self.unknown, self.gate_mismatches
+        later.has_unknown_lanes, later._page_was_full = self.has_unknown_lanes, self._page_was_full
         return later
 
     # --------------------------------------------------------------------------------------- what to read
@@ -258,8 +258,8 @@ class ClaimPlan:
         """Note a job that must not start here: its task is unknown, or it was enqueued under another gate."""
         if task not in self.claim.tasks:
             self.unknown.add(task)
-        elif self.claim.is_astray(task, queue, self.newest):
-            self.astray.add(id)
+        elif self.claim.has_other_gate(task, queue, self.newest):
+            self.gate_mismatches.add(id)
 
     def has_unknown(self, heads: Iterable[LaneHead]) -> bool:
         """Note those of these jobs that must not start here; return whether there are any."""
@@ -274,7 +274,7 @@ class ClaimPlan:
         rules = self.claim.rules
         read = list(rows)
         usable = [row for row in read if all(draw.limit in rules for draw in row.draws)]
-        self.has_strange_lanes = self.has_strange_lanes or len(usable) < len(read)
+        self.has_unknown_lanes = self.has_unknown_lanes or len(usable) < len(read)
         return usable
 
     def grants(self) -> dict[RowId, int]:
@@ -390,7 +390,7 @@ class ClaimPlan:
             if visit.row.behind is not None:
                 visit.row.opened_at = min(self.limit_now, opened_at.get(visit.row.behind) or self.limit_now)
             views = [view(draw) for draw in visit.row.draws]
-            demands = [demand_of(head.id, head.costs, head.terms, head.passes) for head in visit.heads]
+            demands = [demand_of(head.id, head.costs, head.terms, head.exempt_draws) for head in visit.heads]
             discards = variant_discards(visit.row.variant)
             visit.view = LaneView(visit.row.id, visit.row.queue, views, demands, discards=discards)
         self._starving = {view.draw for view in self.opened if self._is_starving(view)}
@@ -427,8 +427,8 @@ class ClaimPlan:
             for head in visit.heads[: visit.taken]:
                 held = uncharged = NO_DRAWS
                 if head.terms is not None:
-                    taken = draws_where(spread(are_permits, head.passes, False))
-                    held, uncharged = union(head.held, taken), head.passes
+                    taken = draws_where(spread(are_permits, head.exempt_draws, False))
+                    held, uncharged = union(head.held, taken), head.exempt_draws
                 elif not all:
                     continue
                 rows.append(JobStart(head.id, head.lane, head.fence, held, uncharged))
@@ -567,8 +567,8 @@ class ClaimPlan:
             starved=self._starved(),
             dropped=self._dropped,
             unknown=sorted(self.unknown),
-            astray=sorted(self.astray),
-            has_strange_lanes=self.has_strange_lanes,
+            gate_mismatches=sorted(self.gate_mismatches),
+            has_unknown_lanes=self.has_unknown_lanes,
         )
 
     def _throttled(self, visit: LaneVisit) -> Throttled | None:
@@ -623,7 +623,7 @@ class ClaimPlan:
                 head.run_at,
                 now,
                 row.draws,
-                None if head.costs is None else without(head.costs, head.passes),
+                None if head.costs is None else without(head.costs, head.exempt_draws),
                 limit_now,
                 charges,
                 head.headers,

@@ -47,7 +47,7 @@ class Claim(msgspec.Struct, frozen=True):
         """Return the gates of jobs that this node may start, where `newest` are the newest gates by subject."""
         return KnownGates(self.tasks) if self.gates is None else self.gates.startable(self.rooms, newest)
 
-    def is_astray(self, task: str, queue: str, newest: Mapping[str, str]) -> bool:
+    def has_other_gate(self, task: str, queue: str, newest: Mapping[str, str]) -> bool:
         """Whether a job that must not start here is of a task and gate of this node but carries another gate."""
         return self.gates is not None and task in self.tasks and self.gates.is_newest(task, queue, newest)
 
@@ -98,8 +98,9 @@ class Claimed(msgspec.Struct, frozen=True):
 
     `next_in`: microseconds until the next bucket or `run_at` opens, None if there is none. `more`: jobs may be left
     that could start at once, so claim again when there is room. `unknown` are tasks of jobs that were skipped because
-    the node does not have them. `astray` are the ids of jobs that were skipped because they were enqueued under another
-    gate than the node's. `has_strange_lanes`: lanes were skipped that draw on limits which the node does not have.
+    the node does not have them. `gate_mismatches` are the ids of jobs that were skipped because they were enqueued
+    under another gate than the node's. `has_unknown_lanes`: lanes were skipped that draw on limits which the node does
+    not have.
     """
 
     jobs: Sequence[ClaimedJob]
@@ -109,8 +110,8 @@ class Claimed(msgspec.Struct, frozen=True):
     dropped: Sequence[Dropped] = ()
     starved: Sequence[Starved] = ()
     unknown: Sequence[str] = ()
-    astray: Sequence[str] = ()
-    has_strange_lanes: bool = False
+    gate_mismatches: Sequence[str] = ()
+    has_unknown_lanes: bool = False
 
 
 class Amendment(msgspec.Struct, frozen=True, array_like=True):

@@ -1,9 +1,9 @@
 """Statements: named blocks of the .sql files in `storage/sql`, written once and compiled for each database.
 
-A file has the statements of one subject. A block begins with `-- name: cancel_waiting`; `-- name: arrive [sqlite]` is
-the block for one database, where a statement is better written twice. `@found_job` includes the block that begins with
-`-- part: found_job`. Statements name their tables as `headgate.job` and their parameters as `:name`. `::type` applies
-to PostgreSQL; SQLite ignores it. Where the two differ, a macro is used:
+A file has the statements of one subject. A block begins with `-- name: cancel_waiting`. Where a statement is better
+written twice, the block for one database begins with `-- name: add_arrivals [sqlite]`. `@found_job` includes the block
+that begins with `-- part: found_job`. Statements name their tables as `headgate.job` and their parameters as `:name`.
+`::type` applies to PostgreSQL; SQLite ignores it. Where the two differ, a macro is used:
 
 - `{rows:late(id text, error json, place)}` is a table of the rows in parameter `late`: tuples, or objects with an
   attribute for each column. A column of type json takes any value that msgspec encodes; `place` numbers the rows.

@@ -460,14 +460,14 @@ class Store:
             lambda tx: listing.gated_jobs(tx, tasks, unknown_to, other_than, ids, after, count), kind
         )
 
-    async def regate(self, jobs: Sequence[GateChange]) -> int:
+    async def change_gates(self, jobs: Sequence[GateChange]) -> int:
         """Move jobs that are still waiting to the lanes of their new draws. Returns how many were moved.
 
         They keep their priority and their order by `run_at`, and nodes with the new gate can start them. A permit that
         a job holds and no longer needs is returned.
         """
         return await self.driver.write(
-            lambda tx: waiting.regate(tx, jobs), wakes=True, is_atomic=False, empties_lanes=True
+            lambda tx: waiting.change_gates(tx, jobs), wakes=True, is_atomic=False, empties_lanes=True
         )
 
     async def settings(self) -> Sequence[LimitSetting]:

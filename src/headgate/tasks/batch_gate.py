@@ -72,8 +72,8 @@ def with_batch_permits(gated: GatedCall, draws: Sequence[Draw], batch: str) -> G
     )
 
 
-def regate_in_batch(gated: GatedCall, before: Sequence[Draw], terms: GateTerms | None) -> GatedCall:
-    """Return the new draws of a stored call, with those that its batch holds for it."""
+def draws_in_batch(gated: GatedCall, before: Sequence[Draw], terms: GateTerms | None) -> GatedCall:
+    """Return the new draws of a stored call, with the draws that its batch holds for it."""
     if terms is None or not terms.of_batch:
         return gated
     draws = chosen(before, terms.of_batch)

@@ -125,7 +125,7 @@ class ScheduleStatus:
 
     `state` is active, paused or finished. `runs` of its jobs have run, `open` wait or run. `next_run` is None without a
     further one. At `last_occurrence` it was last due, whether that ran or was skipped. At `skipped_at` an occurrence
-    was last skipped, because of `misfire`, `overlap` or `max_runs`. `trouble` says what is wrong as this app sees it:
+    was last skipped, because of `misfire`, `overlap` or `max_runs`. `problem` says what is wrong as this app sees it:
     no node fires it (`is_overdue`), or this app does not declare it. `unreadable` names the parts of its stored row
     that cannot be read, with the reason: only the release that stored it runs it.
     """
@@ -147,7 +147,7 @@ class ScheduleStatus:
     skipped: Skipped | None = None
     skipped_at: datetime | None = None
     is_overdue: bool = False
-    trouble: str | None = None
+    problem: str | None = None
     unreadable: str | None = None
 
 

@@ -95,9 +95,9 @@ class DeploysConformance(Conformance):
         assert await hands.take_ids() == ids[:2]
         moves = [GateChange(id, (ACME,), (GLOBEX,), None, None) for id in ids]
         # Two run by now, and stay what they were.
-        assert await hands.storage.regate(moves) == 4
+        assert await hands.storage.change_gates(moves) == 4
         assert await hands.take_ids() == ids[2:4]
-        assert await hands.storage.regate(moves) == 0
+        assert await hands.storage.change_gates(moves) == 0
         clock.advance(60)
         assert await hands.take_ids() == ids[4:]
         assert len(await hands.storage.starts("api", "globex", 0)) == 4
@@ -108,7 +108,9 @@ class DeploysConformance(Conformance):
         costly = await hands.add(3)
         terms = GateTerms(holds=(PermitTerms(),))
         moves = [GateChange(id, (), (Draw("one", ""),), None, terms) for id in permits]
-        assert await hands.storage.regate([*moves, *(GateChange(id, (), (ACME,), (2,), None) for id in costly)]) == 6
+        assert (
+            await hands.storage.change_gates([*moves, *(GateChange(id, (), (ACME,), (2,), None) for id in costly)]) == 6
+        )
         taken = await hands.take()
         assert sorted(job.id for job in taken) == sorted([permits[0], *costly[:2]])
         assert await hands.permits("one") == {permits[0]: 1}
@@ -119,7 +121,7 @@ class DeploysConformance(Conformance):
         hands.rules = {"api": strict(2)}
         (id,) = await hands.add(1, draws=[("gone", "acme")])
         assert await hands.take() == []
-        assert await hands.storage.regate([GateChange(id, (Draw("gone", "acme"),), (), None, None)]) == 1
+        assert await hands.storage.change_gates([GateChange(id, (Draw("gone", "acme"),), (), None, None)]) == 1
         assert await hands.take_ids() == [id]
 
     async def test_a_moved_job_keeps_the_permits_it_asks_for_and_gives_back_the_others(self, hands: Hands) -> None:
@@ -130,7 +132,7 @@ class DeploysConformance(Conformance):
         assert await hands.permits("two") == {id: 1}
         terms = GateTerms(holds=(None, PermitTerms("until_final")))
         before = (Draw("one", ""), Draw("two", ""))
-        assert await hands.storage.regate([GateChange(id, before, (ACME, Draw("one", "")), None, terms)]) == 1
+        assert await hands.storage.change_gates([GateChange(id, before, (ACME, Draw("one", "")), None, terms)]) == 1
         assert await hands.permits("one") == {id: 1}
         assert sorted(await hands.take_ids()) == sorted([id, waits_for_two])
         await hands.storage.cancel(id)
@@ -143,7 +145,7 @@ class DeploysConformance(Conformance):
         await hands.retry_later(await hands.take_one())
         assert len(await hands.storage.starts("old", None, 0)) == 1
         before = (Draw("old", "acme"),)
-        assert await hands.storage.regate([GateChange(id, before, (ACME,), None, None)]) == 1
+        assert await hands.storage.change_gates([GateChange(id, before, (ACME,), None, None)]) == 1
         assert list(await hands.storage.starts("api", None, 0)) == []
         clock.advance(60)
         await hands.take_one()
@@ -153,9 +155,9 @@ class DeploysConformance(Conformance):
         hands.rules = {"api": strict(10)}
         id = await hands.add_one(draws=[("api", "acme")], costs=(2,))
         await hands.retry_later(await hands.take_one())
-        assert await hands.storage.regate([GateChange(id, (ACME,), (ACME,), (2,), GateTerms(patience=5))]) == 1
+        assert await hands.storage.change_gates([GateChange(id, (ACME,), (ACME,), (2,), GateTerms(patience=5))]) == 1
         assert [start.cost for start in await hands.storage.starts("api", None, 0)] == [2], "they are as they were"
-        assert await hands.storage.regate([GateChange(id, (ACME,), (ACME,), (3,), GateTerms(patience=5))]) == 1
+        assert await hands.storage.change_gates([GateChange(id, (ACME,), (ACME,), (3,), GateTerms(patience=5))]) == 1
         assert list(await hands.storage.starts("api", None, 0)) == []
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
@@ -169,7 +171,7 @@ class DeploysConformance(Conformance):
         clock.advance(2)
         claimed = await hands.claim(gates={"work": "b"})
         assert sorted(job.id for job in claimed.jobs) == new
-        assert sorted(claimed.astray) == old
+        assert sorted(claimed.gate_mismatches) == old
         assert list(claimed.unknown) == []
         assert [job.id for job in (await hands.claim(gates={"work": "b"})).jobs] == []
         assert sorted(job.id for job in (await hands.claim(gates={"work": "a"})).jobs) == old
@@ -196,8 +198,8 @@ class DeploysConformance(Conformance):
         claimed = await hands.claim(gates=older)
         assert [job.id for job in claimed.jobs] == [other]
         # They are the newer release's to move.
-        assert list(claimed.astray) == []
-        assert list((await hands.claim(gates=newer)).astray) == old[1:]
+        assert list(claimed.gate_mismatches) == []
+        assert list((await hands.claim(gates=newer)).gate_mismatches) == old[1:]
         # An old worker that starts again does not flip it back; a rollback does, once nobody has the newer one.
         await hands.storage.note_gates(release(older).subjects)
         assert await hands.take_ids(gates=older) == []
@@ -208,9 +210,9 @@ class DeploysConformance(Conformance):
     async def test_a_job_that_is_moved_to_another_gate_keeps_its_place_and_priority(self, hands: Hands) -> None:
         hands.rules = {"api": strict(100)}
         ids = [await hands.add_one(gate="a", priority=priority) for priority in (0, 5, 0)]
-        assert sorted((await hands.claim(gates={"work": "b"})).astray) == sorted(ids)
+        assert sorted((await hands.claim(gates={"work": "b"})).gate_mismatches) == sorted(ids)
         moves = [GateChange(id, (), (ACME,), None, None, "b") for id in ids]
-        assert await hands.storage.regate(moves) == 3
+        assert await hands.storage.change_gates(moves) == 3
         late = await hands.add_one(draws=[("api", "acme")], gate="b")
         assert await hands.take_ids(gates={"work": "b"}) == [ids[1], ids[0], ids[2], late]
 
@@ -223,10 +225,10 @@ class DeploysConformance(Conformance):
         drawn = tuple(Draw(*draw) for draw in draws)
         assert await hands.take_ids(gates={"work": "b"}) == []
         moves = [GateChange(id, drawn, drawn, None, None, "b", stays=True) for id in ids]
-        assert await hands.storage.regate(moves[:2]) == 2
+        assert await hands.storage.change_gates(moves[:2]) == 2
         assert await hands.take_ids(gates={"work": "b"}) == ids[:2]
         # Those that run by now are what they are.
-        assert await hands.storage.regate(moves[:2]) == 0
+        assert await hands.storage.change_gates(moves[:2]) == 0
         assert await hands.take_ids(gates={"work": "a"}) == ids[2:]
 
     async def test_a_job_keeps_its_gate_when_it_is_tried_again(self, hands: Hands, clock: ManualClock) -> None:
@@ -252,6 +254,6 @@ class DeploysConformance(Conformance):
     async def test_a_claim_says_that_it_met_lanes_of_limits_that_its_node_does_not_know(self, hands: Hands) -> None:
         hands.rules = {"api": strict(1)}
         await hands.add(1, draws=[("api", "acme")])
-        assert not (await hands.claim()).has_strange_lanes
+        assert not (await hands.claim()).has_unknown_lanes
         await hands.add(1, draws=[("gone", "acme")])
-        assert (await hands.claim()).has_strange_lanes
+        assert (await hands.claim()).has_unknown_lanes

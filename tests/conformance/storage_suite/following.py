@@ -540,7 +540,7 @@ class FollowingConformance(Conformance):
         assert [job.id for job in unknown] == [second]
         assert await hands.storage.gated_jobs(frozenset({"work"}), unknown_to=frozenset({"api"})) in ([], ())
         draws = (Draw("new", "acme"),)
-        assert await hands.storage.regate([GateChange(second, (Draw("api", "acme"),), draws, None, None)]) == 1
+        assert await hands.storage.change_gates([GateChange(second, (Draw("api", "acme"),), draws, None, None)]) == 1
         assert await is_blocked(hands, second)
         await hands.succeed(await hands.take_one())
         job = await hands.take_one()

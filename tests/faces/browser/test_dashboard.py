@@ -332,7 +332,7 @@ async def test_limits_are_steered(browser: Browser, shop: Shop) -> None:
         # Its starts are counted anew, and held against the rule.
         await visit.go(limit_page(LIMIT, LONG))
         await expect(visit.page.get_by_role("table", name=re.compile("held|window", re.IGNORECASE))).to_be_visible()
-        assert [(each.key, each.held) for each in await limits.audit(LIMIT, key=LONG)] == [(LONG, True)]
+        assert [(each.key, each.is_within_limit) for each in await limits.audit(LIMIT, key=LONG)] == [(LONG, True)]
 
         await visit.go("audit?kind=limit")
         done = [entry.action for entry in await shop.app.admin.audit_log(kind="limit", subject=LIMIT, actor="ada")]

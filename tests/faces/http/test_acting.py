@@ -89,7 +89,7 @@ async def test_limits_are_steered(app: Headgate) -> None:
         assert (bucket["count"], bucket["is_set"], bucket["penalized_until"] is None) == (9, True, False)
         await act(client, f"{path}/penalize", {"key": "acme", "until": "2099-01-01T00:00:00Z"})
         assert await act(client, f"{path}/penalize", {"key": "acme"}, expected=400) == "bad_request"
-        assert await act(client, f"{path}/reset", {"key": "acme"}) == {"held": 0}
+        assert await act(client, f"{path}/reset", {"key": "acme"}) == {"permits_held": 0}
         assert await act(client, f"{path}/pause") == {"changed": True}
         assert await act(client, f"{path}/resume") == {"changed": True}
         assert await act(client, f"{path}/resume") == {"changed": False}

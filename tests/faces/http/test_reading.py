@@ -74,7 +74,7 @@ async def test_each_endpoint_tells_what_is_in_the_store(app: Headgate) -> None:
             one = await ask(client, f"/limits/{quote(LIMIT, safe='')}/bucket?key={quote(HOSTILE)}")
             assert (one["key"], one["used"]) == (HOSTILE, 1)
             audited = await ask(client, f"/limits/{quote(LIMIT)}/audit")
-            assert [(each["highest"], each["held"]) for each in audited["items"]] == [(1, True)]
+            assert [(each["highest"], each["is_within_limit"]) for each in audited["items"]] == [(1, True)]
             assert (audited["keys"], audited["starts"], audited["is_cut"]) == (1, 1, False)
             declared = (await ask(client, "/limits/declared"))["items"]
             assert {each["limit"]: each["counts_starts"] for each in declared}[LIMIT] is True

@@ -36,14 +36,14 @@ _SORTED: dict[Order, Callable[[QueueOverview], object]] = {
 class LiveView:
     """How a snapshot is shown: at `now` (store time), queues in that order, on `height` lines (None: all).
 
-    `trouble` is the error why there is no newer one.
+    `error` is why there is no newer one.
     """
 
     now: datetime
     order: Order = "name"
     height: int | None = None
     is_paused: bool = False
-    trouble: str | None = None
+    error: str | None = None
     has_keys: bool = False
 
 
@@ -96,9 +96,7 @@ def _head(look: LiveSnapshot, view: LiveView) -> Text:
 
 
 def _trouble(view: LiveView) -> Text | None:
-    return (
-        None if view.trouble is None else Text(one_line(f"the store does not answer: {view.trouble}"), style="bold red")
-    )
+    return None if view.error is None else Text(one_line(f"the store does not answer: {view.error}"), style="bold red")
 
 
 def _totals(look: LiveSnapshot) -> Text:

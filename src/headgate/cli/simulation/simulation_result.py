@@ -1,4 +1,4 @@
-"""The result of a simulation: waits by key, whether limits held, throughput. Pure."""
+"""The result of a simulation: waits by key, whether limits were kept, throughput. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LimitPeak:
     window: float
 
     @property
-    def held(self) -> bool:
+    def is_within_limit(self) -> bool:
         return self.highest <= self.bound
 
 
@@ -79,9 +79,9 @@ class SimulationResult:
     starts: Sequence[int]
 
     @property
-    def held(self) -> bool:
-        """Whether every limit held."""
-        return all(limit.held for limit in self.limits)
+    def is_within_limits(self) -> bool:
+        """Whether every limit was kept."""
+        return all(limit.is_within_limit for limit in self.limits)
 
 
 def result_of_run(scenario: Scenario, happened: SimulationRun) -> SimulationResult:

@@ -49,7 +49,7 @@ class ProvenFront(msgspec.Struct):
 
 
 async def merge(
-    tx: Transaction, after: int, floors: LowWatermarks, proven: Sequence[ProvenFront] = ()
+    tx: Transaction, after: int, low_watermarks: LowWatermarks, proven: Sequence[ProvenFront] = ()
 ) -> tuple[int, bool]:
     """Count arrivals in their lanes. Lanes that have become empty no longer wait for anything.
 
@@ -61,14 +61,16 @@ async def merge(
         "merge",
         after=after,
         limit_now=tx.limit_now,
-        due_floor=floors.due,
-        floor=floors.arrivals,
+        due_floor=low_watermarks.due,
+        floor=low_watermarks.arrivals,
         count=MERGED_AT_ONCE,
         proven=proven,
     )
     if rows:
         first = rows[0]
-        floors.merged_up_to(first.last, first.first_left, merger=first.merger, oldest_writer=first.oldest_writer)
+        low_watermarks.record_merge(
+            first.last, first.first_left, merger=first.merger, oldest_writer=first.oldest_writer
+        )
     empty = [row.seems_empty for row in rows if row.seems_empty is not None]
     if empty:
         async with tx.atomic():

@@ -95,7 +95,7 @@ class Claimer:
         self._connects = 0
         self._paused: frozenset[str] = frozenset()
         self._last_snapshot: _ReusableSnapshot | None = None
-        self.floors = LowWatermarks(clock)
+        self.low_watermarks = LowWatermarks(clock)
         self._locked = LockedJobs(clock)
         self._proven: list[ProvenFront] = []
 
@@ -103,7 +103,7 @@ class Claimer:
     def arrival_floor(self) -> int:
         """An id below which no arrival is stored, nor will be."""
         self._check_connections()
-        return self.floors.arrivals
+        return self.low_watermarks.arrivals
 
     def expect_arrivals(self) -> None:
         """Note that jobs with limits were added, in any process: the next claim merges before it reads."""
@@ -138,7 +138,7 @@ class Claimer:
 
     async def _claim(self, session: Session, asked: Claim, dropped: list[Dropped]) -> Claimed:
         claim = self._without_paused(asked)
-        self.floors.begin()
+        self.low_watermarks.begin()
         self._locked.begin()
         tx = PostgresTransaction(session, self._time.now(), self._time.limit_now(), self._time, self._clock)
         has_more = False
@@ -175,7 +175,7 @@ class Claimer:
         if not row.has_expired and _is_full(claim, claimed) and snapshot.leaves_work(one.visited, _slots(claim)):
             self._last_snapshot = _ReusableSnapshot(claim.node, snapshot, _slots(claim), self._clock.monotonic())
         # Other claims are about to merge arrivals, or jobs may be below a low watermark.
-        again_in = SOON if row.has_arrivals else self.floors.sweeps_in
+        again_in = SOON if row.has_arrivals else self.low_watermarks.sweeps_in
         if again_in is not None:
             claimed = replace(claimed, next_in=again_in if claimed.next_in is None else min(claimed.next_in, again_in))
         return replace(claimed, more=True) if has_more else claimed
@@ -186,13 +186,13 @@ class Claimer:
     async def _claim_from_last_snapshot(self, asked: Claim, dropped: list[Dropped]) -> Claimed | None:
         """Take jobs from the last snapshot, if it is still usable; None if a new one is needed."""
         last, self._last_snapshot = self._last_snapshot, None
-        if last is None or self._is_merge_due() or self.floors.is_sweep_due:
+        if last is None or self._is_merge_due() or self.low_watermarks.is_sweep_due:
             return None
         claim = self._without_paused(asked)
         snapshot = last.later(claim, self._clock.monotonic())
         if snapshot is None:
             return None
-        self.floors.begin()
+        self.low_watermarks.begin()
         self._locked.begin()
         skipped = _SkippedHere(self._locked)
 
@@ -238,7 +238,7 @@ class Claimer:
         self._expects_arrivals = False
         self._merged_at = self._clock.monotonic()
         self._check_connections()
-        place, has_more = await merge(tx, self._last_place, self.floors, self._proven)
+        place, has_more = await merge(tx, self._last_place, self.low_watermarks, self._proven)
         self._last_place = max(self._last_place, place)
         return has_more
 
@@ -246,7 +246,7 @@ class Claimer:
         """Drop the low watermark of arrivals after a server restart; behind a pooler a restart cannot be noticed."""
         if self._database.is_pooled or self._database.connects != self._connects:
             self._connects = self._database.connects
-            self.floors.forget_arrivals()
+            self.low_watermarks.forget_arrivals()
 
     def _snapshot_of(self, row: MultiWriterSnapshotRow, claim: Claim) -> ClaimSnapshot:
         snapshot = ClaimSnapshot(row, list(claim.rooms))
@@ -257,7 +257,7 @@ class Claimer:
         ]
         due = [lane.since or 0 for lane in snapshot.due]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
-        self.floors.saw(due, opened, snapshot.limit_now)
+        self.low_watermarks.record_positions(due, opened, snapshot.limit_now)
         return snapshot
 
     async def _read_snapshot(self, tx: PostgresTransaction, claim: Claim) -> MultiWriterSnapshotRow:
@@ -285,12 +285,12 @@ class Claimer:
             open_lanes=lanes,
             now=None if own is None else own.now,
             limit_now=None if own is None else own.limit_now,
-            arrival_floor=self.floors.arrivals,
-            due_floor=self.floors.due,
-            opened_floor=self.floors.opened,
+            arrival_floor=self.low_watermarks.arrivals,
+            due_floor=self.low_watermarks.due,
+            opened_floor=self.low_watermarks.opened,
         )
         # If this process passes the time to statements, the server does not measure `took`.
-        self.floors.looked(row.took if own is None else 0)
+        self.low_watermarks.record_read_duration(row.took if own is None else 0)
         stepped = self._time.observe(sent_at, row.now, row.ahead)
         if stepped:
             await correct_limit_time(tx.session, self._time, row.ahead, stepped)

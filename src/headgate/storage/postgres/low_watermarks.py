@@ -54,7 +54,7 @@ class LowWatermarks:
         if not self._are_used:
             self._is_slow = False
 
-    def looked(self, in_server: int) -> None:
+    def record_read_duration(self, in_server: int) -> None:
         """Note that a snapshot took so many microseconds in the server."""
         if in_server > SLOW:
             self._is_slow = True
@@ -81,7 +81,7 @@ class LowWatermarks:
         """Where to begin among opened buckets."""
         return self._opened if self._are_used else 0
 
-    def merged_up_to(self, last: int, first_left: int | None, *, merger: int, oldest_writer: int) -> None:
+    def record_merge(self, last: int, first_left: int | None, *, merger: int, oldest_writer: int) -> None:
         """Note that the transaction `merger` has merged arrivals, `last` being the highest id among them.
 
         `first_left` is the first that it saw and did not merge; no transaction below `oldest_writer` was open then.
@@ -98,7 +98,7 @@ class LowWatermarks:
         self.arrivals = 0
         self._unproven = None
 
-    def saw(self, due: Sequence[int], opened: Sequence[int], limit_now: int) -> None:
+    def record_positions(self, due: Sequence[int], opened: Sequence[int], limit_now: int) -> None:
         """Note since when lanes were due, and when buckets had opened, in the last snapshot."""
         self._due = min(due, default=limit_now) - SLACK
         self._opened = min(opened, default=limit_now) - SLACK

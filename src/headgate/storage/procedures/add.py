@@ -19,7 +19,7 @@ from headgate.storage.driver import Transaction
 from headgate.storage.following import FollowerPlacement, leaders_of, rejected
 from headgate.storage.procedures.following import placements_of, store_ties
 from headgate.storage.procedures.history import note_unrun
-from headgate.storage.procedures.lanes import Arrival, Lane, arrive
+from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
 from headgate.storage.statements import columns_of
 
 INSERTED_AT_ONCE = 5000
@@ -90,7 +90,7 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, 
             # If no row was inserted, the connection's last rowid is of another table.
             added = set(await tx.values("just_added", count=count)) if count else set()
             rows = list({row[_ID]: row for row in rows if row[_ID] in added}.values())
-        await arrive(tx, _arrivals(rows, lanes))
+        await add_arrivals(tx, _arrivals(rows, lanes))
     else:
         places = enumerate(lanes.items())
         known = [_LaneRow(id, lane.queue, lane.draws, lane.variant, place) for place, (id, lane) in places]

@@ -626,8 +626,8 @@ def combined(first: Claimed, second: Claimed) -> Claimed:
         dropped=[*first.dropped, *second.dropped],
         starved=[*first.starved, *second.starved],
         unknown=sorted({*first.unknown, *second.unknown}),
-        astray=sorted({*first.astray, *second.astray}),
-        has_strange_lanes=first.has_strange_lanes or second.has_strange_lanes,
+        gate_mismatches=sorted({*first.gate_mismatches, *second.gate_mismatches}),
+        has_unknown_lanes=first.has_unknown_lanes or second.has_unknown_lanes,
     )
 
 

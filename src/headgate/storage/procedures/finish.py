@@ -21,7 +21,7 @@ from headgate.storage.following import EndedJob
 from headgate.storage.permits import PermitRelease, draws_of_batch, leaving_holders
 from headgate.storage.procedures.buckets import close_buckets, lock_buckets
 from headgate.storage.procedures.following import resolve_followers
-from headgate.storage.procedures.lanes import Lane, arrival_of, arrive, lane_of
+from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
 from headgate.storage.procedures.permits import remove_holders
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.stored_rows import RowDecoder
@@ -35,7 +35,7 @@ STATEMENTS = (
     "finish",
     "unique_rivals",
     "give_back",
-    "arrive",
+    "add_arrivals",
     "write_permits",
     "close_buckets",
     "ended_on",
@@ -266,7 +266,7 @@ async def wait_again(tx: Transaction, returned_jobs: Sequence[ReturnedJob]) -> l
         lanes = [_lane_after(back) for back in left]
         rows = [_row_of(back, lane, tx.now) for back, lane in zip(left, lanes, strict=True)]
         await tx.execute("give_back", back=rows, now=tx.now)
-        await arrive(
+        await add_arrivals(
             tx,
             [
                 arrival_of(lane, row.run_at, delayed=row.delayed)

@@ -36,7 +36,7 @@ from headgate.storage.following import (
 )
 from headgate.storage.permits import draws_of_batch
 from headgate.storage.procedures.history import note_unrun
-from headgate.storage.procedures.lanes import Lane, arrival_of, arrive, lane_of
+from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
 from headgate.storage.procedures.permits import release_batch_permits
 from headgate.storage.stored_rows import RowDecoder
 
@@ -228,7 +228,7 @@ async def _release_or_cancel(
         rows = [(job.id, job.lane.id, None if job.terms is None else job.terms.patience or None) for job in released]
         await tx.execute("release", released=rows, now=tx.now)
         # A follower whose run_at has passed meanwhile is ready.
-        await arrive(
+        await add_arrivals(
             tx, [arrival_of(job.lane, job.run_at, delayed=job.delayed and job.run_at > tx.now) for job in released]
         )
     causes = await _causes(tx, sorted({job.leader for job in cancelled}))

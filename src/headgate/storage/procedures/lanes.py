@@ -58,10 +58,10 @@ class _ArrivalRow(NamedTuple):
     ready_at: int | None
 
 
-def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: DrawSet = NO_DRAWS) -> Lane:
-    """Return the lane of a job. The draws in `passes` are exempt: the lane does not have them."""
-    asked = without(draws, passes)
-    return Lane(queue, asked, terms.variant(passes) if terms is not None and asked else "")
+def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, exempt_draws: DrawSet = NO_DRAWS) -> Lane:
+    """Return the lane of a job. The draws in `exempt_draws` are exempt: the lane does not have them."""
+    asked = without(draws, exempt_draws)
+    return Lane(queue, asked, terms.variant(exempt_draws) if terms is not None and asked else "")
 
 
 def arrival_of(lane: Lane, run_at: int, *, delayed: bool, jobs: int = 1) -> Arrival:
@@ -71,23 +71,23 @@ def arrival_of(lane: Lane, run_at: int, *, delayed: bool, jobs: int = 1) -> Arri
     return Arrival(lane, jobs, is_ready=True, ready_at=run_at)
 
 
-async def arrive(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
+async def add_arrivals(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
     """Count jobs that were added and removed. Call it after the jobs are written: low watermarks need that order."""
-    come = [
+    rows = [
         _ArrivalRow(
             to.id, to.queue, to.draws, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at, arrival.ready_at
         )
         for arrival in arrivals
         for to in (arrival.to,)
     ]
-    if not come:
+    if not rows:
         return
     if not tx.has_one_writer:
-        await tx.execute("arrive", come=come, since=tx.limit_now)
+        await tx.execute("add_arrivals", arrivals=rows, since=tx.limit_now)
         return
-    left = {row.lane for row in come if row.jobs < 0}
+    left = {row.lane for row in rows if row.jobs < 0}
     behind = await tx.values("behind_of_lanes", lanes=list(left)) if left else []
-    await tx.execute("arrive", come=come, since=tx.take_places(len(come)))
+    await tx.execute("add_arrivals", arrivals=rows, since=tx.take_places(len(rows)))
     if behind:
         await tx.execute("clear_timers", ids=behind)
 
@@ -104,4 +104,4 @@ async def leave(tx: Transaction, lane: Lane, *, have_costs: bool) -> None:
     """Remove one job from the count of a lane, a job that was not claimed."""
     if have_costs:
         await reopen_behind(tx, [lane.id])
-    await arrive(tx, [Arrival(lane, -1)])
+    await add_arrivals(tx, [Arrival(lane, -1)])

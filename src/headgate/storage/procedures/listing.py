@@ -412,9 +412,9 @@ async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
     if not found:
         return None
     row = found[0]
-    passes = union(row.held, row.passed)
-    drawn = await _drawn(tx, lane_of(row.queue, row.draws, row.terms, passes).draws)
-    demands = demand_of(job_id, row.costs, row.terms, passes)
+    exempt_draws = union(row.held, row.passed)
+    drawn = await _drawn(tx, lane_of(row.queue, row.draws, row.terms, exempt_draws).draws)
+    demands = demand_of(job_id, row.costs, row.terms, exempt_draws)
     return QueuePosition(row.place, row.waiting, row.is_due, row.behind, drawn, demands)
 
 

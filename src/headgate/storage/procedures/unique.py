@@ -39,7 +39,7 @@ from headgate.storage.json_text import as_json, optional_json
 from headgate.storage.permits import PermitRelease
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.history import note_enqueued
-from headgate.storage.procedures.lanes import Arrival, Lane, arrival_of, arrive
+from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of
 from headgate.storage.procedures.replacement_notes import ReplacementNote, give_back, keep_notes, note_of
 from headgate.storage.stored_rows import RowDecoder
 
@@ -193,7 +193,7 @@ class _Addition:
                 raise ClaimedMeanwhile
             await self._tx.execute("delete_job", id=job.id)
             if next(row for row in rows if row.id == job.id).state == "waiting":
-                await arrive(self._tx, [Arrival(Lane(job.queue, job.draws, job.variant), -1)])
+                await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.draws, job.variant), -1)])
             return False
         return is_there
 
@@ -252,7 +252,7 @@ class _Addition:
         elif note is not None:
             self._notes.append(note)
         if in_lane:
-            await arrive(self._tx, [Arrival(before, -1), arrival_of(lane, job.run_at, delayed=job.delayed)])
+            await add_arrivals(self._tx, [Arrival(before, -1), arrival_of(lane, job.run_at, delayed=job.delayed)])
         return True
 
 

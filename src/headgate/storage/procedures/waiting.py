@@ -28,7 +28,7 @@ from headgate.storage.permits import PermitRelease, draws_of_batch
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import lock_buckets
-from headgate.storage.procedures.lanes import Arrival, Lane, arrival_of, arrive, lane_of, leave, reopen_behind
+from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of, lane_of, leave, reopen_behind
 from headgate.storage.procedures.permits import release_unused_batches, return_permits
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.records import Dropped
@@ -197,7 +197,7 @@ async def retry(tx: Transaction, job_id: str, audit_record: AuditRecord | None) 
     lane = lane_of(found.queue, found.draws, found.terms, found.held)
     await tx.execute("retry_job", id=found.id, lane=lane.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
     await following.undo_end(tx, ended)
-    await arrive(tx, [arrival_of(lane, tx.now, delayed=False)])
+    await add_arrivals(tx, [arrival_of(lane, tx.now, delayed=False)])
     return found.state
 
 
@@ -214,7 +214,7 @@ async def run_now(tx: Transaction, job_id: str, audit_record: AuditRecord | None
     )
     await tx.execute("run_now", id=found.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
     # The job is already counted in its lane, which only has to be visited.
-    await arrive(tx, [arrival_of(found.lane, tx.now, delayed=False, jobs=0)])
+    await add_arrivals(tx, [arrival_of(found.lane, tx.now, delayed=False, jobs=0)])
     await add_audit_record(tx, audit_record)
     return found.state
 
@@ -241,7 +241,7 @@ async def reschedule(
             await reopen_behind(tx, [found.lane.id])
         if time.has_changed:
             # The job is already counted in its lane, which needs its new time.
-            await arrive(tx, [arrival_of(found.lane, time.run_at, delayed=time.delayed, jobs=0)])
+            await add_arrivals(tx, [arrival_of(found.lane, time.run_at, delayed=time.delayed, jobs=0)])
     await add_audit_record(tx, audit_record)
     return found.state
 
@@ -270,7 +270,7 @@ async def expire(
     rows = [_dropped(job, tx.now) for job in late]
     await tx.fetch(TIED, "drop_waiting", dropped=rows, now=tx.now)
     await reopen_behind(tx, {job.lane for job in late if job.has_costs and job.waiting})
-    await arrive(tx, [Arrival(job.came_from, -1) for job in late if job.waiting])
+    await add_arrivals(tx, [Arrival(job.came_from, -1) for job in late if job.waiting])
     given = [
         PermitRelease(job.id, job.draws, job.terms, difference(job.held, row.kept), row.kept)
         for job, row in zip(late, rows, strict=True)
@@ -294,24 +294,24 @@ def _dropped(job: _Expired, now: int) -> DroppedRow:
     )
 
 
-async def regate(tx: Transaction, jobs: Sequence[GateChange]) -> int:
-    """As `Store.regate`; with several writers, it is many transactions."""
+async def change_gates(tx: Transaction, jobs: Sequence[GateChange]) -> int:
+    """As `Store.change_gates`; with several writers, it is many transactions."""
     leaving = [job for job in jobs if not job.stays]
     moved: set[str] = set()
     if leaving and not tx.has_one_writer:
         async with tx.atomic():
-            moved = await _regate_plain(tx, leaving)
+            moved = await _change_plain_gates(tx, leaving)
     count = len(moved)
     for job in leaving:
         if job.id not in moved:
             async with tx.atomic():
-                count += await _regate(tx, job)
+                count += await _change_gate(tx, job)
     stays = [job for job in jobs if job.stays]
     # Their draws stay, and their gate changes.
-    return count + (await tx.execute("restamp", stays=stays) if stays else 0)
+    return count + (await tx.execute("change_gate_names", stays=stays) if stays else 0)
 
 
-async def _regate_plain(tx: Transaction, jobs: Sequence[GateChange]) -> set[str]:
+async def _change_plain_gates(tx: Transaction, jobs: Sequence[GateChange]) -> set[str]:
     """Move, all at once, the jobs that hold nothing and have never been tried. Returns the ids of the moved jobs."""
     by_id = {job.id: job for job in jobs}
     moved: dict[str, tuple[Any, ...]] = {}
@@ -324,12 +324,12 @@ async def _regate_plain(tx: Transaction, jobs: Sequence[GateChange]) -> set[str]
             arrivals.append(Arrival(lane_of(row.queue, row.draws, row.terms), -1))
             arrivals.append(arrival_of(lane, row.run_at, delayed=row.delayed))
     if moved:
-        await tx.execute("regate_plain", asked=list(moved.values()))
-        await arrive(tx, arrivals)
+        await tx.execute("change_plain_gates", asked=list(moved.values()))
+        await add_arrivals(tx, arrivals)
     return set(moved)
 
 
-async def _regate(tx: Transaction, job: GateChange) -> bool:
+async def _change_gate(tx: Transaction, job: GateChange) -> bool:
     """Move a job that is still waiting to the lane of its new draws, unless another transaction has locked it."""
     found = await _locked(tx, job.id, waits=False)
     if found is None or found.state is not JobState.WAITING or found.draws != job.before:
@@ -343,11 +343,11 @@ async def _regate(tx: Transaction, job: GateChange) -> bool:
     asked = {"id": found.id, "draws": as_json(job.draws), "costs": optional_json(job.costs)}
     await tx.execute("forget_other_starts", **asked)
     await tx.execute(
-        "regate", **asked, terms=optional_json(job.terms), held=kept, passed=passed, lane=lane.id, gate=job.gate
+        "change_gate", **asked, terms=optional_json(job.terms), held=kept, passed=passed, lane=lane.id, gate=job.gate
     )
     if not found.is_blocked:
         await leave(tx, found.lane, have_costs=found.has_costs)
-        await arrive(tx, [arrival_of(lane, found.run_at, delayed=found.delayed)])
+        await add_arrivals(tx, [arrival_of(lane, found.run_at, delayed=found.delayed)])
     return True
 
 
@@ -366,7 +366,7 @@ async def release_idle(tx: Transaction, draw: Draw) -> int:
                 lane = lane_of(job.queue, job.draws, job.terms, union(kept, job.passed))
                 await tx.execute("set_held", id=job.id, held=kept, passed=job.passed, lane=lane.id)
                 await leave(tx, job.lane, have_costs=job.has_costs)
-                await arrive(tx, [arrival_of(lane, job.run_at, delayed=job.delayed)])
+                await add_arrivals(tx, [arrival_of(lane, job.run_at, delayed=job.delayed)])
     return await release_unused_batches(tx, draw)
 
 

@@ -1,23 +1,23 @@
 -- Lanes: count the jobs that are added to them and removed from them.
 
--- name: arrive [postgres]
+-- name: add_arrivals [postgres]
 -- Insert an arrival for each number of jobs that were added to a lane, or removed from it (negative). Claims merge
 -- arrivals into the lanes, so adding a job waits for no lane.
 INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at)
 SELECT lane, queue, draws, variant, jobs, is_ready, :since::bigint, wakes_at, ready_at
-FROM {rows:come(
+FROM {rows:arrivals(
     lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, ready_at bigint, place
 )}
 ORDER BY place
 
--- name: arrive [sqlite]
+-- name: add_arrivals [sqlite]
 -- Count jobs in their lanes, which become due or sleep until their earliest delayed job is due. Lanes that become due are
 -- a microsecond apart, so that they keep the order of their jobs; an empty lane waits for nothing.
 INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, wakes_at)
 SELECT
     lane, queue, draws, variant, sum(jobs),
     CASE WHEN max(is_ready) THEN :since + min(CASE WHEN is_ready THEN place END) END, min(wakes_at)
-FROM {rows:come(
+FROM {rows:arrivals(
     lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, ready_at bigint, place
 )}
 GROUP BY lane
@@ -92,7 +92,7 @@ summed AS (
     FROM merged
     GROUP BY lane, queue, draws, variant
 ),
-come AS MATERIALIZED (
+placed AS MATERIALIZED (
     SELECT
         lane, queue, draws, variant, jobs, wakes_at, ready_at,
         CASE WHEN is_ready THEN greatest(since, :after::bigint, :due_floor::bigint) + row_number() OVER (ORDER BY first) END
@@ -100,21 +100,21 @@ come AS MATERIALIZED (
     FROM summed
 ),
 held AS MATERIALIZED (
-    SELECT seen.version, come.*
+    SELECT seen.version, placed.*
     FROM (
         SELECT lane AS id, jobs, since, wakes_at, ready_at, proven.version AS proven_version, proven.front AS proven_front
-        FROM come
+        FROM placed
         -- Without this join, all old versions of a deleted lane would be read, to find none.
         JOIN headgate.known_lane ON known_lane.id = lane
         LEFT JOIN {rows:proven(lane_id text, version bigint, front bigint)} ON proven.lane_id = lane
         ORDER BY lane
-    ) AS come
+    ) AS placed
     CROSS JOIN LATERAL (
-        SELECT version FROM headgate.lane WHERE lane.id = come.id ORDER BY version DESC LIMIT 1
+        SELECT version FROM headgate.lane WHERE lane.id = placed.id ORDER BY version DESC LIMIT 1
     ) AS seen
     CROSS JOIN LATERAL (
         SELECT FROM headgate.lane
-        WHERE lane.id = come.id AND lane.version >= seen.version
+        WHERE lane.id = placed.id AND lane.version >= seen.version
         ORDER BY version DESC
         LIMIT 1
         FOR UPDATE
@@ -124,28 +124,32 @@ counted AS (
     UPDATE headgate.lane
     -- Time grows faster than versions. So a lane that was deleted and is inserted again begins above its old versions,
     -- and a front that was proven for a version that the server lost in a crash is not applied to another version.
-    SET version = greatest(lane.version + 1, :limit_now::bigint), waiting = lane.waiting + come.jobs,
-        since = coalesce(lane.since, come.since), wakes_at = least(lane.wakes_at, come.wakes_at),
-        front = least(CASE WHEN lane.version = come.proven_version THEN proven_front ELSE lane.front END, come.ready_at)
+    SET version = greatest(lane.version + 1, :limit_now::bigint), waiting = lane.waiting + placed.jobs,
+        since = coalesce(lane.since, placed.since), wakes_at = least(lane.wakes_at, placed.wakes_at),
+        front = least(
+            CASE WHEN lane.version = placed.proven_version THEN proven_front ELSE lane.front END, placed.ready_at
+        )
     -- Arrays are planned as few rows, so the lanes are read by their index, whatever the statistics say. From a join with
     -- `held` the planner would compare the versions only after it has read all of them.
     FROM unnest(
         ARRAY(SELECT id FROM held), ARRAY(SELECT version FROM held), ARRAY(SELECT jobs FROM held),
         ARRAY(SELECT since FROM held), ARRAY(SELECT wakes_at FROM held), ARRAY(SELECT ready_at FROM held),
         ARRAY(SELECT proven_version FROM held), ARRAY(SELECT proven_front FROM held)
-    ) AS come (id, version, jobs, since, wakes_at, ready_at, proven_version, proven_front)
-    WHERE lane.id = come.id AND lane.version >= come.version
+    ) AS placed (id, version, jobs, since, wakes_at, ready_at, proven_version, proven_front)
+    WHERE lane.id = placed.id AND lane.version >= placed.version
     RETURNING lane.id, lane.waiting, lane.gated, lane.since, lane.wakes_at
 ),
 new AS (
     INSERT INTO headgate.known_lane (id)
-    SELECT lane FROM come WHERE lane NOT IN (SELECT id FROM counted) ORDER BY lane
+    SELECT lane FROM placed WHERE lane NOT IN (SELECT id FROM counted) ORDER BY lane
     ON CONFLICT DO NOTHING
     RETURNING id
 ),
 made AS (
     INSERT INTO headgate.lane (id, version, queue, draws, variant, waiting, since, wakes_at)
-    SELECT lane, :limit_now::bigint, queue, draws, variant, jobs, since, wakes_at FROM come WHERE lane IN (SELECT id FROM new)
+    SELECT lane, :limit_now::bigint, queue, draws, variant, jobs, since, wakes_at
+    FROM placed
+    WHERE lane IN (SELECT id FROM new)
     RETURNING id, waiting, gated, since, wakes_at
 ),
 left_over AS (

@@ -837,7 +837,7 @@ WITH session AS (
 )
 SELECT
     'long transaction' AS kind, pid, (extract(epoch FROM xact_start) * 1000000)::bigint AS since,
-    format('%s lets no dead row be cleared away, %s', name, doing) AS what, statement
+    format('%s prevents the removal of dead rows, %s', name, doing) AS what, statement
 FROM session
 WHERE keeps_rows AND wait_event_type IS DISTINCT FROM 'Lock' AND xact_start < clock_timestamp() - interval '5 seconds'
 UNION ALL

@@ -151,7 +151,7 @@ WHERE job = :id AND charged_at IS NOT NULL AND EXISTS (
     SELECT 1 FROM headgate.job WHERE id = :id AND (draws <> :draws OR coalesce(costs, '') <> coalesce(:costs, ''))
 )
 
--- name: regate
+-- name: change_gate
 -- Give a waiting job, which is locked, other draws and another lane; a blocked one will wait there.
 UPDATE headgate.job
 SET draws = :draws, costs = :costs, terms = :terms, held = :held, passed = :passed, lane = :lane,
@@ -167,7 +167,7 @@ WHERE id {any:ids text} AND state = 'waiting' AND attempt = 0 AND held = 0 AND p
 ORDER BY id
 {for update skip locked}
 
--- name: regate_plain
+-- name: change_plain_gates
 -- Give waiting jobs, which are locked, other draws and other lanes.
 UPDATE headgate.job
 SET draws = asked.draws, costs = asked.costs, terms = asked.terms, lane = asked.lane,
@@ -175,7 +175,7 @@ SET draws = asked.draws, costs = asked.costs, terms = asked.terms, lane = asked.
 FROM {rows:asked(id text, draws json, costs json, terms json, lane text, gate text)}
 WHERE job.id = asked.id
 
--- name: restamp
+-- name: change_gate_names
 -- Give waiting jobs another gate; their draws stay.
 UPDATE headgate.job SET gate = stays.gate
 FROM {rows:stays(id text, before json, gate text)}

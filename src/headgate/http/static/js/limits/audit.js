@@ -12,7 +12,7 @@ export function auditPanel(name, audit, key) {
   if (audit === null) return null;
   const verdicts = /** @type {any[]} */ (audit.items);
   const range = audit.is_cut ? ` of the last ${format.plural(audit.starts, "start")}` : "";
-  const exceeded = verdicts.filter((verdict) => !verdict.held).length;
+  const exceeded = verdicts.filter((verdict) => !verdict.is_within_limit).length;
   return panel(
     "Audit",
     {
@@ -41,7 +41,7 @@ export function auditPanel(name, audit, key) {
         },
         {
           name: "Result",
-          cell: (verdict) => (verdict.held ? badge("succeeded", "within limit") : badge("failed", "exceeded")),
+          cell: (verdict) => (verdict.is_within_limit ? badge("succeeded", "within limit") : badge("failed", "exceeded")),
         },
         { name: "Highest", align: "right", cell: (verdict) => h("b", null, format.count(verdict.highest)) },
         { name: "Allowed", align: "right", cell: (verdict) => format.count(verdict.bound) },

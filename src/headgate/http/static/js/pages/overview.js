@@ -132,7 +132,7 @@ function warnings(data) {
         "warn",
         h("b", null, "Schedule "),
         link(address(["schedules", each.name]), each.name),
-        h("b", null, `: ${each.trouble ?? "overdue"}.`),
+        h("b", null, `: ${each.problem ?? "overdue"}.`),
       ),
     ),
     data.blockers.map((/** @type {any} */ each) =>

@@ -54,7 +54,7 @@ export const schedules = {
               name: "State",
               cell: (schedule) => [
                 scheduleState(schedule),
-                schedule.trouble && h("span", { class: "cell-below warn-text" }, schedule.trouble),
+                schedule.problem && h("span", { class: "cell-below warn-text" }, schedule.problem),
               ],
             },
             { name: "Trigger", cell: (schedule) => schedule.trigger },
@@ -216,5 +216,5 @@ export function rareActions(context, schedule) {
 
 /** @param {any} schedule */
 export function problemNotice(schedule) {
-  return schedule.trouble && notice("warn", h("b", null, "This schedule has a problem: "), schedule.trouble, ".");
+  return schedule.problem && notice("warn", h("b", null, "This schedule has a problem: "), schedule.problem, ".");
 }
