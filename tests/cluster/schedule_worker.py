@@ -32,10 +32,10 @@ def make_app(url: str, **settings: Any) -> Headgate:
 async def main(options: dict[str, Any]) -> None:
     app = make_app(options.pop("url"), **options.pop("settings"))
 
-    def tell(event: Event) -> None:
+    def print_event(event: Event) -> None:
         os.write(1, b"started []\n")
 
-    app.subscribe(tell, NodeStarted)
+    app.subscribe(print_event, NodeStarted)
     await app.run()
 
 

@@ -76,7 +76,7 @@ class Cluster:
             seconds=SECONDS,
             settings={"heartbeat": 0.5, "lease": LEASE, "concurrency": 20},
         )
-        await child.hear("started")
+        await child.wait_for_line("started")
         self._workers.append(child)
 
     async def befall(self, fault: str, random: Random) -> None:
@@ -93,7 +93,7 @@ class Cluster:
                 worker.signal(signal.SIGSTOP)
                 await asyncio.sleep(FROZEN)
                 worker.signal(signal.SIGCONT)
-                await worker.hear("disowned")
+                await worker.wait_for_line("disowned")
             case "cut":
                 await ask(self._server.url, CUT)
             case "restart":
@@ -198,7 +198,7 @@ async def test_four_workers_keep_every_limit_lose_nothing_and_use_the_budget_wha
     assert again == {}
     assert contradictions == []
     # The look that is there for what was forgotten finds nothing, but what came a moment before it was told.
-    assert sum(told["swept"] for child in cluster.gone for (told,) in child.all_said("stopping")) <= WORKERS
+    assert sum(told["swept"] for child in cluster.gone for (told,) in child.lines_with("stopping")) <= WORKERS
 
     # The budget is used.
     calm = calm_between(cluster.outages, began + 2 * SECOND, ended)

@@ -27,7 +27,7 @@ from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import SOON
 from headgate.storage.row_ids import bucket_id
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import Hands, at_once, rate, recover
+from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
 from tests.conformance.storage_suite.ties import add_batch, follow
 from tests.until import until
 
@@ -39,7 +39,7 @@ PLENTY = rate(1000, burst=1000)
 class World:
     """Two nodes on one schema, each with a store of its own, and a connection of somebody else's."""
 
-    def __init__(self, clock: ManualClock, schema: str, left: Hands, right: Hands, connection: Any) -> None:
+    def __init__(self, clock: ManualClock, schema: str, left: StoreUser, right: StoreUser, connection: Any) -> None:
         self.clock = clock
         self.schema = schema
         self.left = left
@@ -117,14 +117,14 @@ async def world(postgres_url: str, postgres_schema: str, monkeypatch: pytest.Mon
         PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True, connections=3, is_watched=False)
         for _ in range(2)
     ]
-    left, right = (Hands(store, clock) for store in stores)
+    left, right = (StoreUser(store, clock) for store in stores)
     right.node = "node-b"
     connection = await asyncpg.connect(postgres_url, server_settings={"search_path": postgres_schema})
     world = World(clock, postgres_schema, left, right, connection)
     try:
-        for hands, name in ((left, "a"), (right, "b")):
-            await hands.storage.open()
-            await hands.storage.join(hands.node, name)
+        for store_user, name in ((left, "a"), (right, "b")):
+            await store_user.storage.open()
+            await store_user.storage.join(store_user.node, name)
         for method in ("fetch", "execute"):
             monkeypatch.setattr(Session, method, _watched(world, getattr(Session, method)))
         yield world
@@ -161,9 +161,9 @@ def take_one(visit: Any) -> bool:
 # ------------------------------------------------------------------------------------- jobs that go elsewhere meanwhile
 
 
-async def gate_changes(hands: Hands, job: str, *draws: Draw) -> list[GateChange]:
+async def gate_changes(store_user: StoreUser, job: str, *draws: Draw) -> list[GateChange]:
     """The job as it asks for these draws, and was read before."""
-    (found,) = [gated for gated in await hands.storage.gated_jobs(frozenset({"work"})) if gated.id == job]
+    (found,) = [gated for gated in await store_user.storage.gated_jobs(frozenset({"work"})) if gated.id == job]
     return [GateChange(job, found.draws, draws, None, found.terms)]
 
 
@@ -561,8 +561,8 @@ async def test_merges_at_the_same_time_make_each_lane_once(world: World) -> None
     world.rule(r=PLENTY)
     jobs: list[str] = []
     for number in range(20):
-        jobs += [await hands.add_one(draws=[("r", str(number))]) for hands in (world.left, world.right)]
-        await asyncio.gather(*(hands.claim(queues=["other"]) for hands in (world.left, world.right)))
+        jobs += [await store_user.add_one(draws=[("r", str(number))]) for store_user in (world.left, world.right)]
+        await asyncio.gather(*(store_user.claim(queues=["other"]) for store_user in (world.left, world.right)))
     assert list(await world.left.storage.check()) == []
     found = [await world.left.take_ids(100), await world.right.take_ids(100)]
     assert sorted(chain(*found)) == sorted(jobs)

@@ -49,7 +49,7 @@ async def test_each_occurrence_is_enqueued_once_whoever_is_killed(
         async with children_of(tmp_path) as children, app.open():
             workers = [await children.start(program, url=url, settings=settings) for _ in range(WORKERS)]
             for worker in workers:
-                await worker.hear("started")
+                await worker.wait_for_line("started")
             # One that another process stores is noticed by those that run.
             late = await app.tasks["work"].schedule("late", Every(hours=1), first="now").enqueue()
             async with asyncio.timeout(5):
@@ -60,7 +60,7 @@ async def test_each_occurrence_is_enqueued_once_whoever_is_killed(
                 await asyncio.sleep(random.uniform(0.2, 0.6))
                 await workers.pop(random.randrange(len(workers))).kill()
                 workers.append(await children.start(program, url=url, settings=settings))
-            await workers[-1].hear("started")
+            await workers[-1].wait_for_line("started")
             for name in NAMES:
                 await app.admin.schedules.pause(name)
             await nothing_is_open(app)

@@ -13,18 +13,18 @@ from headgate.errors import DuplicateJob, IllegalTransition
 from headgate.jobs.job import JobState, NewJob
 from tests.cluster.test_overtaken import World, world  # noqa: F401  # a fixture
 from tests.cluster.unique_storm import Storm
-from tests.conformance.storage_suite.hands import Hands, at_once
+from tests.conformance.storage_suite.store_user import StoreUser, at_once
 from tests.conformance.storage_suite.unique_keys import unique
 
 
-async def stored(hands: Hands, new: NewJob) -> str:
+async def stored(store_user: StoreUser, new: NewJob) -> str:
     """The id of the job that stands for it."""
-    return (await hands.storage.add([new])).get(new.id, new.id)
+    return (await store_user.storage.add([new])).get(new.id, new.id)
 
 
 @pytest.mark.parametrize("policy", ["keep", "replace", "raise"])
 async def test_of_two_that_look_before_either_adds_one_is_stored(world: World, policy: Any) -> None:  # noqa: F811
-    mine, other = (unique(hands, on_conflict=policy, payload=name) for hands, name in zip_hands(world))
+    mine, other = (unique(store_user, on_conflict=policy, payload=name) for store_user, name in named_users(world))
     adding = world.after("jobs_under_keys", lambda: stored(world.right, other))
     if policy == "raise":
         with pytest.raises(DuplicateJob) as caught:
@@ -36,7 +36,7 @@ async def test_of_two_that_look_before_either_adds_one_is_stored(world: World, p
     assert (job.id, job.payload) == (other.id, '"left"' if policy == "replace" else '"right"')
 
 
-def zip_hands(world: World) -> list[tuple[Hands, str]]:  # noqa: F811
+def named_users(world: World) -> list[tuple[StoreUser, str]]:  # noqa: F811
     return [(world.left, '"left"'), (world.right, '"right"')]
 
 
@@ -168,10 +168,10 @@ async def test_replacing_many_jobs_at_once_in_any_order_ends(world: World) -> No
     world.rule(r=at_once(1000))
     keys = [f"k{number}" for number in range(10)]
 
-    async def add(hands: Hands, ordered: list[str], number: int) -> None:
+    async def add(store_user: StoreUser, ordered: list[str], number: int) -> None:
         draws = [("r", str(number % 3))]
-        await hands.storage.add(
-            [unique(hands, key, on_conflict="replace", draws=draws, payload=str(number)) for key in ordered]
+        await store_user.storage.add(
+            [unique(store_user, key, on_conflict="replace", draws=draws, payload=str(number)) for key in ordered]
         )
 
     for number in range(4):

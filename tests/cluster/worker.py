@@ -15,7 +15,7 @@ from headgate.jobs.event import Event, NodeDeclaredDead, NodeLost, NodeStarted, 
 from tests.cluster.load import Ledger, Tasks
 
 
-def say(word: str, *values: Any) -> None:
+def print_line(word: str, *values: Any) -> None:
     os.write(1, f"{word} {json.dumps(values)}\n".encode())
 
 
@@ -24,28 +24,28 @@ async def main(options: dict[str, Any]) -> None:
     app = Headgate(options.pop("url"), **options.pop("settings"))
     Tasks(app, options.pop("seconds"), ledger)
 
-    def tell(event: Event) -> None:
+    def print_event(event: Event) -> None:
         match event:
             case NodeStarted():
                 node = app._node
                 assert node is not None
                 ledger.node = lambda: node.id
-                say("started", event.node)
+                print_line("started", event.node)
             case NodeLost():
                 ledger.lost(event.node)
-                say("lost", event.node)
+                print_line("lost", event.node)
             case NodeDeclaredDead():
                 ledger.disowned(event.node)
-                say("disowned", event.node)
+                print_line("disowned", event.node)
             case NodeStopping():
                 assert app._node is not None
-                say("stopping", app._node.statistics())
+                print_line("stopping", app._node.statistics())
             case StorageFailed():
-                say("troubled", event.doing, event.error[:200])
+                print_line("troubled", event.doing, event.error[:200])
             case _:
                 pass
 
-    app.subscribe(tell)
+    app.subscribe(print_event)
     await app.run()
 
 

@@ -15,7 +15,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import Hands, at_once
+from tests.conformance.storage_suite.store_user import StoreUser, at_once
 from tests.conformance.storage_suite.ties import MUTEX, hold
 
 NOBODY = dump_permits(load_permits(None))
@@ -24,7 +24,7 @@ NOBODY = dump_permits(load_permits(None))
 class Overwritable(NamedTuple):
     """A store, and how to write the stored state of its bucket "mutex:a" past all verbs."""
 
-    hands: Hands
+    store_user: StoreUser
     overwrite: Callable[[str], Awaitable[None]]
 
 
@@ -57,64 +57,64 @@ async def store(server: tuple[str, str, str], tmp_path: Path) -> AsyncIterator[O
             await connection.close()
 
     await storage.open()
-    hands = Hands(storage, clock)
-    hands.rules = {"mutex": at_once()}
-    await storage.join(hands.node, "a")
-    yield Overwritable(hands, overwrite)
+    store_user = StoreUser(storage, clock)
+    store_user.rules = {"mutex": at_once()}
+    await storage.join(store_user.node, "a")
+    yield Overwritable(store_user, overwrite)
     await storage.close()
 
 
 async def test_a_batch_that_holds_a_permit_although_it_is_final_is_found(store: Overwritable) -> None:
-    hands = store.hands
-    batch, _ = await hold(hands, 1)
-    (job,) = await hands.take()
-    await hands.retry_later(job)
-    held = (await hands.bucket("mutex", "a")).state
+    store_user = store.store_user
+    batch, _ = await hold(store_user, 1)
+    (job,) = await store_user.take()
+    await store_user.retry_later(job)
+    held = (await store_user.bucket("mutex", "a")).state
     assert held is not None
-    await hands.storage.cancel(job.id)
-    assert list(await hands.storage.check()) == []
+    await store_user.storage.cancel(job.id)
+    assert list(await store_user.storage.check()) == []
     await store.overwrite(held)
-    (found,) = await hands.storage.check()
+    (found,) = await store_user.storage.check()
     assert f"is held by batch {batch}, which is final" in found
 
 
 async def test_a_batch_that_holds_a_permit_although_it_is_gone_is_found(store: Overwritable) -> None:
-    hands = store.hands
-    batch, _ = await hold(hands, 1)
-    (job,) = await hands.take()
-    await hands.retry_later(job)
-    held = (await hands.bucket("mutex", "a")).state
+    store_user = store.store_user
+    batch, _ = await hold(store_user, 1)
+    (job,) = await store_user.take()
+    await store_user.retry_later(job)
+    held = (await store_user.bucket("mutex", "a")).state
     assert held is not None
-    await hands.storage.cancel(job.id)
-    hands.clock.advance(1)
-    assert await hands.storage.prune(hands.clock.now()) == 1
-    assert await hands.storage.batch(batch) is None
+    await store_user.storage.cancel(job.id)
+    store_user.clock.advance(1)
+    assert await store_user.storage.prune(store_user.clock.now()) == 1
+    assert await store_user.storage.batch(batch) is None
     await store.overwrite(held)
-    (found,) = await hands.storage.check()
+    (found,) = await store_user.storage.check()
     assert f"is held by batch {batch}" in found
 
 
 async def test_a_bucket_that_waits_for_a_permit_which_nobody_holds_is_found(store: Overwritable) -> None:
-    hands = store.hands
-    await hold(hands, 1)
-    (job,) = await hands.take()
-    await hands.retry_later(job, 60)
-    await hands.add(draws=MUTEX)
-    assert await hands.take() == []
-    assert list(await hands.storage.check()) == []
+    store_user = store.store_user
+    await hold(store_user, 1)
+    (job,) = await store_user.take()
+    await store_user.retry_later(job, 60)
+    await store_user.add(draws=MUTEX)
+    assert await store_user.take() == []
+    assert list(await store_user.storage.check()) == []
     await store.overwrite(NOBODY)
-    (found,) = await hands.storage.check()
+    (found,) = await store_user.storage.check()
     assert "opens when a permit is returned, but has no holder" in found
 
 
 async def test_a_paused_bucket_waits_for_nobodys_permit(store: Overwritable) -> None:
-    hands = store.hands
-    await hands.add(2, draws=MUTEX)
-    job = await hands.take_one()
-    pause = await hands.pause("mutex")
-    await hands.succeed(job)
-    assert await hands.take() == []
-    assert list(await hands.storage.check()) == []
-    await hands.unset(pause)
-    assert len(await hands.take()) == 1
-    assert list(await hands.storage.check()) == []
+    store_user = store.store_user
+    await store_user.add(2, draws=MUTEX)
+    job = await store_user.take_one()
+    pause = await store_user.pause("mutex")
+    await store_user.succeed(job)
+    assert await store_user.take() == []
+    assert list(await store_user.storage.check()) == []
+    await store_user.unset(pause)
+    assert len(await store_user.take()) == 1
+    assert list(await store_user.storage.check()) == []

@@ -12,8 +12,8 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import StorageConformance
-from tests.conformance.storage_suite.hands import Hands
-from tests.conformance.storage_suite.schedules import ScheduleHands
+from tests.conformance.storage_suite.schedules import ScheduleUser
+from tests.conformance.storage_suite.store_user import StoreUser
 
 
 class TestPostgresStorage(StorageConformance):
@@ -26,26 +26,26 @@ class TestPostgresStorage(StorageConformance):
         yield storage
         await storage.close()
 
-    async def test_a_node_is_told_of_what_has_arrived_until_it_is_merged(self, hands: Hands) -> None:
+    async def test_a_node_is_told_of_what_has_arrived_until_it_is_merged(self, store_user: StoreUser) -> None:
         """The fault: where a notification was lost, a job was found by the next poll, which is five seconds apart."""
-        assert not (await hands.storage.upkeep()).has_arrived
-        await hands.add()
-        assert (await hands.storage.upkeep()).has_arrived
-        job = await hands.take_one()
-        assert not (await hands.storage.upkeep()).has_arrived
-        await hands.succeed(job)
+        assert not (await store_user.storage.upkeep()).has_arrived
+        await store_user.add()
+        assert (await store_user.storage.upkeep()).has_arrived
+        job = await store_user.take_one()
+        assert not (await store_user.storage.upkeep()).has_arrived
+        await store_user.succeed(job)
 
     async def test_what_is_noted_of_removed_schedules_is_forgotten(
-        self, hands: Hands, clock: ManualClock, postgres_url: str, postgres_schema: str
+        self, store_user: StoreUser, clock: ManualClock, postgres_url: str, postgres_schema: str
     ) -> None:
         """The fault: jobs that ended after their schedule was removed left a row each that nobody ever deleted."""
-        own = ScheduleHands(hands, clock)
+        own = ScheduleUser(store_user, clock)
         await own.put()
         await own.fire(jobs=3)
-        await hands.storage.remove_schedule("s")
+        await store_user.storage.remove_schedule("s")
         await own.put("kept")
         await own.fire("kept", jobs=2)
-        await hands.succeed(*await hands.take())
+        await store_user.succeed(*await store_user.take())
         connection = await asyncpg.connect(postgres_url)
         try:
             count = f'SELECT count(*) FROM "{postgres_schema}".schedule_note'
@@ -62,9 +62,9 @@ class TestPostgresStorage(StorageConformance):
             # and they are not forgotten while one is stored.
             async with connection.transaction():
                 await connection.execute(f"SELECT pg_advisory_xact_lock_shared({table}, 0)")
-                await hands.storage.evict()
+                await store_user.storage.evict()
                 assert await connection.fetchval(count) == 5
-            await hands.storage.evict()
+            await store_user.storage.evict()
             assert await connection.fetchval(count) == 2
         finally:
             await connection.close()

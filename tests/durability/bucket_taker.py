@@ -17,7 +17,7 @@ async def main(options: dict[str, Any]) -> None:
     store = open_store(options["url"], None)
     await store.open()
     bucket = Bucket(options["limit"], "", StrictRate(options["count"], per=options["per"], margin=0).rule)
-    say("ready")
+    print_line("ready")
     await asyncio.to_thread(sys.stdin.readline)
     clock = SystemClock()
     ends = clock.monotonic() + round(options["seconds"] * 1_000_000)
@@ -35,11 +35,11 @@ async def main(options: dict[str, Any]) -> None:
 
     await asyncio.gather(*(take() for _ in range(options["tasks"])))
     await store.close()
-    say("granted", *granted)
-    say("refused", refused)
+    print_line("granted", *granted)
+    print_line("refused", refused)
 
 
-def say(word: str, *values: Any) -> None:
+def print_line(word: str, *values: Any) -> None:
     sys.stdout.write(f"{word} {json.dumps(values)}\n")
     sys.stdout.flush()
 

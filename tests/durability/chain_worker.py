@@ -13,7 +13,7 @@ from headgate.clock import SystemClock
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
-from tests.durability.worker import say
+from tests.durability.worker import print_line
 
 
 def store(options: dict[str, Any]) -> Store:
@@ -28,7 +28,7 @@ def make_app(options: dict[str, Any]) -> Headgate:
 
     @app.task(name="step")
     async def step(place: int) -> int:
-        say("step", place, current_job().follows)
+        print_line("step", place, current_job().follows)
         await asyncio.sleep(0.02)
         return place
 

@@ -19,7 +19,7 @@ from tests.durability.ledger import damage
 from tests.durability.stores import claim_for, new_job, open_store
 
 
-def say(word: str) -> None:
+def print_line(word: str) -> None:
     os.write(1, f"{word} []\n".encode())
 
 
@@ -69,7 +69,7 @@ async def enqueue_until_full(folder: Path) -> None:
         await other.open()
         assert sum(queue.waiting for queue in await other.counts()) == len(acknowledged)
         await other.close()
-        say("full")
+        print_line("full")
         (folder / "ballast").unlink()
         more = new_job(now=SystemClock().now())
         await storage.add([more])
@@ -98,7 +98,7 @@ async def finish_when_full(folder: Path) -> None:
     async with app:
         large = await work.enqueue("large")
         await asyncio.wait_for(troubled.wait(), 10)
-        say("full")
+        print_line("full")
         (folder / "filler").unlink()
         assert await large.result(timeout=10) == "large" * 4000
         assert await (await work.enqueue("after")).result(timeout=10) == "after" * 4000
@@ -166,7 +166,7 @@ def main() -> None:
             asyncio.run(write_errors(folder))
         case other:
             raise SystemExit(f"no scenario {other!r}")
-    say("passed")
+    print_line("passed")
 
 
 if __name__ == "__main__":

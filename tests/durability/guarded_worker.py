@@ -21,7 +21,7 @@ from headgate.clock import SystemClock
 from headgate.jobs.event import Event, LeaseNotRenewed, NodeDeclaredDead, NodeLost, NodeStarted
 from headgate.storage.choice import choose_storage
 from headgate.storage.records import Claim, Claimed
-from tests.durability.worker import say
+from tests.durability.worker import print_line
 
 
 class Visit(msgspec.Struct):
@@ -61,7 +61,7 @@ def guarded_app(url: str, ledger: Path, *, freezes: bool = False, **settings: An
             claimed: Claimed = await commit(asked)
             if claimed.jobs and freezes:
                 freezes = False
-                say("frozen")
+                print_line("frozen")
                 os.kill(os.getpid(), signal.SIGSTOP)
             return claimed
 
@@ -79,7 +79,7 @@ def guarded_app(url: str, ledger: Path, *, freezes: bool = False, **settings: An
 
     async def inside(seconds: float) -> None:
         write("enters")
-        say("inside", current_job().id)
+        print_line("inside", current_job().id)
         try:
             await asyncio.sleep(seconds)
         finally:
@@ -99,11 +99,11 @@ def guarded_app(url: str, ledger: Path, *, freezes: bool = False, **settings: An
 def tell_parent(event: Event) -> None:
     match event:
         case NodeStarted() | NodeDeclaredDead():
-            say(type(event).__name__, event.node)
+            print_line(type(event).__name__, event.node)
         case NodeLost():
-            say("NodeLost", event.node, event.returned)
+            print_line("NodeLost", event.node, event.returned)
         case LeaseNotRenewed():
-            say("LeaseNotRenewed", event.seconds, event.cancelled)
+            print_line("LeaseNotRenewed", event.seconds, event.cancelled)
 
 
 async def main(options: dict[str, Any]) -> None:

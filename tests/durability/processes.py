@@ -1,4 +1,4 @@
-"""Child processes of a test: started, heard, told, stopped and killed."""
+"""Child processes of a test: start them, send them words, read their lines, stop and kill them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ HERE = Path(__file__).parent
 
 
 class Child:
-    """A Python program of this folder. It says lines on its stdout, each a word and a JSON list of values."""
+    """A Python program of this folder. It prints lines, each a word and a JSON list of values."""
 
     def __init__(self, process: asyncio.subprocess.Process, errors: Path) -> None:
         self.process = process
-        self.said: list[tuple[str, list[Any]]] = []
-        self.unheard: list[tuple[str, list[Any]]] = []
+        self.lines: list[tuple[str, list[Any]]] = []
+        self.unread_lines: list[tuple[str, list[Any]]] = []
         self._errors = errors
 
     @classmethod
@@ -46,39 +46,39 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    async def hear(self, word: str, timeout: float = 15) -> list[Any]:
-        """The values of the first unheard line that begins with `word`; other lines are kept for later."""
+    async def wait_for_line(self, word: str, timeout: float = 15) -> list[Any]:
+        """Return the values of the first unread line that begins with `word`; other lines are kept for later."""
         assert self.process.stdout is not None
-        for place, (said, values) in enumerate(self.unheard):
-            if said == word:
-                del self.unheard[place]
+        for place, (first, values) in enumerate(self.unread_lines):
+            if first == word:
+                del self.unread_lines[place]
                 return values
         async with asyncio.timeout(timeout):
             while True:
                 line = await self.process.stdout.readline()
                 if not line:
-                    raise AssertionError(f"the child ended before it said {word!r}; {self._story()}")
-                said, _, rest = line.decode().partition(" ")
+                    raise AssertionError(f"the child ended before it printed {word!r}; {self._output()}")
+                first, _, rest = line.decode().partition(" ")
                 values = json.loads(rest or "[]")
-                self.said.append((said.strip(), values))
-                if said.strip() == word:
+                self.lines.append((first.strip(), values))
+                if first.strip() == word:
                     return list(values)
-                self.unheard.append((said.strip(), values))
+                self.unread_lines.append((first.strip(), values))
 
-    def has_said(self, word: str) -> bool:
-        """Whether it was heard saying that; `hear_all` hears what was not waited for."""
-        return any(said == word for said, _ in self.said)
+    def has_line(self, word: str) -> bool:
+        """Whether a line that begins with `word` has been read; `read_lines` reads those that no test waits for."""
+        return any(first == word for first, _ in self.lines)
 
-    async def hear_all(self, seconds: float = 0.2) -> None:
-        """Hear what it has said so far, and says in so many seconds."""
+    async def read_lines(self, seconds: float = 0.2) -> None:
+        """Read what it has printed so far, and what it prints in so many seconds."""
         with contextlib.suppress(TimeoutError):
-            await self.hear("what nobody says", seconds)
+            await self.wait_for_line("a word that is never printed", seconds)
 
-    def all_said(self, word: str) -> list[list[Any]]:
-        """The values of all lines so far that begin with `word`."""
-        return [values for said, values in self.said if said == word]
+    def lines_with(self, word: str) -> list[list[Any]]:
+        """Return the values of all lines so far that begin with `word`."""
+        return [values for first, values in self.lines if first == word]
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(word.encode() + b"\n")
 
@@ -86,31 +86,31 @@ class Child:
         self.process.send_signal(number)
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Kill it with SIGKILL, and wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.end()
 
     async def end(self, timeout: float = 15) -> int:
-        """Hear everything that is left; the exit code."""
+        """Read the remaining lines, and return the exit code."""
         assert self.process.stdout is not None
         assert self.process.stdin is not None
         async with asyncio.timeout(timeout):
             async for line in self.process.stdout:
                 word, _, values = line.decode().partition(" ")
-                self.said.append((word.strip(), json.loads(values or "[]")))
+                self.lines.append((word.strip(), json.loads(values or "[]")))
             code = await self.process.wait()
         self.process.stdin.close()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await self.process.stdin.wait_closed()
         return code
 
-    def _story(self) -> str:
-        return f"it said {self.said[-10:]} and wrote: {self._errors.read_text()[-3000:]}"
+    def _output(self) -> str:
+        return f"it printed {self.lines[-10:]}, and to stderr: {self._errors.read_text()[-3000:]}"
 
 
 class Children:
-    """Starts children, and lets none of them outlive the test."""
+    """Starts children, and kills those that are alive when the test ends."""
 
     def __init__(self, folder: Path) -> None:
         self._errors = folder / "children.log"
@@ -123,13 +123,13 @@ class Children:
 
     @property
     def log(self) -> str:
-        """What the children have written to their stderr."""
+        """The text that the children have written to stderr."""
         return self._errors.read_text() if self._errors.exists() else ""
 
     async def end(self) -> None:
         for child in self._all:
             if child.process.returncode is None:
-                # A stopped process cannot die of SIGKILL's politer relatives, but of this one it does.
+                # SIGKILL also ends a process that is stopped; SIGTERM does not.
                 await child.kill()
 
 

@@ -30,15 +30,15 @@ async def main(options: dict[str, Any]) -> None:
     backlog_migrator.NOTE_EVERY = backlog_migrator.SWEEP_EVERY = 0.5
     app = program(options["url"], options.get("limits", "tight"), schema=options.get("schema", "headgate"))
     if options.get("opens"):
-        say("ready")
+        print_line("ready")
         await asyncio.to_thread(sys.stdin.readline)
         try:
             async with app.open():
-                say("opened")
+                print_line("opened")
         except HeadgateError as error:
-            say("refused", type(error).__name__, str(error))
+            print_line("refused", type(error).__name__, str(error))
         return
-    say("ready")
+    print_line("ready")
     await app.run()
 
 
@@ -47,12 +47,12 @@ def program(url: str, limits: str, **settings: Any) -> Headgate:
 
     @app.task(limits=[LIMITS[limits]])
     async def call(tenant: str) -> None:
-        say("ran", current_job().id)
+        print_line("ran", current_job().id)
 
     return app
 
 
-def say(word: str, *values: Any) -> None:
+def print_line(word: str, *values: Any) -> None:
     sys.stdout.write(f"{word} {json.dumps(values)}\n")
     sys.stdout.flush()
 

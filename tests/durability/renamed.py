@@ -11,7 +11,7 @@ from headgate import Headgate, current_job
 from headgate.jobs.event import TaskUnknown
 
 
-def say(word: str, *values: Any) -> None:
+def print_line(word: str, *values: Any) -> None:
     sys.stdout.write(f"{word} {json.dumps(values)}\n")
     sys.stdout.flush()
 
@@ -24,11 +24,11 @@ def program(url: str, release: str) -> Headgate:
     app = Headgate(url)
 
     async def old(customer: str) -> str:
-        say("ran", release, current_job().task)
+        print_line("ran", release, current_job().task)
         return f"{release} {customer}"
 
     async def new(tenant: str) -> str:
-        say("ran", release, current_job().task)
+        print_line("ran", release, current_job().task)
         return f"{release} {tenant}"
 
     if release == "old":
@@ -37,7 +37,7 @@ def program(url: str, release: str) -> Headgate:
         app.task(name="sync_tenant")(new)
     else:
         app.task(name="sync_tenant", aliases=["sync_customer"], upgrade=upgraded)(new)
-    app.subscribe(lambda event: say("unknown", event.task), TaskUnknown)  # type: ignore[attr-defined]
+    app.subscribe(lambda event: print_line("unknown", event.task), TaskUnknown)  # type: ignore[attr-defined]
     return app
 
 

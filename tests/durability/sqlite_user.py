@@ -14,7 +14,7 @@ from headgate.clock import SystemClock
 from tests.durability.stores import new_job, open_store
 
 
-def say(word: str, *values: object) -> None:
+def print_line(word: str, *values: object) -> None:
     os.write(1, f"{word} {json.dumps(values)}\n".encode())
 
 
@@ -24,17 +24,17 @@ def hold_the_write_lock(path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("CREATE TABLE IF NOT EXISTS of_the_user (x)")
     connection.execute("INSERT INTO of_the_user VALUES (1)")
-    say("locked")
+    print_line("locked")
     sys.stdin.readline()
     connection.execute("COMMIT")
     connection.close()
-    say("released")
+    print_line("released")
 
 
 async def write_for(path: Path, seconds: float) -> None:
     """Small commits one after the other; how many there were, and the longest that one took."""
     async with open_store(path, joined=False) as storage:
-        say("ready")
+        print_line("ready")
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
         now = SystemClock().now()
         commits, longest = 0, 0.0
@@ -43,18 +43,18 @@ async def write_for(path: Path, seconds: float) -> None:
             await storage.add([new_job(now=now, id=f"{os.getpid()}-{commits}")])
             longest = max(longest, time.monotonic() - began)
             commits += 1
-    say("wrote", commits, longest)
+    print_line("wrote", commits, longest)
 
 
 async def write_until_killed(path: Path) -> None:
     """Says the id of each job once it is acknowledged."""
     async with open_store(path, joined=False) as storage:
-        say("ready")
+        print_line("ready")
         now = SystemClock().now()
         for number in range(1_000_000):
             jobs = [new_job(("calls", f"key {number % 7}"), now=now, payload='"' + "x" * 300 + '"') for _ in range(3)]
             await storage.add(jobs)
-            say("acknowledged", *[job.id for job in jobs])
+            print_line("acknowledged", *[job.id for job in jobs])
 
 
 def main() -> None:

@@ -53,20 +53,20 @@ async def test_healthy_nodes_in_other_containers_keep_their_jobs(
         "lease": 4.0,
     }
     there = await children.start("worker.py", command=command, **settings)
-    (first,) = await there.hear("NodeStarted")
+    (first,) = await there.wait_for_line("NodeStarted")
     async with open_store(database) as storage:
         job = new_job(now=storage.now(), task="wait_for_word", payload='{"key":"a"}')
         await storage.add([job])
-        await there.hear("running")
+        await there.wait_for_line("running")
         here = await children.start("worker.py", **settings)
-        (second,) = await here.hear("NodeStarted")
+        (second,) = await here.wait_for_line("NodeStarted")
         # Longer than a lease, in which each looks at the other several times.
         await asyncio.sleep(5)
         for child in (here, there):
-            await child.hear_all()
+            await child.read_lines()
             # The node of this test's own store sends no heartbeats.
-            assert {lost for lost, *_ in child.all_said("NodeLost")} <= {NODE}, child.said
-            assert not child.has_said("NodeDeclaredDead"), child.said
+            assert {lost for lost, *_ in child.lines_with("NodeLost")} <= {NODE}, child.lines
+            assert not child.has_line("NodeDeclaredDead"), child.lines
         record = await storage.job(job.id)
         assert record is not None
         assert (record.state, record.attempt, record.lost) == (JobState.RUNNING, 1, 0)
@@ -74,8 +74,8 @@ async def test_healthy_nodes_in_other_containers_keep_their_jobs(
         assert nodes == {first: False, second: False}
         # What a container leaves behind that dies is taken over when its lease has run out.
         await there.kill()
-        await here.hear("running")
-        here.tell("go")
+        await here.wait_for_line("running")
+        here.send("go")
 
         async def is_done() -> bool:
             record = await storage.job(job.id)

@@ -35,7 +35,7 @@ async def run(children: Children, scenario: str, folder: Path, command: tuple[st
     child = await children.start("disk.py", command=command, scenario=scenario, folder=str(folder))
     code = await child.end()
     assert code == 0, children.log
-    assert child.has_said("passed")
+    assert child.has_line("passed")
 
 
 async def test_an_enqueue_that_finds_the_disk_full_leaves_nothing_behind(database: Path) -> None:

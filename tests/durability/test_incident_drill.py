@@ -41,4 +41,4 @@ async def test_nothing_is_lost_and_the_operator_sees_why_each_job_is_where_it_is
     )
     code = await child.end(timeout=110)
     assert code == 0, children.log
-    assert child.has_said("passed")
+    assert child.has_line("passed")

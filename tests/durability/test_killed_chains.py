@@ -39,7 +39,7 @@ async def test_a_chain_whose_workers_are_killed_is_complete(
             worker = await children.start("chain_worker.py", **options)
             # One that begins a step has not lost the one before it, so none is ever poisonous.
             for _ in range(random.randint(2, 6)):
-                hearing = asyncio.create_task(worker.hear("step"))
+                hearing = asyncio.create_task(worker.wait_for_line("step"))
                 await asyncio.wait([hearing, done], return_when=asyncio.FIRST_COMPLETED)
                 if not hearing.done():
                     hearing.cancel()

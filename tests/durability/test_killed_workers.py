@@ -56,7 +56,7 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_t
                 "worker.py", path=str(database), ledger=str(ledger), hold=point, skip=random.randrange(3), concurrency=4
             )
             acknowledged += await here.record.enqueue_many([(random.choice(KEYS),) for _ in range(10)])
-            name, jobs = await worker.hear("at")
+            name, jobs = await worker.wait_for_line("at")
             assert name == point
             await worker.kill()
             ran = runs_by_job(read_ledger(ledger))
@@ -67,9 +67,9 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_t
                 assert record.state == {"claiming": "waiting", "finished": "succeeded"}.get(point, "running")
 
         last = await children.start("worker.py", path=str(database), ledger=str(ledger))
-        await last.hear("NodeStarted")
+        await last.wait_for_line("NodeStarted")
         began = time.monotonic()
-        await last.hear("NodeLost")
+        await last.wait_for_line("NodeLost")
         assert time.monotonic() - began < 2, "a process that is gone is taken over at once, not after its lease"
         await asyncio.gather(*(job.result(timeout=30) for job in acknowledged))
 
@@ -112,7 +112,7 @@ async def test_a_job_that_kills_its_worker_every_time_is_not_run_for_ever(
             worker = await children.start("worker.py", path=str(database), ledger=str(tmp_path / "ledger"))
             assert await worker.end() == -9, f"attempt {attempt + 1} should have taken the process along"
         last = await children.start("worker.py", path=str(database), ledger=str(tmp_path / "ledger"))
-        _node, returned, poisonous = await last.hear("NodeLost")
+        _node, returned, poisonous = await last.wait_for_line("NodeLost")
         assert (returned, poisonous) == (0, 1)
         record = await here.storage.job(job.id)
         assert record is not None

@@ -22,7 +22,7 @@ APP = """
     import os, resource
     from headgate import Headgate, RetryPolicy
     from headgate.jobs.event import NodeLost, NodeStarted
-    from tests.durability.worker import say
+    from tests.durability.worker import print_line
 
     FILES = 128
     app = Headgate({url!r}, heartbeat=0.25, lease=2)
@@ -53,10 +53,10 @@ APP = """
 
     def on_start(event):
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
-        say("started")
+        print_line("started")
 
     def on_lost(event):
-        say("lost", event.node)
+        print_line("lost", event.node)
 
     app.subscribe(on_start, NodeStarted)
     app.subscribe(on_lost, NodeLost)
@@ -65,7 +65,7 @@ APP = """
 
 async def start(children: Children, folder: Path) -> Child:
     worker = await children.start("headgate_worker.py", folder=str(folder), target="leaking:app")
-    await worker.hear("started")
+    await worker.wait_for_line("started")
     return worker
 
 
@@ -103,7 +103,7 @@ async def check(url: str, children: Children, folder: Path) -> None:
         assert [each.id for each in await app.admin.nodes()] == [node], "the same node all the time"
         worker.signal(signal.SIGTERM)
         assert await worker.end() == 0
-        assert not worker.has_said("lost")
+        assert not worker.has_line("lost")
 
 
 async def _be_alive(url: str) -> None:

@@ -29,7 +29,7 @@ async def start(children: Children, url: str, ledger: Path, **options: Any) -> C
     worker = await children.start(
         "guarded_worker.py", url=url, ledger=str(ledger), heartbeat=0.3, lease=LEASE, **options
     )
-    await worker.hear("NodeStarted")
+    await worker.wait_for_line("NodeStarted")
     return worker
 
 
@@ -59,11 +59,11 @@ async def test_a_worker_frozen_between_its_claim_and_the_start_starts_nothing_th
         assert work is not None
         frozen = await start(children, url, ledger, freezes=True)
         job = await work.enqueue(6.0)
-        await frozen.hear("frozen")
+        await frozen.wait_for_line("frozen")
         other = await start(children, url, ledger)
-        await other.hear("inside", timeout=30)
+        await other.wait_for_line("inside", timeout=30)
         frozen.signal(signal.SIGCONT)
-        await frozen.hear("NodeDeclaredDead")
+        await frozen.wait_for_line("NodeDeclaredDead")
         await job.result(timeout=30)
         visits = read_visits(ledger)
         assert most_inside(visits) == 1
@@ -80,16 +80,16 @@ async def test_a_worker_that_is_frozen_inside_of_a_mutex_leaves_it_when_it_goes_
         assert work is not None
         frozen = await start(children, url, ledger)
         job = await work.enqueue(20.0)
-        await frozen.hear("inside")
+        await frozen.wait_for_line("inside")
         # Not in the middle of a write, which would stop everybody on a file.
         with _writing_nothing(url):
             frozen.signal(signal.SIGSTOP)
         other = await start(children, url, ledger)
-        await other.hear("inside", timeout=30)
+        await other.wait_for_line("inside", timeout=30)
         frozen.signal(signal.SIGCONT)
-        (_, cancelled) = await frozen.hear("LeaseNotRenewed")
+        (_, cancelled) = await frozen.wait_for_line("LeaseNotRenewed")
         assert cancelled == 1
-        await frozen.hear("NodeDeclaredDead")
+        await frozen.wait_for_line("NodeDeclaredDead")
         (entered, second, left) = read_visits(ledger)[:3]
         assert [entered.word, second.word, left.word] == ["enters", "enters", "leaves"]
         assert left.pid == frozen.pid
@@ -118,17 +118,17 @@ async def test_a_worker_cut_off_from_postgres_leaves_a_mutex_before_another_ente
         assert work is not None
         cut = await start(children, postgres.url_at(wire.port), ledger)
         first = await work.enqueue(12.0)
-        await cut.hear("inside")
+        await cut.wait_for_line("inside")
         other = await start(children, postgres.url, ledger)
         second = await work.enqueue(0.1)
         await asyncio.sleep(LEASE)
         wire.hold()
-        (seconds, cancelled) = await cut.hear("LeaseNotRenewed")
+        (seconds, cancelled) = await cut.wait_for_line("LeaseNotRenewed")
         assert (seconds < LEASE, cancelled) == (True, 1)
-        await other.hear("NodeLost")
-        await other.hear("inside")
+        await other.wait_for_line("NodeLost")
+        await other.wait_for_line("inside")
         wire.release()
-        await cut.hear("NodeDeclaredDead")
+        await cut.wait_for_line("NodeDeclaredDead")
         await first.result(timeout=40)
         await second.result(timeout=40)
         assert most_inside(read_visits(ledger)) == 1
@@ -147,14 +147,14 @@ async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
         assert work is not None
         full = await start(children, url, ledger)
         job = await work.enqueue(8.0)
-        await full.hear("inside")
+        await full.wait_for_line("inside")
         other = await start(children, url, ledger)
         # No file of this process grows beyond a page any more.
         unlimited = resource.prlimit(full.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-        await full.hear("LeaseNotRenewed")
-        await other.hear("inside")
+        await full.wait_for_line("LeaseNotRenewed")
+        await other.wait_for_line("inside")
         resource.prlimit(full.pid, resource.RLIMIT_FSIZE, unlimited)
-        await full.hear("NodeDeclaredDead")
+        await full.wait_for_line("NodeDeclaredDead")
         await job.result(timeout=40)
         assert most_inside(read_visits(ledger)) == 1
 
@@ -170,12 +170,12 @@ async def test_a_worker_kept_from_writing_to_its_file_hands_back_what_holds_a_mu
         assert work is not None
         worker = await start(children, url, ledger)
         job = await work.enqueue(8.0)
-        await worker.hear("inside")
+        await worker.wait_for_line("inside")
         with _writing_nothing(url):
-            await worker.hear("LeaseNotRenewed")
+            await worker.wait_for_line("LeaseNotRenewed")
             await until(lambda: [visit.word for visit in read_visits(ledger)] == ["enters", "leaves"], 5)
         await job.result(timeout=40)
         assert most_inside(read_visits(ledger)) == 1
-        assert not worker.has_said("NodeDeclaredDead")
+        assert not worker.has_line("NodeDeclaredDead")
         record = (await app.admin.job(job.id)).record
         assert (record.state, record.attempt, record.lost) == (JobState.SUCCEEDED, 1, 0)

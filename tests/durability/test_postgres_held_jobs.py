@@ -22,7 +22,7 @@ from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import JobFilter
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import Hands, at_once, rate, strict
+from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, strict
 from tests.durability.postgres import becomes
 
 R = TypeVar("R")
@@ -66,7 +66,7 @@ class User:
 class World:
     """Two nodes on one schema, each with a store of its own, and two users."""
 
-    def __init__(self, clock: ManualClock, left: Hands, right: Hands, users: list[User]) -> None:
+    def __init__(self, clock: ManualClock, left: StoreUser, right: StoreUser, users: list[User]) -> None:
         self.clock = clock
         self.left = left
         self.right = right
@@ -95,13 +95,13 @@ async def world(postgres_url: str, postgres_schema: str) -> AsyncIterator[World]
         PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True, connections=4, is_watched=False)
         for _ in range(2)
     ]
-    left, right = (Hands(store, clock) for store in stores)
+    left, right = (StoreUser(store, clock) for store in stores)
     right.node = "node-b"
     connections = [await asyncpg.connect(postgres_url) for _ in range(2)]
     try:
-        for hands, name in ((left, "a"), (right, "b")):
-            await hands.storage.open()
-            await hands.storage.join(hands.node, name)
+        for store_user, name in ((left, "a"), (right, "b")):
+            await store_user.storage.open()
+            await store_user.storage.join(store_user.node, name)
         yield World(clock, left, right, [User(stores[0], connection) for connection in connections])
     finally:
         for connection in connections:

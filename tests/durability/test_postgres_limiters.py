@@ -51,12 +51,12 @@ async def test_two_processes_never_take_one_too_many_and_use_what_there_is(
         for _ in range(2)
     ]
     for taker in takers:
-        await taker.hear("ready")
+        await taker.wait_for_line("ready")
     for taker in takers:
-        taker.tell("go")
+        taker.send("go")
     starts: list[int] = []
     for taker in takers:
-        own = await taker.hear("granted")
+        own = await taker.wait_for_line("granted")
         assert own, "both were granted some"
         starts += own
         assert await taker.end() == 0

@@ -18,7 +18,7 @@ from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.report import AttemptReport
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite import Hands
+from tests.conformance.storage_suite import StoreUser
 from tests.durability.postgres import becomes, session_at
 from tests.until import until
 
@@ -128,10 +128,10 @@ async def test_one_locked_job_keeps_no_other_from_expiring(postgres_url: str, po
     clock = ManualClock()
     storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)
     await storage.open()
-    hands = Hands(storage, clock)
+    store_user = StoreUser(storage, clock)
     try:
-        first, second = await hands.add(2, expires_in=5)
-        hands.clock.advance(10)
+        first, second = await store_user.add(2, expires_in=5)
+        store_user.clock.advance(10)
         async with session_at(postgres_url) as user:
             transaction = user.transaction()
             await transaction.start()
@@ -150,11 +150,11 @@ async def test_the_store_says_whose_word_it_could_not_take(postgres_url: str, po
     clock = ManualClock()
     storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)
     await storage.open()
-    hands = Hands(storage, clock)
+    store_user = StoreUser(storage, clock)
     try:
-        await storage.join(hands.node, "a")
-        await hands.add(3)
-        held, failed, plain = await hands.take()
+        await storage.join(store_user.node, "a")
+        await store_user.add(3)
+        held, failed, plain = await store_user.take()
         said = [AttemptReport(job.id, job.fence, Progress(0.5, None, clock.now()), ()) for job in (held, failed)]
         said.append(AttemptReport(plain.id, plain.fence + 1, None, ()))
         endings: list[Ending] = [
@@ -168,12 +168,12 @@ async def test_the_store_says_whose_word_it_could_not_take(postgres_url: str, po
             await transaction.start()
             await user.execute(f"SELECT 1 FROM {postgres_schema}.job WHERE id = $1 FOR UPDATE", held.id)
             async with asyncio.timeout(PROMPT):
-                assert list(await storage.report(hands.node, said, 10)) == [None, True, False]
-                assert list(await storage.finish(hands.node, endings)) == [None, True, True, False]
+                assert list(await storage.report(store_user.node, said, 10)) == [None, True, False]
+                assert list(await storage.finish(store_user.node, endings)) == [None, True, True, False]
             await transaction.commit()
-        assert list(await storage.report(hands.node, said[:1], 10)) == [True]
-        assert list(await storage.finish(hands.node, endings[:1])) == [True]
-        assert (await hands.record(held.id)).state is JobState.SUCCEEDED
+        assert list(await storage.report(store_user.node, said[:1], 10)) == [True]
+        assert list(await storage.finish(store_user.node, endings[:1])) == [True]
+        assert (await store_user.record(held.id)).state is JobState.SUCCEEDED
         assert await storage.check() == []
     finally:
         await storage.close()

@@ -88,12 +88,12 @@ async def test_processes_that_open_a_new_schema_at_once_make_it_once(
 ) -> None:
     all_ = [await children.start("release.py", url=postgres_url, schema=postgres_schema, opens=True) for _ in range(8)]
     for child in all_:
-        await child.hear("ready", timeout=40)
+        await child.wait_for_line("ready", timeout=40)
     for child in all_:
-        child.tell("go")
+        child.send("go")
     for child in all_:
         assert await child.end() == 0
-        assert child.has_said("opened"), child.said
+        assert child.has_line("opened"), child.lines
     assert await ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.limit_time") == 1
 
 

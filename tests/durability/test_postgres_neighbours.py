@@ -97,7 +97,7 @@ async def test_a_claiming_process_that_is_stopped_before_its_commit_gives_way_an
         frozen = await children.start(
             "postgres_worker.py", url=postgres.url_at(wire.port), settings={"heartbeat": 0.25, "lease": 2}
         )
-        await frozen.hear("NodeStarted")
+        await frozen.wait_for_line("NodeStarted")
         job = await here.gated.using(delay=0.7).enqueue("acme")
         stalled = wire.stall_before(b"COMMIT", within=job.id.encode())
         async with asyncio.timeout(10):
@@ -113,7 +113,7 @@ async def test_a_claiming_process_that_is_stopped_before_its_commit_gives_way_an
             stalled.goes_on.set()
             frozen.signal(signal.SIGTERM)
             assert await frozen.end() == 0
-        assert not frozen.has_said("JobStarted")
+        assert not frozen.has_line("JobStarted")
         assert await here.used("acme") == 1
     assert (await Endings.of(postgres.url)).times == {job.id: 1}
 

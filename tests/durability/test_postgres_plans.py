@@ -50,7 +50,7 @@ RULES = {
 }
 
 
-class Hands:
+class StoreUser:
     """Does what nodes and people do, and says which statements that took."""
 
     def __init__(self, url: str, storage: PostgresStorage, plans: Plans) -> None:
@@ -73,33 +73,35 @@ class Hands:
 
 
 @pytest_asyncio.fixture
-async def hands(tmp_path: Path) -> AsyncIterator[Hands]:
+async def store_user(tmp_path: Path) -> AsyncIterator[StoreUser]:
     with server_in(tmp_path, *EXPLAINING) as server:
         storage = PostgresStorage(server.url, SystemClock())
         await storage.open()
         await storage.join("n", "node")
         await BACKLOG.fill(server.url, storage.now() - HOUR, storage.limit_now())
-        hands = Hands(server.url, storage, Plans(tmp_path / "postgres.log"))
-        hands.ran()
-        yield hands
+        store_user = StoreUser(server.url, storage, Plans(tmp_path / "postgres.log"))
+        store_user.ran()
+        yield store_user
         await storage.close()
 
 
-async def test_no_statement_reads_in_proportion_to_the_backlog(hands: Hands) -> None:
-    await the_engine_reads_what_it_handles(hands)
-    await arrivals_do_not_pile_up(hands)
-    await people_get_their_pages(hands)
-    await charts_read_their_own_curves(hands)
+async def test_no_statement_reads_in_proportion_to_the_backlog(store_user: StoreUser) -> None:
+    await the_engine_reads_what_it_handles(store_user)
+    await arrivals_do_not_pile_up(store_user)
+    await people_get_their_pages(store_user)
+    await charts_read_their_own_curves(store_user)
 
 
-async def the_engine_reads_what_it_handles(hands: Hands) -> None:
-    storage = hands.storage
+async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
+    storage = store_user.storage
     for _ in range(3):
-        await storage.add([hands.new(draws=(Draw("free", str(number)),)) for number in range(20)])
-        await storage.add([hands.new(draws=(Draw("api", str(number)), Draw("free", "0"))) for number in range(10)])
-        await storage.add([hands.new(delayed=True, run_at=storage.now() + SECOND, expires_at=storage.now() + HOUR)])
-        await ask(hands.url, "UPDATE headgate.bucket SET opens_at = 0 WHERE limit_name = 'api' AND key LIKE '7_'")
-        jobs = await hands.claim()
+        await storage.add([store_user.new(draws=(Draw("free", str(number)),)) for number in range(20)])
+        await storage.add([store_user.new(draws=(Draw("api", str(number)), Draw("free", "0"))) for number in range(10)])
+        await storage.add(
+            [store_user.new(delayed=True, run_at=storage.now() + SECOND, expires_at=storage.now() + HOUR)]
+        )
+        await ask(store_user.url, "UPDATE headgate.bucket SET opens_at = 0 WHERE limit_name = 'api' AND key LIKE '7_'")
+        jobs = await store_user.claim()
         assert len(jobs) == 50
         assert {draw.limit for job in jobs for draw in job.draws} == {"api", "free"}
         assert any(not job.draws for job in jobs)
@@ -131,7 +133,7 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         assert await storage.audit_log(AuditFilter(subject=BACKLOG.newest, count=1))
         assert await storage.prune(storage.now() - HOUR // 2, 200, frozenset({JobState.SUCCEEDED})) == 200
         old = "SELECT id FROM headgate.job WHERE state = 'succeeded' AND finished_at < $1 LIMIT 50"
-        ended = await ask(hands.url, f"SELECT array_agg(id) FROM ({old}) AS old", storage.now() - HOUR // 2)
+        ended = await ask(store_user.url, f"SELECT array_agg(id) FROM ({old}) AS old", storage.now() - HOUR // 2)
         assert await storage.prune(storage.now() - HOUR // 2, ids=ended) == 50
         (delayed,) = await storage.jobs(JobFilter(view="scheduled", count=1))
         assert await storage.run_now(delayed.id) is JobState.WAITING
@@ -145,7 +147,7 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         assert recovered is not None
         assert len(recovered.returned) == 10
         await storage.join("n", "node")
-    ran = hands.ran()
+    ran = store_user.ran()
     used = {"merge", "claim_snapshot", "behind", "lock_lanes", "heads", "write_claim", "set_timers", "finish"}
     assert used <= statements(ran)
     for each in ran:
@@ -154,30 +156,30 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         assert each.pages <= ENGINE_PAGES, f"{each.statement} looks at {each.pages} pages\n{each.text}"
 
 
-async def arrivals_do_not_pile_up(hands: Hands) -> None:
+async def arrivals_do_not_pile_up(store_user: StoreUser) -> None:
     """Those of a queue that nobody serves are merged by whoever claims."""
     for _ in range(10):
-        await hands.storage.add([hands.new(queue="elsewhere")])
-    await hands.storage.add([hands.new(draws=(Draw("free", "0"),))])
-    await hands.claim()
-    assert await ask(hands.url, "SELECT count(*) FROM headgate.arrival WHERE queue = 'elsewhere'") == 0
-    await hands.storage.pause_queue("mail")
-    await hands.storage.add([hands.new(draws=(Draw("free", "0"),))])
-    await hands.claim()
-    assert await ask(hands.url, "SELECT count(*) FROM headgate.arrival") == 0
-    await hands.storage.resume_queue("mail")
+        await store_user.storage.add([store_user.new(queue="elsewhere")])
+    await store_user.storage.add([store_user.new(draws=(Draw("free", "0"),))])
+    await store_user.claim()
+    assert await ask(store_user.url, "SELECT count(*) FROM headgate.arrival WHERE queue = 'elsewhere'") == 0
+    await store_user.storage.pause_queue("mail")
+    await store_user.storage.add([store_user.new(draws=(Draw("free", "0"),))])
+    await store_user.claim()
+    assert await ask(store_user.url, "SELECT count(*) FROM headgate.arrival") == 0
+    await store_user.storage.resume_queue("mail")
 
 
-async def people_get_their_pages(hands: Hands) -> None:
-    storage = hands.storage
-    hands.ran()
+async def people_get_their_pages(store_user: StoreUser) -> None:
+    storage = store_user.storage
+    store_user.ran()
 
     async def page(count: int, **filter: Any) -> Ran:
         found = await storage.jobs(JobFilter(**filter))
         assert len(found) == count
         ids = [job.id for job in found]
         assert ids == sorted(ids, reverse=not filter.get("oldest_first"))
-        listed = [each for each in hands.ran() if "jobs" in each.statement and "count" not in each.statement]
+        listed = [each for each in store_user.ran() if "jobs" in each.statement and "count" not in each.statement]
         # Portions are read until the page is full.
         return listed[-1]._replace(
             pages=sum(each.pages for each in listed), scanned=frozenset().union(*(each.scanned for each in listed))
@@ -204,7 +206,7 @@ async def people_get_their_pages(hands: Hands) -> None:
         assert ran.pages < 800, f"{filter} looks at {ran.pages} pages\n{ran.text}"
         assert "job" not in ran.scanned, f"{filter}\n{ran.text}"
     # What is rare has no index, as each would cost every job: such a page reads the table once, and not more.
-    size = await ask(hands.url, "SELECT pg_relation_size('headgate.job') / 8192")
+    size = await ask(store_user.url, "SELECT pg_relation_size('headgate.job') / 8192")
     for filter in ({"queue": "rare"}, {"task": "absent"}, {"state": JobState.WAITING, "task": "absent"}):
         ran = await page(0, **filter)
         assert ran.pages < 1.2 * size, f"{filter} looks at {ran.pages} pages of {size}\n{ran.text}"
@@ -221,7 +223,7 @@ async def people_get_their_pages(hands: Hands) -> None:
     ):
         await storage.page(JobFilter(**filter))
         await storage.bounded_count(JobFilter(**filter), 10_000)
-        for each in hands.ran():
+        for each in store_user.ran():
             assert not each.scanned & LARGE, f"{filter}\n{each.text}"
             assert each.pages < 8 * AT_ONCE, f"{filter}: {each.statement} looks at {each.pages} pages\n{each.text}"
 
@@ -230,16 +232,16 @@ async def people_get_their_pages(hands: Hands) -> None:
     assert ran.pages < size / 2, ran.text
 
     # A node that drains asks this ten times a second, also where nothing runs: lanes for their first jobs.
-    await ask(hands.url, "UPDATE headgate.job SET state = 'cancelled', finished_at = 1 WHERE state = 'running'")
+    await ask(store_user.url, "UPDATE headgate.job SET state = 'cancelled', finished_at = 1 WHERE state = 'running'")
     for tasks, ready_only in ((TASKS, True), (TASKS, False), (frozenset({"absent"}), True)):
         assert await storage.is_work_left({"mail"}, tasks, ready_only=ready_only) is (tasks is TASKS)
-        (ran,) = [each for each in hands.ran() if each.statement == "is_work_left"]
+        (ran,) = [each for each in store_user.ran() if each.statement == "is_work_left"]
         assert "job" not in ran.scanned, ran.text
         assert tasks is not TASKS or ran.pages < 800, ran.text
 
     # Starts are looked for where they lie: the last ones are a few pages away.
     assert len(await storage.starts("api", None, storage.limit_now() - 60 * SECOND)) > 20
-    (ran,) = [each for each in hands.ran() if each.statement == "starts"]
+    (ran,) = [each for each in store_user.ran() if each.statement == "starts"]
     assert "job" not in ran.scanned, ran.text
     assert ran.pages < size / 3, ran.text
 
@@ -248,7 +250,7 @@ async def people_get_their_pages(hands: Hands) -> None:
     await storage.buckets()
     counts = {each.queue: each for each in await storage.counts()}
     assert counts["mail"].waiting > ROWS // 4
-    most = {each.statement: each.pages for each in hands.ran()}
+    most = {each.statement: each.pages for each in store_user.ran()}
     # A lane costs about twenty pages however many jobs wait in it, a bucket three; counts reads final jobs.
     assert most["queue_position"] < size
     assert most["queues"] < 30 * Backlog.LANES
@@ -257,17 +259,17 @@ async def people_get_their_pages(hands: Hands) -> None:
     await storage.counts(finals=False)
     await storage.throttled()
     await storage.buckets(prefix="k", after=BucketPlace(True, 10**9, "", ""))
-    most = {each.statement: each.pages for each in hands.ran()}
+    most = {each.statement: each.pages for each in store_user.ran()}
     assert most["counts"] < 30 * Backlog.LANES
     assert most["buckets_by_waiting"] < 10 * Backlog.LANES
 
 
-async def charts_read_their_own_curves(hands: Hands) -> None:
+async def charts_read_their_own_curves(store_user: StoreUser) -> None:
     """What is kept of a thousand other tasks and keys is in nobody's way, nor is it when the oldest is forgotten."""
-    storage = hands.storage
-    await ask(hands.url, JOBS_HISTORY)
-    await ask(hands.url, LIMIT_HISTORY)
-    hands.ran()
+    storage = store_user.storage
+    await ask(store_user.url, JOBS_HISTORY)
+    await ask(store_user.url, LIMIT_HISTORY)
+    store_user.ran()
     assert len(await storage.jobs_history(60, "mail", "task 7", 0)) == 60
     assert len(await storage.jobs_history(60, ALL, "task 7", 0)) == 60
     assert len(await storage.limit_history(10, "api", "key 7", 0)) == 60
@@ -276,13 +278,13 @@ async def charts_read_their_own_curves(hands: Hands) -> None:
     await storage.add_history(places, uses)
     await storage.add_history(places, uses)
     await ask(
-        hands.url,
+        store_user.url,
         "INSERT INTO headgate.history_note SELECT 'mail', 'task 1', 1e15, 0, 0, 1 FROM generate_series(0, 999) AS n",
     )
     assert await storage.gather_history(500) == 500
     assert await storage.prune_history(60, 2, 500) == 500
     assert await storage.prune_history(10, 2, 500) == 500
-    ran = hands.ran()
+    ran = store_user.ran()
     about = {each.statement for each in ran if "history" in each.statement}
     assert len(about) == 9
     for each in ran:

@@ -44,7 +44,7 @@ def folder_with(tmp_path: Path, name: str, *more: str) -> str:
 
 async def worker(children: Children, url: str, limits: str, **options: Any) -> Child:
     child = await children.start("release.py", url=url, limits=limits, **options)
-    await child.hear("ready", timeout=30)
+    await child.wait_for_line("ready", timeout=30)
     return child
 
 
@@ -61,7 +61,7 @@ async def all_ended_once(url: str, jobs: list[Any], workers: Sequence[Child]) ->
     endings = await Endings.of(url)
     assert {job.id for job in jobs} == {id for id, state in endings.states.items() if state == "succeeded"}
     assert set(endings.times.values()) == {1}
-    runs = Counter(job for worker in workers for (job,) in worker.all_said("ran"))
+    runs = Counter(job for worker in workers for (job,) in worker.lines_with("ran"))
     assert runs == Counter(job.id for job in jobs)
 
 
@@ -87,20 +87,20 @@ async def test_a_release_with_more_tables_starts_beside_the_older_one_which_may_
     async with app.open():
         await count_endings(url)
         enqueuing = asyncio.ensure_future(enqueue())
-        await old.hear("ran")
+        await old.wait_for_line("ran")
         new = await worker(children, url, "wide", migrations=folder_with(tmp_path, "later", *LATER))
-        await new.hear("ran", timeout=20)
+        await new.wait_for_line("ran", timeout=20)
         assert await ask(url, "SELECT max(number) FROM headgate.migration") == 1 + len(LATER)
         # The older one goes on under it, and so does who enqueues.
-        old.unheard.clear()
-        await old.hear("ran")
+        old.unread_lines.clear()
+        await old.wait_for_line("ran")
         await stopped(old)
         again = await worker(children, url, "wide")
-        await again.hear("ran", timeout=20)
+        await again.wait_for_line("ran", timeout=20)
         # The roll back: the newer one goes, and the older one is alone with the newer tables.
         await stopped(new)
-        again.unheard.clear()
-        await again.hear("ran")
+        again.unread_lines.clear()
+        await again.wait_for_line("ran")
         stop.set()
         await enqueuing
         await becomes(lambda: succeeded(url), len(jobs), timeout=20)
@@ -148,14 +148,14 @@ async def test_after_a_breaking_release_the_older_one_goes_on_until_it_starts_ag
     async with app.open():
         await (await app.tasks["call"].enqueue("acme")).result(timeout=10)
         opener = await worker(children, url, "wide", migrations=folder_with(tmp_path, "broken", BREAKING), opens=True)
-        opener.tell("go")
-        await opener.hear("opened")
+        opener.send("go")
+        await opener.wait_for_line("opened")
         assert await opener.end() == 0
         await (await app.tasks["call"].enqueue("acme")).result(timeout=10)
         await stopped(old)
     refused = await worker(children, url, "wide", opens=True)
-    refused.tell("go")
-    kind, message = await refused.hear("refused")
+    refused.send("go")
+    kind, message = await refused.wait_for_line("refused")
     assert kind == "StorageUnusable"
     assert "written by a newer Headgate" in message
     assert "upgrade this program" in message

@@ -21,11 +21,11 @@ async def test_a_copy_taken_at_any_moment_has_all_that_was_acknowledged_before(
 ) -> None:
     random = Random(7)
     writer = await children.start("sqlite_user.py", role="write until killed", path=str(database))
-    await writer.hear("ready")
+    await writer.wait_for_line("ready")
     acknowledged: set[str] = set()
     for number in range(12):
         for _ in range(random.randrange(1, 80)):
-            acknowledged.update(await writer.hear("acknowledged"))
+            acknowledged.update(await writer.wait_for_line("acknowledged"))
         before = set(acknowledged)
         copy = tmp_path / f"copy{number}.db"
         # The log first, with the file after it, would be a state that never was: a checkpoint may run between.

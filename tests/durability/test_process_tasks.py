@@ -361,7 +361,7 @@ async def test_children_end_with_a_worker_that_was_killed(database: Path, tmp_pa
     who = app.task(name="who", queue="computing")(bodies.pid)
     async with app.open():
         await _enqueue_spin(app)
-        _word, busy = await worker.hear("spinning")
+        _word, busy = await worker.wait_for_line("spinning")
         idle = await (await who.enqueue()).result(timeout=15)
         assert is_there(busy)
         await worker.kill()
@@ -375,7 +375,7 @@ async def test_a_worker_that_is_told_to_end_kills_its_children_and_hands_their_j
     app = Headgate(f"sqlite:///{database}")
     async with app.open():
         job = await _enqueue_spin(app)
-        _word, child = await worker.hear("spinning")
+        _word, child = await worker.wait_for_line("spinning")
         worker.signal(signal.SIGTERM)
         assert await worker.end() == 0
         assert not is_there(child)

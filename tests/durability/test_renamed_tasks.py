@@ -23,14 +23,14 @@ async def test_jobs_of_a_renamed_task_wait_for_a_release_that_knows_them_and_los
     async with old.open():
         job = await old.tasks["sync_customer"].enqueue("acme")
         careless = await children.start("renamed.py", url=url, release="careless")
-        assert await careless.hear("unknown") == ["sync_customer"]
+        assert await careless.wait_for_line("unknown") == ["sync_customer"]
         status = await job.status()
         assert (status.state, status.attempt) == (JobState.WAITING, 0)
 
         aware = await children.start("renamed.py", url=url, release="aware")
-        assert await aware.hear("ran") == ["aware", "sync_customer"]
+        assert await aware.wait_for_line("ran") == ["aware", "sync_customer"]
         assert await job.result(timeout=10) == "aware acme"
         for worker in (careless, aware):
             worker.signal(signal.SIGTERM)
             assert await worker.end() == 0
-        assert careless.all_said("ran") == []
+        assert careless.lines_with("ran") == []

@@ -40,16 +40,16 @@ async def test_while_a_lock_holder_is_frozen_writers_wait_readers_go_on_and_nobo
             )
             for _ in range(2)
         ]
-        nodes = {(await worker.hear("NodeStarted"))[0] for worker in workers}
+        nodes = {(await worker.wait_for_line("NodeStarted"))[0] for worker in workers}
         running = await wait_for_word.enqueue("before")
         for worker in workers:
-            worker.tell("go")
+            worker.send("go")
         await running.result(timeout=5)
 
         holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
-        await holder.hear("locked")
+        await holder.wait_for_line("locked")
         holder.signal(signal.SIGSTOP)
-        holder.tell("go")
+        holder.send("go")
         with caplog.at_level(logging.WARNING, logger="headgate.storage"):
             pending = asyncio.ensure_future(wait_for_word.enqueue("during"))
             began = time.monotonic()
@@ -63,7 +63,7 @@ async def test_while_a_lock_holder_is_frozen_writers_wait_readers_go_on_and_nobo
             assert "another connection has an open write transaction" in caplog.text
 
         holder.signal(signal.SIGCONT)
-        await holder.hear("released")
+        await holder.wait_for_line("released")
         job = await asyncio.wait_for(pending, 5)
         assert await job.result(timeout=5) == "during"
         # Both have beaten again, and are still who they were.
@@ -77,8 +77,8 @@ async def test_while_a_lock_holder_is_frozen_writers_wait_readers_go_on_and_nobo
         for worker in workers:
             worker.signal(signal.SIGTERM)
             assert await worker.end() == 0
-            assert not worker.has_said("NodeLost")
-            assert not worker.has_said("NodeDeclaredDead")
+            assert not worker.has_line("NodeLost")
+            assert not worker.has_line("NodeDeclaredDead")
     assert "another connection has an open write transaction" in children.log, "the workers tell of it as well"
 
 
@@ -87,23 +87,23 @@ async def test_a_writer_that_waits_longer_than_its_patience_is_told_whose_fault_
 ) -> None:
     async with open_store(database, patience=0.3) as storage:
         holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
-        await holder.hear("locked")
+        await holder.wait_for_line("locked")
         with pytest.raises(StorageUnavailable, match="is locked by another connection with an open write transaction"):
             await storage.add([new_job(now=1)])
         assert await storage.counts() == []
-        holder.tell("go")
-        await holder.hear("released")
+        holder.send("go")
+        await holder.wait_for_line("released")
         await storage.add([new_job(now=1)])
 
 
 async def test_a_users_own_transaction_is_neither_lost_nor_seen_early(database: Path, children: Children) -> None:
     async with open_store(database) as storage:
         holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
-        await holder.hear("locked")
+        await holder.wait_for_line("locked")
         adding = asyncio.ensure_future(storage.add([new_job(now=1)]))
         connection = sqlite3.connect(database)
         assert connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'of_the_user'").fetchone() == (0,)
-        holder.tell("go")
+        holder.send("go")
         await asyncio.wait_for(adding, 5)
         assert connection.execute("SELECT x FROM of_the_user").fetchall() == [(1,)]
         connection.close()
@@ -119,10 +119,10 @@ async def test_eight_processes_that_write_at_once_share_the_file_evenly(database
         await children.start("sqlite_user.py", role="write for", path=str(database), seconds=3) for _ in range(8)
     ]
     for writer in writers:
-        await writer.hear("ready")
+        await writer.wait_for_line("ready")
     for writer in writers:
-        writer.tell("go")
-    wrote = [await writer.hear("wrote", timeout=20) for writer in writers]
+        writer.send("go")
+    wrote = [await writer.wait_for_line("wrote", timeout=20) for writer in writers]
     commits = [count for count, _longest in wrote]
     assert min(commits) / max(commits) >= 0.5, commits
     assert max(longest for _count, longest in wrote) < 2
@@ -137,7 +137,7 @@ async def test_processes_that_open_a_new_file_together_all_succeed(database: Pat
         await children.start("sqlite_user.py", role="write for", path=str(database), seconds=0.1) for _ in range(8)
     ]
     for writer in writers:
-        writer.tell("go")
+        writer.send("go")
     for writer in writers:
         assert await writer.end() == 0, children.log
     assert damage(database) == "ok"

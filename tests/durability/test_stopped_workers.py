@@ -48,7 +48,7 @@ class Here:
 async def start_worker(children: Children, database: Path, **options: Any) -> Child:
     ledger = database.with_name("ledger")
     worker = await children.start("worker.py", path=str(database), ledger=str(ledger), **options)
-    await worker.hear("NodeStarted")
+    await worker.wait_for_line("NodeStarted")
     return worker
 
 
@@ -69,22 +69,22 @@ async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_r
         count_endings(database)
         frozen = await start_worker(children, database, heartbeat=0.2, lease=1)
         job = await here.wait_for_word.enqueue("acme")
-        await frozen.hear("running")
+        await frozen.wait_for_line("running")
         freeze(frozen, database)
         # The word comes while it is frozen: its handler ends the moment that it goes on.
-        frozen.tell("go")
+        frozen.send("go")
 
         other = await start_worker(children, database, heartbeat=0.2, lease=1)
-        _node, returned, _poisonous = await other.hear("NodeLost")
+        _node, returned, _poisonous = await other.wait_for_line("NodeLost")
         assert returned == 1
-        await other.hear("running")
-        other.tell("go")
+        await other.wait_for_line("running")
+        other.send("go")
         assert await job.result(timeout=10) == "acme"
 
         # Jobs that wait when it goes on are another trap: a node that is dead to the others must not claim them.
         frozen.signal(signal.SIGCONT)
         more = [await here.wait_for_word.enqueue(f"after {number}") for number in range(5)]
-        await frozen.hear("NodeDeclaredDead")
+        await frozen.wait_for_line("NodeDeclaredDead")
         await asyncio.gather(*(each.result(timeout=10) for each in more))
 
         record = await here.storage.job(job.id)
@@ -108,21 +108,21 @@ async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
         count_endings(database)
         frozen = await start_worker(children, database, heartbeat=5, lease=10)
         job = await here.wait_for_word.enqueue("acme")
-        await frozen.hear("running")
+        await frozen.wait_for_line("running")
         freeze(frozen, database)
-        frozen.tell("go")
+        frozen.send("go")
         # Recovered by hand, so that its own heartbeat is not what it hears first when it goes on.
         (node,) = await here.storage.nodes()
         assert await here.storage.recover(node.id, node.beat) is not None
         frozen.signal(signal.SIGCONT)
-        assert await frozen.hear("EndingRefused") == [job.id]
+        assert await frozen.wait_for_line("EndingRefused") == [job.id]
         record = await here.storage.job(job.id)
         assert record is not None
         assert record.state is JobState.WAITING
         assert endings(database) == {}
         other = await start_worker(children, database)
-        await other.hear("running")
-        other.tell("go")
+        await other.wait_for_line("running")
+        other.send("go")
         await job.result(timeout=10)
     assert endings(database) == {job.id: 1}
 
@@ -135,7 +135,7 @@ async def test_frozen_again_and_again_under_load_nothing_is_lost_or_left_behind(
         count_endings(database)
         workers = [await start_worker(children, database, heartbeat=0.1, lease=0.3, concurrency=3) for _ in range(2)]
         for worker in workers:
-            worker.tell("go")
+            worker.send("go")
         jobs = []
         lost = 0
         # Twice only: a job that is lost three times with its node counts as poisonous.
@@ -147,7 +147,7 @@ async def test_frozen_again_and_again_under_load_nothing_is_lost_or_left_behind(
                 here.wait_for_word.enqueue_many([(f"{turn}+{number}",) for number in range(20)])
             )
             with contextlib.suppress(TimeoutError):
-                await other.hear("NodeLost", timeout=3)
+                await other.wait_for_line("NodeLost", timeout=3)
                 lost += 1
             victim.signal(signal.SIGCONT)
             jobs += await adding
@@ -164,13 +164,13 @@ async def test_a_worker_that_is_told_to_end_lets_its_jobs_finish(database: Path,
     async with here.app.open():
         worker = await start_worker(children, database, grace=20)
         job = await here.wait_for_word.enqueue("acme")
-        await worker.hear("running")
+        await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
-        await worker.hear("NodeStopping")
+        await worker.wait_for_line("NodeStopping")
         later = await here.wait_for_word.enqueue("later")
         with pytest.raises(TimeoutError):
             await job.result(timeout=0.3)
-        worker.tell("go")
+        worker.send("go")
         assert await job.result(timeout=10) == "acme"
         assert await worker.end() == 0
         status = await later.status()
@@ -184,9 +184,9 @@ async def test_jobs_that_outlast_the_grace_are_handed_back_unspent(database: Pat
     async with here.app.open():
         worker = await start_worker(children, database, grace=0.2)
         job = await here.wait_for_word.enqueue("acme")
-        await worker.hear("running")
+        await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
-        assert await worker.hear("cancelled") == [job.id]
+        assert await worker.wait_for_line("cancelled") == [job.id]
         assert await worker.end() == 0
         record = await here.storage.job(job.id)
         assert record is not None
@@ -200,10 +200,10 @@ async def test_a_second_signal_ends_a_worker_within_two_seconds(database: Path, 
         worker = await start_worker(children, database, grace=60)
         jobs = [await here.wait_for_word.enqueue("acme") for _ in range(3)]
         for _ in jobs:
-            await worker.hear("running")
+            await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
         with pytest.raises(TimeoutError):
-            await worker.hear("cancelled", timeout=0.3)
+            await worker.wait_for_line("cancelled", timeout=0.3)
         worker.signal(signal.SIGTERM)
         began = time.monotonic()
         assert await worker.end() == 0
@@ -231,7 +231,7 @@ async def test_a_thread_that_cannot_be_stopped_does_not_keep_a_worker_from_endin
     async with here.app.open():
         worker = await children.start("headgate_worker.py", folder=str(tmp_path), target="stuck:app")
         job = await here.hold_a_thread.enqueue("acme")
-        await worker.hear("running")
+        await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
         worker.signal(signal.SIGINT)
         began = time.monotonic()
@@ -250,10 +250,10 @@ async def test_a_handler_that_blocks_the_loop_beyond_the_lease_is_told_of_and_ne
         count_endings(database)
         blocked = await start_worker(children, database, heartbeat=0.2, lease=1)
         job = await here.block_the_loop.enqueue(2.5)
-        await blocked.hear("running")
+        await blocked.wait_for_line("running")
         other = await start_worker(children, database, heartbeat=0.2, lease=1)
-        await other.hear("running")
-        await blocked.hear("LoopBlocked")
+        await other.wait_for_line("running")
+        await blocked.wait_for_line("LoopBlocked")
         await blocked.kill()
         await job.result(timeout=20)
     assert endings(database) == {job.id: 1}

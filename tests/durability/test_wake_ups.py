@@ -29,18 +29,18 @@ async def delays(database: Path, children: Children, count: int, *, deaf: bool) 
     measured: list[float] = []
     async with app.open():
         worker = await children.start("worker.py", path=str(database), ledger=f"{database}.ledger", deaf=deaf)
-        await worker.hear("NodeStarted")
-        worker.tell("go")
+        await worker.wait_for_line("NodeStarted")
+        worker.send("go")
         # The first one also lets this process learn of the other's port.
         await (await wait_for_word.enqueue("first")).result(timeout=5)
-        await worker.hear("JobStarted")
+        await worker.wait_for_line("JobStarted")
         for number in range(count):
             # Not in step with the quarter of a second between two looks.
             time.sleep(0.01 * (number % 7))  # noqa: ASYNC251  # nothing else is to happen here meanwhile
             job = await wait_for_word.enqueue("later")
             enqueued = SystemClock().now()
             while True:
-                started, at = await worker.hear("JobStarted")
+                started, at = await worker.wait_for_line("JobStarted")
                 if started == job.id:
                     break
             measured.append((at - enqueued) / SECOND)

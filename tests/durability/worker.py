@@ -39,7 +39,7 @@ PER = 1.0
 MARGIN = 0.3
 
 
-def say(word: str, *values: Any) -> None:
+def print_line(word: str, *values: Any) -> None:
     """One line to the parent, in one write."""
     os.write(1, f"{word} {json.dumps(values)}\n".encode())
 
@@ -58,7 +58,7 @@ class Points:
         if self._skip > 0:
             self._skip -= 1
             return
-        say("at", point, list(jobs))
+        print_line("at", point, list(jobs))
         threading.Event().wait()
 
     def _nobody_is_poisoned(self) -> bool:
@@ -157,11 +157,11 @@ def make_app(storage: Store, ledger: Path, points: Points, **settings: Any) -> H
     @app.task(retry=RetryPolicy(retries=0))
     async def wait_for_word(key: str) -> str:
         """Runs until the parent says so."""
-        say("running", current_job().id)
+        print_line("running", current_job().id)
         try:
             await go_on.wait()
         except asyncio.CancelledError:
-            say("cancelled", current_job().id)
+            print_line("cancelled", current_job().id)
             raise
         write_down(key)
         return key
@@ -169,12 +169,12 @@ def make_app(storage: Store, ledger: Path, points: Points, **settings: Any) -> H
     @app.task
     def hold_a_thread(key: str) -> None:
         """Runs for longer than any test waits, in a thread that nothing can stop."""
-        say("running", current_job().id)
+        print_line("running", current_job().id)
         threading.Event().wait(600)
 
     @app.task
     async def block_the_loop(seconds: float) -> None:
-        say("running", current_job().id)
+        print_line("running", current_job().id)
         time.sleep(seconds)  # noqa: ASYNC251  # the mistake that this task is there to make
 
     @app.task
@@ -195,11 +195,11 @@ def make_app(storage: Store, ledger: Path, points: Points, **settings: Any) -> H
 
 def tell_parent(event: Event) -> None:
     kind = type(event).__name__
-    if kind in TOLD:
-        say(kind, *(getattr(event, name) for name in TOLD[kind]))
+    if kind in PRINTED:
+        print_line(kind, *(getattr(event, name) for name in PRINTED[kind]))
 
 
-TOLD = {
+PRINTED = {
     "NodeStarted": ("node",),
     "NodeStopping": ("running",),
     "NodeStopped": ("returned",),

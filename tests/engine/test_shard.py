@@ -8,7 +8,7 @@ from headgate.clock import SECOND
 from headgate.jobs.job import JobState
 from headgate.limits.limit import AnyRule
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import Hands, strict
+from tests.conformance.storage_suite.store_user import StoreUser, strict
 from tests.engine.shard import Moved, OnItsWay, Shard, hash_home
 
 NAMES = ("north", "south")
@@ -26,13 +26,13 @@ class Two:
         self.clock = ManualClock()
         self.north, self.south = (Shard(name, NAMES, self.clock) for name in NAMES)
         self.south.step(-86400)
-        self.hands = {shard: Hands(shard, self.clock) for shard in (self.north, self.south)}
-        for hands in self.hands.values():
-            hands.rules = dict(RULES)
+        self.store_user = {shard: StoreUser(shard, self.clock) for shard in (self.north, self.south)}
+        for store_user in self.store_user.values():
+            store_user.rules = dict(RULES)
 
     async def add(self, shard: Shard, count: int = 1) -> list[str]:
         await shard.join("node-a", "a")
-        return await self.hands[shard].add(count, draws=[(LIMIT, KEY)])
+        return await self.store_user[shard].add(count, draws=[(LIMIT, KEY)])
 
     async def hand_over(self, source: Shard, target: Shard) -> int:
         """Commits 1 and 2; the epoch of the new owner."""
@@ -49,8 +49,8 @@ class Two:
     async def run_all(self, shard: Shard) -> list[str]:
         """Claim and finish what may start, and forget it."""
         await shard.join("node-a", "a")
-        jobs = await self.hands[shard].take()
-        await self.hands[shard].succeed(*jobs)
+        jobs = await self.store_user[shard].take()
+        await self.store_user[shard].succeed(*jobs)
         await shard.prune(self.clock.now() + SECOND)
         return [job.id for job in jobs]
 
@@ -129,8 +129,8 @@ async def test_a_job_on_its_way_is_cancelled_where_it_arrives() -> None:
 
 async def test_a_repeated_enqueue_is_answered_by_the_shard_that_has_the_job() -> None:
     two = Two()
-    hands = two.hands[two.north]
-    new = hands.new(draws=[(LIMIT, KEY)])
+    store_user = two.store_user[two.north]
+    new = store_user.new(draws=[(LIMIT, KEY)])
     await two.north.add([new])
     await two.move(two.north, two.south)
     await two.north.add([new])

@@ -19,7 +19,6 @@ from tests.conformance.storage_suite.charts import ChartsConformance
 from tests.conformance.storage_suite.deploys import DeploysConformance
 from tests.conformance.storage_suite.endings import EndingsConformance
 from tests.conformance.storage_suite.following import FollowingConformance
-from tests.conformance.storage_suite.hands import Hands, at_once, most_in_a_window, rate, recover, strict
 from tests.conformance.storage_suite.jobs import JobsConformance
 from tests.conformance.storage_suite.listing import ListingConformance
 from tests.conformance.storage_suite.live_limits import LiveLimitsConformance
@@ -31,10 +30,11 @@ from tests.conformance.storage_suite.refusals import RefusalsConformance
 from tests.conformance.storage_suite.reports import ReportsConformance
 from tests.conformance.storage_suite.rescheduling import ReschedulingConformance
 from tests.conformance.storage_suite.schedules import SchedulesConformance
+from tests.conformance.storage_suite.store_user import StoreUser, at_once, most_in_a_window, rate, recover, strict
 from tests.conformance.storage_suite.terms import TermsConformance
 from tests.conformance.storage_suite.unique_keys import UniqueKeysConformance
 
-__all__ = ["Hands", "StorageConformance", "at_once", "most_in_a_window", "rate", "recover", "strict"]
+__all__ = ["StorageConformance", "StoreUser", "at_once", "most_in_a_window", "rate", "recover", "strict"]
 
 
 class StorageConformance(

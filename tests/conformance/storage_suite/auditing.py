@@ -20,7 +20,7 @@ from headgate.jobs.job import Draw, JobError, JobState, Progress
 from headgate.jobs.report import AttemptReport, LogLine
 from headgate.storage.live_rules import LimitSetting
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, recover, strict
+from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, recover, strict
 from tests.limit_settings import change
 
 
@@ -28,13 +28,13 @@ def audit_record(action: str, subject: str, kind: SubjectKind = "job", detail: s
     return AuditRecord("ada@here", action, kind, subject, detail)
 
 
-async def entries(hands: Hands, **filter: object) -> list[AuditEntry]:
-    return list(await hands.storage.audit_log(AuditFilter(**filter)))  # type: ignore[arg-type]
+async def entries(store_user: StoreUser, **filter: object) -> list[AuditEntry]:
+    return list(await store_user.storage.audit_log(AuditFilter(**filter)))  # type: ignore[arg-type]
 
 
-async def add(hands: Hands, audit: AuditLevel = AuditLevel.FULL) -> str:
-    new = replace(hands.new(), audit=audit)
-    await hands.storage.add([new])
+async def add(store_user: StoreUser, audit: AuditLevel = AuditLevel.FULL) -> str:
+    new = replace(store_user.new(), audit=audit)
+    await store_user.storage.add([new])
     return new.id
 
 
@@ -51,80 +51,84 @@ class AuditingConformance(Conformance):
         ],
     )
     async def test_a_level_decides_which_attempts_are_kept(
-        self, hands: Hands, clock: ManualClock, audit: AuditLevel, kept: list[str]
+        self, store_user: StoreUser, clock: ManualClock, audit: AuditLevel, kept: list[str]
     ) -> None:
-        id = await add(hands, audit)
-        assert (await hands.record(id)).audit is audit
-        await hands.retry_later(await hands.take_one())
+        id = await add(store_user, audit)
+        assert (await store_user.record(id)).audit is audit
+        await store_user.retry_later(await store_user.take_one())
         clock.advance(10)
-        await hands.give_back(await hands.take_one(), "snoozed", run_at=clock.now())
-        await hands.take_one()
-        await recover(hands)
-        await hands.storage.join(hands.node, "a")
-        await hands.fail(await hands.take_one())
-        assert [attempt.outcome for attempt in await hands.storage.attempts(id)] == kept
+        await store_user.give_back(await store_user.take_one(), "snoozed", run_at=clock.now())
+        await store_user.take_one()
+        await recover(store_user)
+        await store_user.storage.join(store_user.node, "a")
+        await store_user.fail(await store_user.take_one())
+        assert [attempt.outcome for attempt in await store_user.storage.attempts(id)] == kept
         # Whatever is kept of its life, the job itself says how it ended.
-        record = await hands.record(id)
+        record = await store_user.record(id)
         assert (record.state, record.error) == (JobState.FAILED, BOOM)
 
     # ------------------------------------------------------------------------------------------ deeds
 
-    async def test_what_people_do_to_a_job_is_kept_in_order(self, hands: Hands, clock: ManualClock) -> None:
-        id = await add(hands)
+    async def test_what_people_do_to_a_job_is_kept_in_order(self, store_user: StoreUser, clock: ManualClock) -> None:
+        id = await add(store_user)
         asked_at = clock.now()
-        await hands.storage.cancel(id, audit_record=audit_record("cancel", id, detail="because"))
+        await store_user.storage.cancel(id, audit_record=audit_record("cancel", id, detail="because"))
         clock.advance(1)
-        await hands.storage.retry(id, audit_record=audit_record("retry", id))
-        retried, cancelled = await entries(hands, subject=id)
+        await store_user.storage.retry(id, audit_record=audit_record("retry", id))
+        retried, cancelled = await entries(store_user, subject=id)
         assert (cancelled.at, cancelled.actor, cancelled.action) == (asked_at, "ada@here", "cancel")
         assert (cancelled.kind, cancelled.subject, cancelled.detail) == ("job", id, "because")
         assert (retried.at, retried.action, retried.detail) == (clock.now(), "retry", None)
         assert retried.number > cancelled.number
 
     @pytest.mark.parametrize("audit", [AuditLevel.NONE, AuditLevel.ERRORS, AuditLevel.MINIMAL])
-    async def test_only_of_a_job_that_is_audited_in_full(self, hands: Hands, audit: AuditLevel) -> None:
-        id = await add(hands, audit)
-        await hands.storage.cancel(id, audit_record=audit_record("cancel", id))
-        await hands.storage.retry(id, audit_record=audit_record("retry", id))
-        assert await entries(hands) == []
+    async def test_only_of_a_job_that_is_audited_in_full(self, store_user: StoreUser, audit: AuditLevel) -> None:
+        id = await add(store_user, audit)
+        await store_user.storage.cancel(id, audit_record=audit_record("cancel", id))
+        await store_user.storage.retry(id, audit_record=audit_record("retry", id))
+        assert await entries(store_user) == []
 
-    async def test_what_changes_nothing_is_not_kept(self, hands: Hands) -> None:
+    async def test_what_changes_nothing_is_not_kept(self, store_user: StoreUser) -> None:
         """Elsewhere a job that has succeeded becomes cancelled when somebody asks for it, and nobody can tell why."""
-        done, waiting = await hands.add(2)
-        (job,) = await hands.take(1)
-        await hands.succeed(job)
-        before = await hands.record(done)
-        assert await hands.storage.cancel(done, audit_record=audit_record("cancel", done)) is JobState.SUCCEEDED
-        assert await hands.record(done) == before
+        done, waiting = await store_user.add(2)
+        (job,) = await store_user.take(1)
+        await store_user.succeed(job)
+        before = await store_user.record(done)
+        assert await store_user.storage.cancel(done, audit_record=audit_record("cancel", done)) is JobState.SUCCEEDED
+        assert await store_user.record(done) == before
         with pytest.raises(IllegalTransition):
-            await hands.storage.retry(done, audit_record=audit_record("retry", done))
+            await store_user.storage.retry(done, audit_record=audit_record("retry", done))
         with pytest.raises(IllegalTransition):
-            await hands.storage.retry(waiting, audit_record=audit_record("retry", waiting))
-        assert await hands.storage.cancel("nobody", audit_record=audit_record("cancel", "nobody")) is None
-        assert await hands.storage.retry("nobody", audit_record=audit_record("retry", "nobody")) is None
-        assert not await hands.storage.resume_queue("default", audit_record=audit_record("resume", "default", "queue"))
-        assert await entries(hands) == []
+            await store_user.storage.retry(waiting, audit_record=audit_record("retry", waiting))
+        assert await store_user.storage.cancel("nobody", audit_record=audit_record("cancel", "nobody")) is None
+        assert await store_user.storage.retry("nobody", audit_record=audit_record("retry", "nobody")) is None
+        assert not await store_user.storage.resume_queue(
+            "default", audit_record=audit_record("resume", "default", "queue")
+        )
+        assert await entries(store_user) == []
 
     async def test_a_retry_that_is_refused_for_a_unique_key_changes_nothing_and_is_not_kept(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        ended, rival = (replace(hands.new(), unique_key="acme") for _ in range(2))
-        await hands.storage.add([ended])
-        job = await hands.take_one()
-        await hands.storage.report(hands.node, [AttemptReport(job.id, job.fence, Progress(0.5, None, clock.now()))], 10)
-        await hands.fail(job)
-        await hands.storage.add([rival])
-        before = await hands.record(ended.id)
+        ended, rival = (replace(store_user.new(), unique_key="acme") for _ in range(2))
+        await store_user.storage.add([ended])
+        job = await store_user.take_one()
+        await store_user.storage.report(
+            store_user.node, [AttemptReport(job.id, job.fence, Progress(0.5, None, clock.now()))], 10
+        )
+        await store_user.fail(job)
+        await store_user.storage.add([rival])
+        before = await store_user.record(ended.id)
         clock.advance(5)
         with pytest.raises(IllegalTransition, match="waits with the same unique key"):
-            await hands.storage.retry(ended.id, audit_record=audit_record("retry", ended.id))
-        assert await hands.record(ended.id) == before
-        assert await entries(hands) == []
+            await store_user.storage.retry(ended.id, audit_record=audit_record("retry", ended.id))
+        assert await store_user.record(ended.id) == before
+        assert await entries(store_user) == []
 
-    async def test_what_people_do_to_limits_and_queues_is_kept(self, hands: Hands) -> None:
-        storage = hands.storage
-        hands.rules = {"api": strict(1)}
-        await hands.succeed(*await hands.take())
+    async def test_what_people_do_to_limits_and_queues_is_kept(self, store_user: StoreUser) -> None:
+        storage = store_user.storage
+        store_user.rules = {"api": strict(1)}
+        await store_user.succeed(*await store_user.take())
         draw = Draw("api", "acme")
         await storage.pause_queue("default", audit_record=audit_record("pause", "default", "queue"))
         await storage.pause_queue("default", audit_record=audit_record("pause", "default", "queue"))
@@ -139,7 +143,7 @@ class AuditingConformance(Conformance):
         await storage.forget("api", audit_record=audit_record("remove", "api", "limit"))
         await storage.forget("nothing", audit_record=audit_record("remove", "nothing", "limit"))
         await storage.add_audit_record(audit_record("pause", "nightly", "schedule"))
-        kept = [(entry.kind, entry.subject, entry.action, entry.detail) for entry in await entries(hands)]
+        kept = [(entry.kind, entry.subject, entry.action, entry.detail) for entry in await entries(store_user)]
         assert kept[::-1] == [
             ("queue", "default", "pause", None),
             ("queue", "default", "resume", None),
@@ -151,177 +155,183 @@ class AuditingConformance(Conformance):
             ("schedule", "nightly", "pause", None),
         ]
 
-    async def test_the_log_is_read_by_page_subject_kind_and_actor(self, hands: Hands) -> None:
+    async def test_the_log_is_read_by_page_subject_kind_and_actor(self, store_user: StoreUser) -> None:
         for number in range(5):
-            await hands.storage.add_audit_record(AuditRecord("ada", f"did {number}", "queue", "default"))
-        await hands.storage.add_audit_record(AuditRecord("bob", "did", "limit", "default"))
-        newest, *others = await entries(hands)
+            await store_user.storage.add_audit_record(AuditRecord("ada", f"did {number}", "queue", "default"))
+        await store_user.storage.add_audit_record(AuditRecord("bob", "did", "limit", "default"))
+        newest, *others = await entries(store_user)
         assert [entry.action for entry in others] == [f"did {number}" for number in (4, 3, 2, 1, 0)]
-        assert await entries(hands, actor="bob") == await entries(hands, kind="limit") == [newest]
-        assert await entries(hands, subject="default") == [newest, *others]
-        assert await entries(hands, subject="default", kind="queue", actor="ada") == others
-        assert await entries(hands, count=2, before=others[0].number) == others[1:3]
-        assert await entries(hands, count=2, before=others[0].number, subject="default") == others[1:3]
-        assert await entries(hands, subject="other") == []
+        assert await entries(store_user, actor="bob") == await entries(store_user, kind="limit") == [newest]
+        assert await entries(store_user, subject="default") == [newest, *others]
+        assert await entries(store_user, subject="default", kind="queue", actor="ada") == others
+        assert await entries(store_user, count=2, before=others[0].number) == others[1:3]
+        assert await entries(store_user, count=2, before=others[0].number, subject="default") == others[1:3]
+        assert await entries(store_user, subject="other") == []
 
-    async def test_a_deed_is_cut_to_what_a_row_should_hold(self, hands: Hands) -> None:
-        await hands.storage.add_audit_record(AuditRecord("a" * 500, "did", "queue", "default", "d" * 5000))
-        (entry,) = await entries(hands)
+    async def test_a_deed_is_cut_to_what_a_row_should_hold(self, store_user: StoreUser) -> None:
+        await store_user.storage.add_audit_record(AuditRecord("a" * 500, "did", "queue", "default", "d" * 5000))
+        (entry,) = await entries(store_user)
         assert (len(entry.actor), len(entry.detail or "")) == (LONGEST_ACTOR, LONGEST_DETAIL)
 
     # ---------------------------------------------------------------------------------------- run now
 
-    async def test_a_job_that_waits_for_its_time_can_be_run_now(self, hands: Hands, clock: ManualClock) -> None:
-        later, latest = await hands.add(2, delay=3600)
-        assert await hands.take() == []
+    async def test_a_job_that_waits_for_its_time_can_be_run_now(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        later, latest = await store_user.add(2, delay=3600)
+        assert await store_user.take() == []
         clock.advance(5)
-        assert await hands.storage.run_now(latest, audit_record=audit_record("run now", latest)) is JobState.WAITING
-        record = await hands.record(latest)
-        assert (record.run_at, record.delayed) == (clock.now(), False)
-        assert await hands.take_ids() == [latest]
-        assert (await hands.record(later)).state is JobState.WAITING
-        assert (await hands.counts()).waiting == 1
-        assert [entry.action for entry in await entries(hands)] == ["run now"]
-        clock.advance(3600)
-        assert await hands.take_ids() == [later]
-
-    async def test_a_retry_can_be_run_now(self, hands: Hands) -> None:
-        await hands.add()
-        job = await hands.take_one()
-        await hands.retry_later(job, 3600)
-        await hands.storage.run_now(job.id)
-        assert (await hands.take_one()).attempt == 2
-
-    async def test_running_now_passes_no_limit(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        (first, second), (delayed,) = (
-            await hands.add(2, draws=[("api", "acme")]),
-            await hands.add(1, draws=[("api", "acme")], delay=3600),
+        assert (
+            await store_user.storage.run_now(latest, audit_record=audit_record("run now", latest)) is JobState.WAITING
         )
-        assert await hands.take_ids() == [first]
-        await hands.storage.run_now(delayed)
-        assert await hands.take_ids() == []
-        with pytest.raises(IllegalTransition, match="does not wait for its time"):
-            await hands.storage.run_now(second)
-        with pytest.raises(IllegalTransition, match="does not wait for its time"):
-            await hands.storage.run_now(delayed)
-        clock.advance(60)
-        assert len(await hands.take_ids()) == 1
-        clock.advance(60)
-        assert len(await hands.take_ids()) == 1
+        record = await store_user.record(latest)
+        assert (record.run_at, record.delayed) == (clock.now(), False)
+        assert await store_user.take_ids() == [latest]
+        assert (await store_user.record(later)).state is JobState.WAITING
+        assert (await store_user.counts()).waiting == 1
+        assert [entry.action for entry in await entries(store_user)] == ["run now"]
+        clock.advance(3600)
+        assert await store_user.take_ids() == [later]
 
-    async def test_running_now_wakes_a_lane_that_slept(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(5)}
-        id = await hands.add_one(draws=[("api", "acme")], delay=3600)
-        assert await hands.take() == []
-        await hands.storage.run_now(id)
-        assert await hands.take_ids() == [id]
+    async def test_a_retry_can_be_run_now(self, store_user: StoreUser) -> None:
+        await store_user.add()
+        job = await store_user.take_one()
+        await store_user.retry_later(job, 3600)
+        await store_user.storage.run_now(job.id)
+        assert (await store_user.take_one()).attempt == 2
 
-    async def test_only_a_job_that_waits_can_be_run_now(self, hands: Hands) -> None:
-        await hands.add(2)
-        running, done = await hands.take()
-        await hands.succeed(done)
+    async def test_running_now_passes_no_limit(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        (first, second), (delayed,) = (
+            await store_user.add(2, draws=[("api", "acme")]),
+            await store_user.add(1, draws=[("api", "acme")], delay=3600),
+        )
+        assert await store_user.take_ids() == [first]
+        await store_user.storage.run_now(delayed)
+        assert await store_user.take_ids() == []
+        with pytest.raises(IllegalTransition, match="does not wait for its time"):
+            await store_user.storage.run_now(second)
+        with pytest.raises(IllegalTransition, match="does not wait for its time"):
+            await store_user.storage.run_now(delayed)
+        clock.advance(60)
+        assert len(await store_user.take_ids()) == 1
+        clock.advance(60)
+        assert len(await store_user.take_ids()) == 1
+
+    async def test_running_now_wakes_a_lane_that_slept(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(5)}
+        id = await store_user.add_one(draws=[("api", "acme")], delay=3600)
+        assert await store_user.take() == []
+        await store_user.storage.run_now(id)
+        assert await store_user.take_ids() == [id]
+
+    async def test_only_a_job_that_waits_can_be_run_now(self, store_user: StoreUser) -> None:
+        await store_user.add(2)
+        running, done = await store_user.take()
+        await store_user.succeed(done)
         for id in (running.id, done.id):
             with pytest.raises(IllegalTransition):
-                await hands.storage.run_now(id, audit_record=audit_record("run now", id))
-        assert await hands.storage.run_now("nobody") is None
-        assert await entries(hands) == []
+                await store_user.storage.run_now(id, audit_record=audit_record("run now", id))
+        assert await store_user.storage.run_now("nobody") is None
+        assert await entries(store_user) == []
 
-    async def test_patience_begins_when_a_job_is_run_now(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(1, draws=[("api", "acme")])
-        await hands.take()
-        id = await hands.add_one(draws=[("api", "acme")], delay=3600, patience=30)
-        await hands.storage.run_now(id)
+    async def test_patience_begins_when_a_job_is_run_now(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.take()
+        id = await store_user.add_one(draws=[("api", "acme")], delay=3600, patience=30)
+        await store_user.storage.run_now(id)
         clock.advance(29)
-        assert list(await hands.storage.expire()) == []
+        assert list(await store_user.storage.expire()) == []
         clock.advance(2)
-        assert [dropped.id for dropped in await hands.storage.expire()] == [id]
+        assert [dropped.id for dropped in await store_user.storage.expire()] == [id]
 
     # -------------------------------------------------------------------------------------- retention
 
-    async def test_jobs_are_pruned_by_how_they_ended(self, hands: Hands, clock: ManualClock) -> None:
-        succeeded, failed, cancelled, running, waiting = await hands.add(5)
-        jobs = await hands.take(4)
-        await hands.succeed(jobs[0])
-        await hands.fail(jobs[1])
-        await hands.storage.cancel(jobs[2].id)
-        await hands.give_back(jobs[2])
+    async def test_jobs_are_pruned_by_how_they_ended(self, store_user: StoreUser, clock: ManualClock) -> None:
+        succeeded, failed, cancelled, running, waiting = await store_user.add(5)
+        jobs = await store_user.take(4)
+        await store_user.succeed(jobs[0])
+        await store_user.fail(jobs[1])
+        await store_user.storage.cancel(jobs[2].id)
+        await store_user.give_back(jobs[2])
         clock.advance(10)
-        assert await hands.storage.prune(clock.now(), states=frozenset({JobState.SUCCEEDED})) == 1
-        assert await hands.storage.job(succeeded) is None
-        assert await hands.storage.prune(clock.now(), states=frozenset({JobState.SUCCEEDED})) == 0
-        assert await hands.storage.prune(clock.now(), states=frozenset({JobState.CANCELLED})) == 1
-        assert await hands.storage.job(cancelled) is None
-        assert await hands.states([failed, running, waiting]) == [
+        assert await store_user.storage.prune(clock.now(), states=frozenset({JobState.SUCCEEDED})) == 1
+        assert await store_user.storage.job(succeeded) is None
+        assert await store_user.storage.prune(clock.now(), states=frozenset({JobState.SUCCEEDED})) == 0
+        assert await store_user.storage.prune(clock.now(), states=frozenset({JobState.CANCELLED})) == 1
+        assert await store_user.storage.job(cancelled) is None
+        assert await store_user.states([failed, running, waiting]) == [
             JobState.FAILED,
             JobState.RUNNING,
             JobState.WAITING,
         ]
-        assert await hands.storage.prune(clock.now()) == 1
+        assert await store_user.storage.prune(clock.now()) == 1
 
-    async def test_with_a_job_goes_all_that_is_known_of_it(self, hands: Hands, clock: ManualClock) -> None:
-        gone, kept = await add(hands), await add(hands)
-        jobs = await hands.take()
+    async def test_with_a_job_goes_all_that_is_known_of_it(self, store_user: StoreUser, clock: ManualClock) -> None:
+        gone, kept = await add(store_user), await add(store_user)
+        jobs = await store_user.take()
         line = LogLine(1 << 20, clock.now(), 1, 20, "app", "hello")
         reports = [AttemptReport(job.id, job.fence, None, (line,)) for job in jobs]
-        assert list(await hands.storage.report(hands.node, reports, 10)) == [True, True]
-        await hands.fail(*jobs)
+        assert list(await store_user.storage.report(store_user.node, reports, 10)) == [True, True]
+        await store_user.fail(*jobs)
         for id in (gone, kept):
-            await hands.storage.retry(id, audit_record=audit_record("retry", id))
-        again = {job.id: job for job in await hands.take()}
-        await hands.fail(again[gone])
+            await store_user.storage.retry(id, audit_record=audit_record("retry", id))
+        again = {job.id: job for job in await store_user.take()}
+        await store_user.fail(again[gone])
         clock.advance(10)
-        assert await hands.storage.prune(clock.now()) == 1
+        assert await store_user.storage.prune(clock.now()) == 1
         for id, count in ((gone, 0), (kept, 1)):
-            assert len(await hands.storage.attempts(id)) == count
-            assert len(await hands.storage.logs(id)) == count
-            assert len(await entries(hands, subject=id)) == count
+            assert len(await store_user.storage.attempts(id)) == count
+            assert len(await store_user.storage.logs(id)) == count
+            assert len(await entries(store_user, subject=id)) == count
 
     async def test_jobs_that_have_logged_much_are_pruned_a_few_at_a_time(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         """A commit that deletes half a million lines would keep everybody else waiting."""
-        await hands.add(8)
-        jobs = await hands.take()
+        await store_user.add(8)
+        jobs = await store_user.take()
         lines = tuple(LogLine(number, clock.now(), 1, 20, "app", "x") for number in range(1, 2001))
-        await hands.storage.report(hands.node, [AttemptReport(job.id, job.fence, None, lines) for job in jobs], 5000)
-        await hands.succeed(*jobs)
+        await store_user.storage.report(
+            store_user.node, [AttemptReport(job.id, job.fence, None, lines) for job in jobs], 5000
+        )
+        await store_user.succeed(*jobs)
         clock.advance(1)
-        pruned = [await hands.storage.prune(clock.now(), count=500) for _ in range(9)]
+        pruned = [await store_user.storage.prune(clock.now(), count=500) for _ in range(9)]
         assert (sum(pruned), pruned[-1]) == (8, 0)
 
     async def test_what_was_done_to_limits_and_queues_is_pruned_by_its_age(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        id = await add(hands)
-        await hands.storage.cancel(id, audit_record=audit_record("cancel", id))
+        id = await add(store_user)
+        await store_user.storage.cancel(id, audit_record=audit_record("cancel", id))
         for number in range(3):
-            await hands.storage.add_audit_record(audit_record(f"did {number}", "default", "queue"))
+            await store_user.storage.add_audit_record(audit_record(f"did {number}", "default", "queue"))
             clock.advance(1)
-        assert await hands.storage.prune_audit(clock.now() - SECOND, count=1) == 1
-        assert await hands.storage.prune_audit(clock.now() - SECOND) == 1
-        assert await hands.storage.prune_audit(clock.now() - SECOND) == 0
-        assert [entry.action for entry in await entries(hands)] == ["did 2", "cancel"]
+        assert await store_user.storage.prune_audit(clock.now() - SECOND, count=1) == 1
+        assert await store_user.storage.prune_audit(clock.now() - SECOND) == 1
+        assert await store_user.storage.prune_audit(clock.now() - SECOND) == 0
+        assert [entry.action for entry in await entries(store_user)] == ["did 2", "cancel"]
 
     async def test_a_level_below_full_keeps_no_starts_of_attempts_that_it_does_not_keep(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         """What a limit is proved by are the starts that are kept: those of jobs, and of the attempts that are kept."""
-        hands.rules = {"api": strict(10)}
+        store_user.rules = {"api": strict(10)}
         for audit in (AuditLevel.NONE, AuditLevel.FULL):
-            await hands.storage.add([replace(hands.new(draws=[("api", audit.word)]), audit=audit)])
-        for job in await hands.take():
-            await hands.retry_later(job, 1)
+            await store_user.storage.add([replace(store_user.new(draws=[("api", audit.word)]), audit=audit)])
+        for job in await store_user.take():
+            await store_user.retry_later(job, 1)
         clock.advance(1)
-        await hands.succeed(*await hands.take())
-        starts = await hands.storage.starts("api", None, 0)
+        await store_user.succeed(*await store_user.take())
+        starts = await store_user.storage.starts("api", None, 0)
         assert sorted(start.key for start in starts) == ["full", "full", "none"]
 
-    async def test_an_error_with_an_outcome_of_its_own_is_an_error(self, hands: Hands) -> None:
-        id = await add(hands, AuditLevel.ERRORS)
-        job = await hands.take_one()
+    async def test_an_error_with_an_outcome_of_its_own_is_an_error(self, store_user: StoreUser) -> None:
+        id = await add(store_user, AuditLevel.ERRORS)
+        job = await store_user.take_one()
         error = JobError(type="PayloadError", message="no")
-        await hands.give_back(job, "unreadable", spent=True, error=error)
-        (attempt,) = await hands.storage.attempts(id)
+        await store_user.give_back(job, "unreadable", spent=True, error=error)
+        (attempt,) = await store_user.storage.attempts(id)
         assert (attempt.outcome, attempt.error) == ("unreadable", error)

@@ -17,7 +17,7 @@ from headgate.limits.strict_rate import MAX_COUNT, StrictRate
 from headgate.storage.records import JobFilter
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import Conformance, Hands
+from tests.conformance.storage_suite.store_user import Conformance, StoreUser
 
 CENTURY = FARTHEST / SECOND
 """The longest duration, in seconds."""
@@ -45,54 +45,56 @@ def largest_cost(rule: AnyRule) -> int:
 class BoundsConformance(Conformance):
     @pytest.mark.parametrize("which", EXTREMES)
     async def test_the_widest_limits_are_charged_refused_and_shown(
-        self, hands: Hands, storage: Store, clock: ManualClock, which: str
+        self, store_user: StoreUser, storage: Store, clock: ManualClock, which: str
     ) -> None:
         rule = EXTREMES[which].rule
-        hands.rules = {"wide": rule}
-        first, second, third = await hands.add(
+        store_user.rules = {"wide": rule}
+        first, second, third = await store_user.add(
             3, draws=[("wide", "acme")], costs=(largest_cost(rule),), priority=MAX_PRIORITY, patience=CENTURY
         )
-        assert await hands.take_ids() == [first]
-        waiting = await hands.record(second)
+        assert await store_user.take_ids() == [first]
+        waiting = await store_user.record(second)
         # A permit opens with its holder, not with time.
         assert waiting.throttled_until is None or clock.now() < waiting.throttled_until <= clock.now() + 2 * FARTHEST
-        assert (await hands.record(third)).state is JobState.WAITING
+        assert (await store_user.record(third)).state is JobState.WAITING
         assert await storage.buckets(limit="wide", key="acme")
         clock.advance(CENTURY - 1)
-        await hands.take()
+        await store_user.take()
         assert len(await storage.jobs(JobFilter(count=10))) == 3
 
     @pytest.mark.parametrize("which", [name for name in EXTREMES if name != "concurrency"])
     async def test_a_key_may_stay_closed_until_the_last_instant(
-        self, hands: Hands, storage: Store, clock: ManualClock, which: str
+        self, store_user: StoreUser, storage: Store, clock: ManualClock, which: str
     ) -> None:
-        hands.rules = {"wide": EXTREMES[which].rule}
-        closed, _ = await hands.add(2, draws=[("wide", "acme")])
+        store_user.rules = {"wide": EXTREMES[which].rule}
+        closed, _ = await store_user.add(2, draws=[("wide", "acme")])
         await storage.penalize(Draw("wide", "acme"), LAST)
-        assert await hands.take_ids() == []
-        assert (await hands.record(closed)).throttled_until is not None
+        assert await store_user.take_ids() == []
+        assert (await store_user.record(closed)).throttled_until is not None
         clock.advance(CENTURY)
-        assert await hands.take_ids() == []
+        assert await store_user.take_ids() == []
         await storage.reset(Draw("wide", "acme"))
-        assert closed in await hands.take_ids()
+        assert closed in await store_user.take_ids()
 
-    async def test_a_job_may_be_of_the_last_instant(self, hands: Hands, storage: Store, clock: ManualClock) -> None:
+    async def test_a_job_may_be_of_the_last_instant(
+        self, store_user: StoreUser, storage: Store, clock: ManualClock
+    ) -> None:
         ahead = (LAST - clock.now()) / SECOND
-        last = hands.new(delay=CENTURY, patience=CENTURY, expires_in=ahead, draws=[("wide", "acme")])
-        hands.rules = {"wide": EXTREMES["rate, one in a century"].rule}
+        last = store_user.new(delay=CENTURY, patience=CENTURY, expires_in=ahead, draws=[("wide", "acme")])
+        store_user.rules = {"wide": EXTREMES["rate, one in a century"].rule}
         await storage.add([last])
         await storage.reschedule(last.id, run_at=LAST, priority=MAX_PRIORITY)
-        record = await hands.record(last.id)
+        record = await store_user.record(last.id)
         assert (record.run_at, record.priority) == (LAST, MAX_PRIORITY)
-        assert await hands.take_ids() == []
+        assert await store_user.take_ids() == []
         clock.advance(CENTURY)
-        assert await hands.take_ids() == []
+        assert await store_user.take_ids() == []
         assert await storage.cancel(last.id) is JobState.WAITING
 
-    async def test_a_job_keeps_the_longest_timeout_and_delays(self, hands: Hands, clock: ManualClock) -> None:
+    async def test_a_job_keeps_the_longest_timeout_and_delays(self, store_user: StoreUser, clock: ManualClock) -> None:
         terms = RetryTerms(retries=LARGEST_COUNT, base=CENTURY, cap=CENTURY, delay=None, delays=None)
-        job = await hands.add_one(options=JobOptions(timeout=CENTURY, retry=terms))
-        taken = await hands.take_one()
+        job = await store_user.add_one(options=JobOptions(timeout=CENTURY, retry=terms))
+        taken = await store_user.take_one()
         assert taken.options == JobOptions(timeout=CENTURY, retry=terms)
-        await hands.retry_later(taken, CENTURY)
-        assert (await hands.record(job)).run_at == clock.now() + FARTHEST
+        await store_user.retry_later(taken, CENTURY)
+        assert (await store_user.record(job)).run_at == clock.now() + FARTHEST

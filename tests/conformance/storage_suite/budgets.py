@@ -10,10 +10,10 @@ from headgate.storage.admission import TURN
 from headgate.storage.records import JobFilter, Throttled
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import (
+from tests.conformance.storage_suite.store_user import (
     MINUTE,
     Conformance,
-    Hands,
+    StoreUser,
     at_once,
     most_in_a_window,
     rate,
@@ -25,117 +25,123 @@ class BudgetsConformance(Conformance):
     # ----------------------------------------------------------------------------------------- limits
 
     async def test_a_key_gets_its_budget_and_then_waits_for_its_next_slot(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(3)}
-        ids = await hands.add(5, draws=[("api", "acme")])
-        assert await hands.take_ids() == ids[:3]
-        assert (await hands.claim()).next_in == MINUTE
+        store_user.rules = {"api": strict(3)}
+        ids = await store_user.add(5, draws=[("api", "acme")])
+        assert await store_user.take_ids() == ids[:3]
+        assert (await store_user.claim()).next_in == MINUTE
         clock.advance(59.999999)
-        assert await hands.take_ids() == []
+        assert await store_user.take_ids() == []
         clock.advance(0.000001)
-        assert await hands.take_ids() == ids[3:]
+        assert await store_user.take_ids() == ids[3:]
 
-    async def test_a_lane_that_meets_a_closed_bucket_is_reported(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(3)}
-        await hands.add(5, draws=[("api", "acme")])
+    async def test_a_lane_that_meets_a_closed_bucket_is_reported(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(3)}
+        await store_user.add(5, draws=[("api", "acme")])
         throttled: list[Throttled] = []
         for _ in range(5):
-            claimed = await hands.claim()
+            claimed = await store_user.claim()
             throttled += claimed.throttled
         (only,) = throttled
         assert (only.draw, only.opens_at, only.waiting) == (Draw("api", "acme"), clock.now() + MINUTE, 2)
 
-    async def test_no_window_ever_holds_more_than_a_strict_rate_allows(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(7, per=10)}
-        await hands.add(500, draws=[("api", "acme")])
-        starts = await hands.starts(300, step=0.7)
+    async def test_no_window_ever_holds_more_than_a_strict_rate_allows(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(7, per=10)}
+        await store_user.add(500, draws=[("api", "acme")])
+        starts = await store_user.starts(300, step=0.7)
         assert most_in_a_window(starts, 10 * SECOND) == 7
         assert len(starts) >= 0.9 * 7 * 30
 
-    async def test_a_rate_grants_its_burst_and_then_paces(self, hands: Hands) -> None:
-        hands.rules = {"api": rate(15)}
-        await hands.add(100, draws=[("api", "acme")])
-        starts = await hands.starts(60)
+    async def test_a_rate_grants_its_burst_and_then_paces(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": rate(15)}
+        await store_user.add(100, draws=[("api", "acme")])
+        starts = await store_user.starts(60)
         begin = starts[0]
         assert [start - begin for start in starts[:15]] == [0] * 15
         assert [start - begin for start in starts[15:]] == [4 * SECOND * number for number in range(1, 15)]
 
-    async def test_a_saturated_key_uses_its_whole_rate(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(15)}
-        await hands.add(1000, draws=[("api", "acme")])
+    async def test_a_saturated_key_uses_its_whole_rate(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(15)}
+        await store_user.add(1000, draws=[("api", "acme")])
         started = 0
         end = clock.monotonic() + 3600 * SECOND
         while clock.monotonic() < end:
-            jobs = await hands.take()
+            jobs = await store_user.take()
             started += len(jobs)
-            await hands.succeed(*jobs)
-            next_in = (await hands.claim()).next_in
+            await store_user.succeed(*jobs)
+            next_in = (await store_user.claim()).next_in
             assert next_in is not None
             clock.advance(next_in / SECOND)
         assert started == 15 * 60
 
-    async def test_several_limits_open_together_or_not_at_all(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"minute": strict(2), "day": strict(5, per=3600)}
+    async def test_several_limits_open_together_or_not_at_all(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"minute": strict(2), "day": strict(5, per=3600)}
         both = [("minute", "acme"), ("day", "acme")]
-        await hands.add(10, draws=both)
-        starts = await hands.starts(600)
+        await store_user.add(10, draws=both)
+        starts = await store_user.starts(600)
         begin = starts[0]
         assert [(start - begin) // MINUTE for start in starts] == [0, 0, 1, 1, 2]
         # Nothing was taken from the minute while the day was closed.
-        alone = await hands.add(2, draws=[("minute", "acme")])
-        assert await hands.take_ids() == alone
+        alone = await store_user.add(2, draws=[("minute", "acme")])
+        assert await store_user.take_ids() == alone
 
-    async def test_the_order_of_the_limits_makes_no_difference(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"minute": strict(1), "hour": strict(1, per=3600)}
-        (first,) = await hands.add(draws=[("hour", "acme")])
-        assert await hands.take_ids() == [first]
-        await hands.add(2, draws=[("hour", "acme"), ("minute", "acme")])
-        await hands.add(2, draws=[("minute", "acme"), ("hour", "acme")])
-        assert await hands.take_ids() == []
-        (alone,) = await hands.add(draws=[("minute", "acme")])
-        assert await hands.take_ids() == [alone]
+    async def test_the_order_of_the_limits_makes_no_difference(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"minute": strict(1), "hour": strict(1, per=3600)}
+        (first,) = await store_user.add(draws=[("hour", "acme")])
+        assert await store_user.take_ids() == [first]
+        await store_user.add(2, draws=[("hour", "acme"), ("minute", "acme")])
+        await store_user.add(2, draws=[("minute", "acme"), ("hour", "acme")])
+        assert await store_user.take_ids() == []
+        (alone,) = await store_user.add(draws=[("minute", "acme")])
+        assert await store_user.take_ids() == [alone]
 
-    async def test_a_lane_waits_behind_the_bucket_that_opens_last(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"minute": strict(1), "hour": strict(1, per=3600)}
+    async def test_a_lane_waits_behind_the_bucket_that_opens_last(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"minute": strict(1), "hour": strict(1, per=3600)}
         both = [("minute", "acme"), ("hour", "acme")]
-        await hands.add(2, draws=both)
-        await hands.take()
-        record = (await hands.storage.jobs(JobFilter(state=JobState.WAITING)))[0]
+        await store_user.add(2, draws=both)
+        await store_user.take()
+        record = (await store_user.storage.jobs(JobFilter(state=JobState.WAITING)))[0]
         assert record.waits_for == Draw("hour", "acme")
         assert record.throttled_until == clock.now() + 3600 * SECOND
-        assert (await hands.claim()).next_in == 3600 * SECOND
+        assert (await store_user.claim()).next_in == 3600 * SECOND
 
-    async def test_costs_are_what_is_charged(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"tokens": strict(10)}
-        ids = [(await hands.add(draws=[("tokens", "acme")], costs=(cost,)))[0] for cost in (4, 5, 2, 1)]
-        assert await hands.take_ids() == ids[:2]
-        assert (await hands.claim()).next_in == MINUTE
+    async def test_costs_are_what_is_charged(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"tokens": strict(10)}
+        ids = [(await store_user.add(draws=[("tokens", "acme")], costs=(cost,)))[0] for cost in (4, 5, 2, 1)]
+        assert await store_user.take_ids() == ids[:2]
+        assert (await store_user.claim()).next_in == MINUTE
 
-    async def test_each_limit_is_charged_its_own_cost(self, hands: Hands) -> None:
-        hands.rules = {"tokens": strict(10), "calls": strict(10)}
-        await hands.add(10, draws=[("tokens", "acme"), ("calls", "acme")], costs=(5, 1))
-        assert len(await hands.take()) == 2
-        assert len(await hands.add(10, draws=[("calls", "acme")])) == 10
-        assert len(await hands.take()) == 8
+    async def test_each_limit_is_charged_its_own_cost(self, store_user: StoreUser) -> None:
+        store_user.rules = {"tokens": strict(10), "calls": strict(10)}
+        await store_user.add(10, draws=[("tokens", "acme"), ("calls", "acme")], costs=(5, 1))
+        assert len(await store_user.take()) == 2
+        assert len(await store_user.add(10, draws=[("calls", "acme")])) == 10
+        assert len(await store_user.take()) == 8
 
     async def test_a_cheap_job_does_not_overtake_a_costly_one_of_its_lane(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"tokens": strict(10)}
-        ids = [(await hands.add(draws=[("tokens", "acme")], costs=(cost,)))[0] for cost in (6, 6, 1, 1)]
-        assert await hands.take_ids() == ids[:1]
+        store_user.rules = {"tokens": strict(10)}
+        ids = [(await store_user.add(draws=[("tokens", "acme")], costs=(cost,)))[0] for cost in (6, 6, 1, 1)]
+        assert await store_user.take_ids() == ids[:1]
         clock.advance(60)
-        assert await hands.take_ids() == ids[1:]
+        assert await store_user.take_ids() == ids[1:]
 
-    async def test_a_costly_job_is_not_starved_by_cheap_newcomers(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"tokens": strict(10), "own": strict(1000)}
-        await hands.add(draws=[("tokens", ""), ("own", "cheap")], costs=(6, 1))
-        await hands.take()
-        (costly,) = await hands.add(draws=[("tokens", ""), ("own", "costly")], costs=(10, 1))
+    async def test_a_costly_job_is_not_starved_by_cheap_newcomers(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"tokens": strict(10), "own": strict(1000)}
+        await store_user.add(draws=[("tokens", ""), ("own", "cheap")], costs=(6, 1))
+        await store_user.take()
+        (costly,) = await store_user.add(draws=[("tokens", ""), ("own", "costly")], costs=(10, 1))
         for second in range(61):
-            cheap = await hands.add(draws=[("tokens", ""), ("own", f"cheap {second}")], costs=(1, 1))
-            taken = await hands.take_ids()
+            cheap = await store_user.add(draws=[("tokens", ""), ("own", f"cheap {second}")], costs=(1, 1))
+            taken = await store_user.take_ids()
             if costly in taken:
                 break
             # What came before the costly one waited may go; then the bucket is closed to newcomers.
@@ -145,172 +151,184 @@ class BudgetsConformance(Conformance):
             pytest.fail("the costly job never started")
 
     async def test_a_job_that_could_never_start_fails_and_the_others_go_on(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"tokens": strict(10), "other": strict(1)}
+        store_user.rules = {"tokens": strict(10), "other": strict(1)}
         draws = [("other", "acme"), ("tokens", "acme")]
-        (impossible,) = await hands.add(draws=draws, costs=(1, 11))
-        (possible,) = await hands.add(draws=draws, costs=(1, 10))
-        assert await hands.take_ids() == [possible]
-        record = await hands.record(impossible)
+        (impossible,) = await store_user.add(draws=draws, costs=(1, 11))
+        (possible,) = await store_user.add(draws=draws, costs=(1, 10))
+        assert await store_user.take_ids() == [possible]
+        record = await store_user.record(impossible)
         assert (record.state, record.finished_at, record.attempt) == (JobState.FAILED, clock.now(), 0)
         assert record.error is not None
         assert record.error.type == "headgate.errors.CostExceedsLimit"
-        assert (await hands.counts()).failed == 1
+        assert (await store_user.counts()).failed == 1
 
-    async def test_lanes_of_different_queues_share_a_bucket(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(3)}
-        await hands.add(5, queue="left", draws=[("api", "acme")])
-        await hands.add(5, queue="right", draws=[("api", "acme")])
-        assert len(await hands.take(10, queues=["left"])) == 3
-        assert await hands.take(10, queues=["right"]) == []
+    async def test_lanes_of_different_queues_share_a_bucket(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(3)}
+        await store_user.add(5, queue="left", draws=[("api", "acme")])
+        await store_user.add(5, queue="right", draws=[("api", "acme")])
+        assert len(await store_user.take(10, queues=["left"])) == 3
+        assert await store_user.take(10, queues=["right"]) == []
         clock.advance(60)
-        assert len(await hands.take(10, queues=["right"])) == 3
-        assert await hands.take(10, queues=["left", "right"]) == []
+        assert len(await store_user.take(10, queues=["right"])) == 3
+        assert await store_user.take(10, queues=["left", "right"]) == []
 
-    async def test_a_shared_bucket_goes_to_the_queue_that_waits_longest(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
+    async def test_a_shared_bucket_goes_to_the_queue_that_waits_longest(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
         waiting: list[str] = []
         for queue in ("right", "left"):
-            waiting += await hands.add(2, queue=queue, draws=[("api", "acme")])
+            waiting += await store_user.add(2, queue=queue, draws=[("api", "acme")])
             clock.advance(1)
-        assert await hands.take_ids(queues=["left", "right"]) == waiting[:1]
+        assert await store_user.take_ids(queues=["left", "right"]) == waiting[:1]
         clock.advance(60)
-        assert await hands.take_ids(queues=["left", "right"]) == waiting[2:3]
+        assert await store_user.take_ids(queues=["left", "right"]) == waiting[2:3]
         clock.advance(60)
-        assert await hands.take_ids(queues=["left", "right"]) == waiting[1:2]
+        assert await store_user.take_ids(queues=["left", "right"]) == waiting[1:2]
 
-    async def test_keys_are_compared_exactly(self, hands: Hands) -> None:
-        hands.rules = {"a": strict(1), "a:b": strict(1), "A": strict(1)}
+    async def test_keys_are_compared_exactly(self, store_user: StoreUser) -> None:
+        store_user.rules = {"a": strict(1), "a:b": strict(1), "A": strict(1)}
         distinct = [("a", "b:c"), ("a:b", "c"), ("a", "b"), ("A", "b"), ("a", "B"), ("a", " b"), ("a", "")]
         for draw in distinct:
-            await hands.add(2, draws=[draw])
-        assert len(await hands.take()) == len(distinct)
+            await store_user.add(2, draws=[draw])
+        assert len(await store_user.take()) == len(distinct)
 
-    async def test_waiting_saves_up_no_budget(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(3)}
-        await hands.add(100, draws=[("api", "acme")])
-        await hands.take()
+    async def test_waiting_saves_up_no_budget(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(3)}
+        await store_user.add(100, draws=[("api", "acme")])
+        await store_user.take()
         clock.advance(3600)
-        assert len(await hands.take()) == 3
+        assert len(await store_user.take()) == 3
 
-    async def test_delayed_jobs_reserve_nothing(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(3)}
+    async def test_delayed_jobs_reserve_nothing(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(3)}
         for minute in range(20):
-            await hands.add(3, delay=60 * minute, draws=[("api", "acme")])
+            await store_user.add(3, delay=60 * minute, draws=[("api", "acme")])
         clock.advance(3600)
-        assert len(await hands.take()) == 3
-        assert len(await hands.take()) == 0
+        assert len(await store_user.take()) == 3
+        assert len(await store_user.take()) == 0
 
-    async def test_cancelling_a_waiting_job_costs_nothing(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(3)}
-        ids = await hands.add(9, draws=[("api", "acme")])
+    async def test_cancelling_a_waiting_job_costs_nothing(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(3)}
+        ids = await store_user.add(9, draws=[("api", "acme")])
         for id in ids[:6]:
-            await hands.storage.cancel(id)
-        assert await hands.take_ids() == ids[6:]
+            await store_user.storage.cancel(id)
+        assert await store_user.take_ids() == ids[6:]
 
-    async def test_a_second_attempt_is_charged_again(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(2)}
-        await hands.add(draws=[("api", "acme")])
-        await hands.give_back(await hands.take_one())
-        await hands.give_back(await hands.take_one())
-        assert await hands.take() == []
+    async def test_a_second_attempt_is_charged_again(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(2)}
+        await store_user.add(draws=[("api", "acme")])
+        await store_user.give_back(await store_user.take_one())
+        await store_user.give_back(await store_user.take_one())
+        assert await store_user.take() == []
         clock.advance(60)
-        assert len(await hands.take()) == 1
+        assert len(await store_user.take()) == 1
 
-    async def test_a_lowered_limit_counts_what_has_started_already(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(5)}
-        await hands.add(20, draws=[("api", "acme")])
-        await hands.take(4)
-        hands.rules = {"api": strict(2)}
-        assert await hands.take() == []
+    async def test_a_lowered_limit_counts_what_has_started_already(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(5)}
+        await store_user.add(20, draws=[("api", "acme")])
+        await store_user.take(4)
+        store_user.rules = {"api": strict(2)}
+        assert await store_user.take() == []
         clock.advance(60)
-        assert len(await hands.take()) == 2
+        assert len(await store_user.take()) == 2
 
-    async def test_a_raised_limit_is_used_by_the_backlog(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(2)}
-        await hands.add(20, draws=[("api", "acme")])
-        await hands.take()
-        hands.rules = {"api": strict(5)}
+    async def test_a_raised_limit_is_used_by_the_backlog(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(2)}
+        await store_user.add(20, draws=[("api", "acme")])
+        await store_user.take()
+        store_user.rules = {"api": strict(5)}
         clock.advance(60)
-        assert len(await hands.take()) == 5
+        assert len(await store_user.take()) == 5
 
     # --------------------------------------------------------------------------------------- fairness
 
-    async def test_a_full_lane_leaves_room_for_a_small_one(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1000)}
-        await hands.add(200, draws=[("api", "big")])
+    async def test_a_full_lane_leaves_room_for_a_small_one(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1000)}
+        await store_user.add(200, draws=[("api", "big")])
         clock.advance(1)
-        (small,) = await hands.add(draws=[("api", "small")])
-        assert small in await hands.take_ids(10)
+        (small,) = await store_user.add(draws=[("api", "small")])
+        assert small in await store_user.take_ids(10)
 
-    async def test_lanes_get_equal_shares(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1000)}
+    async def test_lanes_get_equal_shares(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1000)}
         for key in "abcde":
-            await hands.add(100, draws=[("api", key)], payload=f'"{key}"')
+            await store_user.add(100, draws=[("api", key)], payload=f'"{key}"')
         taken: list[str] = []
         for _ in range(10):
-            taken += [job.payload for job in await hands.take(10)]
+            taken += [job.payload for job in await store_user.take(10)]
             clock.advance(0.001)
         shares = [taken.count(f'"{key}"') for key in "abcde"]
         assert sum(shares) == 100
         # A turn is a few jobs, and the room may end in the middle of one.
         assert max(shares) - min(shares) <= 2 * TURN
 
-    async def test_the_lane_that_waits_longest_comes_first(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1000)}
+    async def test_the_lane_that_waits_longest_comes_first(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1000)}
         ids = []
         for number in (3, 1, 2, 0):
-            ids += await hands.add(draws=[("api", str(number))])
+            ids += await store_user.add(draws=[("api", str(number))])
             clock.advance(0.001)
-        assert [(await hands.take_ids(1))[0] for _ in range(4)] == ids
+        assert [(await store_user.take_ids(1))[0] for _ in range(4)] == ids
 
-    async def test_a_lane_that_had_its_turn_goes_to_the_end_of_the_line(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1000)}
+    async def test_a_lane_that_had_its_turn_goes_to_the_end_of_the_line(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1000)}
         for key in "abc":
-            await hands.add(2, draws=[("api", key)], payload=f'"{key}"')
+            await store_user.add(2, draws=[("api", key)], payload=f'"{key}"')
             clock.advance(0.001)
         taken = []
         for _ in range(6):
-            taken.append((await hands.take_one()).payload)
+            taken.append((await store_user.take_one()).payload)
             clock.advance(0.001)
         assert taken == ['"a"', '"b"', '"c"'] * 2
 
-    async def test_a_lane_that_got_nothing_keeps_its_place_in_the_line(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"shared": strict(1, per=1), "own": strict(100)}
+    async def test_a_lane_that_got_nothing_keeps_its_place_in_the_line(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"shared": strict(1, per=1), "own": strict(100)}
         for key in "abc":
-            await hands.add(2, draws=[("shared", ""), ("own", key)], payload=f'"{key}"')
+            await store_user.add(2, draws=[("shared", ""), ("own", key)], payload=f'"{key}"')
             clock.advance(0.001)
         taken = []
         for _ in range(6):
             # Asked far too often: being looked at in vain must not send anyone to the end of the line.
             for _ in range(3):
-                taken += [job.payload for job in await hands.take()]
+                taken += [job.payload for job in await store_user.take()]
                 clock.advance(0.4)
         assert taken[:6] == ['"a"', '"b"', '"c"'] * 2
 
-    async def test_lanes_that_got_nothing_stay_before_those_that_were_not_looked_at_yet(self, hands: Hands) -> None:
-        hands.rules = {"shared": strict(1, per=1), "own": strict(100)}
+    async def test_lanes_that_got_nothing_stay_before_those_that_were_not_looked_at_yet(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"shared": strict(1, per=1), "own": strict(100)}
         # One addition: their lanes are a microsecond apart, and one claim looks at a few of them.
-        jobs = [hands.new(draws=[("shared", ""), ("own", str(number))]) for number in range(30)]
-        await hands.storage.add(jobs)
+        jobs = [store_user.new(draws=[("shared", ""), ("own", str(number))]) for number in range(30)]
+        await store_user.storage.add(jobs)
         taken: list[str] = []
         for _ in range(60):
-            taken += await hands.take_ids(10)
-            hands.clock.advance(0.5)
+            taken += await store_user.take_ids(10)
+            store_user.clock.advance(0.5)
         assert taken == [job.id for job in jobs]
 
-    async def test_a_shared_bucket_releases_only_what_it_grants(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"shared": strict(3, per=1), "own": strict(100)}
-        jobs = [hands.new(draws=[("shared", ""), ("own", str(number))]) for number in range(1000)]
+    async def test_a_shared_bucket_releases_only_what_it_grants(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"shared": strict(3, per=1), "own": strict(100)}
+        jobs = [store_user.new(draws=[("shared", ""), ("own", str(number))]) for number in range(1000)]
         for begin in range(0, 1000, 100):
-            await hands.storage.add(jobs[begin : begin + 100])
+            await store_user.storage.add(jobs[begin : begin + 100])
             clock.advance(0.001)
-        taken = await hands.take_ids()
+        taken = await store_user.take_ids()
         assert len(taken) == 3
         for _ in range(20):
             clock.advance(1)
-            claimed = await hands.claim()
+            claimed = await store_user.claim()
             assert len(claimed.jobs) == 3
             assert not claimed.more
             # Whoever was not released was not looked at either.
@@ -321,249 +339,271 @@ class BudgetsConformance(Conformance):
         assert len(set(taken)) == 63
 
     async def test_a_bucket_that_grants_more_than_there_is_room_for_stays_open(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"shared": strict(3, per=10), "own": strict(100)}
+        store_user.rules = {"shared": strict(3, per=10), "own": strict(100)}
         for number in range(9):
-            await hands.add(draws=[("shared", ""), ("own", str(number))])
-        assert len(await hands.take()) == 3
+            await store_user.add(draws=[("shared", ""), ("own", str(number))])
+        assert len(await store_user.take()) == 3
         clock.advance(10)
-        assert [len(await hands.take(1)) for _ in range(5)] == [1, 1, 1, 0, 0]
+        assert [len(await store_user.take(1)) for _ in range(5)] == [1, 1, 1, 0, 0]
         clock.advance(10)
-        assert len(await hands.take()) == 3
+        assert len(await store_user.take()) == 3
 
     async def test_a_bucket_whose_waiting_lanes_were_emptied_is_open_to_newcomers(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"tokens": strict(10), "own": strict(100)}
-        await hands.add(draws=[("tokens", ""), ("own", "first")], costs=(5, 1))
-        await hands.take()
-        costly = await hands.add_one(draws=[("tokens", ""), ("own", "costly")], costs=(10, 1))
-        assert await hands.take() == []
-        await hands.storage.cancel(costly)
-        cheap = await hands.add(draws=[("tokens", ""), ("own", "cheap")], costs=(5, 1))
-        assert await hands.take_ids() == cheap
+        store_user.rules = {"tokens": strict(10), "own": strict(100)}
+        await store_user.add(draws=[("tokens", ""), ("own", "first")], costs=(5, 1))
+        await store_user.take()
+        costly = await store_user.add_one(draws=[("tokens", ""), ("own", "costly")], costs=(10, 1))
+        assert await store_user.take() == []
+        await store_user.storage.cancel(costly)
+        cheap = await store_user.add(draws=[("tokens", ""), ("own", "cheap")], costs=(5, 1))
+        assert await store_user.take_ids() == cheap
 
-    async def test_a_released_lane_may_move_behind_another_bucket(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"short": strict(1, per=10), "long": strict(1, per=60)}
-        await hands.add(draws=[("short", "")])
-        await hands.take()
-        (moved,) = await hands.add(draws=[("short", ""), ("long", "")])
-        await hands.take()
-        await hands.add(draws=[("long", "")])
-        assert len(await hands.take()) == 1
-        (other,) = await hands.add(draws=[("short", "")])
+    async def test_a_released_lane_may_move_behind_another_bucket(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"short": strict(1, per=10), "long": strict(1, per=60)}
+        await store_user.add(draws=[("short", "")])
+        await store_user.take()
+        (moved,) = await store_user.add(draws=[("short", ""), ("long", "")])
+        await store_user.take()
+        await store_user.add(draws=[("long", "")])
+        assert len(await store_user.take()) == 1
+        (other,) = await store_user.add(draws=[("short", "")])
         clock.advance(10)
-        assert await hands.take_ids() == [other]
-        assert (await hands.record(moved)).waits_for == Draw("long", "")
+        assert await store_user.take_ids() == [other]
+        assert (await store_user.record(moved)).waits_for == Draw("long", "")
         clock.advance(50)
-        assert await hands.take_ids() == [moved]
+        assert await store_user.take_ids() == [moved]
 
-    async def test_gated_and_ungated_jobs_get_half_of_the_room_each(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
-        await hands.add(50)
-        await hands.add(50, draws=[("api", "acme")])
-        claimed = await hands.claim(10)
+    async def test_gated_and_ungated_jobs_get_half_of_the_room_each(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(50)
+        await store_user.add(50, draws=[("api", "acme")])
+        claimed = await store_user.claim(10)
         assert sum(1 for job in claimed.jobs if job.gated) == 5
         assert len(claimed.jobs) == 10
 
-    async def test_the_odd_slot_goes_to_whoever_is_named_first(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
-        await hands.add(50)
-        await hands.add(50, draws=[("api", "acme")])
-        assert (await hands.claim(1, gated_first=True)).jobs[0].gated
-        assert not (await hands.claim(1, gated_first=False)).jobs[0].gated
-        claimed = await hands.claim(5, gated_first=False)
+    async def test_the_odd_slot_goes_to_whoever_is_named_first(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(50)
+        await store_user.add(50, draws=[("api", "acme")])
+        assert (await store_user.claim(1, gated_first=True)).jobs[0].gated
+        assert not (await store_user.claim(1, gated_first=False)).jobs[0].gated
+        claimed = await store_user.claim(5, gated_first=False)
         assert sum(1 for job in claimed.jobs if job.gated) == 2
 
-    async def test_what_one_half_leaves_the_other_takes(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(3)}
-        await hands.add(50, draws=[("api", "acme")])
-        await hands.add(50)
-        claimed = await hands.claim(10)
+    async def test_what_one_half_leaves_the_other_takes(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(3)}
+        await store_user.add(50, draws=[("api", "acme")])
+        await store_user.add(50)
+        claimed = await store_user.claim(10)
         assert sum(1 for job in claimed.jobs if job.gated) == 3
         assert len(claimed.jobs) == 10
-        hands.rules = {"api": strict(100)}
-        await hands.add(50, queue="gated", draws=[("api", "other")])
-        await hands.add(2, queue="gated")
-        taken = await hands.take(10, queues=["gated"])
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(50, queue="gated", draws=[("api", "other")])
+        await store_user.add(2, queue="gated")
+        taken = await store_user.take(10, queues=["gated"])
         assert sum(1 for job in taken if not job.gated) == 2
         assert len(taken) == 10
 
-    async def test_an_exhausted_key_does_not_touch_its_neighbours(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(2000, draws=[("api", "noisy")])
-        await hands.take()
+    async def test_an_exhausted_key_does_not_touch_its_neighbours(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(2000, draws=[("api", "noisy")])
+        await store_user.take()
         for number in range(20):
-            neighbour = await hands.add(draws=[("api", f"quiet {number}")])
-            ungated = await hands.add()
-            claimed = await hands.claim(2)
+            neighbour = await store_user.add(draws=[("api", f"quiet {number}")])
+            ungated = await store_user.add()
+            claimed = await store_user.claim(2)
             assert sorted(job.id for job in claimed.jobs) == sorted(neighbour + ungated)
             assert list(claimed.throttled) == []
 
-    async def test_many_exhausted_keys_do_not_touch_a_fresh_one(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.storage.add([hands.new(draws=[("api", str(number % 500))]) for number in range(1000)])
-        assert len(await hands.take(2000)) == 500
-        fresh = await hands.add(draws=[("api", "fresh")])
-        claimed = await hands.claim()
+    async def test_many_exhausted_keys_do_not_touch_a_fresh_one(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.storage.add([store_user.new(draws=[("api", str(number % 500))]) for number in range(1000)])
+        assert len(await store_user.take(2000)) == 500
+        fresh = await store_user.add(draws=[("api", "fresh")])
+        claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == fresh
         assert list(claimed.throttled) == []
         assert not claimed.more
 
-    async def test_a_job_that_waits_is_never_written(self, hands: Hands, clock: ManualClock, storage: Store) -> None:
+    async def test_a_job_that_waits_is_never_written(
+        self, store_user: StoreUser, clock: ManualClock, storage: Store
+    ) -> None:
         before = self.writes(storage)
         if before is None:
             pytest.skip("this store does not count its writes")
-        hands.rules = {"api": strict(1)}
-        await hands.add(200, draws=[("api", "acme")])
-        await hands.add(200, draws=[("api", "other")], delay=3600)
-        await hands.take()
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(200, draws=[("api", "acme")])
+        await store_user.add(200, draws=[("api", "other")], delay=3600)
+        await store_user.take()
         settled = self.writes(storage)
         for _ in range(50):
             clock.advance(1)
-            assert await hands.take() == []
+            assert await store_user.take() == []
         assert self.writes(storage) == settled
 
     # ------------------------------------------------------------------------------------- wall clock
 
-    async def test_limit_time_begins_at_wall_time_and_only_grows(self, hands: Hands, clock: ManualClock) -> None:
-        begin = hands.storage.limit_now()
+    async def test_limit_time_begins_at_wall_time_and_only_grows(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        begin = store_user.storage.limit_now()
         assert begin == clock.now()
         clock.step_wall(-3600)
-        assert hands.storage.limit_now() == begin
+        assert store_user.storage.limit_now() == begin
         clock.advance(1)
-        assert hands.storage.limit_now() == begin + SECOND
+        assert store_user.storage.limit_now() == begin + SECOND
         clock.step_wall(86400)
-        assert hands.storage.limit_now() == begin + SECOND
+        assert store_user.storage.limit_now() == begin + SECOND
 
-    async def test_immediate_jobs_run_on_when_the_wall_clock_steps_back(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(100)}
-        before = [*await hands.add(2), *await hands.add(2, draws=[("api", "acme")])]
+    async def test_immediate_jobs_run_on_when_the_wall_clock_steps_back(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        before = [*await store_user.add(2), *await store_user.add(2, draws=[("api", "acme")])]
         clock.step_wall(-3600)
-        assert sorted(await hands.take_ids()) == sorted(before)
-        after = [*await hands.add(2), *await hands.add(2, draws=[("api", "acme")])]
-        assert sorted(await hands.take_ids()) == sorted(after)
+        assert sorted(await store_user.take_ids()) == sorted(before)
+        after = [*await store_user.add(2), *await store_user.add(2, draws=[("api", "acme")])]
+        assert sorted(await store_user.take_ids()) == sorted(after)
 
-    async def test_limits_stay_exact_when_the_wall_clock_steps_back(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(3)}
-        await hands.add(10, draws=[("api", "acme")])
-        assert len(await hands.take()) == 3
+    async def test_limits_stay_exact_when_the_wall_clock_steps_back(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(3)}
+        await store_user.add(10, draws=[("api", "acme")])
+        assert len(await store_user.take()) == 3
         clock.step_wall(-3600)
-        assert await hands.take() == []
-        assert (await hands.claim()).next_in == MINUTE
+        assert await store_user.take() == []
+        assert (await store_user.claim()).next_in == MINUTE
         clock.advance(60)
-        assert len(await hands.take()) == 3
+        assert len(await store_user.take()) == 3
 
-    async def test_a_wall_clock_that_jumps_a_day_grants_nothing_extra(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"strict": strict(3), "paced": rate(3)}
-        await hands.add(50, draws=[("strict", "acme")])
-        await hands.add(50, draws=[("paced", "acme")])
-        assert len(await hands.take()) == 6
+    async def test_a_wall_clock_that_jumps_a_day_grants_nothing_extra(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"strict": strict(3), "paced": rate(3)}
+        await store_user.add(50, draws=[("strict", "acme")])
+        await store_user.add(50, draws=[("paced", "acme")])
+        assert len(await store_user.take()) == 6
         clock.step_wall(86400)
-        assert await hands.take() == []
+        assert await store_user.take() == []
         clock.step_wall(-86400)
-        assert await hands.take() == []
+        assert await store_user.take() == []
 
-    async def test_a_wall_clock_that_jumps_ahead_makes_delayed_jobs_due(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(100)}
-        ids = [*await hands.add(delay=3600), *await hands.add(delay=3600, draws=[("api", "acme")])]
-        await hands.take()
+    async def test_a_wall_clock_that_jumps_ahead_makes_delayed_jobs_due(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        ids = [*await store_user.add(delay=3600), *await store_user.add(delay=3600, draws=[("api", "acme")])]
+        await store_user.take()
         clock.step_wall(3600)
-        assert sorted(await hands.take_ids()) == sorted(ids)
+        assert sorted(await store_user.take_ids()) == sorted(ids)
 
     async def test_a_delayed_job_waits_again_when_the_wall_clock_steps_back(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(1)}
+        store_user.rules = {"api": strict(1)}
         for draws in ((), (("api", "acme"),)):
-            await hands.add(delay=60, draws=draws)
+            await store_user.add(delay=60, draws=draws)
         clock.advance(50)
         clock.step_wall(-50)
         clock.advance(10)
-        claimed = await hands.claim()
+        claimed = await store_user.claim()
         assert (list(claimed.jobs), claimed.next_in) == ([], 50 * SECOND)
 
     # ------------------------------------------------------------------------------ how long limits held jobs back
 
-    async def test_a_job_is_told_how_long_a_limit_held_it_back(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(2)}
-        await hands.add(4, draws=[("api", "acme")])
-        assert [job.throttled_for for job in await hands.take()] == [0, 0]
+    async def test_a_job_is_told_how_long_a_limit_held_it_back(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(2)}
+        await store_user.add(4, draws=[("api", "acme")])
+        assert [job.throttled_for for job in await store_user.take()] == [0, 0]
         clock.advance(20)
-        await hands.add(1, draws=[("api", "acme")])
+        await store_user.add(1, draws=[("api", "acme")])
         clock.advance(40)
-        assert [job.throttled_for for job in await hands.take()] == [MINUTE, MINUTE]
+        assert [job.throttled_for for job in await store_user.take()] == [MINUTE, MINUTE]
         clock.advance(60)
-        assert [job.throttled_for for job in await hands.take()] == [100 * SECOND]
+        assert [job.throttled_for for job in await store_user.take()] == [100 * SECOND]
 
-    async def test_waiting_for_a_slot_is_not_waiting_for_the_limit(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(3)}
-        await hands.add(6, draws=[("api", "acme")])
-        await hands.add(1, draws=[("api", "globex")])
+    async def test_waiting_for_a_slot_is_not_waiting_for_the_limit(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(3)}
+        await store_user.add(6, draws=[("api", "acme")])
+        await store_user.add(1, draws=[("api", "globex")])
         clock.advance(5)
-        assert [job.throttled_for for job in await hands.take()] == [0, 0, 0, 0]
+        assert [job.throttled_for for job in await store_user.take()] == [0, 0, 0, 0]
         # It opens, and nobody has a slot; then one slot at a time.
         clock.advance(60 + 30)
-        told = [(await hands.take_one()).throttled_for]
+        told = [(await store_user.take_one()).throttled_for]
         clock.advance(10)
-        told.append((await hands.take_one()).throttled_for)
-        (newcomer,) = await hands.add(1, draws=[("api", "acme")], priority=1)
+        told.append((await store_user.take_one()).throttled_for)
+        (newcomer,) = await store_user.add(1, draws=[("api", "acme")], priority=1)
         clock.advance(10)
-        late = await hands.take_one()
+        late = await store_user.take_one()
         assert (late.id, late.throttled_for) == (newcomer, 0)
         assert told == [65 * SECOND, 65 * SECOND]
 
     async def test_the_time_of_a_permit_that_was_held_is_time_behind_the_limit(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"one": at_once()}
-        await hands.add(3, draws=[("one", "acme")])
-        first = await hands.take_one()
-        assert await hands.take() == []
+        store_user.rules = {"one": at_once()}
+        await store_user.add(3, draws=[("one", "acme")])
+        first = await store_user.take_one()
+        assert await store_user.take() == []
         clock.advance(7)
-        await hands.succeed(first)
+        await store_user.succeed(first)
         clock.advance(2)
-        second = await hands.take_one()
+        second = await store_user.take_one()
         assert (second.started_at - second.run_at, second.throttled_for) == (9 * SECOND, 7 * SECOND)
 
     async def test_a_job_that_asked_for_a_time_is_held_back_from_then_on(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(1, draws=[("api", "acme")])
-        await hands.take_one()
-        await hands.add(1, draws=[("api", "acme")], delay=45)
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.take_one()
+        await store_user.add(1, draws=[("api", "acme")], delay=45)
         clock.advance(45)
-        assert await hands.take() == []
+        assert await store_user.take() == []
         clock.advance(15)
-        assert (await hands.take_one()).throttled_for == 15 * SECOND
+        assert (await store_user.take_one()).throttled_for == 15 * SECOND
 
-    async def test_of_several_limits_the_last_that_opened_counts(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"minute": strict(1), "five": strict(1, per=300)}
-        await hands.add(1, draws=[("minute", "acme")])
-        await hands.add(1, draws=[("five", "acme")])
-        assert len(await hands.take()) == 2
-        await hands.add(1, draws=[("minute", "acme"), ("five", "acme")])
+    async def test_of_several_limits_the_last_that_opened_counts(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"minute": strict(1), "five": strict(1, per=300)}
+        await store_user.add(1, draws=[("minute", "acme")])
+        await store_user.add(1, draws=[("five", "acme")])
+        assert len(await store_user.take()) == 2
+        await store_user.add(1, draws=[("minute", "acme"), ("five", "acme")])
         for _ in range(5):
-            assert await hands.take() == []
+            assert await store_user.take() == []
             clock.advance(60)
         clock.advance(3)
-        assert (await hands.take_one()).throttled_for == 300 * SECOND
+        assert (await store_user.take_one()).throttled_for == 300 * SECOND
 
     async def test_a_limit_that_was_paused_has_held_jobs_back_until_it_was_resumed(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(10)}
-        paused = await hands.pause("api")
-        await hands.add(1, draws=[("api", "acme")])
-        assert await hands.take() == []
+        store_user.rules = {"api": strict(10)}
+        paused = await store_user.pause("api")
+        await store_user.add(1, draws=[("api", "acme")])
+        assert await store_user.take() == []
         clock.advance(30)
-        await hands.unset(paused)
+        await store_user.unset(paused)
         clock.advance(1)
-        assert (await hands.take_one()).throttled_for == 30 * SECOND
+        assert (await store_user.take_one()).throttled_for == 30 * SECOND
 
-    async def test_jobs_without_limits_are_never_held_back(self, hands: Hands, clock: ManualClock) -> None:
-        await hands.add(1)
+    async def test_jobs_without_limits_are_never_held_back(self, store_user: StoreUser, clock: ManualClock) -> None:
+        await store_user.add(1)
         clock.advance(30)
-        assert (await hands.take_one()).throttled_for == 0
+        assert (await store_user.take_one()).throttled_for == 0

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.job import Origin
-from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands
+from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser
 
 AT = 1_700_000_000 * SECOND
 """A whole multiple of ten seconds."""
@@ -21,49 +21,53 @@ def at(steps: int) -> int:
 
 
 class ChartsConformance(Conformance):
-    async def test_what_several_nodes_count_of_one_step_is_added_up(self, hands: Hands) -> None:
-        await hands.storage.add_history([JobsStep(10, "q", "t", AT, 1, 2, 3, 4, 5, 6, 70, 8, (1, 0, 2), (5,))], ())
-        await hands.storage.add_history([JobsStep(10, "q", "t", AT, 10, 20, 30, 40, 50, 60, 7, 80, (4,), (0, 9))], ())
-        (both,) = await hands.storage.jobs_history(10, "q", "t", AT)
+    async def test_what_several_nodes_count_of_one_step_is_added_up(self, store_user: StoreUser) -> None:
+        await store_user.storage.add_history([JobsStep(10, "q", "t", AT, 1, 2, 3, 4, 5, 6, 70, 8, (1, 0, 2), (5,))], ())
+        await store_user.storage.add_history(
+            [JobsStep(10, "q", "t", AT, 10, 20, 30, 40, 50, 60, 7, 80, (4,), (0, 9))], ()
+        )
+        (both,) = await store_user.storage.jobs_history(10, "q", "t", AT)
         assert both == JobsStep(10, "q", "t", AT, 11, 22, 33, 44, 55, 66, 70, 80, (5, 0, 2), (5, 9))
 
-    async def test_empty_histograms_are_added_up_as_well(self, hands: Hands) -> None:
+    async def test_empty_histograms_are_added_up_as_well(self, store_user: StoreUser) -> None:
         empty = JobsStep(10, "q", "t", AT, enqueued=1)
-        await hands.storage.add_history([empty], ())
-        await hands.storage.add_history([empty], ())
-        assert list(await hands.storage.jobs_history(10, "q", "t", AT)) == [JobsStep(10, "q", "t", AT, enqueued=2)]
+        await store_user.storage.add_history([empty], ())
+        await store_user.storage.add_history([empty], ())
+        assert list(await store_user.storage.jobs_history(10, "q", "t", AT)) == [JobsStep(10, "q", "t", AT, enqueued=2)]
 
-    async def test_a_histogram_of_more_than_ten_buckets_keeps_their_order(self, hands: Hands) -> None:
+    async def test_a_histogram_of_more_than_ten_buckets_keeps_their_order(self, store_user: StoreUser) -> None:
         counts = tuple(range(1, 92))
         for _ in range(3):
-            await hands.storage.add_history([JobsStep(10, "q", "t", AT, waits=counts)], ())
-        (row,) = await hands.storage.jobs_history(10, "q", "t", AT)
+            await store_user.storage.add_history([JobsStep(10, "q", "t", AT, waits=counts)], ())
+        (row,) = await store_user.storage.jobs_history(10, "q", "t", AT)
         assert row.waits == tuple(3 * count for count in counts)
 
-    async def test_a_curve_is_told_from_an_instant_on_in_order_and_without_the_others(self, hands: Hands) -> None:
+    async def test_a_curve_is_told_from_an_instant_on_in_order_and_without_the_others(
+        self, store_user: StoreUser
+    ) -> None:
         places = [(10, "q", "t"), (10, "q", "u"), (10, "q", ALL), (10, ALL, ALL), (60, "q", "t")]
         rows = [JobsStep(*place, at(number), enqueued=number) for place in places for number in (3, 1, 2, 0)]
-        await hands.storage.add_history(rows, ())
+        await store_user.storage.add_history(rows, ())
         for place in places:
-            found = await hands.storage.jobs_history(*place, at(1))
+            found = await store_user.storage.jobs_history(*place, at(1))
             assert list(found) == [JobsStep(*place, at(number), enqueued=number) for number in (1, 2, 3)]
-        assert list(await hands.storage.jobs_history(10, "nobody", "t", 0)) == []
+        assert list(await store_user.storage.jobs_history(10, "nobody", "t", 0)) == []
 
-    async def test_of_a_task_in_all_queues_the_steps_of_each_are_told(self, hands: Hands) -> None:
+    async def test_of_a_task_in_all_queues_the_steps_of_each_are_told(self, store_user: StoreUser) -> None:
         rows = [
             JobsStep(10, queue, task, at(number), enqueued=1)
             for queue in ("q", "r")
             for task in ("t", "u", ALL)
             for number in (1, 0)
         ]
-        await hands.storage.add_history([*rows, JobsStep(60, "q", "t", AT, enqueued=1)], ())
-        found = await hands.storage.jobs_history(10, ALL, "t", at(0))
+        await store_user.storage.add_history([*rows, JobsStep(60, "q", "t", AT, enqueued=1)], ())
+        found = await store_user.storage.jobs_history(10, ALL, "t", at(0))
         assert [(row.at, row.queue, row.task) for row in found] == [
             (at(number), queue, "t") for number in (0, 1) for queue in ("q", "r")
         ]
-        assert [row.at for row in await hands.storage.jobs_history(10, ALL, "t", at(1))] == [at(1)] * 2
+        assert [row.at for row in await store_user.storage.jobs_history(10, ALL, "t", at(1))] == [at(1)] * 2
 
-    async def test_the_use_of_a_limit_is_added_up_by_key_and_for_all_together(self, hands: Hands) -> None:
+    async def test_the_use_of_a_limit_is_added_up_by_key_and_for_all_together(self, store_user: StoreUser) -> None:
         rows = [
             LimitStep(10, "calls", "acme", AT, 3),
             LimitStep(10, "calls", "", AT, 5),
@@ -71,47 +75,49 @@ class ChartsConformance(Conformance):
             LimitStep(10, "other", "acme", AT, 1),
             LimitStep(60, "calls", "acme", AT, 2),
         ]
-        await hands.storage.add_history((), rows)
-        await hands.storage.add_history((), [*rows, LimitStep(10, "calls", "acme", at(1), -1)])
+        await store_user.storage.add_history((), rows)
+        await store_user.storage.add_history((), [*rows, LimitStep(10, "calls", "acme", at(1), -1)])
         for row in rows:
-            (found, *later) = await hands.storage.limit_history(row.step, row.limit, row.key, AT)
+            (found, *later) = await store_user.storage.limit_history(row.step, row.limit, row.key, AT)
             assert found == LimitStep(row.step, row.limit, row.key, AT, 2 * row.used)
             assert len(later) == (row == rows[0])
-        after = await hands.storage.limit_history(10, "calls", "acme", at(1))
+        after = await store_user.storage.limit_history(10, "calls", "acme", at(1))
         assert list(after) == [LimitStep(10, "calls", "acme", at(1), -1)]
 
-    async def test_what_is_old_is_forgotten_in_small_steps_and_by_its_length(self, hands: Hands) -> None:
+    async def test_what_is_old_is_forgotten_in_small_steps_and_by_its_length(self, store_user: StoreUser) -> None:
         jobs = [JobsStep(step, "q", "t", at(number), enqueued=1) for step in (10, 60) for number in range(5)]
         limits = [LimitStep(step, "calls", None, at(number), 1) for step in (10, 60) for number in range(5)]
-        await hands.storage.add_history(jobs, limits)
-        assert await hands.storage.prune_history(10, at(4), 3) == 6
-        assert await hands.storage.prune_history(10, at(4), 3) == 2
-        assert await hands.storage.prune_history(10, at(4), 3) == 0
-        assert [row.at for row in await hands.storage.jobs_history(10, "q", "t", 0)] == [at(4)]
-        assert [row.at for row in await hands.storage.limit_history(10, "calls", None, 0)] == [at(4)]
-        assert len(await hands.storage.jobs_history(60, "q", "t", 0)) == 5
-        assert len(await hands.storage.limit_history(60, "calls", None, 0)) == 5
+        await store_user.storage.add_history(jobs, limits)
+        assert await store_user.storage.prune_history(10, at(4), 3) == 6
+        assert await store_user.storage.prune_history(10, at(4), 3) == 2
+        assert await store_user.storage.prune_history(10, at(4), 3) == 0
+        assert [row.at for row in await store_user.storage.jobs_history(10, "q", "t", 0)] == [at(4)]
+        assert [row.at for row in await store_user.storage.limit_history(10, "calls", None, 0)] == [at(4)]
+        assert len(await store_user.storage.jobs_history(60, "q", "t", 0)) == 5
+        assert len(await store_user.storage.limit_history(60, "calls", None, 0)) == 5
 
-    async def test_a_write_that_is_repeated_under_its_number_adds_nothing(self, hands: Hands) -> None:
+    async def test_a_write_that_is_repeated_under_its_number_adds_nothing(self, store_user: StoreUser) -> None:
         jobs = [JobsStep(10, "q", f"t{number}", AT, enqueued=1) for number in range(150)]
         used = [LimitStep(10, "calls", f"k{number}", AT, 1) for number in range(250)]
         for number, writer in ((1, "a"), (1, "a"), (1, "b"), (2, "a"), (2, "a"), (1, "a")):
-            await hands.storage.add_history(jobs, used, Flush(writer, number))
+            await store_user.storage.add_history(jobs, used, Flush(writer, number))
         for task in ("t0", "t149"):
-            assert [row.enqueued for row in await hands.storage.jobs_history(10, "q", task, AT)] == [3]
+            assert [row.enqueued for row in await store_user.storage.jobs_history(10, "q", task, AT)] == [3]
         for key in ("k0", "k249"):
-            assert [row.used for row in await hands.storage.limit_history(10, "calls", key, AT)] == [3]
+            assert [row.used for row in await store_user.storage.limit_history(10, "calls", key, AT)] == [3]
         # Long after, nobody repeats anything.
-        await hands.storage.prune_history(10, hands.clock.now() + 3600 * SECOND)
-        await hands.storage.add_history(jobs[:1], (), Flush("a", 1))
-        assert [row.enqueued for row in await hands.storage.jobs_history(10, "q", "t0", AT)] == [1]
+        await store_user.storage.prune_history(10, store_user.clock.now() + 3600 * SECOND)
+        await store_user.storage.add_history(jobs[:1], (), Flush("a", 1))
+        assert [row.enqueued for row in await store_user.storage.jobs_history(10, "q", "t0", AT)] == [1]
 
-    async def test_what_the_store_counts_itself_is_told_in_steps_of_every_length_and_curve(self, hands: Hands) -> None:
-        now = hands.storage.now()
+    async def test_what_the_store_counts_itself_is_told_in_steps_of_every_length_and_curve(
+        self, store_user: StoreUser
+    ) -> None:
+        now = store_user.storage.now()
         for queue, task in (("q", "t"), ("q", "t"), ("q", "u"), ("r", "t")):
-            await hands.storage.cancel(await hands.add_one(queue=queue, task=task))
-        await hands.storage.add_history([JobsStep(10, "q", "t", step_at(now, 10), succeeded=1, runs=(1,))], ())
-        while await hands.storage.gather_history(1):
+            await store_user.storage.cancel(await store_user.add_one(queue=queue, task=task))
+        await store_user.storage.add_history([JobsStep(10, "q", "t", step_at(now, 10), succeeded=1, runs=(1,))], ())
+        while await store_user.storage.gather_history(1):
             pass
         for step in (10, 60, 3600):
             at = step_at(now, step)
@@ -122,37 +128,37 @@ class ChartsConformance(Conformance):
                 (("r", ALL), 1),
                 ((ALL, ALL), 4),
             ):
-                (row,) = await hands.storage.jobs_history(step, *place, 0)
+                (row,) = await store_user.storage.jobs_history(step, *place, 0)
                 is_both = (step, *place) == (10, "q", "t")
                 assert row == JobsStep(step, *place, at, cancelled=cancelled, succeeded=is_both, runs=(1,) * is_both)
 
     async def test_a_job_that_is_final_as_it_is_stored_is_counted_once_however_often_it_is_added(
-        self, hands: Hands
+        self, store_user: StoreUser
     ) -> None:
-        leader = await hands.add_one()
-        await hands.fail(*await hands.take())
-        rejected = hands.new(patience=30, rejection=BOOM)
-        follower = replace(hands.new(), origin=Origin(follows=leader))
+        leader = await store_user.add_one()
+        await store_user.fail(*await store_user.take())
+        rejected = store_user.new(patience=30, rejection=BOOM)
+        follower = replace(store_user.new(), origin=Origin(follows=leader))
         for _ in range(3):
-            await hands.storage.add([rejected, follower])
-        assert await hands.unrun() == (1, 1)
+            await store_user.storage.add([rejected, follower])
+        assert await store_user.unrun() == (1, 1)
 
     @pytest.mark.parametrize("name", ['"quoted"', "it's", "Zoë 🎈", "%s :name {}"])
-    async def test_any_name_is_a_name(self, hands: Hands, name: str) -> None:
+    async def test_any_name_is_a_name(self, store_user: StoreUser, name: str) -> None:
         row, used = JobsStep(10, name, name, AT, enqueued=1), LimitStep(10, name, name, AT, 1)
-        await hands.storage.add_history([row], [used])
-        assert list(await hands.storage.jobs_history(10, name, name, AT)) == [row]
-        assert list(await hands.storage.limit_history(10, name, name, AT)) == [used]
+        await store_user.storage.add_history([row], [used])
+        assert list(await store_user.storage.jobs_history(10, name, name, AT)) == [row]
+        assert list(await store_user.storage.limit_history(10, name, name, AT)) == [used]
 
-    async def test_many_nodes_that_add_to_the_same_steps_at_once_lose_nothing(self, hands: Hands) -> None:
+    async def test_many_nodes_that_add_to_the_same_steps_at_once_lose_nothing(self, store_user: StoreUser) -> None:
         names = [f"task-{number}" for number in range(20)]
         rows = [JobsStep(10, "q", name, AT, enqueued=1, waits=(1, 1)) for name in names]
         uses = [LimitStep(10, "calls", name, AT, 1) for name in names]
         await asyncio.gather(
-            *(hands.storage.add_history(rows[:: (-1) ** turn], uses[:: (-1) ** turn]) for turn in range(10))
+            *(store_user.storage.add_history(rows[:: (-1) ** turn], uses[:: (-1) ** turn]) for turn in range(10))
         )
         for name in names:
-            (row,) = await hands.storage.jobs_history(10, "q", name, AT)
+            (row,) = await store_user.storage.jobs_history(10, "q", name, AT)
             assert (row.enqueued, row.waits) == (10, (10, 10))
-            (used,) = await hands.storage.limit_history(10, "calls", name, AT)
+            (used,) = await store_user.storage.limit_history(10, "calls", name, AT)
             assert used.used == 10

@@ -10,7 +10,7 @@ from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.storage.records import GATE_LIVES
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, release, strict
+from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, release, strict
 
 TASKS = frozenset({"work"})
 ACME = Draw("api", "acme")
@@ -18,8 +18,10 @@ GLOBEX = Draw("api", "globex")
 
 
 class DeploysConformance(Conformance):
-    async def test_the_newest_gate_of_a_task_has_its_backlog_moved_once(self, hands: Hands, clock: ManualClock) -> None:
-        storage = hands.storage
+    async def test_the_newest_gate_of_a_task_has_its_backlog_moved_once(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
         # Before the first one no node said any, but whoever only enqueues may have stored jobs under another one.
         assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": True, "other": True}
         await storage.gates_done({"work": "a", "other": "x"})
@@ -35,9 +37,9 @@ class DeploysConformance(Conformance):
         assert await storage.note_gates({"work": "c"}) == {"work": True}
 
     async def test_after_a_rollback_the_older_gate_has_the_backlog_moved_back_to_it(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        storage = hands.storage
+        storage = store_user.storage
         await storage.note_gates({"work": "a"})
         await storage.gates_done({"work": "a"})
         clock.advance(1)
@@ -59,9 +61,9 @@ class DeploysConformance(Conformance):
         assert await storage.note_gates({"work": "a"}) == {}
 
     async def test_a_release_that_was_rolled_back_half_way_is_moved_back_too(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        storage = hands.storage
+        storage = store_user.storage
         await storage.note_gates({"work": "a", "other": "x"})
         await storage.gates_done({"work": "a", "other": "x"})
         clock.advance(1)
@@ -69,191 +71,208 @@ class DeploysConformance(Conformance):
         clock.advance(GATE_LIVES / SECOND)
         assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": True, "other": False}
 
-    async def test_waiting_jobs_of_a_task_are_found_page_by_page(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1), "old": strict(1)}
-        first = await hands.add(3, draws=[("api", "acme")])
-        free = await hands.add(1)
-        second = await hands.add(2, draws=[("old", "acme")])
-        running = await hands.take_ids(1)
+    async def test_waiting_jobs_of_a_task_are_found_page_by_page(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "old": strict(1)}
+        first = await store_user.add(3, draws=[("api", "acme")])
+        free = await store_user.add(1)
+        second = await store_user.add(2, draws=[("old", "acme")])
+        running = await store_user.take_ids(1)
         waiting = [id for id in sorted(first + free + second) if id not in running]
         found: list[str] = []
-        while page := await hands.storage.gated_jobs(TASKS, after=found[-1] if found else "", count=2):
+        while page := await store_user.storage.gated_jobs(TASKS, after=found[-1] if found else "", count=2):
             assert len(page) <= 2
             found += [job.id for job in page]
         assert found == waiting
-        elsewhere = await hands.add_one(queue="other")
-        assert [job.queue for job in await hands.storage.gated_jobs(TASKS)] == ["default"] * 5 + ["other"]
-        await hands.storage.cancel(elsewhere)
-        assert await hands.storage.gated_jobs(frozenset({"other"})) == []
-        unknown = await hands.storage.gated_jobs(TASKS, unknown_to=frozenset({"api"}))
+        elsewhere = await store_user.add_one(queue="other")
+        assert [job.queue for job in await store_user.storage.gated_jobs(TASKS)] == ["default"] * 5 + ["other"]
+        await store_user.storage.cancel(elsewhere)
+        assert await store_user.storage.gated_jobs(frozenset({"other"})) == []
+        unknown = await store_user.storage.gated_jobs(TASKS, unknown_to=frozenset({"api"}))
         assert {job.id for job in unknown} == set(second) - set(running)
-        assert list(await hands.storage.gated_jobs(TASKS, unknown_to=frozenset({"api", "old"}))) == []
+        assert list(await store_user.storage.gated_jobs(TASKS, unknown_to=frozenset({"api", "old"}))) == []
 
-    async def test_moved_jobs_draw_on_what_their_task_asks_for_now(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(2)}
-        ids = await hands.add(6, draws=[("api", "acme")])
-        assert await hands.take_ids() == ids[:2]
+    async def test_moved_jobs_draw_on_what_their_task_asks_for_now(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(2)}
+        ids = await store_user.add(6, draws=[("api", "acme")])
+        assert await store_user.take_ids() == ids[:2]
         moves = [GateChange(id, (ACME,), (GLOBEX,), None, None) for id in ids]
         # Two run by now, and stay what they were.
-        assert await hands.storage.change_gates(moves) == 4
-        assert await hands.take_ids() == ids[2:4]
-        assert await hands.storage.change_gates(moves) == 0
+        assert await store_user.storage.change_gates(moves) == 4
+        assert await store_user.take_ids() == ids[2:4]
+        assert await store_user.storage.change_gates(moves) == 0
         clock.advance(60)
-        assert await hands.take_ids() == ids[4:]
-        assert len(await hands.storage.starts("api", "globex", 0)) == 4
+        assert await store_user.take_ids() == ids[4:]
+        assert len(await store_user.storage.starts("api", "globex", 0)) == 4
 
-    async def test_a_moved_job_holds_and_pays_what_it_asks_for_now(self, hands: Hands) -> None:
-        hands.rules = {"one": at_once(), "api": strict(5)}
-        permits = await hands.add(3)
-        costly = await hands.add(3)
+    async def test_a_moved_job_holds_and_pays_what_it_asks_for_now(self, store_user: StoreUser) -> None:
+        store_user.rules = {"one": at_once(), "api": strict(5)}
+        permits = await store_user.add(3)
+        costly = await store_user.add(3)
         terms = GateTerms(holds=(PermitTerms(),))
         moves = [GateChange(id, (), (Draw("one", ""),), None, terms) for id in permits]
         assert (
-            await hands.storage.change_gates([*moves, *(GateChange(id, (), (ACME,), (2,), None) for id in costly)]) == 6
+            await store_user.storage.change_gates([*moves, *(GateChange(id, (), (ACME,), (2,), None) for id in costly)])
+            == 6
         )
-        taken = await hands.take()
+        taken = await store_user.take()
         assert sorted(job.id for job in taken) == sorted([permits[0], *costly[:2]])
-        assert await hands.permits("one") == {permits[0]: 1}
-        await hands.succeed(*taken)
-        assert await hands.take_ids() == permits[1:2]
+        assert await store_user.permits("one") == {permits[0]: 1}
+        await store_user.succeed(*taken)
+        assert await store_user.take_ids() == permits[1:2]
 
-    async def test_jobs_of_a_limit_that_nobody_knows_any_more_can_be_moved_to_none(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(2)}
-        (id,) = await hands.add(1, draws=[("gone", "acme")])
-        assert await hands.take() == []
-        assert await hands.storage.change_gates([GateChange(id, (Draw("gone", "acme"),), (), None, None)]) == 1
-        assert await hands.take_ids() == [id]
+    async def test_jobs_of_a_limit_that_nobody_knows_any_more_can_be_moved_to_none(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(2)}
+        (id,) = await store_user.add(1, draws=[("gone", "acme")])
+        assert await store_user.take() == []
+        assert await store_user.storage.change_gates([GateChange(id, (Draw("gone", "acme"),), (), None, None)]) == 1
+        assert await store_user.take_ids() == [id]
 
-    async def test_a_moved_job_keeps_the_permits_it_asks_for_and_gives_back_the_others(self, hands: Hands) -> None:
-        hands.rules = {"one": at_once(), "two": at_once(), "api": strict(100)}
-        (id,) = await hands.add(1, draws=[("one", ""), ("two", "")], hold="until_final")
-        await hands.retry_later(await hands.take_one(), 0)
-        (waits_for_two,) = await hands.add(1, draws=[("two", "")])
-        assert await hands.permits("two") == {id: 1}
+    async def test_a_moved_job_keeps_the_permits_it_asks_for_and_gives_back_the_others(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"one": at_once(), "two": at_once(), "api": strict(100)}
+        (id,) = await store_user.add(1, draws=[("one", ""), ("two", "")], hold="until_final")
+        await store_user.retry_later(await store_user.take_one(), 0)
+        (waits_for_two,) = await store_user.add(1, draws=[("two", "")])
+        assert await store_user.permits("two") == {id: 1}
         terms = GateTerms(holds=(None, PermitTerms("until_final")))
         before = (Draw("one", ""), Draw("two", ""))
-        assert await hands.storage.change_gates([GateChange(id, before, (ACME, Draw("one", "")), None, terms)]) == 1
-        assert await hands.permits("one") == {id: 1}
-        assert sorted(await hands.take_ids()) == sorted([id, waits_for_two])
-        await hands.storage.cancel(id)
-        assert (await hands.record(id)).state is JobState.RUNNING
+        assert (
+            await store_user.storage.change_gates([GateChange(id, before, (ACME, Draw("one", "")), None, terms)]) == 1
+        )
+        assert await store_user.permits("one") == {id: 1}
+        assert sorted(await store_user.take_ids()) == sorted([id, waits_for_two])
+        await store_user.storage.cancel(id)
+        assert (await store_user.record(id)).state is JobState.RUNNING
 
-    async def test_a_moved_job_leaves_its_old_starts_behind(self, hands: Hands, clock: ManualClock) -> None:
+    async def test_a_moved_job_leaves_its_old_starts_behind(self, store_user: StoreUser, clock: ManualClock) -> None:
         """They were charged to another limit, and would tell of more starts of this one than it allows."""
-        hands.rules = {"api": strict(1), "old": strict(5)}
-        id = await hands.add_one(draws=[("old", "acme")])
-        await hands.retry_later(await hands.take_one())
-        assert len(await hands.storage.starts("old", None, 0)) == 1
+        store_user.rules = {"api": strict(1), "old": strict(5)}
+        id = await store_user.add_one(draws=[("old", "acme")])
+        await store_user.retry_later(await store_user.take_one())
+        assert len(await store_user.storage.starts("old", None, 0)) == 1
         before = (Draw("old", "acme"),)
-        assert await hands.storage.change_gates([GateChange(id, before, (ACME,), None, None)]) == 1
-        assert list(await hands.storage.starts("api", None, 0)) == []
+        assert await store_user.storage.change_gates([GateChange(id, before, (ACME,), None, None)]) == 1
+        assert list(await store_user.storage.starts("api", None, 0)) == []
         clock.advance(60)
-        await hands.take_one()
-        assert len(await hands.storage.starts("api", None, 0)) == 1
+        await store_user.take_one()
+        assert len(await store_user.storage.starts("api", None, 0)) == 1
 
-    async def test_a_job_that_is_moved_for_its_costs_leaves_its_old_starts_behind(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(10)}
-        id = await hands.add_one(draws=[("api", "acme")], costs=(2,))
-        await hands.retry_later(await hands.take_one())
-        assert await hands.storage.change_gates([GateChange(id, (ACME,), (ACME,), (2,), GateTerms(patience=5))]) == 1
-        assert [start.cost for start in await hands.storage.starts("api", None, 0)] == [2], "they are as they were"
-        assert await hands.storage.change_gates([GateChange(id, (ACME,), (ACME,), (3,), GateTerms(patience=5))]) == 1
-        assert list(await hands.storage.starts("api", None, 0)) == []
+    async def test_a_job_that_is_moved_for_its_costs_leaves_its_old_starts_behind(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(10)}
+        id = await store_user.add_one(draws=[("api", "acme")], costs=(2,))
+        await store_user.retry_later(await store_user.take_one())
+        assert (
+            await store_user.storage.change_gates([GateChange(id, (ACME,), (ACME,), (2,), GateTerms(patience=5))]) == 1
+        )
+        assert [start.cost for start in await store_user.storage.starts("api", None, 0)] == [2], "they are as they were"
+        assert (
+            await store_user.storage.change_gates([GateChange(id, (ACME,), (ACME,), (3,), GateTerms(patience=5))]) == 1
+        )
+        assert list(await store_user.storage.starts("api", None, 0)) == []
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
     @pytest.mark.parametrize("delay", [None, 1])
     async def test_a_job_is_started_only_by_a_node_that_knows_its_gate(
-        self, hands: Hands, clock: ManualClock, draws: list[tuple[str, str]], delay: float | None
+        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]], delay: float | None
     ) -> None:
-        hands.rules = {"api": strict(100)}
-        old = await hands.add(3, draws=draws, delay=delay, gate="a")
-        new = await hands.add(2, draws=draws, delay=delay, gate="b")
+        store_user.rules = {"api": strict(100)}
+        old = await store_user.add(3, draws=draws, delay=delay, gate="a")
+        new = await store_user.add(2, draws=draws, delay=delay, gate="b")
         clock.advance(2)
-        claimed = await hands.claim(gates={"work": "b"})
+        claimed = await store_user.claim(gates={"work": "b"})
         assert sorted(job.id for job in claimed.jobs) == new
         assert sorted(claimed.gate_mismatches) == old
         assert list(claimed.unknown) == []
-        assert [job.id for job in (await hands.claim(gates={"work": "b"})).jobs] == []
-        assert sorted(job.id for job in (await hands.claim(gates={"work": "a"})).jobs) == old
+        assert [job.id for job in (await store_user.claim(gates={"work": "b"})).jobs] == []
+        assert sorted(job.id for job in (await store_user.claim(gates={"work": "a"})).jobs) == old
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
-    async def test_jobs_of_another_gate_hide_none_behind_them(self, hands: Hands, draws: list[tuple[str, str]]) -> None:
-        hands.rules = {"api": strict(100)}
-        await hands.add(30, draws=draws, gate="a", priority=5)
-        new = await hands.add(3, draws=draws, gate="b")
-        assert await hands.take_ids(4, gates={"work": "b"}) == new
+    async def test_jobs_of_another_gate_hide_none_behind_them(
+        self, store_user: StoreUser, draws: list[tuple[str, str]]
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(30, draws=draws, gate="a", priority=5)
+        new = await store_user.add(3, draws=draws, gate="b")
+        assert await store_user.take_ids(4, gates={"work": "b"}) == new
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
     async def test_no_job_starts_under_a_gate_that_a_newer_one_has_superseded(
-        self, hands: Hands, clock: ManualClock, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
     ) -> None:
-        hands.rules, hands.tasks = {"api": strict(100)}, {"work", "other"}
+        store_user.rules, store_user.tasks = {"api": strict(100)}, {"work", "other"}
         older, newer = {"work": "a", "other": "x"}, {"work": "b", "other": "x"}
-        old = await hands.add(2, draws=draws, gate="a")
-        other = await hands.add_one(draws=draws, gate="x", task="other")
-        await hands.storage.note_gates(release(older).subjects)
-        assert await hands.take_ids(1, gates=older) == old[:1]
+        old = await store_user.add(2, draws=draws, gate="a")
+        other = await store_user.add_one(draws=draws, gate="x", task="other")
+        await store_user.storage.note_gates(release(older).subjects)
+        assert await store_user.take_ids(1, gates=older) == old[:1]
         clock.advance(1)
-        await hands.storage.note_gates(release(newer).subjects)
-        claimed = await hands.claim(gates=older)
+        await store_user.storage.note_gates(release(newer).subjects)
+        claimed = await store_user.claim(gates=older)
         assert [job.id for job in claimed.jobs] == [other]
         # They are the newer release's to move.
         assert list(claimed.gate_mismatches) == []
-        assert list((await hands.claim(gates=newer)).gate_mismatches) == old[1:]
+        assert list((await store_user.claim(gates=newer)).gate_mismatches) == old[1:]
         # An old worker that starts again does not flip it back; a rollback does, once nobody has the newer one.
-        await hands.storage.note_gates(release(older).subjects)
-        assert await hands.take_ids(gates=older) == []
+        await store_user.storage.note_gates(release(older).subjects)
+        assert await store_user.take_ids(gates=older) == []
         clock.advance(GATE_LIVES / SECOND)
-        await hands.storage.note_gates(release(older).subjects)
-        assert await hands.take_ids(gates=older) == old[1:]
+        await store_user.storage.note_gates(release(older).subjects)
+        assert await store_user.take_ids(gates=older) == old[1:]
 
-    async def test_a_job_that_is_moved_to_another_gate_keeps_its_place_and_priority(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
-        ids = [await hands.add_one(gate="a", priority=priority) for priority in (0, 5, 0)]
-        assert sorted((await hands.claim(gates={"work": "b"})).gate_mismatches) == sorted(ids)
+    async def test_a_job_that_is_moved_to_another_gate_keeps_its_place_and_priority(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        ids = [await store_user.add_one(gate="a", priority=priority) for priority in (0, 5, 0)]
+        assert sorted((await store_user.claim(gates={"work": "b"})).gate_mismatches) == sorted(ids)
         moves = [GateChange(id, (), (ACME,), None, None, "b") for id in ids]
-        assert await hands.storage.change_gates(moves) == 3
-        late = await hands.add_one(draws=[("api", "acme")], gate="b")
-        assert await hands.take_ids(gates={"work": "b"}) == [ids[1], ids[0], ids[2], late]
+        assert await store_user.storage.change_gates(moves) == 3
+        late = await store_user.add_one(draws=[("api", "acme")], gate="b")
+        assert await store_user.take_ids(gates={"work": "b"}) == [ids[1], ids[0], ids[2], late]
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
     async def test_a_job_that_asks_for_the_same_under_another_gate_stays_where_it_is(
-        self, hands: Hands, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, draws: list[tuple[str, str]]
     ) -> None:
-        hands.rules = {"api": strict(100)}
-        ids = await hands.add(3, draws=draws, gate="a")
+        store_user.rules = {"api": strict(100)}
+        ids = await store_user.add(3, draws=draws, gate="a")
         drawn = tuple(Draw(*draw) for draw in draws)
-        assert await hands.take_ids(gates={"work": "b"}) == []
+        assert await store_user.take_ids(gates={"work": "b"}) == []
         moves = [GateChange(id, drawn, drawn, None, None, "b", stays=True) for id in ids]
-        assert await hands.storage.change_gates(moves[:2]) == 2
-        assert await hands.take_ids(gates={"work": "b"}) == ids[:2]
+        assert await store_user.storage.change_gates(moves[:2]) == 2
+        assert await store_user.take_ids(gates={"work": "b"}) == ids[:2]
         # Those that run by now are what they are.
-        assert await hands.storage.change_gates(moves[:2]) == 0
-        assert await hands.take_ids(gates={"work": "a"}) == ids[2:]
+        assert await store_user.storage.change_gates(moves[:2]) == 0
+        assert await store_user.take_ids(gates={"work": "a"}) == ids[2:]
 
-    async def test_a_job_keeps_its_gate_when_it_is_tried_again(self, hands: Hands, clock: ManualClock) -> None:
-        id = await hands.add_one(gate="a")
-        (job,) = (await hands.claim(gates={"work": "a"})).jobs
-        await hands.retry_later(job, 1)
+    async def test_a_job_keeps_its_gate_when_it_is_tried_again(self, store_user: StoreUser, clock: ManualClock) -> None:
+        id = await store_user.add_one(gate="a")
+        (job,) = (await store_user.claim(gates={"work": "a"})).jobs
+        await store_user.retry_later(job, 1)
         clock.advance(2)
-        assert await hands.take_ids(gates={"work": "b"}) == []
-        assert [gated.gate for gated in await hands.storage.gated_jobs(TASKS)] == ["a"]
-        assert await hands.take_ids(gates={"work": "a"}) == [id]
+        assert await store_user.take_ids(gates={"work": "b"}) == []
+        assert [gated.gate for gated in await store_user.storage.gated_jobs(TASKS)] == ["a"]
+        assert await store_user.take_ids(gates={"work": "a"}) == [id]
 
-    async def test_waiting_jobs_are_found_by_their_gates_and_ids(self, hands: Hands) -> None:
-        ids = await hands.add(3, gate="a")
-        other = await hands.add_one(task="other", gate="a")
-        new = await hands.add_one(gate="b")
-        assert [job.id for job in await hands.storage.gated_jobs(TASKS, other_than=KnownGates(["b", "c"]))] == ids
-        assert [job.id for job in await hands.storage.gated_jobs(TASKS, other_than=KnownGates(["a"]))] == [new]
-        found = await hands.storage.gated_jobs(TASKS, ids=[ids[2], ids[0], other, "gone"])
+    async def test_waiting_jobs_are_found_by_their_gates_and_ids(self, store_user: StoreUser) -> None:
+        ids = await store_user.add(3, gate="a")
+        other = await store_user.add_one(task="other", gate="a")
+        new = await store_user.add_one(gate="b")
+        assert [job.id for job in await store_user.storage.gated_jobs(TASKS, other_than=KnownGates(["b", "c"]))] == ids
+        assert [job.id for job in await store_user.storage.gated_jobs(TASKS, other_than=KnownGates(["a"]))] == [new]
+        found = await store_user.storage.gated_jobs(TASKS, ids=[ids[2], ids[0], other, "gone"])
         assert [(job.id, job.gate) for job in found] == [(ids[0], "a"), (ids[2], "a")]
-        await hands.storage.cancel(ids[0])
-        assert [job.id for job in await hands.storage.gated_jobs(TASKS, ids=ids)] == ids[1:]
+        await store_user.storage.cancel(ids[0])
+        assert [job.id for job in await store_user.storage.gated_jobs(TASKS, ids=ids)] == ids[1:]
 
-    async def test_a_claim_says_that_it_met_lanes_of_limits_that_its_node_does_not_know(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(1, draws=[("api", "acme")])
-        assert not (await hands.claim()).has_unknown_lanes
-        await hands.add(1, draws=[("gone", "acme")])
-        assert (await hands.claim()).has_unknown_lanes
+    async def test_a_claim_says_that_it_met_lanes_of_limits_that_its_node_does_not_know(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(1, draws=[("api", "acme")])
+        assert not (await store_user.claim()).has_unknown_lanes
+        await store_user.add(1, draws=[("gone", "acme")])
+        assert (await store_user.claim()).has_unknown_lanes

@@ -14,10 +14,10 @@ from headgate.jobs.job import Draw, JobOptions, JobState, RetryTerms
 from headgate.storage.records import Claim, JobFilter, QueueCounts, Room
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import (
+from tests.conformance.storage_suite.store_user import (
     MINUTE,
     Conformance,
-    Hands,
+    StoreUser,
     recover,
     strict,
     with_id,
@@ -27,8 +27,8 @@ from tests.conformance.storage_suite.hands import (
 class JobsConformance(Conformance):
     # ----------------------------------------------------------------------------------------- adding
 
-    async def test_an_added_job_is_read_back_as_it_was_added(self, hands: Hands) -> None:
-        new = hands.new(
+    async def test_an_added_job_is_read_back_as_it_was_added(self, store_user: StoreUser) -> None:
+        new = store_user.new(
             draws=[("api", "acme"), ("day", "")],
             costs=(2, 1),
             priority=3,
@@ -38,8 +38,8 @@ class JobsConformance(Conformance):
             headers={"tenant": "acme"},
             options=JobOptions(timeout=1.5, retry=RetryTerms(retries=7, delays=(1.0, 2.5))),
         )
-        await hands.storage.add([new])
-        record = await hands.record(new.id)
+        await store_user.storage.add([new])
+        record = await store_user.record(new.id)
         assert record.state is JobState.WAITING
         for name in ("id", "task", "queue", "payload", "priority", "delayed", "run_at", "enqueued_at", "expires_at"):
             assert getattr(record, name) == getattr(new, name), name
@@ -49,415 +49,427 @@ class JobsConformance(Conformance):
         assert not record.cancel_requested
         assert record.lane_waiting == 1
 
-    async def test_a_job_says_which_process_enqueued_it(self, hands: Hands, clock: ManualClock) -> None:
+    async def test_a_job_says_which_process_enqueued_it(self, store_user: StoreUser, clock: ManualClock) -> None:
         """From its first day to its last, whatever other processes do with it."""
-        here = hands.new()
+        here = store_user.new()
         names = ("web-1:77", "web-1:77", "h" * 190 + ":123456789", None)
-        there = [replace(hands.new(), enqueued_by=name) for name in names]
-        await hands.storage.add([here, *there])
+        there = [replace(store_user.new(), enqueued_by=name) for name in names]
+        await store_user.storage.add([here, *there])
         told = {new.id: new.enqueued_by for new in (here, *there)}
         assert told[here.id] == process_name()
-        assert {id: (await hands.record(id)).enqueued_by for id in told} == told
-        await hands.give_back((await hands.take())[0], "snoozed", run_at=clock.now())
-        page = await hands.storage.jobs(JobFilter())
+        assert {id: (await store_user.record(id)).enqueued_by for id in told} == told
+        await store_user.give_back((await store_user.take())[0], "snoozed", run_at=clock.now())
+        page = await store_user.storage.jobs(JobFilter())
         assert {record.id: record.enqueued_by for record in page} == told
 
-    async def test_a_job_that_was_never_added_is_none(self, hands: Hands) -> None:
-        assert await hands.storage.job("nobody") is None
-        assert list(await hands.storage.attempts("nobody")) == []
-        assert list(await hands.storage.final(["nobody"])) == []
+    async def test_a_job_that_was_never_added_is_none(self, store_user: StoreUser) -> None:
+        assert await store_user.storage.job("nobody") is None
+        assert list(await store_user.storage.attempts("nobody")) == []
+        assert list(await store_user.storage.final(["nobody"])) == []
 
-    async def test_an_id_that_is_stored_already_is_ignored_and_the_others_are_added(self, hands: Hands) -> None:
-        first = hands.new(payload="1")
-        await hands.storage.add([first])
-        again = hands.new(payload="2")
-        second = hands.new()
-        await hands.storage.add([with_id(again, first.id), second])
-        assert (await hands.record(first.id)).payload == "1"
-        assert (await hands.counts()).waiting == 2
-        assert await hands.take_ids() == [first.id, second.id]
+    async def test_an_id_that_is_stored_already_is_ignored_and_the_others_are_added(
+        self, store_user: StoreUser
+    ) -> None:
+        first = store_user.new(payload="1")
+        await store_user.storage.add([first])
+        again = store_user.new(payload="2")
+        second = store_user.new()
+        await store_user.storage.add([with_id(again, first.id), second])
+        assert (await store_user.record(first.id)).payload == "1"
+        assert (await store_user.counts()).waiting == 2
+        assert await store_user.take_ids() == [first.id, second.id]
 
-    async def test_an_id_that_comes_twice_in_one_add_is_stored_once(self, hands: Hands) -> None:
-        new = hands.new(draws=[("api", "acme")])
-        await hands.storage.add([new, new])
-        assert (await hands.counts()).waiting == 1
-        assert (await hands.record(new.id)).lane_waiting == 1
+    async def test_an_id_that_comes_twice_in_one_add_is_stored_once(self, store_user: StoreUser) -> None:
+        new = store_user.new(draws=[("api", "acme")])
+        await store_user.storage.add([new, new])
+        assert (await store_user.counts()).waiting == 1
+        assert (await store_user.record(new.id)).lane_waiting == 1
 
     async def test_jobs_that_are_partly_stored_are_counted_once_though_the_newest_were_pruned(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        stored = hands.new()
-        await hands.storage.add([stored])
+        stored = store_user.new()
+        await store_user.storage.add([stored])
         for _ in range(3):
-            await hands.storage.add([hands.new(queue="short")])
-        await hands.succeed(*await hands.take(queues=["short"]))
+            await store_user.storage.add([store_user.new(queue="short")])
+        await store_user.succeed(*await store_user.take(queues=["short"]))
         clock.advance(1)
-        assert await hands.storage.prune(clock.now()) == 3
-        new = [hands.new() for _ in range(3)]
-        await hands.storage.add([new[0], stored, *new[1:]])
-        assert (await hands.counts()).waiting == 4
-        assert (await hands.record(new[0].id)).lane_waiting == 4
-        assert await hands.take_ids() == [stored.id, *(job.id for job in new)]
+        assert await store_user.storage.prune(clock.now()) == 3
+        new = [store_user.new() for _ in range(3)]
+        await store_user.storage.add([new[0], stored, *new[1:]])
+        assert (await store_user.counts()).waiting == 4
+        assert (await store_user.record(new[0].id)).lane_waiting == 4
+        assert await store_user.take_ids() == [stored.id, *(job.id for job in new)]
 
-    async def test_repeating_an_add_after_the_job_has_run_does_not_run_it_again(self, hands: Hands) -> None:
-        new = hands.new()
-        await hands.storage.add([new])
-        await hands.succeed(*await hands.take())
-        await hands.storage.add([new])
-        assert (await hands.record(new.id)).state is JobState.SUCCEEDED
-        assert await hands.take_ids() == []
+    async def test_repeating_an_add_after_the_job_has_run_does_not_run_it_again(self, store_user: StoreUser) -> None:
+        new = store_user.new()
+        await store_user.storage.add([new])
+        await store_user.succeed(*await store_user.take())
+        await store_user.storage.add([new])
+        assert (await store_user.record(new.id)).state is JobState.SUCCEEDED
+        assert await store_user.take_ids() == []
 
-    async def test_any_text_is_kept_exactly(self, hands: Hands) -> None:
+    async def test_any_text_is_kept_exactly(self, store_user: StoreUser) -> None:
         strange = ["", "'; DROP TABLE job; --", 'a|b:c/d\\e"f', "ünïcödé 🚦", "line\nbreak\ttab", "x" * 256]
-        hands.rules = {text or "one": strict(1) for text in strange}
+        store_user.rules = {text or "one": strict(1) for text in strange}
         for text in strange:
-            await hands.add(
+            await store_user.add(
                 draws=[(text or "one", text)], payload=f'"{text.encode().hex()}"', headers={"h": text}, queue="q" + text
             )
         queues = ["q" + text for text in strange]
-        jobs = {job.queue: job for job in await hands.take(queues=queues)}
+        jobs = {job.queue: job for job in await store_user.take(queues=queues)}
         for text in strange:
             job = jobs["q" + text]
             assert job.headers == {"h": text}
             assert job.payload == f'"{text.encode().hex()}"'
-            assert (await hands.record(job.id)).draws == (Draw(text or "one", text),)
-            (bucket,) = await hands.storage.buckets(limit=text or "one")
+            assert (await store_user.record(job.id)).draws == (Draw(text or "one", text),)
+            (bucket,) = await store_user.storage.buckets(limit=text or "one")
             assert bucket.draw == Draw(text or "one", text)
 
-    async def test_doing_nothing_is_allowed(self, hands: Hands) -> None:
-        await hands.storage.add([])
-        assert list(await hands.storage.finish(hands.node, [])) == []
-        assert list(await hands.storage.final([])) == []
-        claimed = await hands.claim(queues=[])
+    async def test_doing_nothing_is_allowed(self, store_user: StoreUser) -> None:
+        await store_user.storage.add([])
+        assert list(await store_user.storage.finish(store_user.node, [])) == []
+        assert list(await store_user.storage.final([])) == []
+        claimed = await store_user.claim(queues=[])
         assert (list(claimed.jobs), claimed.next_in, claimed.more) == ([], None, False)
-        claimed = await hands.claim(queues=["never-used"])
+        claimed = await store_user.claim(queues=["never-used"])
         assert (list(claimed.jobs), claimed.next_in, claimed.more) == ([], None, False)
 
     # --------------------------------------------------------------------------------------- claiming
 
-    async def test_a_claimed_job_is_running_and_belongs_to_its_node(self, hands: Hands, clock: ManualClock) -> None:
-        new = hands.new(payload="[1]", headers={"a": "b"}, options=JobOptions(retry=RetryTerms(retries=2)))
-        await hands.storage.add([new])
+    async def test_a_claimed_job_is_running_and_belongs_to_its_node(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        new = store_user.new(payload="[1]", headers={"a": "b"}, options=JobOptions(retry=RetryTerms(retries=2)))
+        await store_user.storage.add([new])
         clock.advance(3)
-        job = await hands.take_one()
+        job = await store_user.take_one()
         assert (job.id, job.task, job.queue, job.payload) == (new.id, "work", "default", "[1]")
         assert (job.attempt, job.fence, job.lost, job.gated) == (1, 1, 0, False)
         assert (job.enqueued_at, job.run_at, job.started_at) == (new.enqueued_at, new.run_at, clock.now())
         assert (job.headers, job.options) == (new.headers, new.options)
-        record = await hands.record(new.id)
-        assert (record.state, record.node, record.started_at) == (JobState.RUNNING, hands.node, clock.now())
+        record = await store_user.record(new.id)
+        assert (record.state, record.node, record.started_at) == (JobState.RUNNING, store_user.node, clock.now())
         assert (record.attempt, record.fence) == (1, 1)
 
-    async def test_a_job_that_draws_on_a_limit_is_claimed_as_gated(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(draws=[("api", "acme")])
-        assert (await hands.take_one()).gated
+    async def test_a_job_that_draws_on_a_limit_is_claimed_as_gated(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(draws=[("api", "acme")])
+        assert (await store_user.take_one()).gated
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_no_more_is_claimed_than_there_is_room(
-        self, hands: Hands, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, draws: tuple[tuple[str, str], ...]
     ) -> None:
-        hands.rules = {"api": strict(100)}
-        ids = await hands.add(20, draws=draws)
-        first = await hands.claim(7)
+        store_user.rules = {"api": strict(100)}
+        ids = await store_user.add(20, draws=draws)
+        first = await store_user.claim(7)
         assert len(first.jobs) <= 7
         assert first.more or len(first.jobs) == 7
-        rest = await hands.take_ids(100)
+        rest = await store_user.take_ids(100)
         assert [job.id for job in first.jobs] + rest == ids
 
-    async def test_more_is_said_while_the_room_was_too_small(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
-        await hands.add(3)
-        assert (await hands.claim(2)).more
-        assert not (await hands.claim(2)).more
-        await hands.add(3, draws=[("api", "acme")])
-        assert (await hands.claim(2)).more
-        assert not (await hands.claim(2)).more
+    async def test_more_is_said_while_the_room_was_too_small(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(3)
+        assert (await store_user.claim(2)).more
+        assert not (await store_user.claim(2)).more
+        await store_user.add(3, draws=[("api", "acme")])
+        assert (await store_user.claim(2)).more
+        assert not (await store_user.claim(2)).more
 
-    async def test_more_is_said_while_opened_buckets_are_left(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
+    async def test_more_is_said_while_opened_buckets_are_left(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
         for key in "abc":
-            await hands.add(2, draws=[("api", key)])
-        assert len(await hands.take()) == 3
+            await store_user.add(2, draws=[("api", key)])
+        assert len(await store_user.take()) == 3
         clock.advance(60)
-        assert (await hands.claim(1)).more
-        assert (await hands.claim(1)).more
-        assert len(await hands.take()) == 1
+        assert (await store_user.claim(1)).more
+        assert (await store_user.claim(1)).more
+        assert len(await store_user.take()) == 1
 
-    async def test_a_job_is_claimed_once(self, hands: Hands) -> None:
-        await hands.storage.join("node-b", "b")
-        ids = await hands.add(10)
-        both = await asyncio.gather(hands.claim(6), hands.claim(6, node="node-b"))
+    async def test_a_job_is_claimed_once(self, store_user: StoreUser) -> None:
+        await store_user.storage.join("node-b", "b")
+        ids = await store_user.add(10)
+        both = await asyncio.gather(store_user.claim(6), store_user.claim(6, node="node-b"))
         taken = [job.id for claimed in both for job in claimed.jobs]
         assert sorted(taken) == sorted(ids)
 
-    async def test_each_queue_has_its_own_room(self, hands: Hands) -> None:
-        left = await hands.add(5, queue="left")
-        await hands.add(5, queue="right")
+    async def test_each_queue_has_its_own_room(self, store_user: StoreUser) -> None:
+        left = await store_user.add(5, queue="left")
+        await store_user.add(5, queue="right")
         rooms = {"left": Room(5), "right": Room(2)}
-        claimed = await hands.storage.claim(Claim(hands.node, rooms, {}, frozenset({"work"})))
+        claimed = await store_user.storage.claim(Claim(store_user.node, rooms, {}, frozenset({"work"})))
         assert [job.id for job in claimed.jobs if job.queue == "left"] == left
         assert sum(1 for job in claimed.jobs if job.queue == "right") == 2
 
-    async def test_a_queue_that_was_not_asked_for_is_left_alone(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(2, queue="other")
-        await hands.add(2, queue="other", draws=[("api", "acme")])
-        claimed = await hands.claim()
+    async def test_a_queue_that_was_not_asked_for_is_left_alone(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(2, queue="other")
+        await store_user.add(2, queue="other", draws=[("api", "acme")])
+        claimed = await store_user.claim()
         assert (list(claimed.jobs), claimed.more) == ([], False)
-        assert (await hands.counts("other")).waiting == 4
+        assert (await store_user.counts("other")).waiting == 4
 
     async def test_what_comes_between_two_claims_that_take_all_they_can_is_seen_soon(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         """A claim may go by what the last one has seen: jobs without limits, more than it could take."""
-        hands.rules = {"api": strict(100)}
-        await hands.add(100)
-        other = await hands.add_one(queue="other")
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(100)
+        other = await store_user.add_one(queue="other")
         for _ in range(3):
-            assert len(await hands.take(4)) == 4
-        gated = await hands.add_one(draws=[("api", "acme")])
-        late = await hands.add_one(delay=0.01)
-        strange = await hands.add_one(task="unknown", priority=9)
+            assert len(await store_user.take(4)) == 4
+        gated = await store_user.add_one(draws=[("api", "acme")])
+        late = await store_user.add_one(delay=0.01)
+        strange = await store_user.add_one(task="unknown", priority=9)
         clock.advance(0.02)
-        claimed = await hands.claim(4, queues=("default", "other"))
+        claimed = await store_user.claim(4, queues=("default", "other"))
         assert {gated, other} <= {job.id for job in claimed.jobs}
-        assert strange not in await hands.take_ids(200)
-        assert (await hands.record(late)).state is JobState.RUNNING
+        assert strange not in await store_user.take_ids(200)
+        assert (await store_user.record(late)).state is JobState.RUNNING
 
-    async def test_a_node_that_is_declared_dead_between_two_claims_gets_nothing(self, hands: Hands) -> None:
-        await hands.add(12)
-        assert [len((await hands.claim(4)).jobs) for _ in range(2)] == [4, 4]
-        await recover(hands)
-        assert not (await hands.claim(4)).jobs
+    async def test_a_node_that_is_declared_dead_between_two_claims_gets_nothing(self, store_user: StoreUser) -> None:
+        await store_user.add(12)
+        assert [len((await store_user.claim(4)).jobs) for _ in range(2)] == [4, 4]
+        await recover(store_user)
+        assert not (await store_user.claim(4)).jobs
 
-    async def test_a_claim_takes_what_is_left_of_jobs_that_it_expected_more_of(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
-        ids = await hands.add(10)
-        gated = await hands.add(2, queue="other", draws=[("api", "acme")])
-        assert [len((await hands.claim(4)).jobs) for _ in range(2)] == [4, 4]
-        claimed = await hands.claim(4, queues=("default", "other"))
+    async def test_a_claim_takes_what_is_left_of_jobs_that_it_expected_more_of(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100)}
+        ids = await store_user.add(10)
+        gated = await store_user.add(2, queue="other", draws=[("api", "acme")])
+        assert [len((await store_user.claim(4)).jobs) for _ in range(2)] == [4, 4]
+        claimed = await store_user.claim(4, queues=("default", "other"))
         assert sorted(job.id for job in claimed.jobs) == sorted(ids[8:] + gated)
         assert not claimed.more
 
-    async def test_a_job_of_an_unknown_task_is_passed_over(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
+    async def test_a_job_of_an_unknown_task_is_passed_over(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100)}
         for draws in ((), (("api", "acme"),)):
-            strangers = await hands.add(3, task="unknown", priority=9, draws=draws)
-            known = await hands.add(2, draws=draws)
-            claimed = await hands.claim()
+            strangers = await store_user.add(3, task="unknown", priority=9, draws=draws)
+            known = await store_user.add(2, draws=draws)
+            claimed = await store_user.claim()
             assert [job.id for job in claimed.jobs] == known
             assert list(claimed.unknown) == ["unknown"]
-            assert not (await hands.claim()).more
-            assert await hands.states(strangers) == [JobState.WAITING] * 3
+            assert not (await store_user.claim()).more
+            assert await store_user.states(strangers) == [JobState.WAITING] * 3
 
-    async def test_many_jobs_of_an_unknown_task_block_nobody(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
+    async def test_many_jobs_of_an_unknown_task_block_nobody(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100)}
         for draws in ((), (("api", "acme"),)):
-            await hands.add(700, task="unknown", draws=draws)
-            known = await hands.add(2, draws=draws)
-            assert await hands.take_ids(10) == known
+            await store_user.add(700, task="unknown", draws=draws)
+            known = await store_user.add(2, draws=draws)
+            assert await store_user.take_ids(10) == known
 
-    async def test_a_node_that_knows_the_task_takes_what_another_passed_over(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
+    async def test_a_node_that_knows_the_task_takes_what_another_passed_over(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100)}
         for draws in ((), (("api", "acme"),)):
-            strangers = await hands.add(3, task="unknown", draws=draws)
-            known = await hands.add(2, draws=draws)
-            assert await hands.take_ids() == known
+            strangers = await store_user.add(3, task="unknown", draws=draws)
+            known = await store_user.add(2, draws=draws)
+            assert await store_user.take_ids() == known
             # The order is the order of arrival, whoever came by in between.
-            late = await hands.add(1, draws=draws)
-            assert await hands.take_ids(tasks={"work", "unknown"}) == [*strangers, *late]
+            late = await store_user.add(1, draws=draws)
+            assert await store_user.take_ids(tasks={"work", "unknown"}) == [*strangers, *late]
 
-    async def test_a_lane_that_was_passed_over_as_a_whole_is_found_by_a_node_that_knows_it(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
-        strangers = await hands.add(3, task="unknown", draws=[("api", "acme")])
-        assert await hands.take_ids() == []
-        assert await hands.take_ids(tasks={"work", "unknown"}) == strangers
+    async def test_a_lane_that_was_passed_over_as_a_whole_is_found_by_a_node_that_knows_it(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        strangers = await store_user.add(3, task="unknown", draws=[("api", "acme")])
+        assert await store_user.take_ids() == []
+        assert await store_user.take_ids(tasks={"work", "unknown"}) == strangers
 
-    async def test_a_due_job_of_an_unknown_task_keeps_nobody_awake(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(100)}
-        await hands.add(task="unknown", delay=5, draws=[("api", "acme")])
+    async def test_a_due_job_of_an_unknown_task_keeps_nobody_awake(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(task="unknown", delay=5, draws=[("api", "acme")])
         clock.advance(10)
-        await hands.take()
-        claimed = await hands.claim()
+        await store_user.take()
+        claimed = await store_user.claim()
         assert (list(claimed.jobs), claimed.more) == ([], False)
         assert claimed.next_in is None or claimed.next_in > 0
 
-    async def test_a_lane_with_an_unknown_limit_is_passed_over(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(10)}
-        strangers = await hands.add(3, draws=[("elsewhere", "acme")])
-        half_known = await hands.add(3, draws=[("api", "acme"), ("elsewhere", "acme")])
-        known = await hands.add(2, draws=[("api", "acme")])
-        claimed = await hands.claim()
+    async def test_a_lane_with_an_unknown_limit_is_passed_over(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(10)}
+        strangers = await store_user.add(3, draws=[("elsewhere", "acme")])
+        half_known = await store_user.add(3, draws=[("api", "acme"), ("elsewhere", "acme")])
+        known = await store_user.add(2, draws=[("api", "acme")])
+        claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == known
-        assert not (await hands.claim()).more
+        assert not (await store_user.claim()).more
         # Nothing was charged for those that were passed over.
-        hands.rules = {"api": strict(10), "elsewhere": strict(10)}
-        assert sorted(await hands.take_ids()) == sorted(strangers + half_known)
+        store_user.rules = {"api": strict(10), "elsewhere": strict(10)}
+        assert sorted(await store_user.take_ids()) == sorted(strangers + half_known)
 
-    async def test_a_node_that_has_not_joined_is_given_nothing(self, hands: Hands) -> None:
-        await hands.add(2)
-        claimed = await hands.claim(node="stranger")
+    async def test_a_node_that_has_not_joined_is_given_nothing(self, store_user: StoreUser) -> None:
+        await store_user.add(2)
+        claimed = await store_user.claim(node="stranger")
         assert list(claimed.jobs) == []
-        assert (await hands.counts()).waiting == 2
+        assert (await store_user.counts()).waiting == 2
 
     # ------------------------------------------------------------------------------------------ order
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_lane_is_ordered_by_priority_then_time_then_arrival(
-        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
     ) -> None:
-        hands.rules = {"api": strict(100)}
-        low = await hands.add(2, draws=draws)
-        high = await hands.add(2, draws=draws, priority=9)
+        store_user.rules = {"api": strict(100)}
+        low = await store_user.add(2, draws=draws)
+        high = await store_user.add(2, draws=draws, priority=9)
         clock.advance(1)
-        later_low = await hands.add(2, draws=draws)
-        later_high = await hands.add(1, draws=draws, priority=9)
-        middle = await hands.add(1, draws=draws, priority=4)
-        taken = [await hands.take_ids(1) for _ in range(8)]
+        later_low = await store_user.add(2, draws=draws)
+        later_high = await store_user.add(1, draws=draws, priority=9)
+        middle = await store_user.add(1, draws=draws, priority=4)
+        taken = [await store_user.take_ids(1) for _ in range(8)]
         assert [id for (id,) in taken] == [*high, *later_high, *middle, *low, *later_low]
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_delayed_job_that_is_due_stands_where_its_time_says(
-        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
     ) -> None:
-        hands.rules = {"api": strict(100)}
-        delayed = await hands.add(2, draws=draws, delay=5)
-        before = await hands.add(1, draws=draws)
+        store_user.rules = {"api": strict(100)}
+        delayed = await store_user.add(2, draws=draws, delay=5)
+        before = await store_user.add(1, draws=draws)
         clock.advance(10)
-        after = await hands.add(1, draws=draws)
-        urgent = await hands.add(1, draws=draws, delay=0, priority=1)
-        assert await hands.take_ids() == [*urgent, *before, *delayed, *after]
+        after = await store_user.add(1, draws=draws)
+        urgent = await store_user.add(1, draws=draws, delay=0, priority=1)
+        assert await store_user.take_ids() == [*urgent, *before, *delayed, *after]
 
-    async def test_priority_does_not_cross_lanes(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(100)}
-        (patient,) = await hands.add(draws=[("api", "patient")])
+    async def test_priority_does_not_cross_lanes(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(100)}
+        (patient,) = await store_user.add(draws=[("api", "patient")])
         clock.advance(1)
-        await hands.add(draws=[("api", "pushy")], priority=9)
-        assert await hands.take_ids(1) == [patient]
+        await store_user.add(draws=[("api", "pushy")], priority=9)
+        assert await store_user.take_ids(1) == [patient]
 
     async def test_jobs_added_after_the_wall_clock_stepped_back_are_in_order_of_their_time(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        before = await hands.add(2)
+        before = await store_user.add(2)
         clock.step_wall(-3600)
-        after = await hands.add(2)
-        assert await hands.take_ids() == [*after, *before]
+        after = await store_user.add(2)
+        assert await store_user.take_ids() == [*after, *before]
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_whatever_the_wall_clock_did_the_order_of_a_lane_is_one(
-        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
     ) -> None:
-        hands.rules = {"api": strict(100)}
-        last = await hands.add(1, draws=draws)
+        store_user.rules = {"api": strict(100)}
+        last = await store_user.add(1, draws=draws)
         clock.step_wall(-20)
-        first = await hands.add(1, draws=draws, delay=0)
+        first = await store_user.add(1, draws=draws, delay=0)
         clock.step_wall(10)
-        second = await hands.add(1, draws=draws)
-        third = await hands.add(1, draws=draws, delay=5)
+        second = await store_user.add(1, draws=draws)
+        third = await store_user.add(1, draws=draws, delay=5)
         clock.advance(5)
-        assert await hands.take_ids() == [*first, *second, *third, *last]
+        assert await store_user.take_ids() == [*first, *second, *third, *last]
 
     # ---------------------------------------------------------------------------------------- delayed
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_delayed_job_starts_at_its_time_and_not_before(
-        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
     ) -> None:
-        hands.rules = {"api": strict(100)}
-        ids = await hands.add(1, draws=draws, delay=5)
-        claimed = await hands.claim()
+        store_user.rules = {"api": strict(100)}
+        ids = await store_user.add(1, draws=draws, delay=5)
+        claimed = await store_user.claim()
         assert (list(claimed.jobs), claimed.next_in, claimed.more) == ([], 5 * SECOND, False)
         clock.advance(4.999999)
-        claimed = await hands.claim()
+        claimed = await store_user.claim()
         assert (list(claimed.jobs), claimed.next_in) == ([], 1)
         clock.advance(0.000001)
-        assert await hands.take_ids() == ids
+        assert await store_user.take_ids() == ids
 
-    async def test_the_next_claim_is_for_the_earliest_of_all(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(delay=50)
-        await hands.add(delay=40, draws=[("api", "sleeper")])
-        await hands.take()
-        assert (await hands.claim()).next_in == 40 * SECOND
-        await hands.add(2, draws=[("api", "busy")])
+    async def test_the_next_claim_is_for_the_earliest_of_all(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(delay=50)
+        await store_user.add(delay=40, draws=[("api", "sleeper")])
+        await store_user.take()
+        assert (await store_user.claim()).next_in == 40 * SECOND
+        await store_user.add(2, draws=[("api", "busy")])
         clock.advance(1)
-        await hands.take()
-        assert (await hands.claim()).next_in == 39 * SECOND
-        await hands.add(delay=10, draws=[("api", "sleeper")])
-        assert (await hands.claim()).next_in == 10 * SECOND
+        await store_user.take()
+        assert (await store_user.claim()).next_in == 39 * SECOND
+        await store_user.add(delay=10, draws=[("api", "sleeper")])
+        assert (await store_user.claim()).next_in == 10 * SECOND
 
-    async def test_nothing_to_wait_for_is_none(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(draws=[("api", "acme")])
-        await hands.take()
-        assert (await hands.claim()).next_in is None
+    async def test_nothing_to_wait_for_is_none(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(draws=[("api", "acme")])
+        await store_user.take()
+        assert (await store_user.claim()).next_in is None
 
-    async def test_the_next_instant_is_never_negative(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(3, delay=1)
-        await hands.add(3, delay=1, draws=[("api", "acme")])
-        await hands.take()
+    async def test_the_next_instant_is_never_negative(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(3, delay=1)
+        await store_user.add(3, delay=1, draws=[("api", "acme")])
+        await store_user.take()
         clock.advance(500)
-        claimed = await hands.claim(1)
+        claimed = await store_user.claim(1)
         assert claimed.next_in is None or claimed.next_in >= 0
 
-    async def test_an_immediate_job_wakes_a_sleeping_lane(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(100)}
-        (delayed,) = await hands.add(delay=3600, draws=[("api", "acme")], priority=9)
-        await hands.take()
-        (immediate,) = await hands.add(draws=[("api", "acme")])
-        assert await hands.take_ids() == [immediate]
-        assert (await hands.claim()).next_in == 3600 * SECOND
+    async def test_an_immediate_job_wakes_a_sleeping_lane(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(100)}
+        (delayed,) = await store_user.add(delay=3600, draws=[("api", "acme")], priority=9)
+        await store_user.take()
+        (immediate,) = await store_user.add(draws=[("api", "acme")])
+        assert await store_user.take_ids() == [immediate]
+        assert (await store_user.claim()).next_in == 3600 * SECOND
         clock.advance(3600)
-        assert await hands.take_ids() == [delayed]
+        assert await store_user.take_ids() == [delayed]
 
-    async def test_a_delayed_job_at_the_head_does_not_hold_up_ready_ones(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
+    async def test_a_delayed_job_at_the_head_does_not_hold_up_ready_ones(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100)}
         for draws in ((), (("api", "acme"),)):
-            await hands.add(50, delay=60, priority=9, draws=draws)
-            ready = await hands.add(3, draws=draws)
-            assert await hands.take_ids() == ready
+            await store_user.add(50, delay=60, priority=9, draws=draws)
+            ready = await store_user.add(3, draws=draws)
+            assert await store_user.take_ids() == ready
 
-    async def test_sleeping_lanes_that_come_due_together_all_start(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        ids = [(await hands.add(delay=5, draws=[("api", str(number))]))[0] for number in range(30)]
+    async def test_sleeping_lanes_that_come_due_together_all_start(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        ids = [(await store_user.add(delay=5, draws=[("api", str(number))]))[0] for number in range(30)]
         clock.advance(5)
-        taken = [id for _ in range(3) for id in await hands.take_ids(10)]
+        taken = [id for _ in range(3) for id in await store_user.take_ids(10)]
         assert sorted(taken) == sorted(ids)
 
-    async def test_who_came_due_first_starts_first(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        (second,) = await hands.add(delay=6, draws=[("api", "second")])
-        (first,) = await hands.add(delay=3, draws=[("api", "first")])
+    async def test_who_came_due_first_starts_first(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        (second,) = await store_user.add(delay=6, draws=[("api", "second")])
+        (first,) = await store_user.add(delay=3, draws=[("api", "first")])
         clock.advance(4)
-        (between,) = await hands.add(draws=[("api", "between")])
+        (between,) = await store_user.add(draws=[("api", "between")])
         clock.advance(4)
-        assert [(await hands.take_ids(1))[0] for _ in range(3)] == [first, between, second]
+        assert [(await store_user.take_ids(1))[0] for _ in range(3)] == [first, between, second]
 
     # ---------------------------------------------------------------------------------------- looking
 
-    async def test_pages_of_jobs_cover_each_once_while_others_arrive(self, hands: Hands, clock: ManualClock) -> None:
-        ids = await hands.add(23)
+    async def test_pages_of_jobs_cover_each_once_while_others_arrive(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        ids = await store_user.add(23)
         seen: list[str] = []
         before: str | None = None
-        while page := await hands.storage.jobs(JobFilter(cursor=before, count=5)):
+        while page := await store_user.storage.jobs(JobFilter(cursor=before, count=5)):
             assert len(page) <= 5
             seen += [record.id for record in page]
             before = seen[-1]
-            await hands.add(2)
+            await store_user.add(2)
         assert seen == ids[::-1]
 
-    async def test_jobs_are_found_by_what_they_are(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1), "day": strict(100)}
-        hands.tasks = {"work", "mail"}
-        acme = await hands.add(2, draws=[("api", "acme"), ("day", "all")])
-        globex = await hands.add(1, draws=[("api", "globex"), ("day", "acme")])
-        mail = await hands.add(2, task="mail", queue="emails")
-        await hands.take()
+    async def test_jobs_are_found_by_what_they_are(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "day": strict(100)}
+        store_user.tasks = {"work", "mail"}
+        acme = await store_user.add(2, draws=[("api", "acme"), ("day", "all")])
+        globex = await store_user.add(1, draws=[("api", "globex"), ("day", "acme")])
+        mail = await store_user.add(2, task="mail", queue="emails")
+        await store_user.take()
 
         async def found(**options: Any) -> list[str]:
-            return [record.id for record in await hands.storage.jobs(JobFilter(**options))]
+            return [record.id for record in await store_user.storage.jobs(JobFilter(**options))]
 
         assert await found(queue="emails") == mail[::-1]
         assert await found(task="work") == [*globex, *acme[::-1]]
@@ -469,130 +481,134 @@ class JobsConformance(Conformance):
         assert await found(key="acme") == [*globex, *acme[::-1]]
         assert await found(limit="api", key="nobody") == []
 
-    async def test_jobs_are_counted_by_queue_and_state(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(100)}
-        await hands.add(4)
-        await hands.add(4, draws=[("api", "acme")])
-        await hands.add(2, queue="other", delay=60)
-        jobs = await hands.take()
-        await hands.succeed(*jobs[:2])
-        await hands.fail(jobs[2])
-        await hands.storage.cancel(jobs[3].id)
-        await hands.give_back(jobs[3])
-        await hands.give_back(jobs[4])
-        counts = await hands.storage.counts()
+    async def test_jobs_are_counted_by_queue_and_state(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(4)
+        await store_user.add(4, draws=[("api", "acme")])
+        await store_user.add(2, queue="other", delay=60)
+        jobs = await store_user.take()
+        await store_user.succeed(*jobs[:2])
+        await store_user.fail(jobs[2])
+        await store_user.storage.cancel(jobs[3].id)
+        await store_user.give_back(jobs[3])
+        await store_user.give_back(jobs[4])
+        counts = await store_user.storage.counts()
         assert list(counts) == [QueueCounts("default", 1, 3, 2, 1, 1), QueueCounts("other", 2, 0, 0, 0, 0)]
 
     async def test_a_throttled_job_tells_what_it_waits_for_and_until_when(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(1)}
-        ids = await hands.add(4, draws=[("api", "acme")])
-        before = await hands.record(ids[3])
+        store_user.rules = {"api": strict(1)}
+        ids = await store_user.add(4, draws=[("api", "acme")])
+        before = await store_user.record(ids[3])
         assert (before.throttled_until, before.waits_for, before.lane_waiting) == (None, None, 4)
-        await hands.take()
+        await store_user.take()
         clock.step_wall(3600)
         clock.advance(10)
-        record = await hands.record(ids[3])
+        record = await store_user.record(ids[3])
         assert record.throttled_until == clock.now() + 50 * SECOND
         assert (record.waits_for, record.lane_waiting) == (Draw("api", "acme"), 3)
-        running = await hands.record(ids[0])
+        running = await store_user.record(ids[0])
         assert (running.throttled_until, running.waits_for) == (None, None)
         clock.advance(50)
-        record = await hands.record(ids[3])
+        record = await store_user.record(ids[3])
         assert (record.throttled_until, record.waits_for) == (None, None)
 
-    async def test_buckets_are_listed_with_the_most_waiting_first(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1), "day": strict(1)}
+    async def test_buckets_are_listed_with_the_most_waiting_first(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1), "day": strict(1)}
         for key, count in (("few", 2), ("many", 9), ("some", 5)):
-            await hands.add(count, draws=[("api", key)])
-        await hands.add(draws=[("day", "many")])
-        await hands.take()
-        buckets = await hands.storage.buckets(limit="api")
+            await store_user.add(count, draws=[("api", key)])
+        await store_user.add(draws=[("day", "many")])
+        await store_user.take()
+        buckets = await store_user.storage.buckets(limit="api")
         assert [(bucket.draw.key, bucket.waiting) for bucket in buckets] == [("many", 8), ("some", 4), ("few", 1)]
-        assert {bucket.opens_at for bucket in buckets} == {hands.storage.limit_now() + MINUTE}
-        (only,) = await hands.storage.buckets(limit="day")
+        assert {bucket.opens_at for bucket in buckets} == {store_user.storage.limit_now() + MINUTE}
+        (only,) = await store_user.storage.buckets(limit="day")
         assert (only.draw, only.waiting, only.opens_at) == (Draw("day", "many"), 0, None)
-        assert len(await hands.storage.buckets(key="many")) == 2
-        assert len(await hands.storage.buckets(count=3)) == 3
-        assert list(await hands.storage.buckets(limit="nobody")) == []
+        assert len(await store_user.storage.buckets(key="many")) == 2
+        assert len(await store_user.storage.buckets(count=3)) == 3
+        assert list(await store_user.storage.buckets(limit="nobody")) == []
 
-    async def test_a_buckets_state_can_be_read_by_its_rule(self, hands: Hands) -> None:
+    async def test_a_buckets_state_can_be_read_by_its_rule(self, store_user: StoreUser) -> None:
         rule = strict(5)
-        hands.rules = {"api": rule}
-        await hands.add(3, draws=[("api", "acme")])
-        await hands.take()
-        (bucket,) = await hands.storage.buckets()
+        store_user.rules = {"api": rule}
+        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.take()
+        (bucket,) = await store_user.storage.buckets()
         assert bucket.state is not None
-        now = hands.storage.limit_now()
+        now = store_user.storage.limit_now()
         snapshot = rule.snapshot(rule.load(bucket.state, now), now)
         assert (snapshot.used, snapshot.available) == (3, 2)
 
-    async def test_only_final_jobs_are_given_as_final(self, hands: Hands) -> None:
-        (waiting,) = await hands.add(queue="other")
-        await hands.add(3)
-        running, done, failed = await hands.take()
-        await hands.succeed(done)
-        await hands.fail(failed)
+    async def test_only_final_jobs_are_given_as_final(self, store_user: StoreUser) -> None:
+        (waiting,) = await store_user.add(queue="other")
+        await store_user.add(3)
+        running, done, failed = await store_user.take()
+        await store_user.succeed(done)
+        await store_user.fail(failed)
         asked = [waiting, running.id, done.id, failed.id, "nobody"]
-        found = {record.id: record.state for record in await hands.storage.final(asked)}
+        found = {record.id: record.state for record in await store_user.storage.final(asked)}
         assert found == {done.id: JobState.SUCCEEDED, failed.id: JobState.FAILED}
 
     # --------------------------------------------------------------------------------------- watching
 
-    async def test_whoever_watches_is_woken_by_each_change(self, hands: Hands, clock: ManualClock) -> None:
+    async def test_whoever_watches_is_woken_by_each_change(self, store_user: StoreUser, clock: ManualClock) -> None:
         woken = asyncio.Event()
-        unwatch = hands.storage.watch(woken.set)
+        unwatch = store_user.storage.watch(woken.set)
 
         async def wakes() -> None:
             await woken.wait()
             woken.clear()
 
-        (id,) = await hands.add()
+        (id,) = await store_user.add()
         await wakes()
-        await hands.give_back(await hands.take_one())
+        await store_user.give_back(await store_user.take_one())
         await wakes()
-        await hands.storage.cancel(id)
+        await store_user.storage.cancel(id)
         await wakes()
-        await hands.storage.retry(id)
+        await store_user.storage.retry(id)
         await wakes()
-        await hands.take_one()
-        await hands.storage.leave(hands.node)
+        await store_user.take_one()
+        await store_user.storage.leave(store_user.node)
         await wakes()
-        await hands.storage.join(hands.node, "a")
-        await hands.take_one()
+        await store_user.storage.join(store_user.node, "a")
+        await store_user.take_one()
         woken.clear()
-        await recover(hands)
+        await recover(store_user)
         await wakes()
         unwatch()
 
-    async def test_an_ending_by_which_nothing_can_be_claimed_wakes_who_waits_for_endings(self, hands: Hands) -> None:
+    async def test_an_ending_by_which_nothing_can_be_claimed_wakes_who_waits_for_endings(
+        self, store_user: StoreUser
+    ) -> None:
         woken: list[str] = []
-        hands.storage.watch(lambda: woken.append("endings"))
-        hands.storage.watch(lambda: woken.append("claims"), endings=False)
-        await hands.add()
-        job = await hands.take_one()
+        store_user.storage.watch(lambda: woken.append("endings"))
+        store_user.storage.watch(lambda: woken.append("claims"), endings=False)
+        await store_user.add()
+        job = await store_user.take_one()
         woken.clear()
-        await hands.succeed(job)
+        await store_user.succeed(job)
         assert set(woken) == {"endings"}
-        await hands.add()
-        job = await hands.take_one()
+        await store_user.add()
+        job = await store_user.take_one()
         woken.clear()
-        await hands.fail(job)
+        await store_user.fail(job)
         assert "endings" in woken
 
-    async def test_a_watch_that_ended_is_silent(self, hands: Hands) -> None:
+    async def test_a_watch_that_ended_is_silent(self, store_user: StoreUser) -> None:
         ended, still = asyncio.Event(), asyncio.Event()
-        unwatch = hands.storage.watch(ended.set)
-        hands.storage.watch(still.set)
+        unwatch = store_user.storage.watch(ended.set)
+        store_user.storage.watch(still.set)
         unwatch()
-        await hands.add()
+        await store_user.add()
         await still.wait()
         assert not ended.is_set()
 
-    async def test_opening_and_closing_twice_is_fine(self, hands: Hands, storage: Store) -> None:
-        await hands.add()
+    async def test_opening_and_closing_twice_is_fine(self, store_user: StoreUser, storage: Store) -> None:
+        await store_user.add()
         await storage.close()
         await storage.close()
         await storage.open()
-        assert await hands.counts() == QueueCounts("default", 1, 0, 0, 0, 0)
+        assert await store_user.counts() == QueueCounts("default", 1, 0, 0, 0, 0)

@@ -15,37 +15,39 @@ from headgate.jobs.lifecycle import Finished
 from headgate.storage.procedures import listing
 from headgate.storage.records import BucketPlace, BucketRecord, JobCount, JobFilter, ViewCount, WaitingCount
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
+from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, strict
 
 
-async def found(hands: Hands, **filter: Any) -> list[str]:
+async def found(store_user: StoreUser, **filter: Any) -> list[str]:
     """What a filter finds, however it is looked at: in both directions, page by page, and counted."""
-    ids = [record.id for record in await hands.storage.jobs(JobFilter(**filter))]
-    assert [record.id for record in await hands.storage.jobs(JobFilter(**filter, oldest_first=True))] == ids[::-1]
+    ids = [record.id for record in await store_user.storage.jobs(JobFilter(**filter))]
+    assert [record.id for record in await store_user.storage.jobs(JobFilter(**filter, oldest_first=True))] == ids[::-1]
     for oldest_first in (False, True):
         paged: list[str] = []
         cursor: str | None = None
-        while page := await hands.storage.jobs(JobFilter(**filter, oldest_first=oldest_first, cursor=cursor, count=2)):
+        while page := await store_user.storage.jobs(
+            JobFilter(**filter, oldest_first=oldest_first, cursor=cursor, count=2)
+        ):
             paged += [record.id for record in page]
             cursor = paged[-1]
         assert paged == (ids[::-1] if oldest_first else ids)
-    assert await hands.storage.count_jobs(JobFilter(**filter), 1000) == len(ids)
-    assert await hands.storage.count_jobs(JobFilter(**filter), 1) == min(1, len(ids))
-    assert await hands.storage.bounded_count(JobFilter(**filter), 1000) == JobCount(len(ids), True)
+    assert await store_user.storage.count_jobs(JobFilter(**filter), 1000) == len(ids)
+    assert await store_user.storage.count_jobs(JobFilter(**filter), 1) == min(1, len(ids))
+    assert await store_user.storage.bounded_count(JobFilter(**filter), 1000) == JobCount(len(ids), True)
     with mock.patch.multiple(listing, AT_ONCE=2, FEW=1):
         for oldest_first in (False, True):
             asked = JobFilter(**filter, oldest_first=oldest_first, count=2)
-            assert await bounded_pages(hands, asked) == (ids[::-1] if oldest_first else ids)
-        counted = await hands.storage.bounded_count(JobFilter(**filter), 1000)
+            assert await bounded_pages(store_user, asked) == (ids[::-1] if oldest_first else ids)
+        counted = await store_user.storage.bounded_count(JobFilter(**filter), 1000)
         assert counted.count == len(ids) if counted.is_exact else counted.count <= len(ids)
     return ids
 
 
-async def bounded_pages(hands: Hands, filter: JobFilter) -> list[str]:
+async def bounded_pages(store_user: StoreUser, filter: JobFilter) -> list[str]:
     """The ids of all pages that read a bounded number of jobs each."""
     ids: list[str] = []
     while True:
-        page = await hands.storage.page(filter)
+        page = await store_user.storage.page(filter)
         ids += [record.id for record in page.jobs]
         assert len(page.jobs) < filter.count if page.is_cut else len(page.jobs) == filter.count or page.next is None
         if page.next is None:
@@ -53,11 +55,11 @@ async def bounded_pages(hands: Hands, filter: JobFilter) -> list[str]:
         filter = replace(filter, cursor=page.next)
 
 
-async def bucket_pages(hands: Hands, count: int) -> list[BucketRecord]:
+async def bucket_pages(store_user: StoreUser, count: int) -> list[BucketRecord]:
     """All buckets, so many a page."""
     paged: list[BucketRecord] = []
     after: BucketPlace | None = None
-    while page := await hands.storage.buckets(count=count, after=after):
+    while page := await store_user.storage.buckets(count=count, after=after):
         paged += page
         last = page[-1]
         after = BucketPlace(last.opens_at is not None, last.waiting, last.draw.limit, last.draw.key)
@@ -65,12 +67,12 @@ async def bucket_pages(hands: Hands, count: int) -> list[BucketRecord]:
 
 
 class ListingConformance(Conformance):
-    async def test_jobs_are_listed_by_state(self, hands: Hands) -> None:
-        waiting, running, succeeded, failed, cancelled = [await hands.add_one(priority=p) for p in (0, 9, 8, 7, 6)]
-        _, to_succeed, to_fail = await hands.take(3)
-        await hands.succeed(to_succeed)
-        await hands.fail(to_fail)
-        await hands.storage.cancel(cancelled)
+    async def test_jobs_are_listed_by_state(self, store_user: StoreUser) -> None:
+        waiting, running, succeeded, failed, cancelled = [await store_user.add_one(priority=p) for p in (0, 9, 8, 7, 6)]
+        _, to_succeed, to_fail = await store_user.take(3)
+        await store_user.succeed(to_succeed)
+        await store_user.fail(to_fail)
+        await store_user.storage.cancel(cancelled)
         for state, id in (
             (JobState.WAITING, waiting),
             (JobState.RUNNING, running),
@@ -78,68 +80,70 @@ class ListingConformance(Conformance):
             (JobState.FAILED, failed),
             (JobState.CANCELLED, cancelled),
         ):
-            assert await found(hands, state=state) == [id]
-        assert await found(hands) == [cancelled, failed, succeeded, running, waiting]
+            assert await found(store_user, state=state) == [id]
+        assert await found(store_user) == [cancelled, failed, succeeded, running, waiting]
 
-    async def test_waiting_jobs_are_listed_by_what_they_wait_for(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        ready = await hands.add_one(queue="other")
-        first, throttled = await hands.add(2, draws=[("api", "acme")])
-        delayed_there = await hands.add_one(draws=[("api", "acme")], delay=60)
-        delayed = await hands.add_one(delay=30)
-        assert await hands.take_ids() == [first]
-        assert await found(hands, view="ready") == [ready]
-        assert await found(hands, view="throttled") == [throttled]
-        assert await found(hands, view="scheduled") == [delayed, delayed_there]
-        assert await found(hands, view="scheduled", limit="api") == [delayed_there]
-        assert await found(hands, view="blocked") == []
-        assert await found(hands, view="ready", state=JobState.FAILED) == []
+    async def test_waiting_jobs_are_listed_by_what_they_wait_for(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        ready = await store_user.add_one(queue="other")
+        first, throttled = await store_user.add(2, draws=[("api", "acme")])
+        delayed_there = await store_user.add_one(draws=[("api", "acme")], delay=60)
+        delayed = await store_user.add_one(delay=30)
+        assert await store_user.take_ids() == [first]
+        assert await found(store_user, view="ready") == [ready]
+        assert await found(store_user, view="throttled") == [throttled]
+        assert await found(store_user, view="scheduled") == [delayed, delayed_there]
+        assert await found(store_user, view="scheduled", limit="api") == [delayed_there]
+        assert await found(store_user, view="blocked") == []
+        assert await found(store_user, view="ready", state=JobState.FAILED) == []
         clock.advance(31)
-        assert await found(hands, view="ready") == [delayed, ready]
+        assert await found(store_user, view="ready") == [delayed, ready]
 
-    async def test_what_waiting_jobs_wait_for_is_counted_by_queue_and_task(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        hands.tasks = {"work", "other"}
-        await hands.add(3, draws=[("api", "acme")])
-        await hands.add(2, delay=60)
-        await hands.take()
-        await hands.add(4, task="other")
-        await hands.add(1, queue="mail")
-        assert list(await hands.storage.waiting()) == [
+    async def test_what_waiting_jobs_wait_for_is_counted_by_queue_and_task(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        store_user.tasks = {"work", "other"}
+        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.add(2, delay=60)
+        await store_user.take()
+        await store_user.add(4, task="other")
+        await store_user.add(1, queue="mail")
+        assert list(await store_user.storage.waiting()) == [
             WaitingCount("default", "other", "ready", 4),
             WaitingCount("default", "work", "scheduled", 2),
             WaitingCount("default", "work", "throttled", 2),
             WaitingCount("mail", "work", "ready", 1),
         ]
-        assert sum(each.jobs for each in await hands.storage.waiting(most=3)) == 3
+        assert sum(each.jobs for each in await store_user.storage.waiting(most=3)) == 3
 
-    async def test_what_waiting_jobs_wait_for_is_counted_by_queue(self, hands: Hands) -> None:
-        assert list(await hands.storage.views()) == []
-        hands.rules = {"api": strict(1)}
-        hands.tasks = {"work", "other"}
-        leader = hands.new(queue="mail")
-        await hands.storage.add([leader, replace(hands.new(queue="mail"), origin=Origin(follows=leader.id))])
-        await hands.add(3, draws=[("api", "acme")])
-        await hands.add(1, draws=[("api", "acme")], delay=90)
-        await hands.add(2, delay=60)
+    async def test_what_waiting_jobs_wait_for_is_counted_by_queue(self, store_user: StoreUser) -> None:
+        assert list(await store_user.storage.views()) == []
+        store_user.rules = {"api": strict(1)}
+        store_user.tasks = {"work", "other"}
+        leader = store_user.new(queue="mail")
+        await store_user.storage.add([leader, replace(store_user.new(queue="mail"), origin=Origin(follows=leader.id))])
+        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.add(1, draws=[("api", "acme")], delay=90)
+        await store_user.add(2, delay=60)
         # Before any claim has looked at what was added, and after.
-        assert list(await hands.storage.views()) == [
+        assert list(await store_user.storage.views()) == [
             ViewCount("default", "ready", 3),
             ViewCount("default", "scheduled", 3),
             ViewCount("mail", "blocked", 1),
             ViewCount("mail", "ready", 1),
         ]
-        await hands.take()
-        await hands.add(4, task="other")
-        assert list(await hands.storage.views()) == [
+        await store_user.take()
+        await store_user.add(4, task="other")
+        assert list(await store_user.storage.views()) == [
             ViewCount("default", "ready", 4),
             ViewCount("default", "scheduled", 3),
             ViewCount("default", "throttled", 2),
             ViewCount("mail", "blocked", 1),
             ViewCount("mail", "ready", 1),
         ]
-        hands.clock.advance(70)
-        assert list(await hands.storage.views()) == [
+        store_user.clock.advance(70)
+        assert list(await store_user.storage.views()) == [
             ViewCount("default", "ready", 8),
             ViewCount("default", "scheduled", 1),
             ViewCount("mail", "blocked", 1),
@@ -158,183 +162,193 @@ class ListingConformance(Conformance):
             ("text", "100%_"),
         ],
     )
-    async def test_jobs_are_listed_by_what_they_are(self, hands: Hands, name: str, value: str) -> None:
-        await hands.add(2)
+    async def test_jobs_are_listed_by_what_they_are(self, store_user: StoreUser, name: str, value: str) -> None:
+        await store_user.add(2)
         wanted = {
-            "queue": lambda: hands.new(queue="mail"),
-            "task": lambda: hands.new(task="send"),
-            "unique_key": lambda: replace(hands.new(), unique_key="acme"),
-            "schedule": lambda: replace(hands.new(), origin=Origin(schedule="nightly", occurs_at=5)),
-            "batch": lambda: replace(hands.new(), origin=Origin(batch="batch-1")),
-            "text": lambda: hands.new(payload='{"to":"ada","at":"100%_"}'),
+            "queue": lambda: store_user.new(queue="mail"),
+            "task": lambda: store_user.new(task="send"),
+            "unique_key": lambda: replace(store_user.new(), unique_key="acme"),
+            "schedule": lambda: replace(store_user.new(), origin=Origin(schedule="nightly", occurs_at=5)),
+            "batch": lambda: replace(store_user.new(), origin=Origin(batch="batch-1")),
+            "text": lambda: store_user.new(payload='{"to":"ada","at":"100%_"}'),
         }[name]()
-        other = hands.new(queue="mai", task="sen", payload='{"to":"bob","at":"1000"}')
-        await hands.storage.add([wanted, other])
-        assert await found(hands, **{name: value}) == [wanted.id]
-        assert await found(hands, **{name: "nothing"}) == []
+        other = store_user.new(queue="mai", task="sen", payload='{"to":"bob","at":"1000"}')
+        await store_user.storage.add([wanted, other])
+        assert await found(store_user, **{name: value}) == [wanted.id]
+        assert await found(store_user, **{name: "nothing"}) == []
 
-    async def test_jobs_are_listed_by_node(self, hands: Hands) -> None:
-        await hands.storage.join("node-b", "b")
-        await hands.add(3)
-        mine, theirs = await hands.take_one(), await hands.take_one(node="node-b")
-        assert await found(hands, node="node-a") == [mine.id]
-        assert await found(hands, node="node-b", state=JobState.RUNNING) == [theirs.id]
-        await hands.succeed(mine)
-        assert await found(hands, node="node-a", state=JobState.RUNNING) == []
+    async def test_jobs_are_listed_by_node(self, store_user: StoreUser) -> None:
+        await store_user.storage.join("node-b", "b")
+        await store_user.add(3)
+        mine, theirs = await store_user.take_one(), await store_user.take_one(node="node-b")
+        assert await found(store_user, node="node-a") == [mine.id]
+        assert await found(store_user, node="node-b", state=JobState.RUNNING) == [theirs.id]
+        await store_user.succeed(mine)
+        assert await found(store_user, node="node-a", state=JobState.RUNNING) == []
 
-    async def test_a_job_that_waits_again_is_listed_under_the_node_that_ran_it_last(self, hands: Hands) -> None:
-        id = await hands.add_one()
-        await hands.retry_later(await hands.take_one())
-        assert await found(hands, node="node-a") == await found(hands, state=JobState.WAITING, node="node-a") == [id]
-        assert (await hands.record(id)).node == "node-a"
+    async def test_a_job_that_waits_again_is_listed_under_the_node_that_ran_it_last(
+        self, store_user: StoreUser
+    ) -> None:
+        id = await store_user.add_one()
+        await store_user.retry_later(await store_user.take_one())
+        assert (
+            await found(store_user, node="node-a")
+            == await found(store_user, state=JobState.WAITING, node="node-a")
+            == [id]
+        )
+        assert (await store_user.record(id)).node == "node-a"
 
-    async def test_jobs_are_listed_by_how_the_type_of_their_error_begins(self, hands: Hands) -> None:
-        await hands.add(4)
-        jobs = await hands.take()
+    async def test_jobs_are_listed_by_how_the_type_of_their_error_begins(self, store_user: StoreUser) -> None:
+        await store_user.add(4)
+        jobs = await store_user.take()
         types = ["httpx.ReadTimeout", "httpx.ConnectError", "ValueError"]
         endings = [
             Finished(job.id, job.fence, JobState.FAILED, error=JobError(type=type, message="httpx"))
             for job, type in zip(jobs, types, strict=False)
         ]
-        await hands.storage.finish(hands.node, endings)
-        assert await found(hands, error="httpx.") == [jobs[1].id, jobs[0].id]
-        assert await found(hands, error="httpx.Read", state=JobState.FAILED) == [jobs[0].id]
-        assert await found(hands, error="ValueError") == [jobs[2].id]
-        assert await found(hands, error="Value_rror") == await found(hands, error="%") == []
+        await store_user.storage.finish(store_user.node, endings)
+        assert await found(store_user, error="httpx.") == [jobs[1].id, jobs[0].id]
+        assert await found(store_user, error="httpx.Read", state=JobState.FAILED) == [jobs[0].id]
+        assert await found(store_user, error="ValueError") == [jobs[2].id]
+        assert await found(store_user, error="Value_rror") == await found(store_user, error="%") == []
 
     async def test_jobs_are_listed_by_when_they_were_enqueued_and_finished(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         began = clock.now()
         ids: list[str] = []
         for _ in range(4):
-            ids.append(await hands.add_one())
+            ids.append(await store_user.add_one())
             clock.advance(1)
-        for job in await hands.take(3):
-            await hands.fail(job)
+        for job in await store_user.take(3):
+            await store_user.fail(job)
             clock.advance(1)
         at = [began + second * SECOND for second in range(8)]
-        assert await found(hands, enqueued_from=at[1], enqueued_until=at[3]) == [ids[2], ids[1]]
-        assert await found(hands, enqueued_until=at[1]) == [ids[0]]
-        assert await found(hands, finished_from=at[5]) == [ids[2], ids[1]]
-        assert await found(hands, finished_from=at[4], finished_until=at[5]) == [ids[0]]
-        assert await found(hands, state=JobState.FAILED, finished_from=at[5]) == [ids[2], ids[1]]
-        assert await found(hands, state=JobState.FAILED, finished_until=at[5]) == [ids[0]]
+        assert await found(store_user, enqueued_from=at[1], enqueued_until=at[3]) == [ids[2], ids[1]]
+        assert await found(store_user, enqueued_until=at[1]) == [ids[0]]
+        assert await found(store_user, finished_from=at[5]) == [ids[2], ids[1]]
+        assert await found(store_user, finished_from=at[4], finished_until=at[5]) == [ids[0]]
+        assert await found(store_user, state=JobState.FAILED, finished_from=at[5]) == [ids[2], ids[1]]
+        assert await found(store_user, state=JobState.FAILED, finished_until=at[5]) == [ids[0]]
 
-    async def test_filters_add_up(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100), "day": strict(100)}
+    async def test_filters_add_up(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100), "day": strict(100)}
         for queue in ("mail", "default"):
             for key in ("acme", "globex"):
-                await hands.add(1, queue=queue, draws=[("api", key), ("day", "")], payload=f'"{key}"')
-        one = await found(hands, queue="mail", limit="api", key="acme", text="acme", state=JobState.WAITING)
+                await store_user.add(1, queue=queue, draws=[("api", key), ("day", "")], payload=f'"{key}"')
+        one = await found(store_user, queue="mail", limit="api", key="acme", text="acme", state=JobState.WAITING)
         assert len(one) == 1
-        assert await found(hands, queue="mail", limit="day", key="acme") == []
-        assert len(await found(hands, limit="day")) == 4
+        assert await found(store_user, queue="mail", limit="day", key="acme") == []
+        assert len(await found(store_user, limit="day")) == 4
 
-    async def test_a_count_goes_on_from_its_cursor(self, hands: Hands) -> None:
-        ids = await hands.add(5)
-        assert await hands.storage.count_jobs(JobFilter(cursor=ids[2]), 100) == 2
-        assert await hands.storage.count_jobs(JobFilter(cursor=ids[1], oldest_first=True), 100) == 3
+    async def test_a_count_goes_on_from_its_cursor(self, store_user: StoreUser) -> None:
+        ids = await store_user.add(5)
+        assert await store_user.storage.count_jobs(JobFilter(cursor=ids[2]), 100) == 2
+        assert await store_user.storage.count_jobs(JobFilter(cursor=ids[1], oldest_first=True), 100) == 3
 
-    async def test_pages_go_on_from_a_job_that_was_pruned_since(self, hands: Hands) -> None:
-        ids = [await hands.add_one(queue=queue) for queue in ("default", "default", "other", "default", "default")]
-        await hands.storage.cancel(ids[2])
-        assert await hands.storage.prune(hands.clock.now() + 1) == 1
+    async def test_pages_go_on_from_a_job_that_was_pruned_since(self, store_user: StoreUser) -> None:
+        ids = [await store_user.add_one(queue=queue) for queue in ("default", "default", "other", "default", "default")]
+        await store_user.storage.cancel(ids[2])
+        assert await store_user.storage.prune(store_user.clock.now() + 1) == 1
         for state in (None, JobState.WAITING):
             for oldest_first, left in ((False, [ids[1], ids[0]]), (True, ids[3:])):
                 going_on = JobFilter(cursor=ids[2], oldest_first=oldest_first, state=state)
-                assert [record.id for record in await hands.storage.jobs(going_on)] == left
-                assert await hands.storage.count_jobs(going_on, 100) == 2
+                assert [record.id for record in await store_user.storage.jobs(going_on)] == left
+                assert await store_user.storage.count_jobs(going_on, 100) == 2
         # Nothing is left on that side of it.
-        await hands.storage.cancel(ids[0])
-        await hands.storage.cancel(ids[4])
-        assert await hands.storage.prune(hands.clock.now() + 1) == 2
-        assert list(await hands.storage.jobs(JobFilter(cursor=ids[0]))) == []
-        assert list(await hands.storage.jobs(JobFilter(cursor=ids[4], oldest_first=True))) == []
+        await store_user.storage.cancel(ids[0])
+        await store_user.storage.cancel(ids[4])
+        assert await store_user.storage.prune(store_user.clock.now() + 1) == 2
+        assert list(await store_user.storage.jobs(JobFilter(cursor=ids[0]))) == []
+        assert list(await store_user.storage.jobs(JobFilter(cursor=ids[4], oldest_first=True))) == []
 
-    async def test_a_node_tells_its_slots_and_version(self, hands: Hands) -> None:
-        await hands.storage.join("node-b", "b", queues={"default": 4, "mail": 1}, version="1.2.3")
-        nodes = {node.id: node for node in await hands.storage.nodes()}
+    async def test_a_node_tells_its_slots_and_version(self, store_user: StoreUser) -> None:
+        await store_user.storage.join("node-b", "b", queues={"default": 4, "mail": 1}, version="1.2.3")
+        nodes = {node.id: node for node in await store_user.storage.nodes()}
         assert (nodes["node-b"].queues, nodes["node-b"].version) == ({"default": 4, "mail": 1}, "1.2.3")
         assert (nodes["node-a"].queues, nodes["node-a"].version) == ({}, "")
 
-    async def test_a_blocked_job_is_listed_counted_and_not_run_now(self, hands: Hands) -> None:
-        leader = hands.new()
-        follower = replace(hands.new(delay=3600), origin=Origin(follows=leader.id))
-        await hands.storage.add([leader, follower])
-        assert await found(hands, view="blocked") == [follower.id]
-        assert await found(hands, view="ready") == [leader.id]
-        assert await found(hands, view="scheduled") == []
-        assert await found(hands, state=JobState.WAITING) == [follower.id, leader.id]
-        assert list(await hands.storage.waiting()) == [
+    async def test_a_blocked_job_is_listed_counted_and_not_run_now(self, store_user: StoreUser) -> None:
+        leader = store_user.new()
+        follower = replace(store_user.new(delay=3600), origin=Origin(follows=leader.id))
+        await store_user.storage.add([leader, follower])
+        assert await found(store_user, view="blocked") == [follower.id]
+        assert await found(store_user, view="ready") == [leader.id]
+        assert await found(store_user, view="scheduled") == []
+        assert await found(store_user, state=JobState.WAITING) == [follower.id, leader.id]
+        assert list(await store_user.storage.waiting()) == [
             WaitingCount("default", "work", "blocked", 1),
             WaitingCount("default", "work", "ready", 1),
         ]
         with pytest.raises(IllegalTransition, match=r"waits until .* is final"):
-            await hands.storage.run_now(follower.id)
+            await store_user.storage.run_now(follower.id)
 
-    async def test_jobs_that_pass_a_draw_when_they_are_tried_again_are_listed_under_it(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(9), "slot": at_once(9)}
-        free = await hands.add_one(draws=[("api", "acme")], free_retries=0b1)
-        holder = await hands.add_one(draws=[("slot", "acme")], hold="until_final")
-        both = await hands.add_one(draws=[("api", "acme"), ("slot", "acme")], hold="until_final")
-        for job in await hands.take():
-            await hands.retry_later(job)
+    async def test_jobs_that_pass_a_draw_when_they_are_tried_again_are_listed_under_it(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"api": strict(9), "slot": at_once(9)}
+        free = await store_user.add_one(draws=[("api", "acme")], free_retries=0b1)
+        holder = await store_user.add_one(draws=[("slot", "acme")], hold="until_final")
+        both = await store_user.add_one(draws=[("api", "acme"), ("slot", "acme")], hold="until_final")
+        for job in await store_user.take():
+            await store_user.retry_later(job)
         for view in (None, "scheduled"):
             asked = {"state": JobState.WAITING, "view": view}
-            assert await found(hands, limit="api", **asked) == [both, free]
-            assert await found(hands, limit="slot", **asked) == [both, holder]
-            assert await found(hands, limit="slot", key="acme", **asked) == [both, holder]
-            assert await found(hands, key="acme", **asked) == [both, holder, free]
-            assert await found(hands, limit="slot", key="globex", **asked) == []
+            assert await found(store_user, limit="api", **asked) == [both, free]
+            assert await found(store_user, limit="slot", **asked) == [both, holder]
+            assert await found(store_user, limit="slot", key="acme", **asked) == [both, holder]
+            assert await found(store_user, key="acme", **asked) == [both, holder, free]
+            assert await found(store_user, limit="slot", key="globex", **asked) == []
 
-    async def test_waiting_jobs_of_a_key_are_listed_whatever_they_wait_for(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        leader = hands.new()
-        follower = replace(hands.new(draws=[("api", "acme")]), origin=Origin(follows=leader.id))
-        await hands.storage.add([leader, follower])
-        first, second = await hands.add(2, draws=[("api", "acme")])
-        (delayed,) = await hands.add(1, draws=[("api", "acme")], delay=60)
-        await hands.add(1, draws=[("api", "globex")])
+    async def test_waiting_jobs_of_a_key_are_listed_whatever_they_wait_for(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        leader = store_user.new()
+        follower = replace(store_user.new(draws=[("api", "acme")]), origin=Origin(follows=leader.id))
+        await store_user.storage.add([leader, follower])
+        first, second = await store_user.add(2, draws=[("api", "acme")])
+        (delayed,) = await store_user.add(1, draws=[("api", "acme")], delay=60)
+        await store_user.add(1, draws=[("api", "globex")])
         mine = {"limit": "api", "key": "acme"}
-        assert await found(hands, state=JobState.WAITING, **mine) == [delayed, second, first, follower.id]
-        assert await found(hands, state=JobState.WAITING, key="nobody") == []
-        await hands.take(4)
-        assert await found(hands, state=JobState.WAITING, **mine) == [delayed, second, follower.id]
-        assert await found(hands, view="throttled", **mine) == [second]
-        assert await found(hands, view="scheduled", **mine) == [delayed]
-        assert await found(hands, view="blocked", **mine) == [follower.id]
-        assert await found(hands, view="ready", **mine) == []
+        assert await found(store_user, state=JobState.WAITING, **mine) == [delayed, second, first, follower.id]
+        assert await found(store_user, state=JobState.WAITING, key="nobody") == []
+        await store_user.take(4)
+        assert await found(store_user, state=JobState.WAITING, **mine) == [delayed, second, follower.id]
+        assert await found(store_user, view="throttled", **mine) == [second]
+        assert await found(store_user, view="scheduled", **mine) == [delayed]
+        assert await found(store_user, view="blocked", **mine) == [follower.id]
+        assert await found(store_user, view="ready", **mine) == []
 
     # ---------------------------------------------------------------------------------------- buckets
 
-    async def test_buckets_come_in_pages_that_miss_nothing(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1), "day": strict(1)}
+    async def test_buckets_come_in_pages_that_miss_nothing(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "day": strict(1)}
         for key, jobs in (("stripe:a", 3), ("stripe:b", 5), ("str_pe:c", 2), ("paypal", 2), ("x", 1)):
-            await hands.add(jobs, draws=[("api", key)])
-        await hands.add(2, draws=[("day", "stripe:a")])
-        await hands.claim()
-        every = await hands.storage.buckets()
+            await store_user.add(jobs, draws=[("api", key)])
+        await store_user.add(2, draws=[("day", "stripe:a")])
+        await store_user.claim()
+        every = await store_user.storage.buckets()
         assert [(each.draw.key, each.waiting) for each in every[:2]] == [("stripe:b", 4), ("stripe:a", 2)]
         assert len(every) == 6
         for count in (1, 2, 4):
-            assert await bucket_pages(hands, count) == list(every)
-        throttled = await hands.storage.throttled()
+            assert await bucket_pages(store_user, count) == list(every)
+        throttled = await store_user.storage.throttled()
         assert throttled == [each for each in every if each.opens_at is not None]
         assert len(throttled) == 5
-        assert await hands.storage.throttled(2) == throttled[:2]
-        begins = await hands.storage.buckets("api", prefix="stripe:")
+        assert await store_user.storage.throttled(2) == throttled[:2]
+        begins = await store_user.storage.buckets("api", prefix="stripe:")
         assert [each.draw.key for each in begins] == ["stripe:b", "stripe:a"]
         # What would stand for any character in a pattern is one like any other.
-        assert [each.draw.key for each in await hands.storage.buckets(prefix="str_")] == ["str_pe:c"]
-        assert len(await hands.storage.buckets(prefix="")) == 6
+        assert [each.draw.key for each in await store_user.storage.buckets(prefix="str_")] == ["str_pe:c"]
+        assert len(await store_user.storage.buckets(prefix="")) == 6
         # Too many to be ranked: by name.
         with mock.patch.object(listing, "AT_ONCE", 4):
             for count in (1, 4, 6, 10):
-                assert await bucket_pages(hands, count) == sorted(
+                assert await bucket_pages(store_user, count) == sorted(
                     every, key=lambda each: (each.draw.limit, each.draw.key)
                 )
-            begins = await hands.storage.buckets("api", prefix="stripe:")
+            begins = await store_user.storage.buckets("api", prefix="stripe:")
             assert [each.draw.key for each in begins] == ["stripe:a", "stripe:b"]
-            assert await hands.storage.buckets("api", "paypal") == [each for each in every if each.draw.key == "paypal"]
-            assert {each.draw for each in await hands.storage.throttled()} < {each.draw for each in throttled}
+            assert await store_user.storage.buckets("api", "paypal") == [
+                each for each in every if each.draw.key == "paypal"
+            ]
+            assert {each.draw for each in await store_user.storage.throttled()} < {each.draw for each in throttled}

@@ -25,7 +25,7 @@ from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.records import Amendment
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import MINUTE, Conformance, Hands, at_once, rate, shared, strict
+from tests.conformance.storage_suite.store_user import MINUTE, Conformance, StoreUser, at_once, rate, shared, strict
 
 API = [("api", "acme")]
 ACME = Draw("api", "acme")
@@ -49,23 +49,23 @@ def sliding(count: int) -> AnyRule:
 class LiveLimitsConformance(Conformance):
     # ----------------------------------------------------------------------------------------- setting
 
-    async def test_a_raised_limit_lets_the_backlog_go_at_once(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(2)}
-        ids = await hands.add(10, draws=API)
-        assert await hands.take_ids() == ids[:2]
-        assert await hands.take() == []
-        await hands.set("api", strict(7))
-        assert await hands.take_ids() == ids[2:7]
-        assert await hands.take() == []
+    async def test_a_raised_limit_lets_the_backlog_go_at_once(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(2)}
+        ids = await store_user.add(10, draws=API)
+        assert await store_user.take_ids() == ids[:2]
+        assert await store_user.take() == []
+        await store_user.set("api", strict(7))
+        assert await store_user.take_ids() == ids[2:7]
+        assert await store_user.take() == []
 
     async def test_who_dies_after_the_commit_of_a_change_leaves_nobody_waiting_for_ever(
-        self, hands: Hands, monkeypatch: pytest.MonkeyPatch
+        self, store_user: StoreUser, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        hands.rules = {"api": strict(10)}
-        paused = await hands.pause("api")
-        ids = await hands.add(2, draws=API)
-        assert (await hands.claim()).next_in is None
-        write, commits = hands.storage.driver.write, 0
+        store_user.rules = {"api": strict(10)}
+        paused = await store_user.pause("api")
+        ids = await store_user.add(2, draws=API)
+        assert (await store_user.claim()).next_in is None
+        write, commits = store_user.storage.driver.write, 0
 
         async def write_once(*args: Any, **options: Any) -> Any:
             nonlocal commits
@@ -75,136 +75,140 @@ class LiveLimitsConformance(Conformance):
             return await write(*args, **options)
 
         with monkeypatch.context() as patched, contextlib.suppress(StorageUnavailable):
-            patched.setattr(hands.storage.driver, "write", write_once)
-            await hands.unset(paused)
+            patched.setattr(store_user.storage.driver, "write", write_once)
+            await store_user.unset(paused)
         assert commits
-        assert await hands.take_ids() == ids
+        assert await store_user.take_ids() == ids
 
-    async def test_all_lines_of_the_limit_are_looked_at_again(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1, per=3600), "other": strict(1, per=3600)}
+    async def test_all_lines_of_the_limit_are_looked_at_again(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1, per=3600), "other": strict(1, per=3600)}
         for key in "abcde":
-            await hands.add(3, draws=[("api", key)], queue="left" if key < "c" else "right")
-            await hands.add(3, draws=[("other", key)])
+            await store_user.add(3, draws=[("api", key)], queue="left" if key < "c" else "right")
+            await store_user.add(3, draws=[("other", key)])
         queues = ["left", "right", "default"]
-        assert len(await hands.take(queues=queues)) == 10
-        await hands.set("api", strict(2, per=3600))
-        taken = await hands.take(queues=queues)
+        assert len(await store_user.take(queues=queues)) == 10
+        await store_user.set("api", strict(2, per=3600))
+        taken = await store_user.take(queues=queues)
         assert sorted(draw.key for job in taken for draw in job.draws if draw.limit == "api") == list("abcde")
         assert len(taken) == 5
 
-    async def test_a_lowered_limit_holds_at_once(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(5)}
-        await hands.add(20, draws=API)
-        assert len(await hands.take(4)) == 4
-        await hands.set("api", strict(2))
-        assert await hands.take() == []
+    async def test_a_lowered_limit_holds_at_once(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(5)}
+        await store_user.add(20, draws=API)
+        assert len(await store_user.take(4)) == 4
+        await store_user.set("api", strict(2))
+        assert await store_user.take() == []
         clock.advance(60)
-        assert len(await hands.take()) == 2
+        assert len(await store_user.take()) == 2
 
-    async def test_more_permits_let_more_go_at_once(self, hands: Hands) -> None:
-        hands.rules = {"slots": at_once(1)}
-        ids = await hands.add(5, draws=[("slots", "")])
-        assert await hands.take_ids() == ids[:1]
-        await hands.set("slots", at_once(3))
-        assert await hands.take_ids() == ids[1:3]
+    async def test_more_permits_let_more_go_at_once(self, store_user: StoreUser) -> None:
+        store_user.rules = {"slots": at_once(1)}
+        ids = await store_user.add(5, draws=[("slots", "")])
+        assert await store_user.take_ids() == ids[:1]
+        await store_user.set("slots", at_once(3))
+        assert await store_user.take_ids() == ids[1:3]
 
-    async def test_fewer_permits_than_are_held_let_nobody_new_go_until_it_fits(self, hands: Hands) -> None:
-        hands.rules = {"slots": at_once(3)}
-        ids = await hands.add(5, draws=[("slots", "")])
-        jobs = await hands.take()
-        await hands.set("slots", at_once(1))
+    async def test_fewer_permits_than_are_held_let_nobody_new_go_until_it_fits(self, store_user: StoreUser) -> None:
+        store_user.rules = {"slots": at_once(3)}
+        ids = await store_user.add(5, draws=[("slots", "")])
+        jobs = await store_user.take()
+        await store_user.set("slots", at_once(1))
         for job in jobs:
-            assert await hands.take() == []
-            await hands.succeed(job)
-        assert await hands.take_ids() == ids[3:4]
+            assert await store_user.take() == []
+            await store_user.succeed(job)
+        assert await store_user.take_ids() == ids[3:4]
 
-    async def test_what_is_unset_is_as_declared_again(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(2)}
-        await hands.add(20, draws=API)
-        setting = await hands.set("api", strict(1))
-        assert len(await hands.take()) == 1
-        await hands.unset(setting)
-        assert len(await hands.take()) == 1
+    async def test_what_is_unset_is_as_declared_again(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(2)}
+        await store_user.add(20, draws=API)
+        setting = await store_user.set("api", strict(1))
+        assert len(await store_user.take()) == 1
+        await store_user.unset(setting)
+        assert len(await store_user.take()) == 1
         clock.advance(60)
-        assert len(await hands.take()) == 2
-        assert list(await hands.storage.settings()) == []
+        assert len(await store_user.take()) == 2
+        assert list(await store_user.storage.settings()) == []
 
-    async def test_a_declaration_does_not_beat_what_was_set(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(2)}
-        await hands.add(20, draws=API)
-        await hands.set("api", strict(3))
-        hands.rules = {"api": strict(9)}
-        assert len(await hands.take()) == 3
+    async def test_a_declaration_does_not_beat_what_was_set(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(2)}
+        await store_user.add(20, draws=API)
+        await store_user.set("api", strict(3))
+        store_user.rules = {"api": strict(9)}
+        assert len(await store_user.take()) == 3
 
-    async def test_the_most_specific_setting_wins(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.set("api", strict(2))
-        await hands.set("api", strict(3), scope="pattern", target="a*")
-        await hands.set("api", strict(4), scope="pattern", target="acm*")
-        await hands.set("api", strict(5), scope="tier", target="gold")
-        await hands.set("api", scope="member", target="acme-gold", tier="gold")
-        await hands.set("api", scope="member", target="*:gold", tier="gold")
-        await hands.set("api", strict(6), scope="key", target="acme")
+    async def test_the_most_specific_setting_wins(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.set("api", strict(2))
+        await store_user.set("api", strict(3), scope="pattern", target="a*")
+        await store_user.set("api", strict(4), scope="pattern", target="acm*")
+        await store_user.set("api", strict(5), scope="tier", target="gold")
+        await store_user.set("api", scope="member", target="acme-gold", tier="gold")
+        await store_user.set("api", scope="member", target="*:gold", tier="gold")
+        await store_user.set("api", strict(6), scope="key", target="acme")
         keys = {"globex": 2, "alpha": 3, "acm": 4, "acme-gold": 5, "any:gold": 5, "acme": 6}
         for key in keys:
-            await hands.add(20, draws=[("api", key)])
-        started = [job.draws[0].key for job in await hands.take(200)]
+            await store_user.add(20, draws=[("api", key)])
+        started = [job.draws[0].key for job in await store_user.take(200)]
         assert {key: started.count(key) for key in keys} == keys
 
-    async def test_a_setting_is_replaced_by_another_one_for_the_same_keys(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.set("api", strict(5), scope="key", target="acme")
-        await hands.set("api", strict(2), scope="key", target="acme")
-        both = [await hands.set("api", strict(3)), LimitSetting("api", "key", "acme")]
-        kept = await hands.storage.settings()
+    async def test_a_setting_is_replaced_by_another_one_for_the_same_keys(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.set("api", strict(5), scope="key", target="acme")
+        await store_user.set("api", strict(2), scope="key", target="acme")
+        both = [await store_user.set("api", strict(3)), LimitSetting("api", "key", "acme")]
+        kept = await store_user.storage.settings()
         assert len(kept) == 2
         assert {(setting.scope, setting.target) for setting in kept} == {("all", ""), ("key", "acme")}
-        await hands.add(9, draws=API)
-        assert len(await hands.take()) == 2
+        await store_user.add(9, draws=API)
+        assert len(await store_user.take()) == 2
         for setting in both:
-            await hands.unset(setting)
-        assert list(await hands.storage.settings()) == []
+            await store_user.unset(setting)
+        assert list(await store_user.storage.settings()) == []
 
-    async def test_settings_are_read_back_as_they_were_stored(self, hands: Hands) -> None:
+    async def test_settings_are_read_back_as_they_were_stored(self, store_user: StoreUser) -> None:
         stored = [
-            await hands.set("api", strict(5), scope="key", target="ünïcödé 🚦"),
-            await hands.set("api", scope="member", target="acme", tier="gold"),
-            await hands.pause("other", "pattern", "a*"),
+            await store_user.set("api", strict(5), scope="key", target="ünïcödé 🚦"),
+            await store_user.set("api", scope="member", target="acme", tier="gold"),
+            await store_user.pause("other", "pattern", "a*"),
         ]
-        assert sorted(await hands.storage.settings(), key=str) == sorted(stored, key=str)
-        await hands.unset(LimitSetting("nobody", "all"))
-        assert len(await hands.storage.settings()) == 3
+        assert sorted(await store_user.storage.settings(), key=str) == sorted(stored, key=str)
+        await store_user.unset(LimitSetting("nobody", "all"))
+        assert len(await store_user.storage.settings()) == 3
 
-    async def test_a_setting_for_one_limit_leaves_the_others_alone(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1), "other": strict(1)}
-        await hands.add(5, draws=[("other", "acme")])
-        await hands.set("api", strict(5))
-        assert len(await hands.take()) == 1
+    async def test_a_setting_for_one_limit_leaves_the_others_alone(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "other": strict(1)}
+        await store_user.add(5, draws=[("other", "acme")])
+        await store_user.set("api", strict(5))
+        assert len(await store_user.take()) == 1
 
-    async def test_a_waiting_job_that_a_setting_makes_impossible_fails(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"tokens": strict(10)}
-        await hands.add(draws=[("tokens", "")], costs=(8,))
-        await hands.take()
-        (impossible,) = await hands.add(draws=[("tokens", "")], costs=(8,))
-        assert await hands.take() == []
-        await hands.set("tokens", strict(5))
-        assert await hands.take() == []
+    async def test_a_waiting_job_that_a_setting_makes_impossible_fails(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"tokens": strict(10)}
+        await store_user.add(draws=[("tokens", "")], costs=(8,))
+        await store_user.take()
+        (impossible,) = await store_user.add(draws=[("tokens", "")], costs=(8,))
+        assert await store_user.take() == []
+        await store_user.set("tokens", strict(5))
+        assert await store_user.take() == []
         clock.advance(60)
-        claimed = await hands.claim()
+        claimed = await store_user.claim()
         assert [(dropped.id, dropped.state) for dropped in claimed.dropped] == [(impossible, JobState.FAILED)]
         assert claimed.dropped[0].error.type == "headgate.errors.CostExceedsLimit"
 
-    async def test_another_kind_of_rule_starts_with_nothing_left(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(3)}
-        await hands.add(20, draws=API)
-        assert len(await hands.take()) == 3
-        await hands.set("api", rate(60, per=60, burst=5))
-        assert await hands.take() == []
+    async def test_another_kind_of_rule_starts_with_nothing_left(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(3)}
+        await store_user.add(20, draws=API)
+        assert len(await store_user.take()) == 3
+        await store_user.set("api", rate(60, per=60, burst=5))
+        assert await store_user.take() == []
         clock.advance(10)
-        assert len(await hands.take()) >= 1
+        assert len(await store_user.take()) >= 1
 
-    async def test_a_pause_and_a_set_of_the_same_moment_both_hold(self, hands: Hands) -> None:
-        admin = LimitsAdmin(hands.storage, {"api": strict(5)}, {}, "somebody")
+    async def test_a_pause_and_a_set_of_the_same_moment_both_hold(self, store_user: StoreUser) -> None:
+        admin = LimitsAdmin(store_user.storage, {"api": strict(5)}, {}, "somebody")
         for round in range(20):
             limits: list[dict[str, str]] = [{}, {"key": f"k{round}"}, {"pattern": f"p{round}*"}, {"tier": f"t{round}"}]
             for whom in limits:
@@ -214,17 +218,19 @@ class LiveLimitsConformance(Conformance):
                 assert all(await asyncio.gather(admin.resume("api", **whom), admin.unset("api", **whom)))
             assert list(await admin.settings()) == []
 
-    async def test_of_several_who_do_the_same_at_once_one_has_done_it(self, hands: Hands) -> None:
-        admin = LimitsAdmin(hands.storage, {"api": strict(5)}, {}, "somebody")
+    async def test_of_several_who_do_the_same_at_once_one_has_done_it(self, store_user: StoreUser) -> None:
+        admin = LimitsAdmin(store_user.storage, {"api": strict(5)}, {}, "somebody")
         for _ in range(5):
             await asyncio.gather(*(admin.pause("api", key="acme") for _ in range(4)))
             assert sorted(await asyncio.gather(*(admin.resume("api", key="acme") for _ in range(4)))) == [
                 False, False, False, True,
             ]  # fmt: skip
-        actions = [entry.action for entry in await hands.storage.audit_log(AuditFilter(count=100))]
+        actions = [entry.action for entry in await store_user.storage.audit_log(AuditFilter(count=100))]
         assert sorted(actions) == ["pause"] * 5 + ["resume"] * 5
 
-    async def test_an_edit_is_given_what_is_set_and_says_whether_it_changed_anything(self, hands: Hands) -> None:
+    async def test_an_edit_is_given_what_is_set_and_says_whether_it_changed_anything(
+        self, store_user: StoreUser
+    ) -> None:
         about = LimitSetting("api", "key", "acme")
         seen: list[LimitSetting] = []
 
@@ -232,22 +238,22 @@ class LiveLimitsConformance(Conformance):
             seen.append(setting)
             return replace(setting, is_paused=True)
 
-        assert await hands.storage.edit_setting(about, pause)
-        assert not await hands.storage.edit_setting(about, pause)
+        assert await store_user.storage.edit_setting(about, pause)
+        assert not await store_user.storage.edit_setting(about, pause)
         assert seen == [about, replace(about, is_paused=True)]
-        assert list(await hands.storage.settings()) == [replace(about, is_paused=True)]
-        assert not await hands.storage.edit_setting(LimitSetting("api", "key", "other"), lambda setting: setting)
-        assert await hands.storage.edit_setting(about, lambda setting: replace(setting, is_paused=False))
-        assert list(await hands.storage.settings()) == []
+        assert list(await store_user.storage.settings()) == [replace(about, is_paused=True)]
+        assert not await store_user.storage.edit_setting(LimitSetting("api", "key", "other"), lambda setting: setting)
+        assert await store_user.storage.edit_setting(about, lambda setting: replace(setting, is_paused=False))
+        assert list(await store_user.storage.settings()) == []
 
     # ----------------------------------------------------------------------------- steering by hostile keys
 
     @pytest.mark.parametrize("key", HOSTILE_KEYS)
     async def test_a_key_is_steered_by_every_verb_whatever_signs_are_in_it_and_no_other_is(
-        self, hands: Hands, clock: ManualClock, key: str
+        self, store_user: StoreUser, clock: ManualClock, key: str
     ) -> None:
-        hands.rules = {"api": strict(2)}
-        admin = LimitsAdmin(hands.storage, hands.rules, {}, "somebody")
+        store_user.rules = {"api": strict(2)}
+        admin = LimitsAdmin(store_user.storage, store_user.rules, {}, "somebody")
         others = [other for other in (*LOOKALIKES, *HOSTILE_KEYS) if other != key]
         every = [key, *others]
         queues = [f"q{number}" for number in range(len(every))]
@@ -257,15 +263,15 @@ class LiveLimitsConformance(Conformance):
             clock.advance(60)
             ids = {}
             for queue, each in zip(queues, every, strict=True):
-                for id in await hands.add(3, draws=[("api", bucket_key(each))], queue=queue):
+                for id in await store_user.add(3, draws=[("api", bucket_key(each))], queue=queue):
                     ids[id] = each
             counts = dict.fromkeys(every, 0)
-            while jobs := await hands.take(queues=queues):
+            while jobs := await store_user.take(queues=queues):
                 for job in jobs:
                     counts[ids[job.id]] += 1
-                await hands.succeed(*jobs)
+                await store_user.succeed(*jobs)
             for id in ids:
-                await hands.storage.cancel(id)
+                await store_user.storage.cancel(id)
             return counts
 
         def alone(count: int) -> dict[str, int]:
@@ -292,9 +298,9 @@ class LiveLimitsConformance(Conformance):
         assert [each.key for each in await admin.audit("api", key=key)] == [bucket_key(key)]
         assert [each.key for each in await admin.list("api", key="a*b")] == []
 
-    async def test_a_pattern_is_asked_for_by_its_own_name(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(2)}
-        admin = LimitsAdmin(hands.storage, hands.rules, {}, "somebody")
+    async def test_a_pattern_is_asked_for_by_its_own_name(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(2)}
+        admin = LimitsAdmin(store_user.storage, store_user.rules, {}, "somebody")
         keys = ("stripe:a", "stripe:b", "paypal:a")
         await admin.pause("api", pattern="stripe:*")
         assert [(await admin.bucket("api", key)).is_paused for key in keys] == [True, True, False]
@@ -318,104 +324,106 @@ class LiveLimitsConformance(Conformance):
 
     @pytest.mark.parametrize(("scope", "target"), SCOPES)
     async def test_nothing_starts_while_it_is_paused(
-        self, hands: Hands, clock: ManualClock, scope: Scope, target: str
+        self, store_user: StoreUser, clock: ManualClock, scope: Scope, target: str
     ) -> None:
-        hands.rules = {"api": strict(2), "day": strict(100)}
-        await hands.set("api", scope="member", target="acme", tier="gold")
-        setting = await hands.pause("api", scope, target)
-        ids = await hands.add(5, draws=[*API, ("day", "")])
-        others = await hands.add(1, draws=[("api", "globex"), ("day", "")])
-        claimed = await hands.claim()
+        store_user.rules = {"api": strict(2), "day": strict(100)}
+        await store_user.set("api", scope="member", target="acme", tier="gold")
+        setting = await store_user.pause("api", scope, target)
+        ids = await store_user.add(5, draws=[*API, ("day", "")])
+        others = await store_user.add(1, draws=[("api", "globex"), ("day", "")])
+        claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == ([] if scope == "all" else others)
         assert ACME in [throttled.draw for throttled in claimed.throttled]
         assert {throttled.opens_at for throttled in claimed.throttled} == {None}
-        record = await hands.record(ids[0])
+        record = await store_user.record(ids[0])
         assert (record.throttled_until, record.waits_for) == (None, ACME)
         for _ in range(5):
             clock.advance(600)
-            claimed = await hands.claim()
+            claimed = await store_user.claim()
             assert (list(claimed.jobs), claimed.next_in, claimed.more) == ([], None, False)
-        assert (await hands.bucket("api", "acme")).opens_at == NEVER
-        await hands.unset(setting)
-        assert [id for id in await hands.take_ids() if id in ids] == ids[:2]
-        assert len(await hands.storage.starts("day", None, 0)) == 3
+        assert (await store_user.bucket("api", "acme")).opens_at == NEVER
+        await store_user.unset(setting)
+        assert [id for id in await store_user.take_ids() if id in ids] == ids[:2]
+        assert len(await store_user.storage.starts("day", None, 0)) == 3
 
-    async def test_a_line_that_waits_already_is_paused_too(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        ids = await hands.add(3, draws=API)
-        await hands.take()
-        setting = await hands.pause("api")
+    async def test_a_line_that_waits_already_is_paused_too(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        ids = await store_user.add(3, draws=API)
+        await store_user.take()
+        setting = await store_user.pause("api")
         clock.advance(600)
-        assert await hands.take() == []
-        assert (await hands.claim()).next_in is None
-        await hands.unset(setting)
-        assert await hands.take_ids() == ids[1:2]
-        assert await hands.take() == []
+        assert await store_user.take() == []
+        assert (await store_user.claim()).next_in is None
+        await store_user.unset(setting)
+        assert await store_user.take_ids() == ids[1:2]
+        assert await store_user.take() == []
 
-    async def test_a_pause_keeps_the_rule_that_was_set(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(9, draws=API)
-        await hands.set("api", strict(4), is_paused=True)
-        assert await hands.take() == []
-        await hands.set("api", strict(4))
-        assert len(await hands.take()) == 4
+    async def test_a_pause_keeps_the_rule_that_was_set(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(9, draws=API)
+        await store_user.set("api", strict(4), is_paused=True)
+        assert await store_user.take() == []
+        await store_user.set("api", strict(4))
+        assert len(await store_user.take()) == 4
 
-    async def test_a_paused_mutex_lets_its_holder_end_and_nobody_in(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        ids = await hands.add(3, draws=[("mutex", "")])
-        job = await hands.take_one()
-        setting = await hands.pause("mutex")
-        await hands.succeed(job)
+    async def test_a_paused_mutex_lets_its_holder_end_and_nobody_in(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        ids = await store_user.add(3, draws=[("mutex", "")])
+        job = await store_user.take_one()
+        setting = await store_user.pause("mutex")
+        await store_user.succeed(job)
         for _ in range(3):
-            claimed = await hands.claim()
+            claimed = await store_user.claim()
             assert (list(claimed.jobs), claimed.next_in) == ([], None)
-        await hands.unset(setting)
-        assert await hands.take_ids() == ids[1:2]
+        await store_user.unset(setting)
+        assert await store_user.take_ids() == ids[1:2]
 
-    async def test_a_pause_of_one_key_leaves_others_paused_by_another(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(9)}
-        await hands.pause("api")
-        key = await hands.pause("api", "key", "acme")
-        await hands.add(1, draws=API)
-        await hands.take()
-        await hands.unset(key)
-        assert await hands.take() == []
+    async def test_a_pause_of_one_key_leaves_others_paused_by_another(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(9)}
+        await store_user.pause("api")
+        key = await store_user.pause("api", "key", "acme")
+        await store_user.add(1, draws=API)
+        await store_user.take()
+        await store_user.unset(key)
+        assert await store_user.take() == []
 
-    async def test_running_jobs_come_back_to_a_paused_limit(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(9)}
-        (id,) = await hands.add(1, draws=API)
-        job = await hands.take_one()
-        setting = await hands.pause("api")
-        await hands.give_back(job)
-        assert await hands.take() == []
-        await hands.unset(setting)
-        assert await hands.take_ids() == [id]
+    async def test_running_jobs_come_back_to_a_paused_limit(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(9)}
+        (id,) = await store_user.add(1, draws=API)
+        job = await store_user.take_one()
+        setting = await store_user.pause("api")
+        await store_user.give_back(job)
+        assert await store_user.take() == []
+        await store_user.unset(setting)
+        assert await store_user.take_ids() == [id]
 
-    async def test_a_paused_bucket_can_be_forgotten_and_stays_paused(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(9)}
-        await hands.add(1, draws=API)
-        await hands.succeed(*await hands.take())
-        setting = await hands.pause("api")
+    async def test_a_paused_bucket_can_be_forgotten_and_stays_paused(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(9)}
+        await store_user.add(1, draws=API)
+        await store_user.succeed(*await store_user.take())
+        setting = await store_user.pause("api")
         clock.advance(600)
         for _ in range(5):
-            await hands.storage.evict()
-        assert list(await hands.storage.buckets()) == []
-        (id,) = await hands.add(1, draws=API)
-        assert await hands.take() == []
-        await hands.unset(setting)
-        assert await hands.take_ids() == [id]
+            await store_user.storage.evict()
+        assert list(await store_user.storage.buckets()) == []
+        (id,) = await store_user.add(1, draws=API)
+        assert await store_user.take() == []
+        await store_user.unset(setting)
+        assert await store_user.take_ids() == [id]
 
     @pytest.mark.parametrize("rule", [strict(2), rate(2), fixed(2), sliding(2), shared(2)])
     async def test_a_reservation_on_a_paused_limit_is_refused_and_books_nothing(
-        self, hands: Hands, clock: ManualClock, rule: AnyRule
+        self, store_user: StoreUser, clock: ManualClock, rule: AnyRule
     ) -> None:
-        buckets, bucket = StoredBuckets(hands.storage), Bucket("api", "acme", rule)
-        setting = await hands.pause("api")
+        buckets, bucket = StoredBuckets(store_user.storage), Bucket("api", "acme", rule)
+        setting = await store_user.pause("api")
         for _ in range(2):
             with pytest.raises(LimitRejected, match=r"'api' is paused for 'acme'; resume it") as raised:
                 await buckets.reserve(bucket, id="order-17")
             assert (raised.value.limit, raised.value.key, raised.value.opens_at) == ("api", "acme", None)
-        await hands.unset(setting)
+        await store_user.unset(setting)
         booked = await buckets.reserve(bucket, id="order-17")
         assert (booked.granted, booked.opens_at) == (1, booked.now)
         assert (await buckets.snapshot(bucket)).used == 1
@@ -423,326 +431,332 @@ class LiveLimitsConformance(Conformance):
         assert (await buckets.take(bucket, count=5)).granted == 2
 
     async def test_a_slot_that_was_booked_before_a_pause_is_told_again_and_can_be_given_back(
-        self, hands: Hands
+        self, store_user: StoreUser
     ) -> None:
-        buckets, bucket = StoredBuckets(hands.storage), Bucket("api", "acme", strict(1))
+        buckets, bucket = StoredBuckets(store_user.storage), Bucket("api", "acme", strict(1))
         await buckets.take(bucket)
         booked = await buckets.reserve(bucket, id="order-17")
-        setting = await hands.pause("api")
+        setting = await store_user.pause("api")
         assert (await buckets.reserve(bucket, id="order-17")).opens_at == booked.opens_at
         assert await buckets.cancel(bucket, id="order-17")
-        await hands.unset(setting)
+        await store_user.unset(setting)
         assert (await buckets.reserve(bucket, id="order-18")).opens_at == booked.opens_at
 
     # -------------------------------------------------------------------------------------- penalising
 
-    async def test_a_penalised_bucket_grants_nothing_until_then(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(9)}
-        (id,) = await hands.add(1, draws=API)
-        (other,) = await hands.add(1, draws=[("api", "other")])
-        until = hands.storage.limit_now() + 30 * SECOND
-        await hands.storage.penalize(ACME, until)
-        assert (await hands.bucket("api", "acme")).closed_until == until
-        assert await hands.take_ids() == [other]
-        claimed = await hands.claim()
+    async def test_a_penalised_bucket_grants_nothing_until_then(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(9)}
+        (id,) = await store_user.add(1, draws=API)
+        (other,) = await store_user.add(1, draws=[("api", "other")])
+        until = store_user.storage.limit_now() + 30 * SECOND
+        await store_user.storage.penalize(ACME, until)
+        assert (await store_user.bucket("api", "acme")).closed_until == until
+        assert await store_user.take_ids() == [other]
+        claimed = await store_user.claim()
         assert claimed.next_in == 30 * SECOND
-        assert (await hands.record(id)).throttled_until == clock.now() + 30 * SECOND
+        assert (await store_user.record(id)).throttled_until == clock.now() + 30 * SECOND
         clock.advance(30)
-        assert await hands.take_ids() == [id]
+        assert await store_user.take_ids() == [id]
 
-    async def test_a_line_that_waits_already_is_penalised_too(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        ids = await hands.add(2, draws=API)
-        await hands.take()
-        await hands.storage.penalize(ACME, hands.storage.limit_now() + 100 * SECOND)
+    async def test_a_line_that_waits_already_is_penalised_too(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        ids = await store_user.add(2, draws=API)
+        await store_user.take()
+        await store_user.storage.penalize(ACME, store_user.storage.limit_now() + 100 * SECOND)
         clock.advance(99)
-        assert await hands.take() == []
+        assert await store_user.take() == []
         clock.advance(1)
-        assert await hands.take_ids() == ids[1:]
+        assert await store_user.take_ids() == ids[1:]
 
-    async def test_the_longest_penalty_counts_and_a_reset_ends_it(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(9)}
-        (id,) = await hands.add(1, draws=API)
-        now = hands.storage.limit_now()
-        await hands.storage.penalize(ACME, now + 100 * SECOND)
-        await hands.storage.penalize(ACME, now + 10 * SECOND)
-        assert await hands.take() == []
-        assert (await hands.claim()).next_in == 100 * SECOND
-        assert await hands.storage.reset(ACME) == 0
-        assert await hands.take_ids() == [id]
+    async def test_the_longest_penalty_counts_and_a_reset_ends_it(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(9)}
+        (id,) = await store_user.add(1, draws=API)
+        now = store_user.storage.limit_now()
+        await store_user.storage.penalize(ACME, now + 100 * SECOND)
+        await store_user.storage.penalize(ACME, now + 10 * SECOND)
+        assert await store_user.take() == []
+        assert (await store_user.claim()).next_in == 100 * SECOND
+        assert await store_user.storage.reset(ACME) == 0
+        assert await store_user.take_ids() == [id]
 
     async def test_a_penalty_without_any_job_is_remembered_and_forgotten_in_time(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(9)}
-        await hands.storage.penalize(ACME, hands.storage.limit_now() + 30 * SECOND)
+        store_user.rules = {"api": strict(9)}
+        await store_user.storage.penalize(ACME, store_user.storage.limit_now() + 30 * SECOND)
         for _ in range(3):
-            await hands.storage.evict()
-        (id,) = await hands.add(1, draws=API)
-        assert await hands.take() == []
+            await store_user.storage.evict()
+        (id,) = await store_user.add(1, draws=API)
+        assert await store_user.take() == []
         clock.advance(30)
-        assert await hands.take_ids() == [id]
-        await hands.storage.penalize(Draw("api", "nobody"), hands.storage.limit_now() + SECOND)
+        assert await store_user.take_ids() == [id]
+        await store_user.storage.penalize(Draw("api", "nobody"), store_user.storage.limit_now() + SECOND)
         clock.advance(1)
-        await hands.storage.evict()
-        assert "nobody" not in {bucket.draw.key for bucket in await hands.storage.buckets()}
+        await store_user.storage.evict()
+        assert "nobody" not in {bucket.draw.key for bucket in await store_user.storage.buckets()}
 
     # --------------------------------------------------------------------------------------- resetting
 
-    async def test_a_reset_bucket_is_as_good_as_new_and_its_line_goes_on_at_once(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(3)}
-        ids = await hands.add(9, draws=API)
-        await hands.add(9, draws=[("api", "other")])
-        assert len(await hands.take()) == 6
-        assert await hands.storage.reset(ACME) == 0
-        assert await hands.take_ids() == ids[3:6]
-        assert await hands.take() == []
+    async def test_a_reset_bucket_is_as_good_as_new_and_its_line_goes_on_at_once(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(3)}
+        ids = await store_user.add(9, draws=API)
+        await store_user.add(9, draws=[("api", "other")])
+        assert len(await store_user.take()) == 6
+        assert await store_user.storage.reset(ACME) == 0
+        assert await store_user.take_ids() == ids[3:6]
+        assert await store_user.take() == []
 
-    async def test_resetting_a_bucket_that_was_never_seen_is_fine(self, hands: Hands) -> None:
-        assert await hands.storage.reset(Draw("nobody", "knows")) == 0
-        assert [bucket.waiting for bucket in await hands.storage.buckets()] in ([], [0])
+    async def test_resetting_a_bucket_that_was_never_seen_is_fine(self, store_user: StoreUser) -> None:
+        assert await store_user.storage.reset(Draw("nobody", "knows")) == 0
+        assert [bucket.waiting for bucket in await store_user.storage.buckets()] in ([], [0])
 
-    async def test_permits_of_running_jobs_are_not_reset(self, hands: Hands) -> None:
-        hands.rules = {"slots": at_once(3)}
-        ids = await hands.add(4, draws=[("slots", "")], hold="until_success")
-        first, second, third = await hands.take()
-        await hands.fail(first)
-        await hands.retry_later(second, 10)
+    async def test_permits_of_running_jobs_are_not_reset(self, store_user: StoreUser) -> None:
+        store_user.rules = {"slots": at_once(3)}
+        ids = await store_user.add(4, draws=[("slots", "")], hold="until_success")
+        first, second, third = await store_user.take()
+        await store_user.fail(first)
+        await store_user.retry_later(second, 10)
         slots = Draw("slots", "")
-        assert await hands.storage.reset(slots) == 1
-        assert await hands.permits("slots") == {third.id: 1}
-        assert [(await hands.record(id)).held for id in ids] == [0, 0, 1, 0]
-        assert await hands.take_ids() == ids[3:]
+        assert await store_user.storage.reset(slots) == 1
+        assert await store_user.permits("slots") == {third.id: 1}
+        assert [(await store_user.record(id)).held for id in ids] == [0, 0, 1, 0]
+        assert await store_user.take_ids() == ids[3:]
 
     async def test_a_waiting_job_whose_permit_was_reset_asks_for_it_again(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(9)}
-        await hands.add(draws=[("mutex", ""), *API], hold="until_final")
-        job = await hands.take_one()
-        (other,) = await hands.add(draws=[("mutex", "")])
-        await hands.retry_later(job, 10)
-        await hands.storage.reset(Draw("mutex", ""))
-        assert await hands.take_ids() == [other]
+        store_user.rules = {"mutex": at_once(), "api": strict(9)}
+        await store_user.add(draws=[("mutex", ""), *API], hold="until_final")
+        job = await store_user.take_one()
+        (other,) = await store_user.add(draws=[("mutex", "")])
+        await store_user.retry_later(job, 10)
+        await store_user.storage.reset(Draw("mutex", ""))
+        assert await store_user.take_ids() == [other]
         clock.advance(10)
-        assert await hands.take() == []
-        assert (await hands.record(job.id)).waits_for == Draw("mutex", "")
-        await hands.storage.cancel(other)
-        await hands.storage.leave(hands.node)
-        await hands.storage.join(hands.node, "a")
-        again = await hands.take_one()
+        assert await store_user.take() == []
+        assert (await store_user.record(job.id)).waits_for == Draw("mutex", "")
+        await store_user.storage.cancel(other)
+        await store_user.storage.leave(store_user.node)
+        await store_user.storage.join(store_user.node, "a")
+        again = await store_user.take_one()
         assert (again.id, len(again.draws)) == (job.id, 2)
 
-    async def test_a_free_retry_whose_permit_was_reset_is_still_free(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(1)}
-        await hands.add(draws=[("mutex", ""), *API], hold="until_final", free_retries=0b10)
-        job = await hands.take_one()
-        await hands.retry_later(job, 0)
-        await hands.storage.reset(Draw("mutex", ""))
-        again = await hands.take_one()
+    async def test_a_free_retry_whose_permit_was_reset_is_still_free(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once(), "api": strict(1)}
+        await store_user.add(draws=[("mutex", ""), *API], hold="until_final", free_retries=0b10)
+        job = await store_user.take_one()
+        await store_user.retry_later(job, 0)
+        await store_user.storage.reset(Draw("mutex", ""))
+        again = await store_user.take_one()
         assert (again.id, again.draws) == (job.id, (Draw("mutex", ""),))
 
-    async def test_a_reset_lets_only_that_key_go(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
+    async def test_a_reset_lets_only_that_key_go(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
         for key in "ab":
-            await hands.add(2, draws=[("mutex", key)], hold="until_success")
-        await hands.fail(*await hands.take())
-        assert await hands.take() == []
-        assert await hands.storage.reset(Draw("mutex", "a")) == 0
-        assert [job.draws[0].key for job in await hands.take()] == ["a"]
+            await store_user.add(2, draws=[("mutex", key)], hold="until_success")
+        await store_user.fail(*await store_user.take())
+        assert await store_user.take() == []
+        assert await store_user.storage.reset(Draw("mutex", "a")) == 0
+        assert [job.draws[0].key for job in await store_user.take()] == ["a"]
 
     # -------------------------------------------------------------------------------------- forgetting
 
-    async def test_a_limit_that_jobs_wait_for_is_not_forgotten(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1), "day": strict(9)}
-        await hands.add(2, draws=[*API, ("day", "")])
-        await hands.take()
-        setting = await hands.set("day", strict(9))
+    async def test_a_limit_that_jobs_wait_for_is_not_forgotten(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "day": strict(9)}
+        await store_user.add(2, draws=[*API, ("day", "")])
+        await store_user.take()
+        setting = await store_user.set("day", strict(9))
         for limit in ("api", "day"):
             with pytest.raises(LimitInUse):
-                await hands.storage.forget(limit)
-        assert list(await hands.storage.settings()) == [setting]
-        assert {bucket.draw.limit for bucket in await hands.storage.buckets()} == {"api", "day"}
-        assert await hands.take() == []
+                await store_user.storage.forget(limit)
+        assert list(await store_user.storage.settings()) == [setting]
+        assert {bucket.draw.limit for bucket in await store_user.storage.buckets()} == {"api", "day"}
+        assert await store_user.take() == []
 
-    async def test_a_limit_whose_permits_are_held_is_not_forgotten(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=[("mutex", "")], hold="until_success")
-        job = await hands.take_one()
+    async def test_a_limit_whose_permits_are_held_is_not_forgotten(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=[("mutex", "")], hold="until_success")
+        job = await store_user.take_one()
         with pytest.raises(LimitInUse):
-            await hands.storage.forget("mutex")
-        await hands.fail(job)
+            await store_user.storage.forget("mutex")
+        await store_user.fail(job)
         with pytest.raises(LimitInUse):
-            await hands.storage.forget("mutex")
-        await hands.storage.reset(Draw("mutex", ""))
-        await hands.storage.forget("mutex")
-        assert list(await hands.storage.buckets()) == []
+            await store_user.storage.forget("mutex")
+        await store_user.storage.reset(Draw("mutex", ""))
+        await store_user.storage.forget("mutex")
+        assert list(await store_user.storage.buckets()) == []
 
-    async def test_a_forgotten_limit_leaves_nothing_behind(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1), "other": strict(1)}
-        await hands.add(draws=API)
-        await hands.add(draws=[("other", "")])
-        await hands.succeed(*await hands.take())
-        await hands.set("api", strict(5))
-        kept = await hands.set("other", strict(5))
-        await hands.storage.penalize(ACME, hands.storage.limit_now() + MINUTE)
-        assert await hands.storage.forget("api")
-        assert list(await hands.storage.settings()) == [kept]
-        assert [bucket.draw.limit for bucket in await hands.storage.buckets()] == ["other"]
-        await hands.add(3, draws=API)
-        assert len(await hands.take()) == 1
-        assert not await hands.storage.forget("nobody")
+    async def test_a_forgotten_limit_leaves_nothing_behind(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "other": strict(1)}
+        await store_user.add(draws=API)
+        await store_user.add(draws=[("other", "")])
+        await store_user.succeed(*await store_user.take())
+        await store_user.set("api", strict(5))
+        kept = await store_user.set("other", strict(5))
+        await store_user.storage.penalize(ACME, store_user.storage.limit_now() + MINUTE)
+        assert await store_user.storage.forget("api")
+        assert list(await store_user.storage.settings()) == [kept]
+        assert [bucket.draw.limit for bucket in await store_user.storage.buckets()] == ["other"]
+        await store_user.add(3, draws=API)
+        assert len(await store_user.take()) == 1
+        assert not await store_user.storage.forget("nobody")
 
-    async def test_a_limit_may_be_forgotten_while_jobs_that_drew_on_it_run(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(draws=API)
-        job = await hands.take_one()
-        await hands.storage.forget("api")
-        await hands.give_back(job)
-        assert await hands.take_ids() == [job.id]
-        (other,) = await hands.add(draws=API)
-        assert await hands.take() == []
-        assert (await hands.record(other)).waits_for == ACME
+    async def test_a_limit_may_be_forgotten_while_jobs_that_drew_on_it_run(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(draws=API)
+        job = await store_user.take_one()
+        await store_user.storage.forget("api")
+        await store_user.give_back(job)
+        assert await store_user.take_ids() == [job.id]
+        (other,) = await store_user.add(draws=API)
+        assert await store_user.take() == []
+        assert (await store_user.record(other)).waits_for == ACME
 
     # -------------------------------------------------------------------------------- where a job stands
 
     async def test_a_job_stands_in_its_lane_by_priority_time_and_arrival(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(1)}
-        low = await hands.add(2, draws=API)
+        store_user.rules = {"api": strict(1)}
+        low = await store_user.add(2, draws=API)
         clock.advance(1)
-        later = await hands.add(1, draws=API)
-        high = await hands.add(1, draws=API, priority=5)
-        delayed = await hands.add(1, draws=API, delay=60)
-        places = [await hands.storage.queue_position(id) for id in (*high, *low, *later, *delayed)]
+        later = await store_user.add(1, draws=API)
+        high = await store_user.add(1, draws=API, priority=5)
+        delayed = await store_user.add(1, draws=API, delay=60)
+        places = [await store_user.storage.queue_position(id) for id in (*high, *low, *later, *delayed)]
         assert [standing and standing.position for standing in places] == [1, 2, 3, 4, 5]
         assert {standing and standing.waiting for standing in places} == {5}
         assert {standing and standing.is_due for standing in places} == {True}
 
-    async def test_what_does_not_wait_stands_nowhere(self, hands: Hands) -> None:
-        ids = await hands.add(2)
-        running, done = await hands.take()
-        await hands.succeed(done)
-        assert [await hands.storage.queue_position(id) for id in (*ids, "nobody")] == [None] * 3
-        assert (await hands.record(running.id)).state is JobState.RUNNING
+    async def test_what_does_not_wait_stands_nowhere(self, store_user: StoreUser) -> None:
+        ids = await store_user.add(2)
+        running, done = await store_user.take()
+        await store_user.succeed(done)
+        assert [await store_user.storage.queue_position(id) for id in (*ids, "nobody")] == [None] * 3
+        assert (await store_user.record(running.id)).state is JobState.RUNNING
 
     async def test_a_standing_tells_what_is_waited_for_and_what_is_asked(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"tokens": strict(10), "mutex": at_once()}
+        store_user.rules = {"tokens": strict(10), "mutex": at_once()}
         draws = [("tokens", "acme"), ("mutex", "m")]
-        await hands.add(draws=draws, costs=(8, 1))
-        await hands.succeed(await hands.take_one())
-        (id,) = await hands.add(draws=draws, costs=(4, 1))
-        before = await hands.storage.queue_position(id)
+        await store_user.add(draws=draws, costs=(8, 1))
+        await store_user.succeed(await store_user.take_one())
+        (id,) = await store_user.add(draws=draws, costs=(4, 1))
+        before = await store_user.storage.queue_position(id)
         assert before is not None
         assert (before.is_due, before.behind, before.demands) == (True, None, ((4, 1), (None, id)))
-        await hands.take()
-        standing = await hands.storage.queue_position(id)
+        await store_user.take()
+        standing = await store_user.storage.queue_position(id)
         assert standing is not None
         assert (standing.position, standing.waiting, standing.is_due) == (1, 1, False)
         assert standing.behind == Draw("tokens", "acme")
         tokens, mutex = standing.buckets
         assert (tokens.draw, tokens.waiting, tokens.lanes) == (Draw("tokens", "acme"), 1, 1)
-        assert tokens.opens_at == hands.storage.limit_now() + MINUTE
+        assert tokens.opens_at == store_user.storage.limit_now() + MINUTE
         assert (mutex.draw, mutex.waiting, mutex.opens_at) == (Draw("mutex", "m"), 0, None)
 
-    async def test_a_holder_that_waits_stands_in_the_lane_of_its_other_limits(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once(), "tokens": strict(10)}
-        await hands.add(draws=[("mutex", ""), ("tokens", "")], costs=(1, 7), hold="until_final")
-        job = await hands.take_one()
-        await hands.give_back(job)
-        standing = await hands.storage.queue_position(job.id)
+    async def test_a_holder_that_waits_stands_in_the_lane_of_its_other_limits(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once(), "tokens": strict(10)}
+        await store_user.add(draws=[("mutex", ""), ("tokens", "")], costs=(1, 7), hold="until_final")
+        job = await store_user.take_one()
+        await store_user.give_back(job)
+        standing = await store_user.storage.queue_position(job.id)
         assert standing is not None
         assert [bucket.draw for bucket in standing.buckets] == [Draw("tokens", "")]
         assert standing.demands == ((7,), (None,))
 
-    async def test_an_outlook_tells_where_the_next_job_would_stand(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        empty = await hands.storage.prediction_input("default", [ACME])
+    async def test_an_outlook_tells_where_the_next_job_would_stand(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        empty = await store_user.storage.prediction_input("default", [ACME])
         assert (empty.position, empty.waiting, empty.behind) == (1, 1, None)
         assert [bucket.state for bucket in empty.buckets] == [None]
-        await hands.add(4, draws=API)
-        await hands.take()
-        outlook = await hands.storage.prediction_input("default", [ACME])
+        await store_user.add(4, draws=API)
+        await store_user.take()
+        outlook = await store_user.storage.prediction_input("default", [ACME])
         assert (outlook.position, outlook.waiting, outlook.behind) == (4, 4, ACME)
         assert (outlook.buckets[0].waiting, outlook.buckets[0].lanes) == (3, 1)
-        elsewhere = await hands.storage.prediction_input("elsewhere", [ACME])
+        elsewhere = await store_user.storage.prediction_input("elsewhere", [ACME])
         assert (elsewhere.position, elsewhere.behind) == (1, None)
         assert elsewhere.buckets == outlook.buckets
-        ungated = await hands.storage.prediction_input("default", [])
+        ungated = await store_user.storage.prediction_input("default", [])
         assert (ungated.position, list(ungated.buckets)) == (1, [])
 
     # ---------------------------------------------------------------------------------- shared windows
 
-    async def test_keys_share_a_ceiling(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"shared": shared(20)}
+    async def test_keys_share_a_ceiling(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"shared": shared(20)}
         for key in "ab":
-            await hands.add(30, draws=[("shared", key)])
-        started = [job.draws[0].key for job in await hands.take(100)]
+            await store_user.add(30, draws=[("shared", key)])
+        started = [job.draws[0].key for job in await store_user.take(100)]
         assert (started.count("a"), started.count("b")) == (10, 10)
-        assert (await hands.claim()).next_in is not None
+        assert (await store_user.claim()).next_in is not None
         clock.advance(60)
-        assert len(await hands.take(100)) <= 20
+        assert len(await store_user.take(100)) <= 20
 
-    async def test_a_key_without_a_share_waits_in_a_line_of_its_own(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"shared": shared(4, min_count=4)}
-        await hands.add(9, draws=[("shared", "a")])
-        assert len(await hands.take()) == 4
-        (late,) = await hands.add(1, draws=[("shared", "b")])
-        assert await hands.take() == []
-        record = await hands.record(late)
+    async def test_a_key_without_a_share_waits_in_a_line_of_its_own(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"shared": shared(4, min_count=4)}
+        await store_user.add(9, draws=[("shared", "a")])
+        assert len(await store_user.take()) == 4
+        (late,) = await store_user.add(1, draws=[("shared", "b")])
+        assert await store_user.take() == []
+        record = await store_user.record(late)
         assert record.waits_for == Draw("shared", "b")
-        assert {bucket.draw.key for bucket in await hands.storage.buckets(limit="shared")} == {"a", "b"}
+        assert {bucket.draw.key for bucket in await store_user.storage.buckets(limit="shared")} == {"a", "b"}
         # The newcomer goes before the key that has had its share.
         clock.advance(60)
-        assert late in await hands.take_ids()
+        assert late in await store_user.take_ids()
 
-    async def test_the_state_of_a_shared_window_is_reset_as_one(self, hands: Hands) -> None:
-        hands.rules = {"shared": shared(4)}
-        await hands.add(9, draws=[("shared", "a")])
-        await hands.add(9, draws=[("shared", "b")])
-        assert len(await hands.take()) == 4
-        assert await hands.storage.reset(Draw("shared", "")) == 0
-        assert len(await hands.take()) == 4
-        assert await hands.take() == []
+    async def test_the_state_of_a_shared_window_is_reset_as_one(self, store_user: StoreUser) -> None:
+        store_user.rules = {"shared": shared(4)}
+        await store_user.add(9, draws=[("shared", "a")])
+        await store_user.add(9, draws=[("shared", "b")])
+        assert len(await store_user.take()) == 4
+        assert await store_user.storage.reset(Draw("shared", "")) == 0
+        assert len(await store_user.take()) == 4
+        assert await store_user.take() == []
 
-    async def test_a_refund_of_a_shared_window_opens_it_for_its_key(self, hands: Hands) -> None:
-        hands.rules = {"shared": shared(2)}
-        ids = await hands.add(3, draws=[("shared", "a")])
-        first, _ = await hands.take()
-        assert await hands.take() == []
+    async def test_a_refund_of_a_shared_window_opens_it_for_its_key(self, store_user: StoreUser) -> None:
+        store_user.rules = {"shared": shared(2)}
+        ids = await store_user.add(3, draws=[("shared", "a")])
+        first, _ = await store_user.take()
+        assert await store_user.take() == []
         refund = Amendment(first.draws[0], first.charged_at, 1, first.charged_at, 0)
-        await hands.storage.amend([refund], hands.rules)
-        assert await hands.take_ids() == ids[2:]
+        await store_user.storage.amend([refund], store_user.rules)
+        assert await store_user.take_ids() == ids[2:]
 
-    async def test_the_state_of_a_shared_window_outlives_its_lanes(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"shared": shared(3, min_count=3)}
-        await hands.add(3, draws=[("shared", "a")])
-        await hands.succeed(*await hands.take())
+    async def test_the_state_of_a_shared_window_outlives_its_lanes(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"shared": shared(3, min_count=3)}
+        await store_user.add(3, draws=[("shared", "a")])
+        await store_user.succeed(*await store_user.take())
         for _ in range(5):
-            await hands.storage.evict()
-        (waiting,) = await hands.add(draws=[("shared", "b")])
-        assert await hands.take() == []
+            await store_user.storage.evict()
+        (waiting,) = await store_user.add(draws=[("shared", "b")])
+        assert await store_user.take() == []
         clock.advance(60)
-        assert await hands.take_ids() == [waiting]
-        await hands.storage.cancel(waiting)
-        await hands.storage.leave(hands.node)
+        assert await store_user.take_ids() == [waiting]
+        await store_user.storage.cancel(waiting)
+        await store_user.storage.leave(store_user.node)
         clock.advance(3600)
         for _ in range(5):
-            await hands.storage.evict()
-        assert list(await hands.storage.buckets()) == []
-        await hands.storage.join(hands.node, "a")
+            await store_user.storage.evict()
+        assert list(await store_user.storage.buckets()) == []
+        await store_user.storage.join(store_user.node, "a")
 
-    async def test_a_shared_window_is_raised_and_paused_like_any_other(self, hands: Hands) -> None:
-        hands.rules = {"shared": shared(2)}
-        await hands.add(9, draws=[("shared", "a")])
-        assert len(await hands.take()) == 2
-        await hands.set("shared", shared(5))
-        assert len(await hands.take()) == 3
-        pause = await hands.set("shared", shared(9), is_paused=True)
-        assert await hands.take() == []
-        await hands.unset(pause)
-        await hands.set("shared", shared(9))
-        assert len(await hands.take()) == 4
+    async def test_a_shared_window_is_raised_and_paused_like_any_other(self, store_user: StoreUser) -> None:
+        store_user.rules = {"shared": shared(2)}
+        await store_user.add(9, draws=[("shared", "a")])
+        assert len(await store_user.take()) == 2
+        await store_user.set("shared", shared(5))
+        assert len(await store_user.take()) == 3
+        pause = await store_user.set("shared", shared(9), is_paused=True)
+        assert await store_user.take() == []
+        await store_user.unset(pause)
+        await store_user.set("shared", shared(9))
+        assert len(await store_user.take()) == 4

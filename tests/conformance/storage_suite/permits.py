@@ -16,7 +16,7 @@ from headgate.limits.rule import NEVER
 from headgate.storage.records import JobFilter
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, at_once, recover, strict
+from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, at_once, recover, strict
 
 MUTEX = [("mutex", "orders")]
 
@@ -38,103 +38,105 @@ class BrokenRule(Semaphore, frozen=True, tag="broken", tag_field="kind"):
 class PermitsConformance(Conformance):
     # ------------------------------------------------------------------------------------ taking turns
 
-    async def test_never_more_than_so_many_run_at_once(self, hands: Hands) -> None:
-        hands.rules = {"api": at_once(3)}
-        ids = await hands.add(8, draws=[("api", "acme")])
-        jobs = await hands.take()
+    async def test_never_more_than_so_many_run_at_once(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": at_once(3)}
+        ids = await store_user.add(8, draws=[("api", "acme")])
+        jobs = await store_user.take()
         assert [job.id for job in jobs] == ids[:3]
-        assert await hands.take() == []
+        assert await store_user.take() == []
         for done in range(5):
-            await hands.succeed(jobs[done])
-            jobs += await hands.take()
+            await store_user.succeed(jobs[done])
+            jobs += await store_user.take()
             assert [job.id for job in jobs] == ids[: 4 + done]
 
-    async def test_a_mutex_is_handed_over_first_come_first_served(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"mutex": at_once()}
+    async def test_a_mutex_is_handed_over_first_come_first_served(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"mutex": at_once()}
         ids = []
         for _ in range(5):
-            ids += await hands.add(draws=MUTEX)
+            ids += await store_user.add(draws=MUTEX)
             clock.advance(1)
         order = []
-        while jobs := await hands.take():
+        while jobs := await store_user.take():
             (job,) = jobs
             order.append(job.id)
-            await hands.succeed(job)
+            await store_user.succeed(job)
         assert order == ids
 
     async def test_it_is_handed_over_across_queues_and_limits_in_the_order_of_arrival(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(100)}
+        store_user.rules = {"mutex": at_once(), "api": strict(100)}
         queues = ["left", "right"]
         ids = []
         for number in range(6):
             draws = [*MUTEX, ("api", str(number))] if number % 3 else MUTEX
-            ids += await hands.add(draws=draws, queue=queues[number % 2])
+            ids += await store_user.add(draws=draws, queue=queues[number % 2])
             clock.advance(1)
         order = []
-        while jobs := await hands.take(queues=queues):
+        while jobs := await store_user.take(queues=queues):
             (job,) = jobs
             order.append(job.id)
-            await hands.succeed(job)
+            await store_user.succeed(job)
             clock.advance(1)
         assert order == ids
 
-    async def test_each_key_has_its_own_permits(self, hands: Hands) -> None:
-        hands.rules = {"api": at_once(2)}
+    async def test_each_key_has_its_own_permits(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": at_once(2)}
         for key in "abc":
-            await hands.add(5, draws=[("api", key)])
-        assert len(await hands.take()) == 6
+            await store_user.add(5, draws=[("api", key)])
+        assert len(await store_user.take()) == 6
 
-    async def test_who_waits_for_a_permit_is_told_so_and_not_until_when(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        holder, first, second = await hands.add(3, draws=MUTEX)
-        claims = [await hands.claim() for _ in range(3)]
+    async def test_who_waits_for_a_permit_is_told_so_and_not_until_when(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        holder, first, second = await store_user.add(3, draws=MUTEX)
+        claims = [await store_user.claim() for _ in range(3)]
         (throttled,) = [throttled for claim in claims for throttled in claim.throttled]
         assert (throttled.draw, throttled.opens_at, throttled.waiting) == (Draw("mutex", "orders"), None, 2)
         assert (claims[-1].next_in, claims[-1].more) == (None, False)
-        record = await hands.record(second)
+        record = await store_user.record(second)
         assert (record.throttled_until, record.waits_for, record.lane_waiting) == (None, Draw("mutex", "orders"), 2)
-        assert [(await hands.record(id)).held for id in (holder, first)] == [1, 0]
-        bucket = await hands.bucket("mutex", "orders")
+        assert [(await store_user.record(id)).held for id in (holder, first)] == [1, 0]
+        bucket = await store_user.bucket("mutex", "orders")
         assert (bucket.opens_at, bucket.waiting, bucket.lanes) == (NEVER, 2, 1)
-        assert await hands.permits("mutex", "orders") == {holder: 1}
+        assert await store_user.permits("mutex", "orders") == {holder: 1}
 
     async def test_only_what_can_start_is_looked_at_when_a_permit_comes_back(
-        self, hands: Hands, storage: Store
+        self, store_user: StoreUser, storage: Store
     ) -> None:
-        hands.rules = {"mutex": at_once(), "own": strict(100)}
-        jobs = [hands.new(draws=[*MUTEX, ("own", str(number))]) for number in range(300)]
+        store_user.rules = {"mutex": at_once(), "own": strict(100)}
+        jobs = [store_user.new(draws=[*MUTEX, ("own", str(number))]) for number in range(300)]
         await storage.add(jobs)
-        holder = await hands.take_one()
-        while (await hands.claim(100)).more:
+        holder = await store_user.take_one()
+        while (await store_user.claim(100)).more:
             pass
         for _ in range(20):
             before = self.writes(storage)
-            await hands.succeed(holder)
-            claimed = await hands.claim(100)
+            await store_user.succeed(holder)
+            claimed = await store_user.claim(100)
             (holder,) = claimed.jobs
             assert len(claimed.throttled) <= 1
             after = self.writes(storage)
             assert before is None or after is None or after - before < 20
 
-    async def test_ten_thousand_wait_for_one_mutex(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        jobs = [hands.new(draws=MUTEX) for _ in range(10_000)]
-        await hands.storage.add(jobs)
+    async def test_ten_thousand_wait_for_one_mutex(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        jobs = [store_user.new(draws=MUTEX) for _ in range(10_000)]
+        await store_user.storage.add(jobs)
         for job in jobs[:50]:
-            holder = await hands.take_one()
+            holder = await store_user.take_one()
             assert holder.id == job.id
-            await hands.succeed(holder)
-        assert (await hands.counts()).waiting == 9_950
+            await store_user.succeed(holder)
+        assert (await store_user.counts()).waiting == 9_950
 
-    async def test_other_keys_flow_past_a_mutex_that_is_held(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(500, draws=MUTEX)
-        await hands.take()
+    async def test_other_keys_flow_past_a_mutex_that_is_held(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(500, draws=MUTEX)
+        await store_user.take()
         for number in range(10):
-            (other,) = await hands.add(draws=[("mutex", f"other {number}")])
-            claimed = await hands.claim(2)
+            (other,) = await store_user.add(draws=[("mutex", f"other {number}")])
+            claimed = await store_user.claim(2)
             assert [job.id for job in claimed.jobs] == [other]
             assert list(claimed.throttled) == []
 
@@ -142,611 +144,627 @@ class PermitsConformance(Conformance):
 
     @pytest.mark.parametrize("outcome", ["succeeded", "failed", "cancelled", "handed back", "snoozed", "retried"])
     async def test_a_permit_comes_back_in_the_commit_that_ends_its_attempt(
-        self, hands: Hands, clock: ManualClock, outcome: str
+        self, store_user: StoreUser, clock: ManualClock, outcome: str
     ) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, priority=1)
-        job = await hands.take_one()
-        (waiting,) = await hands.add(draws=MUTEX)
-        assert await hands.take() == []
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, priority=1)
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        assert await store_user.take() == []
         match outcome:
             case "succeeded":
-                await hands.succeed(job)
+                await store_user.succeed(job)
             case "failed":
-                await hands.fail(job)
+                await store_user.fail(job)
             case "cancelled":
-                await hands.storage.finish(hands.node, [Finished(job.id, job.fence, JobState.CANCELLED)])
+                await store_user.storage.finish(store_user.node, [Finished(job.id, job.fence, JobState.CANCELLED)])
             case "handed back":
-                await hands.give_back(job)
-                await hands.storage.cancel(job.id)
+                await store_user.give_back(job)
+                await store_user.storage.cancel(job.id)
             case "snoozed":
-                await hands.give_back(job, "snoozed", run_at=clock.now() + SECOND)
+                await store_user.give_back(job, "snoozed", run_at=clock.now() + SECOND)
             case _:
-                await hands.retry_later(job)
-        assert (await hands.record(job.id)).held == 0
-        assert await hands.permits("mutex", "orders") == {}
-        assert await hands.take_ids() == [waiting]
+                await store_user.retry_later(job)
+        assert (await store_user.record(job.id)).held == 0
+        assert await store_user.permits("mutex", "orders") == {}
+        assert await store_user.take_ids() == [waiting]
 
-    async def test_a_permit_that_comes_back_wakes_who_watches(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(2, draws=MUTEX)
-        job = await hands.take_one()
+    async def test_a_permit_that_comes_back_wakes_who_watches(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(2, draws=MUTEX)
+        job = await store_user.take_one()
         woken: list[bool] = []
-        unwatch = hands.storage.watch(lambda: woken.append(True), endings=False)
-        await hands.succeed(job)
+        unwatch = store_user.storage.watch(lambda: woken.append(True), endings=False)
+        await store_user.succeed(job)
         assert woken
         unwatch()
 
-    async def test_a_permit_comes_back_when_its_holders_node_dies(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        first, second = await hands.add(2, draws=MUTEX)
-        await hands.take_one()
-        await recover(hands)
-        assert await hands.permits("mutex", "orders") == {}
-        job = await hands.take_one(node="node-b")
+    async def test_a_permit_comes_back_when_its_holders_node_dies(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        first, second = await store_user.add(2, draws=MUTEX)
+        await store_user.take_one()
+        await recover(store_user)
+        assert await store_user.permits("mutex", "orders") == {}
+        job = await store_user.take_one(node="node-b")
         assert job.id == first
-        assert await hands.permits("mutex", "orders") == {first: 1}
-        assert await hands.take(node="node-b") == []
-        await hands.storage.finish("node-b", [Finished(first, job.fence, JobState.SUCCEEDED)])
-        assert await hands.take_ids(node="node-b") == [second]
+        assert await store_user.permits("mutex", "orders") == {first: 1}
+        assert await store_user.take(node="node-b") == []
+        await store_user.storage.finish("node-b", [Finished(first, job.fence, JobState.SUCCEEDED)])
+        assert await store_user.take_ids(node="node-b") == [second]
 
-    async def test_a_permit_comes_back_when_its_holders_node_leaves(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        ids = await hands.add(2, draws=MUTEX)
-        await hands.take_one()
-        await hands.storage.leave(hands.node)
-        assert await hands.permits("mutex", "orders") == {}
-        await hands.storage.join(hands.node, "a")
-        assert await hands.take_ids() == ids[:1]
+    async def test_a_permit_comes_back_when_its_holders_node_leaves(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        ids = await store_user.add(2, draws=MUTEX)
+        await store_user.take_one()
+        await store_user.storage.leave(store_user.node)
+        assert await store_user.permits("mutex", "orders") == {}
+        await store_user.storage.join(store_user.node, "a")
+        assert await store_user.take_ids() == ids[:1]
 
-    async def test_a_poisonous_job_gives_its_permit_back(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        (poisonous,) = await hands.add(draws=MUTEX, priority=1, hold="until_final")
-        (next_one,) = await hands.add(draws=MUTEX)
+    async def test_a_poisonous_job_gives_its_permit_back(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        (poisonous,) = await store_user.add(draws=MUTEX, priority=1, hold="until_final")
+        (next_one,) = await store_user.add(draws=MUTEX)
         for _ in range(POISONOUS_AFTER):
-            assert await hands.take_ids() == [poisonous]
-            await recover(hands)
-            await hands.storage.join(hands.node, "a")
-        assert (await hands.record(poisonous)).state is JobState.FAILED
-        assert await hands.take_ids() == [next_one]
+            assert await store_user.take_ids() == [poisonous]
+            await recover(store_user)
+            await store_user.storage.join(store_user.node, "a")
+        assert (await store_user.record(poisonous)).state is JobState.FAILED
+        assert await store_user.take_ids() == [next_one]
 
-    async def test_a_job_asked_to_stop_gives_its_permit_back_instead_of_waiting_again(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold="until_success")
-        job = await hands.take_one()
-        (waiting,) = await hands.add(draws=MUTEX)
-        await hands.take()
-        await hands.storage.cancel(job.id)
-        await hands.retry_later(job)
-        assert (await hands.record(job.id)).state is JobState.CANCELLED
-        assert await hands.take_ids() == [waiting]
+    async def test_a_job_asked_to_stop_gives_its_permit_back_instead_of_waiting_again(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold="until_success")
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        await store_user.take()
+        await store_user.storage.cancel(job.id)
+        await store_user.retry_later(job)
+        assert (await store_user.record(job.id)).state is JobState.CANCELLED
+        assert await store_user.take_ids() == [waiting]
 
-    async def test_a_late_finish_gives_nothing_back(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(2, draws=MUTEX)
-        job = await hands.take_one()
-        await recover(hands)
-        again = await hands.take_one(node="node-b")
+    async def test_a_late_finish_gives_nothing_back(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(2, draws=MUTEX)
+        job = await store_user.take_one()
+        await recover(store_user)
+        again = await store_user.take_one(node="node-b")
         assert again.id == job.id
         late = Finished(job.id, job.fence, JobState.SUCCEEDED)
-        assert list(await hands.storage.finish(hands.node, [late])) == [False]
-        assert await hands.permits("mutex", "orders") == {job.id: 1}
-        assert await hands.take(node="node-b") == []
+        assert list(await store_user.storage.finish(store_user.node, [late])) == [False]
+        assert await store_user.permits("mutex", "orders") == {job.id: 1}
+        assert await store_user.take(node="node-b") == []
 
-    async def test_cancelling_who_waits_leaves_the_holder_alone(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        holder, cancelled, next_one = await hands.add(3, draws=MUTEX)
-        job = await hands.take_one()
-        await hands.take()
-        await hands.storage.cancel(cancelled)
-        assert await hands.permits("mutex", "orders") == {holder: 1}
-        assert await hands.take() == []
-        await hands.succeed(job)
-        assert await hands.take_ids() == [next_one]
+    async def test_cancelling_who_waits_leaves_the_holder_alone(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        holder, cancelled, next_one = await store_user.add(3, draws=MUTEX)
+        job = await store_user.take_one()
+        await store_user.take()
+        await store_user.storage.cancel(cancelled)
+        assert await store_user.permits("mutex", "orders") == {holder: 1}
+        assert await store_user.take() == []
+        await store_user.succeed(job)
+        assert await store_user.take_ids() == [next_one]
 
-    async def test_permits_held_are_not_forgotten(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold="until_final")
-        job = await hands.take_one()
-        await hands.retry_later(job)
+    async def test_permits_held_are_not_forgotten(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold="until_final")
+        job = await store_user.take_one()
+        await store_user.retry_later(job)
         clock.advance(3600)
         for _ in range(5):
-            await hands.storage.evict()
-        (other,) = await hands.add(draws=MUTEX)
-        again = await hands.take_one()
+            await store_user.storage.evict()
+        (other,) = await store_user.add(draws=MUTEX)
+        again = await store_user.take_one()
         assert again.id == job.id
-        assert await hands.take() == []
-        await hands.succeed(again)
-        assert await hands.take_ids() == [other]
+        assert await store_user.take() == []
+        await store_user.succeed(again)
+        assert await store_user.take_ids() == [other]
 
-    async def test_a_bucket_that_nobody_holds_is_forgotten(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold="until_success")
-        job = await hands.take_one()
-        await hands.fail(job)
+    async def test_a_bucket_that_nobody_holds_is_forgotten(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold="until_success")
+        job = await store_user.take_one()
+        await store_user.fail(job)
         for _ in range(5):
-            await hands.storage.evict()
-        await hands.storage.cancel(job.id)
-        assert len(await hands.storage.buckets()) == 1
-        await hands.storage.retry(job.id)
-        await hands.succeed(await hands.take_one())
+            await store_user.storage.evict()
+        await store_user.storage.cancel(job.id)
+        assert len(await store_user.storage.buckets()) == 1
+        await store_user.storage.retry(job.id)
+        await store_user.succeed(await store_user.take_one())
         for _ in range(5):
-            await hands.storage.evict()
-        assert list(await hands.storage.buckets()) == []
+            await store_user.storage.evict()
+        assert list(await store_user.storage.buckets()) == []
 
-    async def test_a_claim_that_breaks_leaves_nothing_held_and_nothing_charged(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(1), "own": at_once()}
+    async def test_a_claim_that_breaks_leaves_nothing_held_and_nothing_charged(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once(), "api": strict(1), "own": at_once()}
         draws = [*MUTEX, ("api", ""), ("own", "")]
-        ids = await hands.add(3, draws=draws)
-        ungated = await hands.add(2)
+        ids = await store_user.add(3, draws=draws)
+        ungated = await store_user.add(2)
         with pytest.raises(ZeroDivisionError):
-            await hands.claim(rules={**hands.rules, "own": BrokenRule(1)})
-        assert await hands.permits("mutex", "orders") == {}
-        assert list(await hands.storage.check()) == []
-        assert (await hands.storage.beat(hands.node)).owned == {}
-        assert sorted(await hands.take_ids()) == sorted([ids[0], *ungated])
+            await store_user.claim(rules={**store_user.rules, "own": BrokenRule(1)})
+        assert await store_user.permits("mutex", "orders") == {}
+        assert list(await store_user.storage.check()) == []
+        assert (await store_user.storage.beat(store_user.node)).owned == {}
+        assert sorted(await store_user.take_ids()) == sorted([ids[0], *ungated])
 
     async def test_a_claim_that_breaks_leaves_those_that_wait_in_their_lines(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"mutex": at_once(), "own": strict(100)}
+        store_user.rules = {"mutex": at_once(), "own": strict(100)}
         ids = []
         for number in range(4):
-            ids += await hands.add(draws=[*MUTEX, ("own", str(number))])
+            ids += await store_user.add(draws=[*MUTEX, ("own", str(number))])
             clock.advance(1)
         for id in ids[:3]:
-            holder = await hands.take_one()
+            holder = await store_user.take_one()
             assert holder.id == id
-            await hands.succeed(holder)
+            await store_user.succeed(holder)
             with pytest.raises(ZeroDivisionError):
-                await hands.claim(rules={**hands.rules, "own": BrokenRule(1)})
-        assert await hands.take_ids() == ids[3:]
+                await store_user.claim(rules={**store_user.rules, "own": BrokenRule(1)})
+        assert await store_user.take_ids() == ids[3:]
 
     # --------------------------------------------------------------------------- holding until the end
 
     @pytest.mark.parametrize("hold", KEEPS)
     async def test_it_is_kept_across_a_retry_and_its_holder_goes_first(
-        self, hands: Hands, clock: ManualClock, hold: HoldUntil
+        self, store_user: StoreUser, clock: ManualClock, hold: HoldUntil
     ) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold=hold)
-        job = await hands.take_one()
-        others = await hands.add(2, draws=MUTEX, priority=9)
-        await hands.retry_later(job, 10)
-        record = await hands.record(job.id)
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold=hold)
+        job = await store_user.take_one()
+        others = await store_user.add(2, draws=MUTEX, priority=9)
+        await store_user.retry_later(job, 10)
+        record = await store_user.record(job.id)
         assert (record.held, record.waits_for, record.lane_waiting) == (1, None, 1)
         for _ in range(3):
-            assert await hands.take() == []
+            assert await store_user.take() == []
         clock.advance(10)
-        again = await hands.take_one()
+        again = await store_user.take_one()
         assert (again.id, again.attempt) == (job.id, 2)
-        assert await hands.permits("mutex", "orders") == {job.id: 1}
-        assert await hands.take() == []
-        await hands.succeed(again)
-        assert await hands.take_ids() == others[:1]
+        assert await store_user.permits("mutex", "orders") == {job.id: 1}
+        assert await store_user.take() == []
+        await store_user.succeed(again)
+        assert await store_user.take_ids() == others[:1]
 
     @pytest.mark.parametrize("hold", KEEPS)
     async def test_it_is_kept_when_handed_back_snoozed_or_lost(
-        self, hands: Hands, clock: ManualClock, hold: HoldUntil
+        self, store_user: StoreUser, clock: ManualClock, hold: HoldUntil
     ) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold=hold)
-        job = await hands.take_one()
-        await hands.add(2, draws=MUTEX, priority=9)
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold=hold)
+        job = await store_user.take_one()
+        await store_user.add(2, draws=MUTEX, priority=9)
 
         async def again(give_up: Callable[[ClaimedJob], Awaitable[object]]) -> None:
             nonlocal job
             await give_up(job)
-            assert await hands.permits("mutex", "orders") == {job.id: 1}
-            await hands.storage.join(hands.node, "a") if hands.node not in await nodes() else None
-            (job,) = await hands.take()
+            assert await store_user.permits("mutex", "orders") == {job.id: 1}
+            await store_user.storage.join(store_user.node, "a") if store_user.node not in await nodes() else None
+            (job,) = await store_user.take()
             assert job.id == holder
-            assert await hands.permits("mutex", "orders") == {job.id: 1}
+            assert await store_user.permits("mutex", "orders") == {job.id: 1}
 
         async def nodes() -> set[str]:
-            return {node.id for node in await hands.storage.nodes()}
+            return {node.id for node in await store_user.storage.nodes()}
 
         holder = job.id
-        await again(hands.give_back)
-        await again(lambda job: hands.give_back(job, "snoozed", run_at=clock.now()))
-        await again(lambda job: hands.storage.leave(hands.node))
-        await again(lambda job: recover(hands))
-        await hands.succeed(job)
-        assert await hands.permits("mutex", "orders") == {}
+        await again(store_user.give_back)
+        await again(lambda job: store_user.give_back(job, "snoozed", run_at=clock.now()))
+        await again(lambda job: store_user.storage.leave(store_user.node))
+        await again(lambda job: recover(store_user))
+        await store_user.succeed(job)
+        assert await store_user.permits("mutex", "orders") == {}
 
-    async def test_held_until_final_it_comes_back_with_a_failure(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold="until_final")
-        job = await hands.take_one()
-        (waiting,) = await hands.add(draws=MUTEX)
-        await hands.retry_later(job, 0)
-        await hands.fail(await hands.take_one())
-        assert (await hands.record(job.id)).held == 0
-        assert await hands.take_ids() == [waiting]
+    async def test_held_until_final_it_comes_back_with_a_failure(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold="until_final")
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        await store_user.retry_later(job, 0)
+        await store_user.fail(await store_user.take_one())
+        assert (await store_user.record(job.id)).held == 0
+        assert await store_user.take_ids() == [waiting]
 
     @pytest.mark.parametrize("hold", KEEPS)
-    async def test_a_holder_that_is_cancelled_while_it_waits_gives_it_back(self, hands: Hands, hold: HoldUntil) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold=hold)
-        job = await hands.take_one()
-        (waiting,) = await hands.add(draws=MUTEX)
-        await hands.retry_later(job)
-        assert await hands.take() == []
-        await hands.storage.cancel(job.id)
-        assert (await hands.record(job.id)).held == 0
-        assert await hands.take_ids() == [waiting]
+    async def test_a_holder_that_is_cancelled_while_it_waits_gives_it_back(
+        self, store_user: StoreUser, hold: HoldUntil
+    ) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold=hold)
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        await store_user.retry_later(job)
+        assert await store_user.take() == []
+        await store_user.storage.cancel(job.id)
+        assert (await store_user.record(job.id)).held == 0
+        assert await store_user.take_ids() == [waiting]
 
-    async def test_a_holder_that_expires_gives_it_back(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold="until_final", expires_in=5)
-        job = await hands.take_one()
-        (waiting,) = await hands.add(draws=MUTEX)
-        await hands.retry_later(job, 60)
-        assert await hands.take() == []
+    async def test_a_holder_that_expires_gives_it_back(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold="until_final", expires_in=5)
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        await store_user.retry_later(job, 60)
+        assert await store_user.take() == []
         clock.advance(5)
-        assert [dropped.id for dropped in await hands.storage.expire()] == [job.id]
-        assert await hands.take_ids() == [waiting]
+        assert [dropped.id for dropped in await store_user.storage.expire()] == [job.id]
+        assert await store_user.take_ids() == [waiting]
 
     @pytest.mark.parametrize("draws", [MUTEX, [*MUTEX, ("api", "")]], ids=["then ungated", "then gated"])
     async def test_the_permit_of_a_holder_that_a_claim_finds_expired_is_there_at_once(
-        self, hands: Hands, clock: ManualClock, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
     ) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(100)}
-        await hands.add(draws=draws, hold="until_final", expires_in=5)
-        job = await hands.take_one()
-        (waiting,) = await hands.add(draws=MUTEX)
-        await hands.retry_later(job, 4)
-        assert await hands.take() == []
+        store_user.rules = {"mutex": at_once(), "api": strict(100)}
+        await store_user.add(draws=draws, hold="until_final", expires_in=5)
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        await store_user.retry_later(job, 4)
+        assert await store_user.take() == []
         clock.advance(5)
         # Nothing else is going to happen, so the claim itself has to say that there is more.
-        assert await hands.take_ids() == [waiting]
-        assert (await hands.record(job.id)).state is JobState.FAILED
+        assert await store_user.take_ids() == [waiting]
+        assert (await store_user.record(job.id)).state is JobState.FAILED
 
     async def test_a_job_from_before_its_limit_granted_permits_waits_for_one_and_leaves_none_held(
-        self, hands: Hands
+        self, store_user: StoreUser
     ) -> None:
-        hands.rules = {"mutex": at_once()}
-        (holder,) = await hands.add(draws=MUTEX)
+        store_user.rules = {"mutex": at_once()}
+        (holder,) = await store_user.add(draws=MUTEX)
         # Of a release to which it was a rate.
-        hands.rules = {"mutex": strict(1)}
-        (old,) = await hands.add(draws=MUTEX)
-        hands.rules = {"mutex": at_once()}
-        first = await hands.take_one()
+        store_user.rules = {"mutex": strict(1)}
+        (old,) = await store_user.add(draws=MUTEX)
+        store_user.rules = {"mutex": at_once()}
+        first = await store_user.take_one()
         assert first.id == holder
-        assert await hands.take() == []
-        await hands.succeed(first)
-        assert await hands.take_ids() == [old]
-        assert await hands.permits("mutex", "orders") == {}
+        assert await store_user.take() == []
+        await store_user.succeed(first)
+        assert await store_user.take_ids() == [old]
+        assert await store_user.permits("mutex", "orders") == {}
 
     async def test_a_claim_that_finds_a_holder_expired_and_starts_another_one_counts_both(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"slots": at_once(2), "api": strict(100)}
-        await hands.add(draws=[("slots", ""), ("api", "")], hold="until_final", expires_in=5)
-        job = await hands.take_one()
-        await hands.retry_later(job, 4)
+        store_user.rules = {"slots": at_once(2), "api": strict(100)}
+        await store_user.add(draws=[("slots", ""), ("api", "")], hold="until_final", expires_in=5)
+        job = await store_user.take_one()
+        await store_user.retry_later(job, 4)
         clock.advance(5)
-        ids = await hands.add(3, draws=[("slots", "")])
-        assert await hands.take_ids() == ids[:2]
-        assert await hands.permits("slots") == dict.fromkeys(ids[:2], 1)
+        ids = await store_user.add(3, draws=[("slots", "")])
+        assert await store_user.take_ids() == ids[:2]
+        assert await store_user.permits("slots") == dict.fromkeys(ids[:2], 1)
 
-    async def test_held_until_success_it_is_kept_by_a_failed_job_until_that_has_succeeded(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold="until_success")
-        job = await hands.take_one()
-        (waiting,) = await hands.add(draws=MUTEX)
-        await hands.fail(job)
-        record = await hands.record(job.id)
+    async def test_held_until_success_it_is_kept_by_a_failed_job_until_that_has_succeeded(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold="until_success")
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        await store_user.fail(job)
+        record = await store_user.record(job.id)
         assert (record.state, record.held) == (JobState.FAILED, 1)
-        assert await hands.take() == []
-        await hands.storage.retry(job.id)
-        again = await hands.take_one()
+        assert await store_user.take() == []
+        await store_user.storage.retry(job.id)
+        again = await store_user.take_one()
         assert again.id == job.id
-        assert await hands.permits("mutex", "orders") == {job.id: 1}
-        await hands.succeed(again)
-        assert await hands.take_ids() == [waiting]
+        assert await store_user.permits("mutex", "orders") == {job.id: 1}
+        await store_user.succeed(again)
+        assert await store_user.take_ids() == [waiting]
 
-    async def test_held_until_success_it_comes_back_when_the_failed_job_is_reset(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold="until_success")
-        job = await hands.take_one()
-        (waiting,) = await hands.add(draws=MUTEX)
-        await hands.fail(job)
-        assert await hands.take() == []
-        assert await hands.storage.reset(Draw("mutex", "orders")) == 0
-        assert (await hands.record(job.id)).held == 0
-        assert await hands.take_ids() == [waiting]
+    async def test_held_until_success_it_comes_back_when_the_failed_job_is_reset(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold="until_success")
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        await store_user.fail(job)
+        assert await store_user.take() == []
+        assert await store_user.storage.reset(Draw("mutex", "orders")) == 0
+        assert (await store_user.record(job.id)).held == 0
+        assert await store_user.take_ids() == [waiting]
 
     async def test_held_until_success_it_comes_back_when_the_failed_job_is_pruned(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold="until_success")
-        job = await hands.take_one()
-        (waiting,) = await hands.add(draws=MUTEX)
-        await hands.fail(job)
-        assert await hands.take() == []
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold="until_success")
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        await store_user.fail(job)
+        assert await store_user.take() == []
         clock.advance(1)
-        assert await hands.storage.prune(clock.now()) == 1
-        assert await hands.take_ids() == [waiting]
+        assert await store_user.storage.prune(clock.now()) == 1
+        assert await store_user.take_ids() == [waiting]
 
-    async def test_a_failed_holder_that_is_retried_and_cancelled_gives_it_back(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(draws=MUTEX, hold="until_success")
-        job = await hands.take_one()
-        (waiting,) = await hands.add(draws=MUTEX)
-        await hands.fail(job)
-        await hands.storage.retry(job.id)
-        await hands.storage.cancel(job.id)
-        assert await hands.take_ids() == [waiting]
+    async def test_a_failed_holder_that_is_retried_and_cancelled_gives_it_back(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold="until_success")
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        await store_user.fail(job)
+        await store_user.storage.retry(job.id)
+        await store_user.storage.cancel(job.id)
+        assert await store_user.take_ids() == [waiting]
 
-    async def test_a_holder_waits_for_its_other_limits(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(1)}
-        await hands.add(draws=[*MUTEX, ("api", "acme")], hold="until_final")
-        job = await hands.take_one()
+    async def test_a_holder_waits_for_its_other_limits(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"mutex": at_once(), "api": strict(1)}
+        await store_user.add(draws=[*MUTEX, ("api", "acme")], hold="until_final")
+        job = await store_user.take_one()
         assert job.draws == (Draw("mutex", "orders"), Draw("api", "acme"))
-        await hands.give_back(job)
-        assert await hands.take() == []
-        record = await hands.record(job.id)
+        await store_user.give_back(job)
+        assert await store_user.take() == []
+        record = await store_user.record(job.id)
         assert (record.waits_for, record.held) == (Draw("api", "acme"), 1)
         clock.advance(60)
-        again = await hands.take_one()
+        again = await store_user.take_one()
         assert (again.id, again.draws, again.gated) == (job.id, (Draw("api", "acme"),), True)
-        await hands.succeed(again)
+        await store_user.succeed(again)
 
-    async def test_costs_stay_with_their_limits_when_a_permit_is_kept(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"slots": at_once(5), "tokens": strict(10)}
-        await hands.add(draws=[("slots", ""), ("tokens", "")], costs=(4, 7), hold="until_final")
-        job = await hands.take_one()
+    async def test_costs_stay_with_their_limits_when_a_permit_is_kept(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"slots": at_once(5), "tokens": strict(10)}
+        await store_user.add(draws=[("slots", ""), ("tokens", "")], costs=(4, 7), hold="until_final")
+        job = await store_user.take_one()
         assert job.costs == (4, 7)
-        await hands.retry_later(job, 0)
-        assert await hands.take() == []
+        await store_user.retry_later(job, 0)
+        assert await store_user.take() == []
         clock.advance(60)
-        again = await hands.take_one()
+        again = await store_user.take_one()
         assert again.costs == (7,)
-        assert len(await hands.take_ids()) == 0
-        (small,) = await hands.add(draws=[("slots", ""), ("tokens", "")], costs=(1, 3))
-        await hands.add(draws=[("slots", ""), ("tokens", "")], costs=(1, 1))
-        assert await hands.take_ids() == [small]
-        assert await hands.permits("slots") == {job.id: 1, small: 1}
+        assert len(await store_user.take_ids()) == 0
+        (small,) = await store_user.add(draws=[("slots", ""), ("tokens", "")], costs=(1, 3))
+        await store_user.add(draws=[("slots", ""), ("tokens", "")], costs=(1, 1))
+        assert await store_user.take_ids() == [small]
+        assert await store_user.permits("slots") == {job.id: 1, small: 1}
 
     # ------------------------------------------------------------------------------------------ owners
 
-    async def test_jobs_of_one_owner_share_a_permit_and_others_wait(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        batch = await hands.add(3, draws=MUTEX, owner="batch 1")
-        other = await hands.add(2, draws=MUTEX, owner="batch 2")
-        jobs = await hands.take()
+    async def test_jobs_of_one_owner_share_a_permit_and_others_wait(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        batch = await store_user.add(3, draws=MUTEX, owner="batch 1")
+        other = await store_user.add(2, draws=MUTEX, owner="batch 2")
+        jobs = await store_user.take()
         assert [job.id for job in jobs] == batch
-        assert await hands.permits("mutex", "orders") == {"owner:batch 1": 3}
-        late = await hands.add(draws=MUTEX, owner="batch 1")
-        jobs += await hands.take()
+        assert await store_user.permits("mutex", "orders") == {"owner:batch 1": 3}
+        late = await store_user.add(draws=MUTEX, owner="batch 1")
+        jobs += await store_user.take()
         assert [job.id for job in jobs] == [*batch, *late]
         for job in jobs:
-            assert await hands.take() == []
-            await hands.succeed(job)
-        assert await hands.take_ids() == other
+            assert await store_user.take() == []
+            await store_user.succeed(job)
+        assert await store_user.take_ids() == other
 
-    async def test_an_owner_is_no_job_of_that_name(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        (holder,) = await hands.add(draws=MUTEX)
-        await hands.take_one()
-        await hands.add(draws=MUTEX, owner=holder)
-        assert await hands.take() == []
+    async def test_an_owner_is_no_job_of_that_name(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        (holder,) = await store_user.add(draws=MUTEX)
+        await store_user.take_one()
+        await store_user.add(draws=MUTEX, owner=holder)
+        assert await store_user.take() == []
 
-    async def test_an_owner_keeps_its_permit_while_one_of_its_jobs_does(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(2, draws=MUTEX, owner="batch", hold="until_final")
-        (outsider,) = await hands.add(draws=MUTEX)
-        first, second = await hands.take()
-        await hands.retry_later(first, 10)
-        await hands.succeed(second)
-        assert await hands.permits("mutex", "orders") == {"owner:batch": 1}
-        (late,) = await hands.add(draws=MUTEX, owner="batch", hold="until_final")
-        assert await hands.take_ids() == [late]
+    async def test_an_owner_keeps_its_permit_while_one_of_its_jobs_does(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(2, draws=MUTEX, owner="batch", hold="until_final")
+        (outsider,) = await store_user.add(draws=MUTEX)
+        first, second = await store_user.take()
+        await store_user.retry_later(first, 10)
+        await store_user.succeed(second)
+        assert await store_user.permits("mutex", "orders") == {"owner:batch": 1}
+        (late,) = await store_user.add(draws=MUTEX, owner="batch", hold="until_final")
+        assert await store_user.take_ids() == [late]
         clock.advance(10)
-        again = await hands.take_one()
+        again = await store_user.take_one()
         assert again.id == first.id
-        assert await hands.permits("mutex", "orders") == {"owner:batch": 2}
-        await hands.succeed(again)
-        assert await hands.take() == []
-        await hands.storage.leave(hands.node)
-        assert await hands.permits("mutex", "orders") == {"owner:batch": 1}
-        await hands.storage.cancel(late)
-        await hands.storage.join(hands.node, "a")
-        assert await hands.take_ids() == [outsider]
+        assert await store_user.permits("mutex", "orders") == {"owner:batch": 2}
+        await store_user.succeed(again)
+        assert await store_user.take() == []
+        await store_user.storage.leave(store_user.node)
+        assert await store_user.permits("mutex", "orders") == {"owner:batch": 1}
+        await store_user.storage.cancel(late)
+        await store_user.storage.join(store_user.node, "a")
+        assert await store_user.take_ids() == [outsider]
 
-    async def test_an_owner_shares_its_permit_across_queues(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        (left,) = await hands.add(draws=MUTEX, owner="batch", queue="left")
-        assert await hands.take_ids(queues=["left"]) == [left]
-        (right,) = await hands.add(draws=MUTEX, owner="batch", queue="right")
-        assert await hands.take_ids(queues=["right"]) == [right]
-        assert await hands.permits("mutex", "orders") == {"owner:batch": 2}
+    async def test_an_owner_shares_its_permit_across_queues(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        (left,) = await store_user.add(draws=MUTEX, owner="batch", queue="left")
+        assert await store_user.take_ids(queues=["left"]) == [left]
+        (right,) = await store_user.add(draws=MUTEX, owner="batch", queue="right")
+        assert await store_user.take_ids(queues=["right"]) == [right]
+        assert await store_user.permits("mutex", "orders") == {"owner:batch": 2}
 
-    async def test_a_crashed_owner_gives_back_one_use_for_each_of_its_jobs(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.storage.join("node-b", "b")
-        mine, theirs = await hands.add(2, draws=MUTEX, owner="batch")
-        assert await hands.take_ids(1) == [mine]
-        assert await hands.take_ids(1, node="node-b") == [theirs]
-        (outsider,) = await hands.add(draws=MUTEX)
-        await recover(hands)
-        assert await hands.permits("mutex", "orders") == {"owner:batch": 1}
-        await hands.storage.cancel(mine)
-        assert await hands.take(node="node-b") == []
-        await hands.storage.leave("node-b")
-        await hands.storage.cancel(theirs)
-        await hands.storage.join("node-b", "b")
-        assert await hands.take_ids(node="node-b") == [outsider]
+    async def test_a_crashed_owner_gives_back_one_use_for_each_of_its_jobs(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.storage.join("node-b", "b")
+        mine, theirs = await store_user.add(2, draws=MUTEX, owner="batch")
+        assert await store_user.take_ids(1) == [mine]
+        assert await store_user.take_ids(1, node="node-b") == [theirs]
+        (outsider,) = await store_user.add(draws=MUTEX)
+        await recover(store_user)
+        assert await store_user.permits("mutex", "orders") == {"owner:batch": 1}
+        await store_user.storage.cancel(mine)
+        assert await store_user.take(node="node-b") == []
+        await store_user.storage.leave("node-b")
+        await store_user.storage.cancel(theirs)
+        await store_user.storage.join("node-b", "b")
+        assert await store_user.take_ids(node="node-b") == [outsider]
 
     # ------------------------------------------------------------------------------- together with rates
 
-    async def test_a_job_refused_by_a_rate_holds_no_permit(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(1)}
+    async def test_a_job_refused_by_a_rate_holds_no_permit(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"mutex": at_once(), "api": strict(1)}
         both = [*MUTEX, ("api", "acme")]
         for draws in (both, both[::-1]):
-            await hands.add(2, draws=draws)
-        await hands.succeed(await hands.take_one())
-        assert await hands.take() == []
-        assert await hands.permits("mutex", "orders") == {}
-        (other,) = await hands.add(draws=MUTEX)
-        assert await hands.take_ids() == [other]
+            await store_user.add(2, draws=draws)
+        await store_user.succeed(await store_user.take_one())
+        assert await store_user.take() == []
+        assert await store_user.permits("mutex", "orders") == {}
+        (other,) = await store_user.add(draws=MUTEX)
+        assert await store_user.take_ids() == [other]
 
-    async def test_a_job_refused_for_a_permit_is_charged_for_no_rate(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(2)}
+    async def test_a_job_refused_for_a_permit_is_charged_for_no_rate(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once(), "api": strict(2)}
         both = [*MUTEX, ("api", "acme")]
         for draws in (both, both[::-1]):
-            await hands.add(2, draws=draws)
-        holder = await hands.take_one()
+            await store_user.add(2, draws=draws)
+        holder = await store_user.take_one()
         for _ in range(3):
-            assert await hands.take() == []
-        (other,) = await hands.add(draws=[("api", "acme")])
-        assert await hands.take_ids() == [other]
-        assert [start.cost for start in await hands.storage.starts("api", "acme", 0)] == [1, 1]
-        await hands.succeed(holder)
-        assert await hands.take() == []
-        assert await hands.permits("mutex", "orders") == {}
+            assert await store_user.take() == []
+        (other,) = await store_user.add(draws=[("api", "acme")])
+        assert await store_user.take_ids() == [other]
+        assert [start.cost for start in await store_user.storage.starts("api", "acme", 0)] == [1, 1]
+        await store_user.succeed(holder)
+        assert await store_user.take() == []
+        assert await store_user.permits("mutex", "orders") == {}
 
     async def test_who_waits_for_a_rate_does_not_keep_others_from_the_permit(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(1)}
-        holder = await hands.add_one(draws=[*MUTEX, ("api", "acme")])
-        assert await hands.take_ids() == [holder]
-        (slow,) = await hands.add(draws=[*MUTEX, ("api", "acme")])
-        await hands.take()
+        store_user.rules = {"mutex": at_once(), "api": strict(1)}
+        holder = await store_user.add_one(draws=[*MUTEX, ("api", "acme")])
+        assert await store_user.take_ids() == [holder]
+        (slow,) = await store_user.add(draws=[*MUTEX, ("api", "acme")])
+        await store_user.take()
         clock.advance(1)
-        quick = await hands.add(2, draws=MUTEX)
-        await hands.take()
+        quick = await store_user.add(2, draws=MUTEX)
+        await store_user.take()
         for id in (holder, *quick):
-            (running,) = await hands.storage.jobs(JobFilter(state=JobState.RUNNING))
+            (running,) = await store_user.storage.jobs(JobFilter(state=JobState.RUNNING))
             assert running.id == id
-            await hands.storage.finish(hands.node, [Finished(id, running.fence, JobState.SUCCEEDED)])
-            await hands.take()
+            await store_user.storage.finish(store_user.node, [Finished(id, running.fence, JobState.SUCCEEDED)])
+            await store_user.take()
         clock.advance(60)
-        assert await hands.take_ids() == [slow]
+        assert await store_user.take_ids() == [slow]
 
     # ------------------------------------------------------------------------------------------- costs
 
-    async def test_a_permit_may_cost_more_than_one(self, hands: Hands) -> None:
-        hands.rules = {"slots": at_once(5)}
-        ids = [await hands.add_one(draws=[("slots", "")], costs=(cost,)) for cost in (2, 2, 2, 1)]
-        jobs = await hands.take()
+    async def test_a_permit_may_cost_more_than_one(self, store_user: StoreUser) -> None:
+        store_user.rules = {"slots": at_once(5)}
+        ids = [await store_user.add_one(draws=[("slots", "")], costs=(cost,)) for cost in (2, 2, 2, 1)]
+        jobs = await store_user.take()
         # No overtaking inside a lane: the cheap one waits behind the costly one.
         assert [job.id for job in jobs] == ids[:2]
-        await hands.succeed(jobs[0])
-        assert await hands.take_ids() == ids[2:]
+        await store_user.succeed(jobs[0])
+        assert await store_user.take_ids() == ids[2:]
 
-    async def test_a_costly_permit_is_not_starved_by_cheap_ones(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"slots": at_once(3), "own": strict(1000)}
-        cheap = await hands.add(3, draws=[("slots", ""), ("own", "first")], costs=(1, 1))
-        running = await hands.take()
+    async def test_a_costly_permit_is_not_starved_by_cheap_ones(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"slots": at_once(3), "own": strict(1000)}
+        cheap = await store_user.add(3, draws=[("slots", ""), ("own", "first")], costs=(1, 1))
+        running = await store_user.take()
         assert [job.id for job in running] == cheap
-        (costly,) = await hands.add(draws=[("slots", ""), ("own", "costly")], costs=(3, 1))
-        await hands.take()
+        (costly,) = await store_user.add(draws=[("slots", ""), ("own", "costly")], costs=(3, 1))
+        await store_user.take()
         for number in range(3):
-            await hands.add(draws=[("slots", ""), ("own", str(number))], costs=(1, 1))
+            await store_user.add(draws=[("slots", ""), ("own", str(number))], costs=(1, 1))
             clock.advance(1)
-            await hands.succeed(running.pop())
-            started = await hands.take_ids()
+            await store_user.succeed(running.pop())
+            started = await store_user.take_ids()
             assert started == ([costly] if number == 2 else [])
 
     @pytest.mark.parametrize("limit", ["slots", "tokens"])
     async def test_a_cheap_job_does_not_wait_for_what_a_rejected_costly_one_lacked(
-        self, hands: Hands, clock: ManualClock, limit: str
+        self, store_user: StoreUser, clock: ManualClock, limit: str
     ) -> None:
-        hands.rules = {"slots": at_once(3), "tokens": strict(3)}
+        store_user.rules = {"slots": at_once(3), "tokens": strict(3)}
         draws = [(limit, "")]
-        await hands.add(draws=draws, costs=(2,))
-        await hands.take_one()
-        (costly,) = await hands.add(draws=draws, costs=(2,), patience=0)
+        await store_user.add(draws=draws, costs=(2,))
+        await store_user.take_one()
+        (costly,) = await store_user.add(draws=draws, costs=(2,), patience=0)
         clock.advance(1)
-        (cheap,) = await hands.add(draws=draws, costs=(1,))
-        assert await hands.take_ids() == [cheap]
-        assert await hands.states([costly]) == [JobState.FAILED]
+        (cheap,) = await store_user.add(draws=draws, costs=(1,))
+        assert await store_user.take_ids() == [cheap]
+        assert await store_user.states([costly]) == [JobState.FAILED]
 
     @pytest.mark.parametrize("limit", ["slots", "tokens"])
     @pytest.mark.parametrize("same_lane", [True, False])
     async def test_a_cheap_job_does_not_wait_for_what_a_cancelled_costly_one_lacked(
-        self, hands: Hands, limit: str, same_lane: bool
+        self, store_user: StoreUser, limit: str, same_lane: bool
     ) -> None:
-        hands.rules = {"slots": at_once(3), "tokens": strict(3), "own": strict(100)}
+        store_user.rules = {"slots": at_once(3), "tokens": strict(3), "own": strict(100)}
         draws = [(limit, ""), ("own", "")]
-        await hands.add(draws=draws, costs=(2, 1))
-        await hands.take_one()
-        (costly,) = await hands.add(draws=draws, costs=(2, 1))
-        assert await hands.take() == []
-        (cheap,) = await hands.add(draws=draws if same_lane else draws[:1], costs=(1, 1) if same_lane else (1,))
-        assert await hands.take() == []
-        await hands.storage.cancel(costly)
-        assert await hands.take_ids() == [cheap]
+        await store_user.add(draws=draws, costs=(2, 1))
+        await store_user.take_one()
+        (costly,) = await store_user.add(draws=draws, costs=(2, 1))
+        assert await store_user.take() == []
+        (cheap,) = await store_user.add(draws=draws if same_lane else draws[:1], costs=(1, 1) if same_lane else (1,))
+        assert await store_user.take() == []
+        await store_user.storage.cancel(costly)
+        assert await store_user.take_ids() == [cheap]
 
-    async def test_a_job_that_needs_more_permits_than_there_are_fails(self, hands: Hands) -> None:
-        hands.rules = {"slots": at_once(5)}
-        (impossible,) = await hands.add(draws=[("slots", "")], costs=(6,))
-        (possible,) = await hands.add(draws=[("slots", "")], costs=(5,))
-        assert await hands.take_ids() == [possible]
-        record = await hands.record(impossible)
+    async def test_a_job_that_needs_more_permits_than_there_are_fails(self, store_user: StoreUser) -> None:
+        store_user.rules = {"slots": at_once(5)}
+        (impossible,) = await store_user.add(draws=[("slots", "")], costs=(6,))
+        (possible,) = await store_user.add(draws=[("slots", "")], costs=(5,))
+        assert await store_user.take_ids() == [possible]
+        record = await store_user.record(impossible)
         assert record.error is not None
         assert (record.state, record.error.type) == (JobState.FAILED, "headgate.errors.CostExceedsLimit")
 
     # ------------------------------------------------------------------------------------------ counts
 
-    async def test_lowered_below_what_is_held_nobody_new_goes_until_it_fits(self, hands: Hands) -> None:
-        hands.rules = {"api": at_once(4)}
-        ids = await hands.add(8, draws=[("api", "")])
-        jobs = await hands.take()
-        hands.rules = {"api": at_once(2)}
+    async def test_lowered_below_what_is_held_nobody_new_goes_until_it_fits(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": at_once(4)}
+        ids = await store_user.add(8, draws=[("api", "")])
+        jobs = await store_user.take()
+        store_user.rules = {"api": at_once(2)}
         for number, job in enumerate(jobs[:2]):
-            assert await hands.take() == [], number
-            await hands.succeed(job)
-        assert await hands.take() == []
-        assert len(await hands.permits("api")) == 2
-        await hands.succeed(jobs[2])
-        assert await hands.take_ids() == ids[4:5]
+            assert await store_user.take() == [], number
+            await store_user.succeed(job)
+        assert await store_user.take() == []
+        assert len(await store_user.permits("api")) == 2
+        await store_user.succeed(jobs[2])
+        assert await store_user.take_ids() == ids[4:5]
 
-    async def test_holders_whose_count_was_lowered_keep_their_permits_across_retries(self, hands: Hands) -> None:
-        hands.rules = {"api": at_once(2)}
-        ids = await hands.add(3, draws=[("api", "")], hold="until_final")
-        first, second = await hands.take()
-        hands.rules = {"api": at_once(1)}
-        await hands.give_back(first)
-        await hands.give_back(second)
-        assert sorted(await hands.take_ids()) == sorted(ids[:2])
+    async def test_holders_whose_count_was_lowered_keep_their_permits_across_retries(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"api": at_once(2)}
+        ids = await store_user.add(3, draws=[("api", "")], hold="until_final")
+        first, second = await store_user.take()
+        store_user.rules = {"api": at_once(1)}
+        await store_user.give_back(first)
+        await store_user.give_back(second)
+        assert sorted(await store_user.take_ids()) == sorted(ids[:2])
 
-    async def test_permits_are_not_closed_by_a_refusal(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(100)}
-        await hands.add(draws=[*MUTEX, ("api", "acme")])
-        job = await hands.take_one()
-        await hands.give_back(job, "refused", closed_for=30 * SECOND)
-        (other,) = await hands.add(draws=MUTEX)
-        assert await hands.take_ids() == [other]
-        assert (await hands.record(job.id)).waits_for == Draw("api", "acme")
+    async def test_permits_are_not_closed_by_a_refusal(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"mutex": at_once(), "api": strict(100)}
+        await store_user.add(draws=[*MUTEX, ("api", "acme")])
+        job = await store_user.take_one()
+        await store_user.give_back(job, "refused", closed_for=30 * SECOND)
+        (other,) = await store_user.add(draws=MUTEX)
+        assert await store_user.take_ids() == [other]
+        assert (await store_user.record(job.id)).waits_for == Draw("api", "acme")
 
     # ------------------------------------------------------------------------------------ many at random
 
     @pytest.mark.parametrize("seed", range(3))
-    async def test_whatever_happens_nobody_shares_a_mutex(self, hands: Hands, clock: ManualClock, seed: int) -> None:
-        hands.rules = {"mutex": at_once(), "api": strict(20, per=10)}
+    async def test_whatever_happens_nobody_shares_a_mutex(
+        self, store_user: StoreUser, clock: ManualClock, seed: int
+    ) -> None:
+        store_user.rules = {"mutex": at_once(), "api": strict(20, per=10)}
         for number in range(60):
             draws = [("mutex", "ab"[number % 2]), ("api", "")]
-            await hands.add(draws=draws[: 1 + number % 3 % 2], hold=("running", "until_final")[number % 5 % 2])
+            await store_user.add(draws=draws[: 1 + number % 3 % 2], hold=("running", "until_final")[number % 5 % 2])
         dice = _numbers(seed)
         running: list[ClaimedJob] = []
         finished = 0
         for _ in range(600):
             for key in "ab":
-                assert len(await hands.permits("mutex", key)) <= 1
-            running += await hands.take(1 + next(dice) % 3)
+                assert len(await store_user.permits("mutex", key)) <= 1
+            running += await store_user.take(1 + next(dice) % 3)
             clock.advance(0.5)
             while running and next(dice) % 3:
                 job = running.pop(next(dice) % len(running))
                 if next(dice) % 3:
-                    await hands.succeed(job)
+                    await store_user.succeed(job)
                     finished += 1
                 else:
-                    await hands.give_back(job, "failed", spent=True, run_at=clock.now() + SECOND, error=BOOM)
+                    await store_user.give_back(job, "failed", spent=True, run_at=clock.now() + SECOND, error=BOOM)
             if finished == 60:
                 break
         assert finished == 60

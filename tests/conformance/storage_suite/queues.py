@@ -13,24 +13,25 @@ from headgate.limits.dynamic_window import DynamicWindow
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts
 from headgate.storage.records import QueueCounts, QueueRecord
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
+from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, strict
 
 BOTH = ("default", "other")
 
 
-async def record_of(hands: Hands, queue: str = "default") -> QueueRecord:
+async def record_of(store_user: StoreUser, queue: str = "default") -> QueueRecord:
     """A queue as the store lists it; all None if it does not."""
-    for record in await hands.storage.queues():
+    for record in await store_user.storage.queues():
         if record.queue == queue:
             return record
     return QueueRecord(queue, None, None, None)
 
 
-async def left(hands: Hands, *queues: str) -> tuple[bool, bool]:
+async def left(store_user: StoreUser, *queues: str) -> tuple[bool, bool]:
     """Whether work of these queues is left that could start now, and whether any is."""
     asked = queues or ("default",)
     ready, everything = [
-        await hands.storage.is_work_left(set(asked), hands.tasks, ready_only=ready_only) for ready_only in (True, False)
+        await store_user.storage.is_work_left(set(asked), store_user.tasks, ready_only=ready_only)
+        for ready_only in (True, False)
     ]
     return ready, everything
 
@@ -39,185 +40,193 @@ class QueuesConformance(Conformance):
     # ----------------------------------------------------------------------------------------- counts
 
     async def test_final_jobs_are_counted_from_their_end_until_they_come_back_or_are_forgotten(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        ids = await hands.add(6)
-        await hands.add(1, queue="other")
-        jobs = await hands.take(4)
-        await hands.succeed(*jobs[:2])
-        await hands.fail(jobs[2])
-        await hands.storage.cancel(ids[5])
-        assert await hands.counts() == QueueCounts("default", 1, 1, 2, 1, 1)
-        assert await hands.counts("other") == QueueCounts("other", 1, 0, 0, 0, 0)
+        ids = await store_user.add(6)
+        await store_user.add(1, queue="other")
+        jobs = await store_user.take(4)
+        await store_user.succeed(*jobs[:2])
+        await store_user.fail(jobs[2])
+        await store_user.storage.cancel(ids[5])
+        assert await store_user.counts() == QueueCounts("default", 1, 1, 2, 1, 1)
+        assert await store_user.counts("other") == QueueCounts("other", 1, 0, 0, 0, 0)
         for id in (jobs[2].id, ids[5]):
-            await hands.storage.retry(id)
-        assert await hands.counts() == QueueCounts("default", 3, 1, 2, 0, 0)
+            await store_user.storage.retry(id)
+        assert await store_user.counts() == QueueCounts("default", 3, 1, 2, 0, 0)
         clock.advance(10)
-        assert await hands.storage.prune(clock.now()) == 2
-        assert await hands.counts() == QueueCounts("default", 3, 1, 0, 0, 0)
+        assert await store_user.storage.prune(clock.now()) == 2
+        assert await store_user.counts() == QueueCounts("default", 3, 1, 0, 0, 0)
 
-    async def test_what_waits_and_runs_is_counted_without_the_final_jobs_too(self, hands: Hands) -> None:
-        await hands.add(3)
-        jobs = await hands.take(2)
-        await hands.succeed(jobs[0])
-        (counts,) = await hands.storage.counts(finals=False)
+    async def test_what_waits_and_runs_is_counted_without_the_final_jobs_too(self, store_user: StoreUser) -> None:
+        await store_user.add(3)
+        jobs = await store_user.take(2)
+        await store_user.succeed(jobs[0])
+        (counts,) = await store_user.storage.counts(finals=False)
         assert (counts.queue, counts.waiting, counts.running) == ("default", 1, 1)
         assert counts.succeeded in (0, 1)
 
     # ------------------------------------------------------------------------------------ what is left
 
-    async def test_work_is_left_while_it_waits_and_while_it_runs_on_any_node(self, hands: Hands) -> None:
-        assert await left(hands) == (False, False)
-        await hands.add(1)
-        assert await left(hands) == (True, True)
-        job = await hands.take_one()
-        hands.tasks = {"other"}
+    async def test_work_is_left_while_it_waits_and_while_it_runs_on_any_node(self, store_user: StoreUser) -> None:
+        assert await left(store_user) == (False, False)
+        await store_user.add(1)
+        assert await left(store_user) == (True, True)
+        job = await store_user.take_one()
+        store_user.tasks = {"other"}
         # Whose task it is does not matter: it may enqueue what this node runs.
-        assert await left(hands) == (True, True)
-        await hands.succeed(job)
-        assert await left(hands) == (False, False)
+        assert await left(store_user) == (True, True)
+        await store_user.succeed(job)
+        assert await left(store_user) == (False, False)
 
     async def test_what_waits_for_its_time_a_limit_or_another_job_is_left_but_not_ready(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(1, 60)}
-        await hands.add(1, delay=30)
-        assert await left(hands) == (False, True)
+        store_user.rules = {"api": strict(1, 60)}
+        await store_user.add(1, delay=30)
+        assert await left(store_user) == (False, True)
         clock.advance(31)
-        assert await left(hands) == (True, True)
-        await hands.succeed(await hands.take_one())
-        await hands.add(2, draws=[("api", "acme")])
-        await hands.succeed(await hands.take_one())
-        assert await hands.take() == []
-        assert await left(hands) == (False, True)
-        leader = hands.new(queue="other")
-        follower = replace(hands.new(queue="mail"), origin=Origin(follows=leader.id))
-        await hands.storage.add([leader, follower])
-        assert await left(hands, "mail") == (False, True)
-        assert await left(hands, "mail", "other") == (True, True)
+        assert await left(store_user) == (True, True)
+        await store_user.succeed(await store_user.take_one())
+        await store_user.add(2, draws=[("api", "acme")])
+        await store_user.succeed(await store_user.take_one())
+        assert await store_user.take() == []
+        assert await left(store_user) == (False, True)
+        leader = store_user.new(queue="other")
+        follower = replace(store_user.new(queue="mail"), origin=Origin(follows=leader.id))
+        await store_user.storage.add([leader, follower])
+        assert await left(store_user, "mail") == (False, True)
+        assert await left(store_user, "mail", "other") == (True, True)
 
-    async def test_what_is_of_other_queues_or_tasks_or_of_a_paused_queue_is_not_left(self, hands: Hands) -> None:
-        await hands.add(1)
-        await hands.add(1, task="other", queue="mail")
-        assert await left(hands, "mail") == await left(hands, "nothing") == (False, False)
-        await hands.storage.pause_queue("default")
-        assert await left(hands, *BOTH) == (False, False)
-        await hands.storage.resume_queue("default")
-        assert await left(hands, *BOTH) == (True, True)
-        job = await hands.take_one()
-        await hands.storage.pause_queue("default")
+    async def test_what_is_of_other_queues_or_tasks_or_of_a_paused_queue_is_not_left(
+        self, store_user: StoreUser
+    ) -> None:
+        await store_user.add(1)
+        await store_user.add(1, task="other", queue="mail")
+        assert await left(store_user, "mail") == await left(store_user, "nothing") == (False, False)
+        await store_user.storage.pause_queue("default")
+        assert await left(store_user, *BOTH) == (False, False)
+        await store_user.storage.resume_queue("default")
+        assert await left(store_user, *BOTH) == (True, True)
+        job = await store_user.take_one()
+        await store_user.storage.pause_queue("default")
         # It still runs, and may enqueue elsewhere.
-        assert await left(hands, *BOTH) == (True, True)
-        await hands.succeed(job)
-        assert await left(hands, *BOTH) == (False, False)
+        assert await left(store_user, *BOTH) == (True, True)
+        await store_user.succeed(job)
+        assert await left(store_user, *BOTH) == (False, False)
 
     # ----------------------------------------------------------------------------------------- pauses
 
-    async def test_a_paused_queue_gives_out_no_job_to_any_node(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(100)}
-        await hands.storage.join("node-b", "b")
-        free = await hands.add(2)
-        gated = await hands.add(2, draws=[("api", "acme")])
-        late = await hands.add(1, delay=5)
-        assert await hands.storage.paused_queues() == {}
-        assert await hands.storage.pause_queue("default")
-        assert await hands.storage.paused_queues() == {"default": clock.now()}
-        later = await hands.add(2)
+    async def test_a_paused_queue_gives_out_no_job_to_any_node(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.storage.join("node-b", "b")
+        free = await store_user.add(2)
+        gated = await store_user.add(2, draws=[("api", "acme")])
+        late = await store_user.add(1, delay=5)
+        assert await store_user.storage.paused_queues() == {}
+        assert await store_user.storage.pause_queue("default")
+        assert await store_user.storage.paused_queues() == {"default": clock.now()}
+        later = await store_user.add(2)
         clock.advance(10)
-        for node in (hands.node, "node-b"):
-            claimed = await hands.claim(node=node)
+        for node in (store_user.node, "node-b"):
+            claimed = await store_user.claim(node=node)
             assert (list(claimed.jobs), claimed.more, claimed.next_in) == ([], False, None)
-        assert await hands.storage.resume_queue("default")
-        assert sorted(await hands.take_ids()) == sorted(free + gated + late + later)
+        assert await store_user.storage.resume_queue("default")
+        assert sorted(await store_user.take_ids()) == sorted(free + gated + late + later)
 
-    async def test_a_queue_that_is_paused_between_two_claims_gives_out_nothing(self, hands: Hands) -> None:
-        await hands.add(12)
-        assert [len((await hands.claim(4)).jobs) for _ in range(2)] == [4, 4]
-        await hands.storage.pause_queue("default")
-        assert not (await hands.claim(4)).jobs
-        await hands.storage.resume_queue("default")
-        assert len((await hands.claim(4)).jobs) == 4
+    async def test_a_queue_that_is_paused_between_two_claims_gives_out_nothing(self, store_user: StoreUser) -> None:
+        await store_user.add(12)
+        assert [len((await store_user.claim(4)).jobs) for _ in range(2)] == [4, 4]
+        await store_user.storage.pause_queue("default")
+        assert not (await store_user.claim(4)).jobs
+        await store_user.storage.resume_queue("default")
+        assert len((await store_user.claim(4)).jobs) == 4
 
-    async def test_other_queues_go_on(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(3, draws=[("api", "acme")])
-        await hands.storage.pause_queue("default")
-        ids = await hands.add(2, queue="other")
-        gated = await hands.add(2, queue="other", draws=[("api", "acme")])
-        assert sorted(await hands.take_ids(queues=BOTH)) == sorted(ids + gated[:1])
+    async def test_other_queues_go_on(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.storage.pause_queue("default")
+        ids = await store_user.add(2, queue="other")
+        gated = await store_user.add(2, queue="other", draws=[("api", "acme")])
+        assert sorted(await store_user.take_ids(queues=BOTH)) == sorted(ids + gated[:1])
         # What waits in the paused queue for the same bucket keeps nobody from it.
         clock.advance(60)
-        assert await hands.take_ids(queues=BOTH) == gated[1:]
+        assert await store_user.take_ids(queues=BOTH) == gated[1:]
         clock.advance(60)
-        assert await hands.take_ids(queues=BOTH) == []
-        await hands.storage.resume_queue("default")
-        assert len(await hands.take(queues=BOTH)) == 1
+        assert await store_user.take_ids(queues=BOTH) == []
+        await store_user.storage.resume_queue("default")
+        assert len(await store_user.take(queues=BOTH)) == 1
 
-    async def test_lanes_of_a_paused_queue_keep_no_permit_from_others(self, hands: Hands) -> None:
-        hands.rules = {"one": at_once()}
-        first = await hands.add_one(draws=[("one", "")])
-        (holder,) = await hands.take()
-        waits = await hands.add_one(draws=[("one", "")])
-        assert await hands.take() == []
-        await hands.storage.pause_queue("default")
-        other = await hands.add_one(queue="other", draws=[("one", "")])
-        await hands.succeed(holder)
-        (second,) = await hands.take(queues=BOTH)
+    async def test_lanes_of_a_paused_queue_keep_no_permit_from_others(self, store_user: StoreUser) -> None:
+        store_user.rules = {"one": at_once()}
+        first = await store_user.add_one(draws=[("one", "")])
+        (holder,) = await store_user.take()
+        waits = await store_user.add_one(draws=[("one", "")])
+        assert await store_user.take() == []
+        await store_user.storage.pause_queue("default")
+        other = await store_user.add_one(queue="other", draws=[("one", "")])
+        await store_user.succeed(holder)
+        (second,) = await store_user.take(queues=BOTH)
         assert (holder.id, second.id) == (first, other)
-        await hands.storage.resume_queue("default")
-        assert await hands.take(queues=BOTH) == []
-        await hands.succeed(second)
-        assert await hands.take_ids(queues=BOTH) == [waits]
+        await store_user.storage.resume_queue("default")
+        assert await store_user.take(queues=BOTH) == []
+        await store_user.succeed(second)
+        assert await store_user.take_ids(queues=BOTH) == [waits]
 
-    async def test_keys_of_a_paused_queue_claim_no_share_of_a_ceiling(self, hands: Hands, clock: ManualClock) -> None:
+    async def test_keys_of_a_paused_queue_claim_no_share_of_a_ceiling(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         ceiling: Any = DynamicWindow(per=60, capacity=8, min_count=1).rule
-        hands.rules = {"ceiling": ceiling}
+        store_user.rules = {"ceiling": ceiling}
         for key in ("a", "b", "c"):
-            await hands.add(20, draws=[("ceiling", key)])
-        await hands.add(20, queue="other", draws=[("ceiling", "d")])
-        assert len(await hands.take(queues=BOTH)) == 8
-        await hands.storage.pause_queue("default")
+            await store_user.add(20, draws=[("ceiling", key)])
+        await store_user.add(20, queue="other", draws=[("ceiling", "d")])
+        assert len(await store_user.take(queues=BOTH)) == 8
+        await store_user.storage.pause_queue("default")
         clock.advance(180)
-        assert len(await hands.take(queues=BOTH)) == 8
-        await hands.storage.resume_queue("default")
+        assert len(await store_user.take(queues=BOTH)) == 8
+        await store_user.storage.resume_queue("default")
         clock.advance(180)
-        shares = Counter(job.draws[0].key for job in await hands.take(queues=BOTH))
+        shares = Counter(job.draws[0].key for job in await store_user.take(queues=BOTH))
         assert shares == {"a": 2, "b": 2, "c": 2, "d": 2}
 
-    async def test_a_bucket_that_opens_during_a_pause_is_open_after_it(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        ids = await hands.add(3, draws=[("api", "acme")])
-        assert await hands.take_ids() == ids[:1]
-        await hands.storage.pause_queue("default")
+    async def test_a_bucket_that_opens_during_a_pause_is_open_after_it(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        ids = await store_user.add(3, draws=[("api", "acme")])
+        assert await store_user.take_ids() == ids[:1]
+        await store_user.storage.pause_queue("default")
         clock.advance(600)
-        assert await hands.take() == []
-        await hands.storage.resume_queue("default")
-        assert await hands.take_ids() == ids[1:2]
+        assert await store_user.take() == []
+        await store_user.storage.resume_queue("default")
+        assert await store_user.take_ids() == ids[1:2]
 
-    async def test_what_runs_in_a_paused_queue_goes_on(self, hands: Hands, clock: ManualClock) -> None:
-        await hands.add(3)
-        done, returned, running = await hands.take()
-        await hands.storage.pause_queue("default")
-        await hands.succeed(done)
-        await hands.give_back(returned)
-        assert (await hands.storage.beat(hands.node)).owned == {running.id: running.fence}
-        assert await hands.take() == []
-        await hands.storage.resume_queue("default")
-        assert await hands.take_ids() == [returned.id]
+    async def test_what_runs_in_a_paused_queue_goes_on(self, store_user: StoreUser, clock: ManualClock) -> None:
+        await store_user.add(3)
+        done, returned, running = await store_user.take()
+        await store_user.storage.pause_queue("default")
+        await store_user.succeed(done)
+        await store_user.give_back(returned)
+        assert (await store_user.storage.beat(store_user.node)).owned == {running.id: running.fence}
+        assert await store_user.take() == []
+        await store_user.storage.resume_queue("default")
+        assert await store_user.take_ids() == [returned.id]
 
-    async def test_jobs_of_a_paused_queue_expire_and_are_cancelled(self, hands: Hands, clock: ManualClock) -> None:
-        await hands.storage.pause_queue("default")
-        late = await hands.add_one(expires_in=5)
-        unwanted = await hands.add_one()
-        await hands.storage.cancel(unwanted)
+    async def test_jobs_of_a_paused_queue_expire_and_are_cancelled(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        await store_user.storage.pause_queue("default")
+        late = await store_user.add_one(expires_in=5)
+        unwanted = await store_user.add_one()
+        await store_user.storage.cancel(unwanted)
         clock.advance(6)
-        assert [dropped.id for dropped in await hands.storage.expire()] == [late]
-        assert await hands.states([late, unwanted]) == [JobState.FAILED, JobState.CANCELLED]
+        assert [dropped.id for dropped in await store_user.storage.expire()] == [late]
+        assert await store_user.states([late, unwanted]) == [JobState.FAILED, JobState.CANCELLED]
 
     async def test_pausing_and_resuming_tell_whether_they_changed_anything(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        storage = hands.storage
+        storage = store_user.storage
         assert not await storage.resume_queue("default")
         # A queue that never had a job is paused as well as any other.
         assert await storage.pause_queue("default")
@@ -236,110 +245,120 @@ class QueuesConformance(Conformance):
         assert not await storage.is_paused("a queue")
         assert list(await storage.queues()) == []
 
-    async def test_resuming_wakes_whoever_watches(self, hands: Hands) -> None:
-        await hands.storage.pause_queue("default")
+    async def test_resuming_wakes_whoever_watches(self, store_user: StoreUser) -> None:
+        await store_user.storage.pause_queue("default")
         woken: list[Any] = []
-        unwatch = hands.storage.watch(lambda: woken.append(None))
+        unwatch = store_user.storage.watch(lambda: woken.append(None))
         woken.clear()
-        await hands.storage.resume_queue("default")
+        await store_user.storage.resume_queue("default")
         unwatch()
         assert woken
 
     # ---------------------------------------------------------------------------------- how long it waits
 
-    async def test_the_oldest_job_is_the_one_that_is_ready_for_longest(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
+    async def test_the_oldest_job_is_the_one_that_is_ready_for_longest(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
         began = clock.now()
-        await hands.add(1, delay=10)
-        assert await record_of(hands) == QueueRecord("default", None, None, None)
+        await store_user.add(1, delay=10)
+        assert await record_of(store_user) == QueueRecord("default", None, None, None)
         clock.advance(1)
-        low = await hands.add(1)
+        low = await store_user.add(1)
         clock.advance(1)
-        await hands.add(2, priority=9)
-        await hands.add(2, priority=9, draws=[("api", "acme")])
-        await hands.add(1, queue="other", draws=[("api", "acme")])
-        assert (await record_of(hands)).oldest_at == began + SECOND
-        assert (await record_of(hands, "other")).oldest_at == began + 2 * SECOND
-        assert [record.queue for record in await hands.storage.queues()] == ["default", "other"]
-        await hands.storage.cancel(low[0])
-        assert (await record_of(hands)).oldest_at == began + 2 * SECOND
+        await store_user.add(2, priority=9)
+        await store_user.add(2, priority=9, draws=[("api", "acme")])
+        await store_user.add(1, queue="other", draws=[("api", "acme")])
+        assert (await record_of(store_user)).oldest_at == began + SECOND
+        assert (await record_of(store_user, "other")).oldest_at == began + 2 * SECOND
+        assert [record.queue for record in await store_user.storage.queues()] == ["default", "other"]
+        await store_user.storage.cancel(low[0])
+        assert (await record_of(store_user)).oldest_at == began + 2 * SECOND
         # One of the two that draw on the same bucket has to wait.
-        assert len(await hands.take()) == 3
-        assert (await record_of(hands)).oldest_at == began + 2 * SECOND
+        assert len(await store_user.take()) == 3
+        assert (await record_of(store_user)).oldest_at == began + 2 * SECOND
         clock.advance(8)
-        assert len(await hands.take()) == 1
-        await hands.storage.pause_queue("default")
+        assert len(await store_user.take()) == 1
+        await store_user.storage.pause_queue("default")
         clock.advance(3600)
-        assert (await record_of(hands)).oldest_at == began + 2 * SECOND
+        assert (await record_of(store_user)).oldest_at == began + 2 * SECOND
 
-    async def test_a_retry_is_as_old_as_the_instant_it_was_due_at(self, hands: Hands, clock: ManualClock) -> None:
-        await hands.add()
-        await hands.retry_later(await hands.take_one(), 10)
+    async def test_a_retry_is_as_old_as_the_instant_it_was_due_at(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        await store_user.add()
+        await store_user.retry_later(await store_user.take_one(), 10)
         due_at = clock.now() + 10 * SECOND
-        assert await record_of(hands) == QueueRecord("default", None, None, None)
+        assert await record_of(store_user) == QueueRecord("default", None, None, None)
         clock.advance(15)
-        assert await record_of(hands) == QueueRecord("default", None, due_at, due_at)
+        assert await record_of(store_user) == QueueRecord("default", None, due_at, due_at)
 
-    async def test_a_job_without_limits_lacks_a_slot_since_it_is_ready(self, hands: Hands, clock: ManualClock) -> None:
+    async def test_a_job_without_limits_lacks_a_slot_since_it_is_ready(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         began = clock.now()
-        await hands.add(3)
+        await store_user.add(3)
         clock.advance(5)
-        assert (await record_of(hands)).ready_at == began
-        await hands.take(2)
-        assert (await record_of(hands)).ready_at == began
-        await hands.take(1)
-        assert await hands.storage.queues() == []
+        assert (await record_of(store_user)).ready_at == began
+        await store_user.take(2)
+        assert (await record_of(store_user)).ready_at == began
+        await store_user.take(1)
+        assert await store_user.storage.queues() == []
 
     async def test_a_job_whose_limits_are_open_lacks_a_slot_since_its_lane_is_due(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(100)}
+        store_user.rules = {"api": strict(100)}
         began = clock.now()
-        await hands.add(3, draws=[("api", "acme")])
+        await store_user.add(3, draws=[("api", "acme")])
         # Limit time has nothing to do with it.
         clock.step_wall(-3600)
         clock.advance(5)
-        assert (await record_of(hands)).ready_at == began - 3600 * SECOND
-        await hands.take()
-        await hands.add(1, draws=[("api", "acme")], delay=10)
+        assert (await record_of(store_user)).ready_at == began - 3600 * SECOND
+        await store_user.take()
+        await store_user.add(1, draws=[("api", "acme")], delay=10)
         due_at = clock.now() + 10 * SECOND
-        assert (await record_of(hands)).ready_at is None
+        assert (await record_of(store_user)).ready_at is None
         clock.advance(60)
-        assert (await record_of(hands)).ready_at == due_at
+        assert (await record_of(store_user)).ready_at == due_at
 
-    async def test_a_job_behind_a_closed_bucket_lacks_more_than_a_slot(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1), "one": at_once()}
+    async def test_a_job_behind_a_closed_bucket_lacks_more_than_a_slot(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1), "one": at_once()}
         began = clock.now()
-        await hands.add(2, draws=[("api", "acme")])
-        await hands.add(2, draws=[("one", "")], queue="other")
-        first = await hands.take(queues=BOTH)
+        await store_user.add(2, draws=[("api", "acme")])
+        await store_user.add(2, draws=[("one", "")], queue="other")
+        first = await store_user.take(queues=BOTH)
         assert len(first) == 2
-        assert await record_of(hands) == QueueRecord("default", None, began, None)
-        assert await record_of(hands, "other") == QueueRecord("other", None, began, None)
+        assert await record_of(store_user) == QueueRecord("default", None, began, None)
+        assert await record_of(store_user, "other") == QueueRecord("other", None, began, None)
         clock.advance(90)
-        assert (await record_of(hands)).ready_at == began + 60 * SECOND
-        assert (await record_of(hands, "other")).ready_at is None
-        await hands.succeed(*first)
-        assert (await record_of(hands, "other")).ready_at == clock.now()
+        assert (await record_of(store_user)).ready_at == began + 60 * SECOND
+        assert (await record_of(store_user, "other")).ready_at is None
+        await store_user.succeed(*first)
+        assert (await record_of(store_user, "other")).ready_at == clock.now()
 
-    async def test_a_job_of_a_paused_queue_lacks_more_than_a_slot(self, hands: Hands, clock: ManualClock) -> None:
+    async def test_a_job_of_a_paused_queue_lacks_more_than_a_slot(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         began = clock.now()
-        await hands.add()
-        await hands.storage.pause_queue("default")
+        await store_user.add()
+        await store_user.storage.pause_queue("default")
         clock.advance(5)
-        assert await record_of(hands) == QueueRecord("default", began, began, None)
-        await hands.storage.resume_queue("default")
-        assert await record_of(hands) == QueueRecord("default", None, began, began)
+        assert await record_of(store_user) == QueueRecord("default", began, began, None)
+        await store_user.storage.resume_queue("default")
+        assert await record_of(store_user) == QueueRecord("default", None, began, began)
 
     # -------------------------------------------------------------------------------------- in the way
 
-    async def test_nothing_stands_in_the_way_of_a_store_that_nobody_else_uses(self, hands: Hands) -> None:
-        await hands.add(2)
-        await hands.take(1)
-        assert list(await hands.storage.blockers()) == []
+    async def test_nothing_stands_in_the_way_of_a_store_that_nobody_else_uses(self, store_user: StoreUser) -> None:
+        await store_user.add(2)
+        await store_user.take(1)
+        assert list(await store_user.storage.blockers()) == []
 
-    async def test_a_store_tells_of_its_ground(self, hands: Hands) -> None:
-        facts = await hands.storage.facts()
+    async def test_a_store_tells_of_its_ground(self, store_user: StoreUser) -> None:
+        facts = await store_user.storage.facts()
         match facts:
             case SqliteFacts():
                 assert (facts.journal_mode, facts.can_write) == ("wal", True)

@@ -14,7 +14,7 @@ from headgate.jobs.job import JobState, Origin
 from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.store import Store
-from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
+from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, strict
 from tests.limit_settings import change
 
 Verb = Callable[[Store, str], Awaitable[JobState | None]]
@@ -59,23 +59,23 @@ def _audit_record(action: str, id: str) -> AuditRecord:
     return AuditRecord("ada", action, "job", id)
 
 
-async def _leader_and_job(hands: Hands, state: str) -> tuple[str, str]:
+async def _leader_and_job(store_user: StoreUser, state: str) -> tuple[str, str]:
     """A job in that state; what it follows is its leader."""
-    leader = await hands.add_one()
+    leader = await store_user.add_one()
     if state == "blocked":
-        job = replace(hands.new(), origin=Origin(follows=leader))
-        await hands.storage.add([job])
+        job = replace(store_user.new(), origin=Origin(follows=leader))
+        await store_user.storage.add([job])
         return leader, job.id
-    await hands.storage.cancel(leader)
-    id = await hands.add_one(delay=3600 if state == "scheduled" else None)
+    await store_user.storage.cancel(leader)
+    id = await store_user.add_one(delay=3600 if state == "scheduled" else None)
     if state in ("running", "succeeded", "failed"):
-        running = await hands.take_one()
+        running = await store_user.take_one()
         if state == "succeeded":
-            await hands.succeed(running)
+            await store_user.succeed(running)
         elif state == "failed":
-            await hands.fail(running)
+            await store_user.fail(running)
     elif state == "cancelled":
-        await hands.storage.cancel(id)
+        await store_user.storage.cancel(id)
     return leader, id
 
 
@@ -83,11 +83,11 @@ class RefusalsConformance(Conformance):
     @pytest.mark.parametrize("verb", VERBS)
     @pytest.mark.parametrize("state", STATES)
     async def test_each_verb_says_the_same_of_each_state_on_every_store(
-        self, hands: Hands, verb: str, state: str
+        self, store_user: StoreUser, verb: str, state: str
     ) -> None:
-        storage = hands.storage
-        leader, id = await _leader_and_job(hands, state)
-        before = await hands.record(id)
+        storage = store_user.storage
+        leader, id = await _leader_and_job(store_user, state)
+        before = await store_user.record(id)
         refusal = REFUSALS.get((verb, state))
         if refusal is not None:
             with pytest.raises(IllegalTransition) as caught:
@@ -97,7 +97,7 @@ class RefusalsConformance(Conformance):
         else:
             assert await VERBS[verb](storage, id) is before.state
         entries = [entry.action for entry in await storage.audit_log(AuditFilter(subject=id))]
-        after = await hands.record(id)
+        after = await store_user.record(id)
         if refusal is not None or (verb, state) in UNCHANGED:
             assert after == before
             assert entries == []
@@ -112,14 +112,14 @@ class RefusalsConformance(Conformance):
         assert await storage.check() == []
 
     @pytest.mark.parametrize("verb", VERBS)
-    async def test_of_a_job_that_is_not_there_every_verb_says_none(self, hands: Hands, verb: str) -> None:
-        assert await VERBS[verb](hands.storage, "nobody") is None
-        assert await hands.storage.audit_log(AuditFilter(subject="nobody")) == []
+    async def test_of_a_job_that_is_not_there_every_verb_says_none(self, store_user: StoreUser, verb: str) -> None:
+        assert await VERBS[verb](store_user.storage, "nobody") is None
+        assert await store_user.storage.audit_log(AuditFilter(subject="nobody")) == []
 
-    async def test_a_refused_retry_names_what_is_in_its_way(self, hands: Hands) -> None:
-        storage = hands.storage
-        leader = await hands.add_one()
-        follower = replace(hands.new(), origin=Origin(follows=leader))
+    async def test_a_refused_retry_names_what_is_in_its_way(self, store_user: StoreUser) -> None:
+        storage = store_user.storage
+        leader = await store_user.add_one()
+        follower = replace(store_user.new(), origin=Origin(follows=leader))
         await storage.add([follower])
         await storage.cancel(leader)
         with pytest.raises(LeaderNotRetried) as not_first:
@@ -128,7 +128,7 @@ class RefusalsConformance(Conformance):
             f"job {follower.id} follows {leader}, and runs only after that has succeeded: {leader} was cancelled; "
             f"retry {leader} first, which also brings back the jobs that were cancelled because of it"
         )
-        first, second = (replace(hands.new(), unique_key="acme") for _ in range(2))
+        first, second = (replace(store_user.new(), unique_key="acme") for _ in range(2))
         await storage.add([first])
         await storage.cancel(first.id)
         await storage.add([second])
@@ -139,13 +139,13 @@ class RefusalsConformance(Conformance):
             "first, or let it run"
         )
 
-    async def test_a_refused_job_is_told_why_in_the_same_words(self, hands: Hands) -> None:
-        storage = hands.storage
-        lost = replace(hands.new(), origin=Origin(follows="nobody"))
+    async def test_a_refused_job_is_told_why_in_the_same_words(self, store_user: StoreUser) -> None:
+        storage = store_user.storage
+        lost = replace(store_user.new(), origin=Origin(follows="nobody"))
         with pytest.raises(LeaderNotFound) as unknown:
             await storage.add([lost])
         assert str(unknown.value) == str(LeaderNotFound(lost.id, "nobody"))
-        first, second = (replace(hands.new(), unique_key="acme", on_conflict="raise") for _ in range(2))
+        first, second = (replace(store_user.new(), unique_key="acme", on_conflict="raise") for _ in range(2))
         await storage.add([first])
         with pytest.raises(DuplicateJob) as duplicate:
             await storage.add([second])
@@ -153,19 +153,19 @@ class RefusalsConformance(Conformance):
         assert await storage.job(lost.id) is None
         assert await storage.job(second.id) is None
 
-    async def test_a_limit_in_use_is_not_removed_and_says_by_how_many(self, hands: Hands) -> None:
-        hands.rules = {"api": at_once(1)}
-        await hands.add(3, draws=[("api", "acme")])
-        await hands.take_one()
+    async def test_a_limit_in_use_is_not_removed_and_says_by_how_many(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": at_once(1)}
+        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.take_one()
         with pytest.raises(LimitInUse) as caught:
-            await hands.storage.forget("api")
+            await store_user.storage.forget("api")
         assert str(caught.value) == (
             "limit 'api' cannot be removed while it is in use (waiting jobs: 2, held permits: 1); cancel the jobs or "
             "let them finish first"
         )
 
-    async def test_what_is_so_already_is_no_error(self, hands: Hands) -> None:
-        storage = hands.storage
+    async def test_what_is_so_already_is_no_error(self, store_user: StoreUser) -> None:
+        storage = store_user.storage
         assert await storage.pause_queue("default")
         assert not await storage.pause_queue("default")
         assert await storage.resume_queue("default")
@@ -181,8 +181,8 @@ class RefusalsConformance(Conformance):
         assert list(await storage.attempts("nobody")) == []
         assert await storage.prune(0, ids=["nobody"]) == 0
 
-    async def test_a_time_that_has_passed_is_no_refusal(self, hands: Hands) -> None:
-        id = await hands.add_one(delay=60)
-        past = hands.clock.now() - 60 * SECOND
-        assert await hands.storage.reschedule(id, run_at=past) is JobState.WAITING
-        assert await hands.take_ids() == [id]
+    async def test_a_time_that_has_passed_is_no_refusal(self, store_user: StoreUser) -> None:
+        id = await store_user.add_one(delay=60)
+        past = store_user.clock.now() - 60 * SECOND
+        assert await store_user.storage.reschedule(id, run_at=past) is JobState.WAITING
+        assert await store_user.take_ids() == [id]

@@ -17,18 +17,18 @@ from headgate.jobs.terms import GateTerms
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, strict
+from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, strict
 
 WORK = frozenset({"work"})
 SKIPPING = GateTerms().skipping()
 
 
-class ScheduleHands:
+class ScheduleUser:
     """What these tests do with a store, in few words."""
 
-    def __init__(self, hands: Hands, clock: ManualClock) -> None:
-        self.hands = hands
-        self.storage = hands.storage
+    def __init__(self, store_user: StoreUser, clock: ManualClock) -> None:
+        self.store_user = store_user
+        self.storage = store_user.storage
         self.clock = clock
 
     def record(
@@ -51,7 +51,7 @@ class ScheduleHands:
 
     def job(self, record: ScheduleRecord, occurs_at: int, **options: Any) -> NewJob:
         origin = Origin(on="any", schedule=record.name, occurs_at=occurs_at)
-        return replace(self.hands.new(task=record.call.task, **options), origin=origin, terms=SKIPPING)
+        return replace(self.store_user.new(task=record.call.task, **options), origin=origin, terms=SKIPPING)
 
     def fired(self, record: ScheduleRecord, jobs: int = 1, next_in: float | None = 60, **options: Any) -> Fired:
         now = self.clock.now()
@@ -74,48 +74,52 @@ class ScheduleHands:
 
 
 class SchedulesConformance(Conformance):
-    async def test_a_schedule_is_read_as_it_was_stored(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_a_schedule_is_read_as_it_was_stored(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
         record = own.record(until=clock.now() + SECOND, max_runs=3, misfire="skip", overlap="queue", first_at=5)
         record = replace(record, is_declared=True, formerly="é", skipped="overlap", skipped_at=7)
-        assert await hands.storage.put_schedule(record, replaces=None)
-        (stored,) = await hands.storage.schedules()
+        assert await store_user.storage.put_schedule(record, replaces=None)
+        (stored,) = await store_user.storage.schedules()
         assert stored == replace(record, revision=1)
         changed = replace(stored, is_declared=False, formerly=None, skipped=None, skipped_at=None)
-        assert await hands.storage.put_schedule(changed, replaces=1)
-        assert await hands.storage.schedules() == [replace(changed, revision=2)]
-        assert await hands.storage.schedules(name="other") == []
+        assert await store_user.storage.put_schedule(changed, replaces=1)
+        assert await store_user.storage.schedules() == [replace(changed, revision=2)]
+        assert await store_user.storage.schedules(name="other") == []
 
-    async def test_schedules_are_listed_by_name_and_page_by_page(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_schedules_are_listed_by_name_and_page_by_page(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = ScheduleUser(store_user, clock)
         for name in ("b", "a", "Z", "ä", "c"):
             await own.put(name)
-        names = [record.name for record in await hands.storage.schedules()]
+        names = [record.name for record in await store_user.storage.schedules()]
         assert names == ["Z", "a", "b", "c", "ä"]
-        page = await hands.storage.schedules(after="a", count=2)
+        page = await store_user.storage.schedules(after="a", count=2)
         assert [record.name for record in page] == ["b", "c"]
 
-    async def test_what_was_changed_meanwhile_is_not_overwritten(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_what_was_changed_meanwhile_is_not_overwritten(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put()
-        assert not await hands.storage.put_schedule(own.record(max_runs=9), replaces=None)
+        assert not await store_user.storage.put_schedule(own.record(max_runs=9), replaces=None)
         first = await own.read()
-        assert await hands.storage.put_schedule(replace(first, paused_at=clock.now()), replaces=first.revision)
-        assert not await hands.storage.put_schedule(replace(first, last_job="x"), replaces=first.revision)
+        assert await store_user.storage.put_schedule(replace(first, paused_at=clock.now()), replaces=first.revision)
+        assert not await store_user.storage.put_schedule(replace(first, last_job="x"), replaces=first.revision)
         second = await own.read()
         assert (second.paused_at, second.last_job, second.rules.max_runs) == (clock.now(), None, None)
-        assert not await hands.storage.put_schedule(replace(first, name="new"), replaces=1)
-        assert await hands.storage.schedules(name="new") == []
+        assert not await store_user.storage.put_schedule(replace(first, name="new"), replaces=1)
+        assert await store_user.storage.schedules(name="new") == []
 
-    async def test_schedules_are_due_from_their_instant_on(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_schedules_are_due_from_their_instant_on(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put("later", due_in=120)
         await own.put("soon", due_in=60)
         await own.put("never", due_in=None)
         await own.put("of another task", due_in=1, task="other")
         paused = replace(own.record("paused", due_in=1), paused_at=clock.now())
-        assert await hands.storage.put_schedule(paused, replaces=None)
-        found = await hands.storage.due_schedules(WORK)
+        assert await store_user.storage.put_schedule(paused, replaces=None)
+        found = await store_user.storage.due_schedules(WORK)
         assert (list(found.due), found.next_at) == ([], clock.now() + 60 * SECOND)
         clock.advance(60)
         assert await own.due() == ["soon"]
@@ -123,43 +127,47 @@ class SchedulesConformance(Conformance):
         assert await own.due() == ["soon", "later"]
         assert await own.due(count=1) == ["soon"]
         assert await own.due(unable=frozenset({"soon"})) == ["later"]
-        assert (await hands.storage.due_schedules(WORK)).next_at is None
-        assert list((await hands.storage.due_schedules(frozenset())).due) == []
+        assert (await store_user.storage.due_schedules(WORK)).next_at is None
+        assert list((await store_user.storage.due_schedules(frozenset())).due) == []
 
-    async def test_an_occurrence_is_enqueued_once_however_many_see_it(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_an_occurrence_is_enqueued_once_however_many_see_it(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = ScheduleUser(store_user, clock)
         for name in ("a", "b", "c"):
             await own.put(name)
-        seen = (await hands.storage.due_schedules(WORK)).due
+        seen = (await store_user.storage.due_schedules(WORK)).due
         nodes = [[own.fired(record) for record in seen] for _ in range(4)]
-        written = await asyncio.gather(*(hands.storage.fire(fired) for fired in nodes))
+        written = await asyncio.gather(*(store_user.storage.fire(fired) for fired in nodes))
         assert [sum(flags) for flags in zip(*written, strict=True)] == [1, 1, 1]
-        assert len(await hands.take()) == 3
+        assert len(await store_user.take()) == 3
         assert await own.due() == []
         # A repeat whose reply was lost adds nothing either.
-        assert await hands.storage.fire(nodes[0]) == [False, False, False]
-        assert await hands.take() == []
-        await hands.storage.gather_history()
-        assert sum(row.enqueued for row in await hands.storage.jobs_history(3600, ALL, ALL, 0)) == 3
+        assert await store_user.storage.fire(nodes[0]) == [False, False, False]
+        assert await store_user.take() == []
+        await store_user.storage.gather_history()
+        assert sum(row.enqueued for row in await store_user.storage.jobs_history(3600, ALL, ALL, 0)) == 3
 
-    async def test_jobs_and_advance_are_one_commit(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_jobs_and_advance_are_one_commit(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put()
         (job,) = await own.fire()
         record = await own.read()
         assert (record.course.next_at, record.course.last_at) == (clock.now() + 60 * SECOND, clock.now())
         assert (record.last_job, record.course.open) == (job.id, 1)
-        stored = await hands.storage.job(job.id)
+        stored = await store_user.storage.job(job.id)
         assert stored is not None
         assert (stored.origin, stored.terms) == (job.origin, SKIPPING)
         # What fires nothing advances as well, and leaves the last job what it was.
-        assert await hands.storage.fire([own.fired(record, 0, next_in=None)]) == [True]
+        assert await store_user.storage.fire([own.fired(record, 0, next_in=None)]) == [True]
         record = await own.read()
         assert (record.course.next_at, record.last_job) == (None, job.id)
         assert await own.due() == []
 
-    async def test_an_occurrence_that_follows_another_waits_for_it(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_an_occurrence_that_follows_another_waits_for_it(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put()
         fired = own.fired(await own.read(), 3)
         one, two, three = fired.jobs
@@ -167,230 +175,242 @@ class SchedulesConformance(Conformance):
             replace(job, origin=Origin(follows=before, on="any", schedule="s", occurs_at=1))
             for job, before in ((one, None), (two, one.id), (three, two.id))
         ]
-        assert await hands.storage.fire([replace(fired, jobs=in_line)]) == [True]
+        assert await store_user.storage.fire([replace(fired, jobs=in_line)]) == [True]
         for count, job in enumerate((one, two, three)):
             assert await own.counts() == (count, 3 - count)
-            (taken,) = await hands.take()
+            (taken,) = await store_user.take()
             assert taken.id == job.id
-            await hands.storage.finish(hands.node, [Finished(job.id, taken.fence, JobState.FAILED, error=BOOM)])
+            await store_user.storage.finish(
+                store_user.node, [Finished(job.id, taken.fence, JobState.FAILED, error=BOOM)]
+            )
         assert await own.counts() == (3, 0)
 
-    async def test_a_schedule_that_is_gone_fires_nothing(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_a_schedule_that_is_gone_fires_nothing(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put()
         fired = own.fired(await own.read())
-        assert await hands.storage.remove_schedule("s")
-        assert not await hands.storage.remove_schedule("s")
-        assert await hands.storage.fire([fired]) == [False]
-        assert await hands.take() == []
+        assert await store_user.storage.remove_schedule("s")
+        assert not await store_user.storage.remove_schedule("s")
+        assert await store_user.storage.fire([fired]) == [False]
+        assert await store_user.take() == []
 
-    async def test_runs_are_what_really_ran(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
-        hands.rules = {"api": strict(1)}
+    async def test_runs_are_what_really_ran(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
+        store_user.rules = {"api": strict(1)}
         await own.put()
         await own.fire(jobs=3)
-        one, two, three = await hands.take()
+        one, two, three = await store_user.take()
         assert await own.counts() == (0, 3)
-        await hands.succeed(one)
+        await store_user.succeed(one)
         assert await own.counts() == (1, 2)
-        await hands.storage.finish(hands.node, [Finished(two.id, two.fence, JobState.FAILED, error=BOOM)])
+        await store_user.storage.finish(store_user.node, [Finished(two.id, two.fence, JobState.FAILED, error=BOOM)])
         assert await own.counts() == (2, 1)
-        await hands.storage.finish(hands.node, [Finished(three.id, three.fence, JobState.CANCELLED)])
+        await store_user.storage.finish(store_user.node, [Finished(three.id, three.fence, JobState.CANCELLED)])
         assert await own.counts() == (2, 0)
         # Cancelled while it waited, expired, and rejected as it came.
         (job,) = await own.fire()
         assert await own.counts() == (2, 1)
-        await hands.storage.cancel(job.id)
+        await store_user.storage.cancel(job.id)
         (job,) = await own.fire(expires_in=5)
         clock.advance(6)
-        dropped = await hands.storage.expire()
+        dropped = await store_user.storage.expire()
         assert [(each.id, each.state) for each in dropped] == [(job.id, JobState.CANCELLED)]
         (job,) = await own.fire(rejection=JobError(type="LimitRejected", message="no"))
-        record = await hands.storage.job(job.id)
+        record = await store_user.storage.job(job.id)
         assert record is not None
         assert record.state is JobState.CANCELLED
         assert await own.counts() == (2, 0)
 
-    async def test_an_expired_occurrence_that_a_claim_meets_is_skipped(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_an_expired_occurrence_that_a_claim_meets_is_skipped(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put()
         await own.fire(expires_in=5)
         clock.advance(6)
-        claimed = await hands.claim()
+        claimed = await store_user.claim()
         assert list(claimed.jobs) == []
-        await hands.storage.expire()
+        await store_user.storage.expire()
         assert await own.counts() == (0, 0)
 
-    async def test_a_job_that_an_operator_retries_is_open_again(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_a_job_that_an_operator_retries_is_open_again(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put()
         await own.fire(jobs=2)
-        one, two = await hands.take()
-        await hands.storage.finish(hands.node, [Finished(one.id, one.fence, JobState.FAILED, error=BOOM)])
-        await hands.storage.finish(hands.node, [Finished(two.id, two.fence, JobState.CANCELLED)])
+        one, two = await store_user.take()
+        await store_user.storage.finish(store_user.node, [Finished(one.id, one.fence, JobState.FAILED, error=BOOM)])
+        await store_user.storage.finish(store_user.node, [Finished(two.id, two.fence, JobState.CANCELLED)])
         assert await own.counts() == (1, 0)
-        await hands.storage.retry(one.id)
-        await hands.storage.retry(two.id)
+        await store_user.storage.retry(one.id)
+        await store_user.storage.retry(two.id)
         assert await own.counts() == (0, 2)
-        for job in await hands.take():
-            await hands.succeed(job)
+        for job in await store_user.take():
+            await store_user.succeed(job)
         assert await own.counts() == (2, 0)
 
-    async def test_the_jobs_of_a_dead_node_stay_open_until_they_end(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_the_jobs_of_a_dead_node_stay_open_until_they_end(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put()
         await own.fire()
-        await hands.take()
-        await hands.storage.leave(hands.node)
+        await store_user.take()
+        await store_user.storage.leave(store_user.node)
         assert await own.counts() == (0, 1)
-        await hands.storage.join(hands.node, "a")
-        (job,) = await hands.take()
-        await hands.succeed(job)
+        await store_user.storage.join(store_user.node, "a")
+        (job,) = await store_user.take()
+        await store_user.succeed(job)
         assert await own.counts() == (1, 0)
 
     async def test_declaring_again_keeps_the_count_unless_it_begins_anew(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        own = ScheduleHands(hands, clock)
+        own = ScheduleUser(store_user, clock)
         await own.put()
         await own.fire(jobs=3)
-        one, two, _ = await hands.take()
+        one, two, _ = await store_user.take()
         stale = await own.read()
-        await hands.succeed(one)
+        await store_user.succeed(one)
         # It was read before that job ended, and must not undo its count.
-        assert await hands.storage.put_schedule(replace(stale, last_job="x"), replaces=stale.revision)
+        assert await store_user.storage.put_schedule(replace(stale, last_job="x"), replaces=stale.revision)
         assert await own.counts() == (1, 2)
-        await hands.succeed(two)
+        await store_user.succeed(two)
         again = await own.read()
         anew = replace(again, course=replace(again.course, runs=0))
-        assert await hands.storage.put_schedule(anew, replaces=again.revision, anew=True)
+        assert await store_user.storage.put_schedule(anew, replaces=again.revision, anew=True)
         assert await own.counts() == (0, 1)
 
     async def test_one_that_was_removed_meets_its_old_jobs_when_it_is_there_again(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        own = ScheduleHands(hands, clock)
+        own = ScheduleUser(store_user, clock)
         await own.put()
         await own.fire(jobs=3)
-        one, two, three = await hands.take()
-        await hands.succeed(one)
-        await hands.storage.remove_schedule("s")
-        await hands.succeed(two)
+        one, two, three = await store_user.take()
+        await store_user.succeed(one)
+        await store_user.storage.remove_schedule("s")
+        await store_user.succeed(two)
         await own.put()
         assert await own.counts() == (0, 1)
-        await hands.succeed(three)
+        await store_user.succeed(three)
         assert await own.counts() == (1, 0)
 
-    async def test_pruned_jobs_stay_counted(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_pruned_jobs_stay_counted(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put()
         await own.fire()
-        (job,) = await hands.take()
-        await hands.succeed(job)
+        (job,) = await store_user.take()
+        await store_user.succeed(job)
         clock.advance(10)
-        assert await hands.storage.prune(clock.now()) == 1
+        assert await store_user.storage.prune(clock.now()) == 1
         assert await own.counts() == (1, 0)
 
-    async def test_what_was_skipped_last_stays_told(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_what_was_skipped_last_stays_told(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put()
         skipping = replace(own.fired(await own.read(), jobs=0), skipped="misfire", skipped_at=7)
-        assert await hands.storage.fire([skipping]) == [True]
+        assert await store_user.storage.fire([skipping]) == [True]
         await own.fire()
         record = await own.read()
         assert (record.skipped, record.skipped_at) == ("misfire", 7)
 
     async def test_a_schedule_takes_the_place_of_another_one_with_its_jobs_and_its_count(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        own = ScheduleHands(hands, clock)
+        own = ScheduleUser(store_user, clock)
         await own.put("old")
         await own.fire("old", jobs=4)
-        one, two, _, _ = await hands.take()
-        await hands.succeed(one)
+        one, two, _, _ = await store_user.take()
+        await store_user.succeed(one)
         known = await own.read("old")
         new = replace(known, name="new", formerly="old", course=replace(known.course, next_at=clock.now() + 9))
-        await hands.succeed(two)
-        assert not await hands.storage.take_over_schedule(new, was="other", replaces=known.revision)
-        assert not await hands.storage.take_over_schedule(new, was="old", replaces=known.revision - 1)
+        await store_user.succeed(two)
+        assert not await store_user.storage.take_over_schedule(new, was="other", replaces=known.revision)
+        assert not await store_user.storage.take_over_schedule(new, was="old", replaces=known.revision - 1)
         assert await own.counts("old") == (2, 2)
-        assert await hands.storage.take_over_schedule(new, was="old", replaces=known.revision)
-        (stored,) = await hands.storage.schedules()
+        assert await store_user.storage.take_over_schedule(new, was="old", replaces=known.revision)
+        (stored,) = await store_user.storage.schedules()
         assert (stored.name, stored.formerly, stored.course.next_at) == ("new", "old", clock.now() + 9)
-        assert list(await hands.storage.schedules(formerly="old")) == [stored]
-        assert list(await hands.storage.schedules(formerly="new")) == []
+        assert list(await store_user.storage.schedules(formerly="old")) == [stored]
+        assert list(await store_user.storage.schedules(formerly="new")) == []
         assert await own.counts("new") == (2, 2)
-        assert await hands.storage.check() == []
+        assert await store_user.storage.check() == []
         # Read before the name was another one: it is enqueued under neither.
-        assert await hands.storage.fire([own.fired(known)]) == [False]
+        assert await store_user.storage.fire([own.fired(known)]) == [False]
 
     async def test_jobs_that_run_while_their_schedule_gets_another_name_are_counted_under_it(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        own = ScheduleHands(hands, clock)
+        own = ScheduleUser(store_user, clock)
         await own.put("old")
         await own.fire("old", jobs=2)
-        one, two = await hands.take()
+        one, two = await store_user.take()
         known = await own.read("old")
-        assert await hands.storage.take_over_schedule(replace(known, name="new"), was="old", replaces=known.revision)
-        await hands.succeed(one)
-        await hands.storage.finish(hands.node, [Finished(two.id, two.fence, JobState.FAILED, error=BOOM)])
+        assert await store_user.storage.take_over_schedule(
+            replace(known, name="new"), was="old", replaces=known.revision
+        )
+        await store_user.succeed(one)
+        await store_user.storage.finish(store_user.node, [Finished(two.id, two.fence, JobState.FAILED, error=BOOM)])
         assert await own.counts("new") == (2, 0)
-        job = await hands.storage.job(one.id)
+        job = await store_user.storage.job(one.id)
         assert job is not None
         assert job.origin is not None
         assert job.origin.schedule == "new"
         assert job.origin.occurs_at is not None
-        assert await hands.storage.check() == []
+        assert await store_user.storage.check() == []
 
-    async def test_a_name_that_is_taken_is_not_given_away(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_a_name_that_is_taken_is_not_given_away(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put("old")
         await own.put("new", max_runs=3)
         known = await own.read("old")
-        assert not await hands.storage.take_over_schedule(
+        assert not await store_user.storage.take_over_schedule(
             replace(known, name="new"), was="old", replaces=known.revision
         )
-        assert [record.name for record in await hands.storage.schedules()] == ["new", "old"]
+        assert [record.name for record in await store_user.storage.schedules()] == ["new", "old"]
 
-    async def test_of_many_that_take_a_schedule_over_one_does(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_of_many_that_take_a_schedule_over_one_does(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put("old")
         await own.fire("old", jobs=3)
         known = await own.read("old")
         done = await asyncio.gather(
             *(
-                hands.storage.take_over_schedule(replace(known, name="new"), was="old", replaces=known.revision)
+                store_user.storage.take_over_schedule(replace(known, name="new"), was="old", replaces=known.revision)
                 for _ in range(4)
             )
         )
         assert sorted(done) == [False, False, False, True]
-        assert [record.name for record in await hands.storage.schedules()] == ["new"]
+        assert [record.name for record in await store_user.storage.schedules()] == ["new"]
         assert await own.counts("new") == (0, 3)
 
-    async def test_schedules_are_overdue_that_nobody_here_can_fire(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_schedules_are_overdue_that_nobody_here_can_fire(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = ScheduleUser(store_user, clock)
         await own.put("later", task="other", due_in=50)
         await own.put("known", due_in=1)
         await own.put("unable", due_in=2)
         await own.put("other", task="other", due_in=1)
         await own.put("over", task="other", due_in=None)
         paused = replace(own.record("paused", task="other"), paused_at=clock.now())
-        assert await hands.storage.put_schedule(paused, replaces=None)
+        assert await store_user.storage.put_schedule(paused, replaces=None)
 
         async def overdue(**options: Any) -> list[str]:
             before = clock.now() + 10 * SECOND
-            return [each.name for each in await hands.storage.overdue_schedules(WORK, before=before, **options)]
+            return [each.name for each in await store_user.storage.overdue_schedules(WORK, before=before, **options)]
 
         assert await overdue() == ["other"]
         assert await overdue(unable=frozenset({"unable"})) == ["other", "unable"]
         assert await overdue(unable=frozenset({"unable"}), count=1) == ["other"]
-        assert list(await hands.storage.overdue_schedules(WORK, before=clock.now() + SECOND)) == []
+        assert list(await store_user.storage.overdue_schedules(WORK, before=clock.now() + SECOND)) == []
 
-    async def test_whoever_watches_is_woken(self, hands: Hands, clock: ManualClock) -> None:
-        own = ScheduleHands(hands, clock)
+    async def test_whoever_watches_is_woken(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
         woken: list[int] = []
-        unwatch = hands.storage.watch(lambda: woken.append(1))
+        unwatch = store_user.storage.watch(lambda: woken.append(1))
         try:
             await own.put()
             assert woken

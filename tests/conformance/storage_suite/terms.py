@@ -18,11 +18,11 @@ from headgate.storage.endings import EXPIRED_ERROR
 from headgate.storage.records import Amendment, QueueCounts, RecordedStart
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import (
+from tests.conformance.storage_suite.store_user import (
     BOOM,
     MINUTE,
     Conformance,
-    Hands,
+    StoreUser,
     at_once,
     most_in_a_window,
     rate,
@@ -40,486 +40,496 @@ class TermsConformance(Conformance):
     # ------------------------------------------------------------------------------------ not waiting
 
     async def test_a_job_that_is_not_to_wait_is_rejected_when_it_meets_a_closed_bucket(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(2)}
-        ids = await hands.add(4, draws=API, patience=0)
-        claimed = await hands.claim()
+        store_user.rules = {"api": strict(2)}
+        ids = await store_user.add(4, draws=API, patience=0)
+        claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == ids[:2]
         assert [(dropped.id, dropped.state) for dropped in claimed.dropped] == [(id, JobState.FAILED) for id in ids[2:]]
         assert list(claimed.throttled) == []
-        record = await hands.record(ids[2])
+        record = await store_user.record(ids[2])
         assert (record.state, record.finished_at, record.attempt) == (JobState.FAILED, clock.now(), 0)
         assert record.error is not None
         assert record.error.type == REJECTED
         assert record.error.data == {"limit": "api", "key": "acme", "opens_at": clock.now() + MINUTE}
         assert claimed.dropped[0].error == record.error
-        assert (await hands.claim()).next_in is None
-        assert await hands.counts() == QueueCounts("default", 0, 2, 0, 2, 0)
+        assert (await store_user.claim()).next_in is None
+        assert await store_user.counts() == QueueCounts("default", 0, 2, 0, 2, 0)
 
-    async def test_a_retry_that_is_rejected_is_told_with_the_attempts_it_had(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        (id,) = await hands.add(draws=API, patience=0)
-        job = await hands.take_one()
-        await hands.storage.finish(hands.node, [Returned(job.id, job.fence, "failed", spent=True)])
-        claimed = await hands.claim()
+    async def test_a_retry_that_is_rejected_is_told_with_the_attempts_it_had(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        (id,) = await store_user.add(draws=API, patience=0)
+        job = await store_user.take_one()
+        await store_user.storage.finish(store_user.node, [Returned(job.id, job.fence, "failed", spent=True)])
+        claimed = await store_user.claim()
         assert [(dropped.id, dropped.attempt) for dropped in claimed.dropped] == [(id, 1)]
 
-    async def test_a_rejected_job_can_be_cancelled_instead_of_failed(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        ids = await hands.add(2, draws=[("mutex", "")], patience=0, cancels=True)
-        claimed = await hands.claim()
+    async def test_a_rejected_job_can_be_cancelled_instead_of_failed(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        ids = await store_user.add(2, draws=[("mutex", "")], patience=0, cancels=True)
+        claimed = await store_user.claim()
         assert [(dropped.id, dropped.state) for dropped in claimed.dropped] == [(ids[1], JobState.CANCELLED)]
-        error = (await hands.record(ids[1])).error
+        error = (await store_user.record(ids[1])).error
         assert error is not None
         assert error.data == {"limit": "mutex", "key": "", "opens_at": None}
-        assert await hands.states(ids) == [JobState.RUNNING, JobState.CANCELLED]
+        assert await store_user.states(ids) == [JobState.RUNNING, JobState.CANCELLED]
 
-    async def test_a_whole_backlog_of_jobs_that_do_not_wait_is_rejected(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(3)}
-        ids = await hands.add(300, draws=API, patience=0)
-        assert await hands.take_ids() == ids[:3]
-        assert await hands.counts() == QueueCounts("default", 0, 3, 0, 297, 0)
+    async def test_a_whole_backlog_of_jobs_that_do_not_wait_is_rejected(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(3)}
+        ids = await store_user.add(300, draws=API, patience=0)
+        assert await store_user.take_ids() == ids[:3]
+        assert await store_user.counts() == QueueCounts("default", 0, 3, 0, 297, 0)
 
-    async def test_whoever_watches_is_woken_by_a_rejection(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(2, draws=API, patience=0)
+    async def test_whoever_watches_is_woken_by_a_rejection(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(2, draws=API, patience=0)
         woken: list[bool] = []
-        unwatch = hands.storage.watch(lambda: woken.append(True))
-        claimed = await hands.claim()
+        unwatch = store_user.storage.watch(lambda: woken.append(True))
+        claimed = await store_user.claim()
         assert len(claimed.dropped) == 1
         assert woken
         unwatch()
 
     async def test_jobs_that_wait_and_jobs_that_do_not_share_their_budget(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(1)}
-        (first,) = await hands.add(draws=API)
-        assert await hands.take_ids() == [first]
-        patient = await hands.add(2, draws=API)
-        (rejected,) = await hands.add(draws=API, patience=0)
-        assert await hands.take() == []
-        assert (await hands.record(rejected)).state is JobState.FAILED
-        assert (await hands.record(patient[0])).throttled_until == clock.now() + MINUTE
+        store_user.rules = {"api": strict(1)}
+        (first,) = await store_user.add(draws=API)
+        assert await store_user.take_ids() == [first]
+        patient = await store_user.add(2, draws=API)
+        (rejected,) = await store_user.add(draws=API, patience=0)
+        assert await store_user.take() == []
+        assert (await store_user.record(rejected)).state is JobState.FAILED
+        assert (await store_user.record(patient[0])).throttled_until == clock.now() + MINUTE
         clock.advance(60)
-        (late,) = await hands.add(draws=API, patience=0)
-        assert await hands.take_ids() == patient[:1]
-        assert (await hands.record(late)).state is JobState.FAILED
+        (late,) = await store_user.add(draws=API, patience=0)
+        assert await store_user.take_ids() == patient[:1]
+        assert (await store_user.record(late)).state is JobState.FAILED
 
-    async def test_a_job_rejected_by_one_limit_is_charged_for_none(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(2), "mutex": at_once()}
+    async def test_a_job_rejected_by_one_limit_is_charged_for_none(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(2), "mutex": at_once()}
         both = [*API, ("mutex", "")]
-        (holder,) = await hands.add(draws=both, patience=0)
-        await hands.add(3, draws=both, patience=0)
-        assert await hands.take_ids() == [holder]
-        alone = await hands.add(2, draws=API)
-        assert await hands.take_ids() == alone[:1]
-        assert await hands.permits("mutex") == {holder: 1}
+        (holder,) = await store_user.add(draws=both, patience=0)
+        await store_user.add(3, draws=both, patience=0)
+        assert await store_user.take_ids() == [holder]
+        alone = await store_user.add(2, draws=API)
+        assert await store_user.take_ids() == alone[:1]
+        assert await store_user.permits("mutex") == {holder: 1}
 
-    async def test_a_rejected_retry_gives_its_permit_back(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1), "mutex": at_once()}
-        (id,) = await hands.add(draws=[*API, ("mutex", "")], patience=0, hold="until_final")
-        (waiting,) = await hands.add(draws=[("mutex", "")])
-        await hands.retry_later(await hands.take_one(), 0)
-        assert await hands.take_ids() == [waiting]
-        assert await hands.states([id]) == [JobState.FAILED]
+    async def test_a_rejected_retry_gives_its_permit_back(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "mutex": at_once()}
+        (id,) = await store_user.add(draws=[*API, ("mutex", "")], patience=0, hold="until_final")
+        (waiting,) = await store_user.add(draws=[("mutex", "")])
+        await store_user.retry_later(await store_user.take_one(), 0)
+        assert await store_user.take_ids() == [waiting]
+        assert await store_user.states([id]) == [JobState.FAILED]
 
-    async def test_a_paused_limit_rejects_jobs_that_do_not_wait(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100)}
-        await hands.pause("api")
-        (id,) = await hands.add(draws=API, patience=0)
-        claimed = await hands.claim()
+    async def test_a_paused_limit_rejects_jobs_that_do_not_wait(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.pause("api")
+        (id,) = await store_user.add(draws=API, patience=0)
+        claimed = await store_user.claim()
         assert [dropped.id for dropped in claimed.dropped] == [id]
         assert claimed.next_in is None
 
     async def test_a_delayed_job_that_does_not_wait_is_judged_at_its_time(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(1)}
-        (first, second) = [await hands.add_one(draws=API, patience=0, delay=delay) for delay in (0, 30)]
-        assert await hands.take_ids() == [first]
-        assert (await hands.record(second)).state is JobState.WAITING
-        assert (await hands.claim()).next_in == 30 * SECOND
+        store_user.rules = {"api": strict(1)}
+        (first, second) = [await store_user.add_one(draws=API, patience=0, delay=delay) for delay in (0, 30)]
+        assert await store_user.take_ids() == [first]
+        assert (await store_user.record(second)).state is JobState.WAITING
+        assert (await store_user.claim()).next_in == 30 * SECOND
         clock.advance(30)
-        assert await hands.take() == []
-        assert (await hands.record(second)).state is JobState.FAILED
+        assert await store_user.take() == []
+        assert (await store_user.record(second)).state is JobState.FAILED
 
-    async def test_a_rejected_job_can_be_retried(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        ids = await hands.add(2, draws=API, patience=0)
-        await hands.take()
+    async def test_a_rejected_job_can_be_retried(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        ids = await store_user.add(2, draws=API, patience=0)
+        await store_user.take()
         clock.advance(60)
-        await hands.storage.retry(ids[1])
-        assert await hands.take_ids() == [ids[1]]
+        await store_user.storage.retry(ids[1])
+        assert await store_user.take_ids() == [ids[1]]
 
     # --------------------------------------------------------------------------- not waiting for long
 
     @pytest.mark.parametrize("by_claim", [False, True], ids=["by expire", "by a claim"])
     @pytest.mark.parametrize("cancels", [False, True])
     async def test_a_job_that_has_waited_too_long_is_rejected(
-        self, hands: Hands, clock: ManualClock, by_claim: bool, cancels: bool
+        self, store_user: StoreUser, clock: ManualClock, by_claim: bool, cancels: bool
     ) -> None:
-        hands.rules = {"api": strict(1)}
-        (running,) = await hands.add(draws=API, patience=30)
-        assert await hands.take_ids() == [running]
-        (late,) = await hands.add(draws=API, patience=30, cancels=cancels)
-        (patient,) = await hands.add(draws=API, patience=90)
-        assert await hands.take() == []
+        store_user.rules = {"api": strict(1)}
+        (running,) = await store_user.add(draws=API, patience=30)
+        assert await store_user.take_ids() == [running]
+        (late,) = await store_user.add(draws=API, patience=30, cancels=cancels)
+        (patient,) = await store_user.add(draws=API, patience=90)
+        assert await store_user.take() == []
         clock.advance(29.999999)
-        assert not (await hands.storage.upkeep()).has_expired
-        assert list(await hands.storage.expire()) == []
+        assert not (await store_user.storage.upkeep()).has_expired
+        assert list(await store_user.storage.expire()) == []
         clock.advance(31 if by_claim else 0.000001)
         state = JobState.CANCELLED if cancels else JobState.FAILED
         if by_claim:
-            claimed = await hands.claim()
+            claimed = await store_user.claim()
             dropped = claimed.dropped
             assert [job.id for job in claimed.jobs] == [patient]
         else:
-            assert (await hands.storage.upkeep()).has_expired
-            dropped = await hands.storage.expire()
+            assert (await store_user.storage.upkeep()).has_expired
+            dropped = await store_user.storage.expire()
         assert [(job.id, job.task, job.queue, job.state) for job in dropped] == [(late, "work", "default", state)]
-        record = await hands.record(late)
+        record = await store_user.record(late)
         assert (record.state, record.error) == (state, dropped[0].error)
         assert record.error is not None
         assert record.error.type == REJECTED
         if not by_claim:
             assert record.error.data == {"limit": "api", "key": "acme", "opens_at": None}
-        assert (await hands.record(running)).state is JobState.RUNNING
+        assert (await store_user.record(running)).state is JobState.RUNNING
 
-    async def test_the_earlier_of_two_deadlines_decides_the_error(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(draws=API)
-        await hands.take()
-        (expired,) = await hands.add(draws=API, patience=20, expires_in=10)
-        (rejected,) = await hands.add(draws=API, patience=10, expires_in=20)
+    async def test_the_earlier_of_two_deadlines_decides_the_error(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(draws=API)
+        await store_user.take()
+        (expired,) = await store_user.add(draws=API, patience=20, expires_in=10)
+        (rejected,) = await store_user.add(draws=API, patience=10, expires_in=20)
         clock.advance(10)
-        assert {dropped.id for dropped in await hands.storage.expire()} == {expired, rejected}
-        assert (await hands.record(expired)).error == EXPIRED_ERROR
-        error = (await hands.record(rejected)).error
+        assert {dropped.id for dropped in await store_user.storage.expire()} == {expired, rejected}
+        assert (await store_user.record(expired)).error == EXPIRED_ERROR
+        error = (await store_user.record(rejected)).error
         assert error is not None
         assert error.type == REJECTED
 
-    async def test_patience_begins_anew_with_each_wait(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1, per=600)}
-        await hands.add(draws=API, patience=30)
-        job = await hands.take_one()
+    async def test_patience_begins_anew_with_each_wait(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1, per=600)}
+        await store_user.add(draws=API, patience=30)
+        job = await store_user.take_one()
         clock.advance(100)
-        assert list(await hands.storage.expire()) == []
+        assert list(await store_user.storage.expire()) == []
         # Ready after another 50 s, and patient for 30 s from then on.
-        await hands.retry_later(job, 50)
+        await store_user.retry_later(job, 50)
         clock.advance(79.999999)
-        assert await hands.take() == []
-        assert list(await hands.storage.expire()) == []
+        assert await store_user.take() == []
+        assert list(await store_user.storage.expire()) == []
         clock.advance(0.000001)
-        assert [dropped.id for dropped in await hands.storage.expire()] == [job.id]
-        await hands.storage.retry(job.id)
+        assert [dropped.id for dropped in await store_user.storage.expire()] == [job.id]
+        await store_user.storage.retry(job.id)
         clock.advance(29)
-        assert list(await hands.storage.expire()) == []
+        assert list(await store_user.storage.expire()) == []
         clock.advance(1)
-        assert [dropped.id for dropped in await hands.storage.expire()] == [job.id]
+        assert [dropped.id for dropped in await store_user.storage.expire()] == [job.id]
 
     # ------------------------------------------------------------------------------ rejected at once
 
     @pytest.mark.parametrize("cancels", [False, True])
-    async def test_a_job_may_be_stored_as_rejected(self, hands: Hands, clock: ManualClock, cancels: bool) -> None:
-        hands.rules = {"api": strict(1)}
+    async def test_a_job_may_be_stored_as_rejected(
+        self, store_user: StoreUser, clock: ManualClock, cancels: bool
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
         rejection = JobError(type=REJECTED, message="would wait too long", data={"limit": "api"})
-        (rejected,) = await hands.add(draws=API, patience=30, cancels=cancels, rejection=rejection, expires_in=5)
-        (accepted,) = await hands.add(draws=API, patience=30, cancels=cancels)
-        record = await hands.record(rejected)
+        (rejected,) = await store_user.add(draws=API, patience=30, cancels=cancels, rejection=rejection, expires_in=5)
+        (accepted,) = await store_user.add(draws=API, patience=30, cancels=cancels)
+        record = await store_user.record(rejected)
         state = JobState.CANCELLED if cancels else JobState.FAILED
         assert (record.state, record.error, record.finished_at) == (state, rejection, record.enqueued_at)
-        assert (await hands.record(accepted)).lane_waiting == 1
-        assert [record.id for record in await hands.storage.final([rejected, accepted])] == [rejected]
-        assert await hands.counts() == QueueCounts("default", 1, 0, 0, int(not cancels), int(cancels))
-        assert await hands.unrun() == (int(not cancels), int(cancels))
+        assert (await store_user.record(accepted)).lane_waiting == 1
+        assert [record.id for record in await store_user.storage.final([rejected, accepted])] == [rejected]
+        assert await store_user.counts() == QueueCounts("default", 1, 0, 0, int(not cancels), int(cancels))
+        assert await store_user.unrun() == (int(not cancels), int(cancels))
         clock.advance(60)
-        assert await hands.take_ids() == []
-        assert [dropped.id for dropped in await hands.storage.expire()] == []
-        assert await hands.storage.prune(clock.now(), count=1) == 1
-        assert await hands.storage.job(rejected) is None
+        assert await store_user.take_ids() == []
+        assert [dropped.id for dropped in await store_user.storage.expire()] == []
+        assert await store_user.storage.prune(clock.now(), count=1) == 1
+        assert await store_user.storage.job(rejected) is None
 
-    async def test_a_job_stored_as_rejected_can_be_retried(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        (id,) = await hands.add(draws=API, patience=30, rejection=BOOM)
-        assert await hands.take_ids() == []
-        await hands.storage.retry(id)
-        assert await hands.take_ids() == [id]
+    async def test_a_job_stored_as_rejected_can_be_retried(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        (id,) = await store_user.add(draws=API, patience=30, rejection=BOOM)
+        assert await store_user.take_ids() == []
+        await store_user.storage.retry(id)
+        assert await store_user.take_ids() == [id]
 
     # ----------------------------------------------------------------------------------- free retries
 
     async def test_a_free_retry_passes_the_rates_and_waits_for_the_others(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(1), "mutex": at_once()}
+        store_user.rules = {"api": strict(1), "mutex": at_once()}
         both = [*API, ("mutex", "")]
-        await hands.add(draws=both, free_retries=0b01)
-        job = await hands.take_one()
-        await hands.retry_later(job, 5)
-        (other,) = await hands.add(draws=[("mutex", "")])
-        assert await hands.take_ids() == [other]
+        await store_user.add(draws=both, free_retries=0b01)
+        job = await store_user.take_one()
+        await store_user.retry_later(job, 5)
+        (other,) = await store_user.add(draws=[("mutex", "")])
+        assert await store_user.take_ids() == [other]
         clock.advance(5)
-        assert await hands.take() == []
-        assert (await hands.record(job.id)).waits_for == Draw("mutex", "")
-        await hands.storage.finish(hands.node, [Finished(other, 1, JobState.SUCCEEDED)])
-        again = await hands.take_one()
+        assert await store_user.take() == []
+        assert (await store_user.record(job.id)).waits_for == Draw("mutex", "")
+        await store_user.storage.finish(store_user.node, [Finished(other, 1, JobState.SUCCEEDED)])
+        again = await store_user.take_one()
         assert (again.id, again.draws) == (job.id, (Draw("mutex", ""),))
-        assert [start.started_at for start in await hands.storage.starts("api", None, 0)] == [job.charged_at]
+        assert [start.started_at for start in await store_user.storage.starts("api", None, 0)] == [job.charged_at]
 
     @pytest.mark.parametrize("has_time", [False, True], ids=["handed back", "retried"])
     async def test_a_free_retry_is_no_more_patient_than_the_first_try(
-        self, hands: Hands, clock: ManualClock, has_time: bool
+        self, store_user: StoreUser, clock: ManualClock, has_time: bool
     ) -> None:
         """The fault: one store started what the others had given up on."""
-        hands.rules = {"api": strict(3)}
-        await hands.add(1, draws=[("api", "acme")], free_retries=1, patience=30)
-        job = await hands.take_one()
+        store_user.rules = {"api": strict(3)}
+        await store_user.add(1, draws=[("api", "acme")], free_retries=1, patience=30)
+        job = await store_user.take_one()
         run_at = clock.now() + SECOND if has_time else None
-        await hands.give_back(job, "failed", spent=True, run_at=run_at, error=BOOM)
+        await store_user.give_back(job, "failed", spent=True, run_at=run_at, error=BOOM)
         clock.advance(40)
-        claimed = await hands.claim()
+        claimed = await store_user.claim()
         assert [(dropped.id, dropped.error.type) for dropped in claimed.dropped] == [(job.id, REJECTED)]
         assert claimed.jobs == []
 
-    async def test_costs_stay_with_their_limits_when_a_retry_is_free(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1), "tokens": strict(10)}
-        await hands.add(draws=[*API, ("tokens", "")], costs=(1, 7), free_retries=0b01)
-        await hands.retry_later(await hands.take_one(), 0)
-        hands.rules["tokens"] = strict(14)
-        again = await hands.take_one()
+    async def test_costs_stay_with_their_limits_when_a_retry_is_free(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "tokens": strict(10)}
+        await store_user.add(draws=[*API, ("tokens", "")], costs=(1, 7), free_retries=0b01)
+        await store_user.retry_later(await store_user.take_one(), 0)
+        store_user.rules["tokens"] = strict(14)
+        again = await store_user.take_one()
         assert (again.draws, again.costs) == ((Draw("tokens", ""),), (7,))
-        assert [start.cost for start in await hands.storage.starts("tokens", None, 0)] == [7, 7]
+        assert [start.cost for start in await store_user.storage.starts("tokens", None, 0)] == [7, 7]
 
     async def test_a_retry_that_is_free_of_all_its_limits_is_charged_for_nothing(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(draws=API, free_retries=0b1)
-        job = await hands.take_one()
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(draws=API, free_retries=0b1)
+        job = await store_user.take_one()
         for _ in range(3):
-            await hands.retry_later(job, 1)
+            await store_user.retry_later(job, 1)
             clock.advance(1)
-            job = await hands.take_one()
+            job = await store_user.take_one()
             assert (job.draws, job.gated) == ((), False)
-        await hands.succeed(job)
-        assert len(await hands.storage.starts("api", "acme", 0)) == 1
-        (other,) = await hands.add(draws=API)
-        assert await hands.take() == []
+        await store_user.succeed(job)
+        assert len(await store_user.storage.starts("api", "acme", 0)) == 1
+        (other,) = await store_user.add(draws=API)
+        assert await store_user.take() == []
         clock.advance(57)
-        assert await hands.take_ids() == [other]
+        assert await store_user.take_ids() == [other]
 
-    async def test_only_a_failed_attempt_makes_the_next_one_free(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(draws=API, free_retries=0b1)
-        await hands.give_back(await hands.take_one(), "snoozed", run_at=clock.now())
-        assert await hands.take() == []
+    async def test_only_a_failed_attempt_makes_the_next_one_free(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(draws=API, free_retries=0b1)
+        await store_user.give_back(await store_user.take_one(), "snoozed", run_at=clock.now())
+        assert await store_user.take() == []
         clock.advance(60)
-        await hands.give_back(await hands.take_one())
-        assert await hands.take() == []
+        await store_user.give_back(await store_user.take_one())
+        assert await store_user.take() == []
         clock.advance(60)
-        await hands.take_one()
-        await recover(hands)
-        assert await hands.take(node="node-b") == []
+        await store_user.take_one()
+        await recover(store_user)
+        assert await store_user.take(node="node-b") == []
 
-    async def test_a_free_retry_that_is_handed_back_stays_free(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(draws=API, free_retries=0b1)
-        await hands.retry_later(await hands.take_one(), 0)
-        await hands.give_back(await hands.take_one())
-        assert len(await hands.take()) == 1
+    async def test_a_free_retry_that_is_handed_back_stays_free(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(draws=API, free_retries=0b1)
+        await store_user.retry_later(await store_user.take_one(), 0)
+        await store_user.give_back(await store_user.take_one())
+        assert len(await store_user.take()) == 1
 
-    async def test_a_job_retried_by_an_operator_pays_again(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(draws=API, free_retries=0b1)
-        await hands.retry_later(await hands.take_one(), 0)
-        job = await hands.take_one()
-        await hands.fail(job)
-        await hands.storage.retry(job.id)
-        assert await hands.take() == []
+    async def test_a_job_retried_by_an_operator_pays_again(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(draws=API, free_retries=0b1)
+        await store_user.retry_later(await store_user.take_one(), 0)
+        job = await store_user.take_one()
+        await store_user.fail(job)
+        await store_user.storage.retry(job.id)
+        assert await store_user.take() == []
         clock.advance(60)
-        assert await hands.take_ids() == [job.id]
+        assert await store_user.take_ids() == [job.id]
 
-    async def test_a_refused_free_retry_closes_its_limits_all_the_same(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(100)}
-        await hands.add(draws=API, free_retries=0b1)
-        await hands.retry_later(await hands.take_one(), 0)
-        (other,) = await hands.add(draws=API)
-        job = await hands.take_one()
-        await hands.give_back(job, "refused", closed_for=30 * SECOND)
-        taken = await hands.take_ids()
+    async def test_a_refused_free_retry_closes_its_limits_all_the_same(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(draws=API, free_retries=0b1)
+        await store_user.retry_later(await store_user.take_one(), 0)
+        (other,) = await store_user.add(draws=API)
+        job = await store_user.take_one()
+        await store_user.give_back(job, "refused", closed_for=30 * SECOND)
+        taken = await store_user.take_ids()
         assert other not in taken
         clock.advance(30)
-        assert other in await hands.take_ids()
+        assert other in await store_user.take_ids()
 
     # ---------------------------------------------------------------------------- what starts cost in the end
 
-    async def test_a_refund_opens_the_bucket_for_its_line(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        ids = await hands.add(3, draws=API)
-        job = await hands.take_one()
-        assert await hands.take() == []
-        await hands.storage.amend([Amendment(ACME, job.charged_at, 1, job.charged_at, 0)], hands.rules)
-        assert await hands.take_ids() == ids[1:2]
-        assert await hands.take() == []
+    async def test_a_refund_opens_the_bucket_for_its_line(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        ids = await store_user.add(3, draws=API)
+        job = await store_user.take_one()
+        assert await store_user.take() == []
+        await store_user.storage.amend([Amendment(ACME, job.charged_at, 1, job.charged_at, 0)], store_user.rules)
+        assert await store_user.take_ids() == ids[1:2]
+        assert await store_user.take() == []
 
-    async def test_a_refund_wakes_who_watches(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        await hands.add(2, draws=API)
-        job = await hands.take_one()
+    async def test_a_refund_wakes_who_watches(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(2, draws=API)
+        job = await store_user.take_one()
         woken: list[bool] = []
-        unwatch = hands.storage.watch(lambda: woken.append(True))
-        await hands.storage.amend([Amendment(ACME, job.charged_at, 1, job.charged_at, 0)], hands.rules)
+        unwatch = store_user.storage.watch(lambda: woken.append(True))
+        await store_user.storage.amend([Amendment(ACME, job.charged_at, 1, job.charged_at, 0)], store_user.rules)
         assert woken
         unwatch()
 
-    async def test_a_settled_cost_is_what_counts(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"tokens": strict(10)}
+    async def test_a_settled_cost_is_what_counts(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"tokens": strict(10)}
         draws = [("tokens", "")]
-        (big,) = await hands.add(draws=draws, costs=(6,))
-        job = await hands.take_one()
-        ids = [await hands.add_one(draws=draws, costs=(cost,)) for cost in (5, 4, 1)]
-        assert await hands.take() == []
+        (big,) = await store_user.add(draws=draws, costs=(6,))
+        job = await store_user.take_one()
+        ids = [await store_user.add_one(draws=draws, costs=(cost,)) for cost in (5, 4, 1)]
+        assert await store_user.take() == []
         tokens = Draw("tokens", "")
-        await hands.storage.amend([Amendment(tokens, job.charged_at, 6, job.charged_at, 2)], hands.rules)
-        assert await hands.take_ids() == ids[:1]
-        await hands.storage.amend([Amendment(tokens, job.charged_at, 2, job.charged_at, 5)], hands.rules)
-        assert await hands.take() == []
+        await store_user.storage.amend([Amendment(tokens, job.charged_at, 6, job.charged_at, 2)], store_user.rules)
+        assert await store_user.take_ids() == ids[:1]
+        await store_user.storage.amend([Amendment(tokens, job.charged_at, 2, job.charged_at, 5)], store_user.rules)
+        assert await store_user.take() == []
         clock.advance(60)
-        assert await hands.take_ids() == ids[1:]
-        assert (await hands.record(big)).state is JobState.RUNNING
+        assert await store_user.take_ids() == ids[1:]
+        assert (await store_user.record(big)).state is JobState.RUNNING
 
-    async def test_a_late_start_counts_when_it_began(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(1)}
-        ids = await hands.add(2, draws=API)
-        job = await hands.take_one()
+    async def test_a_late_start_counts_when_it_began(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": strict(1)}
+        ids = await store_user.add(2, draws=API)
+        job = await store_user.take_one()
         clock.advance(10)
-        now = hands.storage.limit_now()
-        await hands.storage.amend([Amendment(ACME, job.charged_at, 1, now, 1)], hands.rules)
+        now = store_user.storage.limit_now()
+        await store_user.storage.amend([Amendment(ACME, job.charged_at, 1, now, 1)], store_user.rules)
         clock.advance(59)
-        assert await hands.take() == []
+        assert await store_user.take() == []
         clock.advance(1)
-        assert await hands.take_ids() == ids[1:]
+        assert await store_user.take_ids() == ids[1:]
 
-    async def test_amending_what_nobody_knows_changes_nothing(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(1)}
-        now = hands.storage.limit_now()
+    async def test_amending_what_nobody_knows_changes_nothing(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        now = store_user.storage.limit_now()
         unknown = Amendment(Draw("elsewhere", ""), now, 1, now, 0)
         unseen = Amendment(Draw("api", "nobody"), now, 1, now, 0)
-        await hands.storage.amend([unknown, unseen], hands.rules)
-        await hands.storage.amend([], hands.rules)
-        await hands.add(2, draws=[("api", "nobody")])
-        assert len(await hands.take()) == 1
+        await store_user.storage.amend([unknown, unseen], store_user.rules)
+        await store_user.storage.amend([], store_user.rules)
+        await store_user.add(2, draws=[("api", "nobody")])
+        assert len(await store_user.take()) == 1
 
     @pytest.mark.parametrize("rule", [rate(100), rate(100, burst=200), strict(100), shared(100)])
     async def test_a_cost_is_settled_the_same_whether_the_idle_bucket_was_forgotten_or_not(
-        self, hands: Hands, clock: ManualClock, rule: AnyRule
+        self, store_user: StoreUser, clock: ManualClock, rule: AnyRule
     ) -> None:
-        hands.rules = {"kept": rule, "forgotten": rule}
-        await hands.add(1, draws=[("kept", "acme"), ("forgotten", "acme")])
-        at = (await hands.take_one()).charged_at
+        store_user.rules = {"kept": rule, "forgotten": rule}
+        await store_user.add(1, draws=[("kept", "acme"), ("forgotten", "acme")])
+        at = (await store_user.take_one()).charged_at
         clock.advance(61)
-        await hands.storage.amend([Amendment(Draw("kept", "acme"), at, 1, at, 190)], hands.rules)
-        while await hands.storage.evict():
+        await store_user.storage.amend([Amendment(Draw("kept", "acme"), at, 1, at, 190)], store_user.rules)
+        while await store_user.storage.evict():
             pass
-        await hands.storage.amend([Amendment(Draw("forgotten", "acme"), at, 1, at, 190)], hands.rules)
-        buckets = StoredBuckets(hands.storage)
+        await store_user.storage.amend([Amendment(Draw("forgotten", "acme"), at, 1, at, 190)], store_user.rules)
+        buckets = StoredBuckets(store_user.storage)
         kept = await buckets.snapshot(Bucket("kept", "acme", rule))
         assert await buckets.snapshot(Bucket("forgotten", "acme", rule)) == kept
         assert kept.used == (89 if rule.kind == "rate" else 0)
 
     async def test_a_settled_cost_of_a_forgotten_bucket_holds_its_line_back(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": rate(60, burst=60)}
-        await hands.add(1, draws=API)
-        job = await hands.take_one()
+        store_user.rules = {"api": rate(60, burst=60)}
+        await store_user.add(1, draws=API)
+        job = await store_user.take_one()
         clock.advance(2)
-        while await hands.storage.evict():
+        while await store_user.storage.evict():
             pass
-        await hands.storage.amend([Amendment(ACME, job.charged_at, 1, job.charged_at, 120)], hands.rules)
-        (id,) = await hands.add(1, draws=API)
-        assert await hands.take() == []
+        await store_user.storage.amend([Amendment(ACME, job.charged_at, 1, job.charged_at, 120)], store_user.rules)
+        (id,) = await store_user.add(1, draws=API)
+        assert await store_user.take() == []
         clock.advance(58)
-        assert await hands.take() == []
+        assert await store_user.take() == []
         clock.advance(1)
-        assert await hands.take_ids() == [id]
+        assert await store_user.take_ids() == [id]
 
-    async def test_refunding_a_start_gives_no_permit_back(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once()}
-        await hands.add(2, draws=[("mutex", "")])
-        job = await hands.take_one()
-        await hands.storage.amend([Amendment(job.draws[0], job.charged_at, 1, job.charged_at, 0)], hands.rules)
-        assert await hands.take() == []
-        assert await hands.permits("mutex") == {job.id: 1}
+    async def test_refunding_a_start_gives_no_permit_back(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(2, draws=[("mutex", "")])
+        job = await store_user.take_one()
+        await store_user.storage.amend(
+            [Amendment(job.draws[0], job.charged_at, 1, job.charged_at, 0)], store_user.rules
+        )
+        assert await store_user.take() == []
+        assert await store_user.permits("mutex") == {job.id: 1}
 
     # ----------------------------------------------------------------------------------- recorded starts
 
-    async def test_starts_are_recorded_as_they_were_charged(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": rate(100), "tokens": strict(100)}
+    async def test_starts_are_recorded_as_they_were_charged(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"api": rate(100), "tokens": strict(100)}
         for key, cost in (("acme", 3), ("globex", 5), ("acme", 2)):
-            await hands.add(draws=[("api", key), ("tokens", "all")], costs=(1, cost))
+            await store_user.add(draws=[("api", key), ("tokens", "all")], costs=(1, cost))
             clock.advance(1)
-        jobs = [await hands.take_one() for _ in range(3)]
-        await hands.succeed(*jobs[:1])
+        jobs = [await store_user.take_one() for _ in range(3)]
+        await store_user.succeed(*jobs[:1])
         began = jobs[0].charged_at
-        tokens = await hands.storage.starts("tokens", None, 0)
+        tokens = await store_user.storage.starts("tokens", None, 0)
         assert sorted((start.key, start.cost) for start in tokens) == [("all", 2), ("all", 3), ("all", 5)]
-        acme = await hands.storage.starts("api", "acme", 0)
+        acme = await store_user.storage.starts("api", "acme", 0)
         assert [(start.key, start.started_at, start.cost) for start in acme] == [("acme", began, 1)] * 2
-        assert len(await hands.storage.starts("api", None, began)) == 3
-        assert list(await hands.storage.starts("api", None, began + 1)) == []
-        assert list(await hands.storage.starts("elsewhere", None, 0)) == []
+        assert len(await store_user.storage.starts("api", None, began)) == 3
+        assert list(await store_user.storage.starts("api", None, began + 1)) == []
+        assert list(await store_user.storage.starts("elsewhere", None, 0)) == []
 
     async def test_every_attempt_that_started_is_among_them_newest_first(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(100)}
-        await hands.add(draws=API)
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(draws=API)
         charged: list[int] = []
         for ending in ("retried", "snoozed", "lost", "left", "failed", "running"):
-            job = await hands.take_one()
+            job = await store_user.take_one()
             charged.append(job.charged_at)
             match ending:
                 case "retried":
-                    await hands.retry_later(job, 0)
+                    await store_user.retry_later(job, 0)
                 case "snoozed":
-                    await hands.give_back(job, "snoozed", run_at=clock.now())
+                    await store_user.give_back(job, "snoozed", run_at=clock.now())
                 case "lost":
-                    await recover(hands)
-                    await hands.storage.join(hands.node, "a")
+                    await recover(store_user)
+                    await store_user.storage.join(store_user.node, "a")
                 case "left":
-                    await hands.storage.leave(hands.node)
-                    await hands.storage.join(hands.node, "a")
+                    await store_user.storage.leave(store_user.node)
+                    await store_user.storage.join(store_user.node, "a")
                 case "failed":
-                    await hands.fail(job)
-                    assert len(await hands.storage.starts("api", "acme", 0)) == len(charged)
-                    await hands.storage.retry(job.id)
+                    await store_user.fail(job)
+                    assert len(await store_user.storage.starts("api", "acme", 0)) == len(charged)
+                    await store_user.storage.retry(job.id)
             clock.advance(1)
-        starts = await hands.storage.starts("api", "acme", 0)
+        starts = await store_user.storage.starts("api", "acme", 0)
         assert [start.started_at for start in starts] == charged[::-1]
 
     async def test_starts_come_in_pages_that_leave_none_out_and_repeat_none(
-        self, hands: Hands, clock: ManualClock
+        self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        hands.rules = {"api": strict(1000), "other": strict(1000), 'a"],["p': strict(1000)}
+        store_user.rules = {"api": strict(1000), "other": strict(1000), 'a"],["p': strict(1000)}
         keys = ["acme", 'a"b\\c', "ü\n\t\x7f\u2028", "['x']", "acme"]
         for _ in range(3):
             for place, key in enumerate(keys):
-                await hands.add(draws=[("other", "x"), ("api", key)], costs=(9, 1 + place))
+                await store_user.add(draws=[("other", "x"), ("api", key)], costs=(9, 1 + place))
             # One more is no start on this limit, however much it looks like one.
-            await hands.add(draws=[('a"],["p', "acme"), ("other", "api")])
-            taken = await hands.take()
+            await store_user.add(draws=[('a"],["p', "acme"), ("other", "api")])
+            taken = await store_user.take()
             assert len(taken) == 6
-            await hands.succeed(*taken[:4])
+            await store_user.succeed(*taken[:4])
             clock.advance(1)
         for wanted, most in ((None, 15), ("acme", 6), ('a"b\\c', 3), ("ü\n\t\x7f\u2028", 3), ("b", 0)):
-            every = list(await hands.storage.starts("api", wanted, 0))
+            every = list(await store_user.storage.starts("api", wanted, 0))
             assert len(every) == most
             assert {start.key for start in every} <= (set(keys) if wanted is None else {wanted})
             paged: list[RecordedStart] = []
             until, skip = NEVER, 0
-            while page := await hands.storage.starts("api", wanted, 0, until=until, skip=skip, count=2):
+            while page := await store_user.storage.starts("api", wanted, 0, until=until, skip=skip, count=2):
                 assert len(page) <= 2
                 paged += page
                 until = page[-1].started_at
@@ -527,25 +537,27 @@ class TermsConformance(Conformance):
             assert sorted(map(msgspec.structs.astuple, paged)) == sorted(map(msgspec.structs.astuple, every))
             assert [start.started_at for start in paged] == sorted((s.started_at for s in every), reverse=True)
 
-    async def test_a_start_that_a_limit_was_not_charged_for_is_none_of_its_pages(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(100), "tokens": strict(100)}
-        await hands.add(2, draws=[*API, ("tokens", "")], free_retries=0b01)
-        for job in await hands.take():
-            await hands.retry_later(job, 0)
-        assert len(await hands.take()) == 2
-        (first,) = await hands.storage.starts("api", None, 0, count=1)
-        assert len(await hands.storage.starts("api", None, 0)) == 2
-        assert len(await hands.storage.starts("tokens", None, 0, count=3)) == 3
-        assert len(await hands.storage.starts("api", None, 0, until=first.started_at, skip=2, count=5)) == 0
+    async def test_a_start_that_a_limit_was_not_charged_for_is_none_of_its_pages(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(100), "tokens": strict(100)}
+        await store_user.add(2, draws=[*API, ("tokens", "")], free_retries=0b01)
+        for job in await store_user.take():
+            await store_user.retry_later(job, 0)
+        assert len(await store_user.take()) == 2
+        (first,) = await store_user.storage.starts("api", None, 0, count=1)
+        assert len(await store_user.storage.starts("api", None, 0)) == 2
+        assert len(await store_user.storage.starts("tokens", None, 0, count=3)) == 3
+        assert len(await store_user.storage.starts("api", None, 0, until=first.started_at, skip=2, count=5)) == 0
 
-    async def test_an_ending_records_what_its_start_came_to_be_charged(self, hands: Hands, clock: ManualClock) -> None:
-        hands.rules = {"api": strict(100), "tokens": strict(100)}
-        await hands.add(4, draws=[*API, ("tokens", "")], costs=(1, 10))
-        late, settled, refunded, retried = await hands.take()
+    async def test_an_ending_records_what_its_start_came_to_be_charged(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(100), "tokens": strict(100)}
+        await store_user.add(4, draws=[*API, ("tokens", "")], costs=(1, 10))
+        late, settled, refunded, retried = await store_user.take()
         at = late.charged_at
         clock.advance(5)
-        await hands.storage.finish(
-            hands.node,
+        await store_user.storage.finish(
+            store_user.node,
             [
                 Finished(late.id, late.fence, JobState.SUCCEEDED, charge=Charge(at + SECOND)),
                 Finished(settled.id, settled.fence, JobState.FAILED, error=BOOM, charge=Charge(at, (1, 25))),
@@ -553,26 +565,28 @@ class TermsConformance(Conformance):
                 Returned(retried.id, retried.fence, "failed", spent=True, run_at=at + 60, charge=Charge(at, (0, 7))),
             ],
         )
-        tokens = await hands.storage.starts("tokens", None, 0)
+        tokens = await store_user.storage.starts("tokens", None, 0)
         found = sorted((start.started_at - at, start.cost) for start in tokens)
         assert found == [(0, 7), (0, 25), (SECOND, 10)]
-        calls = await hands.storage.starts("api", None, 0)
+        calls = await store_user.storage.starts("api", None, 0)
         assert sorted((start.started_at - at, start.cost) for start in calls) == [(0, 0), (0, 1), (SECOND, 1)]
 
-    async def test_a_settled_cost_is_recorded_of_the_draw_it_was_for(self, hands: Hands) -> None:
-        hands.rules = {"mutex": at_once(), "tokens": strict(100)}
-        await hands.add(draws=[("mutex", ""), ("tokens", "")], costs=(1, 5), hold="until_final")
-        await hands.give_back(await hands.take_one())
-        job = await hands.take_one()
+    async def test_a_settled_cost_is_recorded_of_the_draw_it_was_for(self, store_user: StoreUser) -> None:
+        store_user.rules = {"mutex": at_once(), "tokens": strict(100)}
+        await store_user.add(draws=[("mutex", ""), ("tokens", "")], costs=(1, 5), hold="until_final")
+        await store_user.give_back(await store_user.take_one())
+        job = await store_user.take_one()
         assert job.draws == (Draw("tokens", ""),)
         charge = Charge(job.charged_at, (30,))
-        await hands.storage.finish(hands.node, [Finished(job.id, job.fence, JobState.SUCCEEDED, charge=charge)])
-        starts = await hands.storage.starts("tokens", "", 0)
+        await store_user.storage.finish(
+            store_user.node, [Finished(job.id, job.fence, JobState.SUCCEEDED, charge=charge)]
+        )
+        starts = await store_user.storage.starts("tokens", "", 0)
         assert sorted(start.cost for start in starts) == [5, 30]
 
-    async def test_the_recorded_starts_prove_that_a_limit_held(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(7, per=10)}
-        await hands.add(100, draws=API)
-        await hands.starts(100, step=0.7)
-        starts = await hands.storage.starts("api", "acme", 0)
+    async def test_the_recorded_starts_prove_that_a_limit_held(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(7, per=10)}
+        await store_user.add(100, draws=API)
+        await store_user.starts(100, step=0.7)
+        starts = await store_user.storage.starts("api", "acme", 0)
         assert most_in_a_window([start.started_at for start in starts], 10 * SECOND) == 7

@@ -10,7 +10,7 @@ from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import JobError, JobState, NewJob, Origin
 from headgate.jobs.terms import GateTerms, PermitTerms
-from tests.conformance.storage_suite.hands import Hands
+from tests.conformance.storage_suite.store_user import StoreUser
 
 On = Literal["success", "any"]
 _ids = IdSource()
@@ -18,79 +18,83 @@ _ids = IdSource()
 MUTEX = [("mutex", "a")]
 
 
-def following(hands: Hands, leader: str, on: On = "success", *, batch: str | None = None, **options: Any) -> NewJob:
+def following(
+    store_user: StoreUser, leader: str, on: On = "success", *, batch: str | None = None, **options: Any
+) -> NewJob:
     """A job that follows another one."""
-    return replace(hands.new(**options), origin=Origin(follows=leader, on=on, batch=batch))
+    return replace(store_user.new(**options), origin=Origin(follows=leader, on=on, batch=batch))
 
 
-async def follow(hands: Hands, leader: str, on: On = "success", **options: Any) -> str:
-    job = following(hands, leader, on, **options)
-    await hands.storage.add([job])
+async def follow(store_user: StoreUser, leader: str, on: On = "success", **options: Any) -> str:
+    job = following(store_user, leader, on, **options)
+    await store_user.storage.add([job])
     return job.id
 
 
-async def chain(hands: Hands, count: int, on: On = "success", **options: Any) -> list[str]:
+async def chain(store_user: StoreUser, count: int, on: On = "success", **options: Any) -> list[str]:
     """Jobs that follow each other, enqueued at once."""
-    jobs = [hands.new(**options)]
+    jobs = [store_user.new(**options)]
     for _ in range(count - 1):
-        jobs.append(following(hands, jobs[-1].id, on, **options))
-    await hands.storage.add(jobs)
+        jobs.append(following(store_user, jobs[-1].id, on, **options))
+    await store_user.storage.add(jobs)
     return [job.id for job in jobs]
 
 
-def new_batch_id(hands: Hands) -> str:
-    return _ids.next(hands.clock.now())
+def new_batch_id(store_user: StoreUser) -> str:
+    return _ids.next(store_user.clock.now())
 
 
-async def add_batch(hands: Hands, count: int, leader: str | None = None, **options: Any) -> tuple[str, list[str]]:
+async def add_batch(
+    store_user: StoreUser, count: int, leader: str | None = None, **options: Any
+) -> tuple[str, list[str]]:
     """A batch of so many jobs; its id and theirs."""
-    id = new_batch_id(hands)
-    jobs = [replace(hands.new(**options), origin=Origin(follows=leader, batch=id)) for _ in range(count)]
-    await hands.storage.add(jobs, [NewBatch(id, count, hands.clock.now())])
+    id = new_batch_id(store_user)
+    jobs = [replace(store_user.new(**options), origin=Origin(follows=leader, batch=id)) for _ in range(count)]
+    await store_user.storage.add(jobs, [NewBatch(id, count, store_user.clock.now())])
     return id, [job.id for job in jobs]
 
 
-async def hold(hands: Hands, *members: int | dict[str, Any]) -> tuple[str, list[str]]:
+async def hold(store_user: StoreUser, *members: int | dict[str, Any]) -> tuple[str, list[str]]:
     """A batch that holds the mutex "a": so many jobs, or one of each of these options."""
-    id = new_batch_id(hands)
+    id = new_batch_id(store_user)
     wanted = [{}] * members[0] if isinstance(members[0], int) else list(members)
     jobs: list[NewJob] = []
     for options in wanted:
         assert isinstance(options, dict)
-        job = hands.new(**{"draws": MUTEX, **options})
+        job = store_user.new(**{"draws": MUTEX, **options})
         terms = replace(job.terms or GateTerms(), holds=(PermitTerms("batch", id), *(None for _ in job.draws[1:])))
         jobs.append(replace(job, terms=terms, variant=terms.variant(), origin=Origin(batch=id)))
-    await hands.storage.add(jobs, [NewBatch(id, len(jobs), hands.clock.now())])
+    await store_user.storage.add(jobs, [NewBatch(id, len(jobs), store_user.clock.now())])
     return id, [job.id for job in jobs]
 
 
-async def is_blocked(hands: Hands, id: str) -> bool:
-    record = await hands.record(id)
+async def is_blocked(store_user: StoreUser, id: str) -> bool:
+    record = await store_user.record(id)
     assert record.state is JobState.WAITING or not record.is_blocked
     return record.is_blocked
 
 
-async def why(hands: Hands, id: str) -> tuple[JobState, str | None, str | int | None]:
+async def why(store_user: StoreUser, id: str) -> tuple[JobState, str | None, str | int | None]:
     """Its state, what kind of error it has, and the leader that the error names."""
-    record = await hands.record(id)
+    record = await store_user.record(id)
     if record.error is None:
         return record.state, None, None
     return record.state, record.error.type, (record.error.data or {}).get("leader")
 
 
-async def error_of(hands: Hands, id: str) -> JobError:
-    error = (await hands.record(id)).error
+async def error_of(store_user: StoreUser, id: str) -> JobError:
+    error = (await store_user.record(id)).error
     assert error is not None
     return error
 
 
-async def batch_of(hands: Hands, id: str) -> BatchRecord:
-    record = await hands.storage.batch(id)
+async def batch_of(store_user: StoreUser, id: str) -> BatchRecord:
+    record = await store_user.storage.batch(id)
     assert record is not None
     return record
 
 
-async def die(hands: Hands, node: str) -> None:
+async def die(store_user: StoreUser, node: str) -> None:
     """The node is found dead."""
-    (beat,) = [record.beat for record in await hands.storage.nodes() if record.id == node]
-    assert await hands.storage.recover(node, beat) is not None
+    (beat,) = [record.beat for record in await store_user.storage.nodes() if record.id == node]
+    assert await store_user.storage.recover(node, beat) is not None

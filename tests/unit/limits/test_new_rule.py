@@ -32,7 +32,7 @@ from headgate.storage.admission import BucketView, LaneView, admit
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.hands import Hands
+from tests.conformance.storage_suite.store_user import StoreUser
 
 NOON = 1_767_268_800 * SECOND
 
@@ -124,13 +124,13 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest_asyncio.fixture
-async def hands(tmp_path: Path) -> AsyncIterator[Hands]:
+async def store_user(tmp_path: Path) -> AsyncIterator[StoreUser]:
     clock = ManualClock()
     storage = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
     await storage.open()
-    hands = Hands(storage, clock)
-    await storage.join(hands.node, "a")
-    yield hands
+    store_user = StoreUser(storage, clock)
+    await storage.join(store_user.node, "a")
+    yield store_user
     assert list(await storage.check()) == []
     await storage.close()
 
@@ -184,21 +184,21 @@ def test_admission_charges_it() -> None:
     assert (bucket.grants(NOON, 5), bucket.grants(NOON + 30 * SECOND, 5)) == (0, 1)
 
 
-async def test_a_claim_on_sqlite_charges_it_for_each_key(hands: Hands) -> None:
-    hands.rules = {"rest": RestBetween(30).rule}
-    await hands.add(2, draws=[("rest", "acme")])
-    await hands.add(2, draws=[("rest", "globex")])
-    assert len(await hands.take()) == 2
-    assert len(await hands.take()) == 0
-    assert (await hands.bucket("rest", "acme")).state == f"1:rest:{hands.storage.limit_now()}"
-    hands.clock.advance(30)
-    assert len(await hands.take()) == 2
+async def test_a_claim_on_sqlite_charges_it_for_each_key(store_user: StoreUser) -> None:
+    store_user.rules = {"rest": RestBetween(30).rule}
+    await store_user.add(2, draws=[("rest", "acme")])
+    await store_user.add(2, draws=[("rest", "globex")])
+    assert len(await store_user.take()) == 2
+    assert len(await store_user.take()) == 0
+    assert (await store_user.bucket("rest", "acme")).state == f"1:rest:{store_user.storage.limit_now()}"
+    store_user.clock.advance(30)
+    assert len(await store_user.take()) == 2
 
 
-async def test_plain_code_draws_on_it_in_memory_and_where_the_jobs_are(hands: Hands) -> None:
+async def test_plain_code_draws_on_it_in_memory_and_where_the_jobs_are(store_user: StoreUser) -> None:
     limiter = Limiter(RestBetween(30))
     assert [bool(await limiter.try_acquire("acme")) for _ in range(2)] == [True, False]
-    stored, drawn = StoredBuckets(hands.storage), Bucket("rest", "acme", RestBetween(30).rule)
+    stored, drawn = StoredBuckets(store_user.storage), Bucket("rest", "acme", RestBetween(30).rule)
     assert [(await stored.take(drawn)).granted for _ in range(2)] == [1, 0]
     await stored.amend(Bucket("rest", "idle", RestBetween(30).rule), NOON, 1, NOON, 0)
     assert (await stored.snapshot(drawn)).used == 1

@@ -1,4 +1,4 @@
-"""What the tests of the storage protocol do with a store, in few words."""
+"""StoreUser: short forms of what the tests of the storage protocol do with a store."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def at_once(count: int = 1) -> Any:
 _clock = SystemClock()
 
 
-class Hands:
-    """What the tests do with a store, in few words. `node` is the node they claim for unless they say otherwise."""
+class StoreUser:
+    """Adds, claims and ends jobs of a store. `node` is the default node that it claims for."""
 
     def __init__(self, storage: Store, clock: ManualClock) -> None:
         self.storage = storage
@@ -89,7 +89,7 @@ class Hands:
         rejection: JobError | None = None,
         gate: str = "",
     ) -> NewJob:
-        """A job; `hold` and `owner` are said of those of its draws that are on permits by the rules of these hands."""
+        """A job; `hold` and `owner` are said of those of its draws that are on permits by the rules of this user."""
         now = self.clock.now()
         drawn = tuple(Draw(limit, key) for limit, key in draws)
         known = [self.rules.get(draw.limit) for draw in drawn]
@@ -274,10 +274,10 @@ class Conformance:
         yield
 
     @pytest_asyncio.fixture
-    async def hands(self, storage: Store, clock: ManualClock) -> Hands:
-        hands = Hands(storage, clock)
-        await storage.join(hands.node, "a")
-        return hands
+    async def store_user(self, storage: Store, clock: ManualClock) -> StoreUser:
+        store_user = StoreUser(storage, clock)
+        await storage.join(store_user.node, "a")
+        return store_user
 
     @pytest_asyncio.fixture(autouse=True)
     async def nothing_contradicts(self, storage: Store) -> AsyncIterator[None]:
@@ -294,20 +294,20 @@ def most_in_a_window(starts: Sequence[int], window: int) -> int:
     return max((sum(1 for other in starts if start <= other < start + window) for start in starts), default=0)
 
 
-async def recover(hands: Hands) -> Recovered:
-    """Another node finds that the hands' node has died."""
-    if "node-b" not in {node.id for node in await hands.storage.nodes()}:
-        await hands.storage.join("node-b", "b")
-    await hands.storage.beat("node-b")
-    seen = await beat_of(hands, hands.node)
-    recovered = await hands.storage.recover(hands.node, seen)
+async def recover(store_user: StoreUser) -> Recovered:
+    """Another node finds that the node of this user has died."""
+    if "node-b" not in {node.id for node in await store_user.storage.nodes()}:
+        await store_user.storage.join("node-b", "b")
+    await store_user.storage.beat("node-b")
+    seen = await beat_of(store_user, store_user.node)
+    recovered = await store_user.storage.recover(store_user.node, seen)
     assert recovered is not None
     return recovered
 
 
-async def beat_of(hands: Hands, node: str) -> int:
+async def beat_of(store_user: StoreUser, node: str) -> int:
     """The beat of a node as others see it."""
-    (found,) = (peer.beat for peer in (await hands.storage.upkeep()).peers if peer.id == node)
+    (found,) = (peer.beat for peer in (await store_user.storage.upkeep()).peers if peer.id == node)
     return found
 
 
