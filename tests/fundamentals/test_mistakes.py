@@ -63,6 +63,11 @@ MISTAKES = [
     (TASK + 'sync.using(priority="high")', "must be a whole number from 0 to 9"),
     (TASK + 'sync.using(unique_key="a", on_conflict="ignore")', 'must be "keep", "replace" or "raise"'),
     (TASK + "chain(sync, sync)", "takes calls, chains and batches, not Task('sync'); write task.call(…)"),
+    ('app.queue("mail", weights={"a": 2})', 'weights= are of the keys of fair_by; write fair_by="{tenant_id}"'),
+    ('app.queue("mail", fair_by="{a}", weights=4)', 'weights=4 is not a mapping; write weights={"enterprise": 4}'),
+    ('app.queue("mail", fair_by="{a}", weights={"a": 0})', "the weight of 'a'=0 must be a whole number of at least 1"),
+    ('app.queue("mail", fair_by="{a}", weights={7: 2})', "weights has the key 7, but keys are texts; write '7'"),
+    (TASK + 'app.queue("default", fair_by="{tenant}")', "tenant"),
     # Schedules
     ('@app.schedule("0 6 * * *")\nasync def nightly(): ...', 'is not a trigger; pass Cron("0 6 * * *")'),
     ('Cron("0 25 * * *")', "hour 25 is not in 0-23"),

@@ -124,8 +124,10 @@ class Admin:
         self._tasks = tasks
         self.actor: str = actor or this_process()
         self.queues: QueuesAdmin = QueuesAdmin(storage, queues, self.actor)
-        self.limits: LimitsAdmin = LimitsAdmin(storage, rules, other_stores, self.actor)
-        self.history: HistoryAdmin = HistoryAdmin(storage, rules)
+        # The order of a fair queue makes no job wait, so it is not shown as a limit.
+        limits = {name: rule for name, rule in rules.items() if not rule.orders_turns}
+        self.limits: LimitsAdmin = LimitsAdmin(storage, limits, other_stores, self.actor)
+        self.history: HistoryAdmin = HistoryAdmin(storage, limits)
         self.schedules = schedules
         self.schedules.actor = self.actor
 
@@ -318,7 +320,8 @@ class Admin:
         record = await self._record(job_id)
         position, live = await self._position(record), await self._live(record)
         status = self._with_prediction(status_of(record, self._storage.now()), position, live)
-        limits = [] if position is None else [await self._info(bucket, live) for bucket in position.buckets]
+        buckets = () if position is None else position.buckets
+        limits = [await self._info(bucket, live) for bucket in buckets if not self._orders_turns(bucket)]
         now = to_datetime(self._storage.now())
         nodes = await self._storage.nodes()
         leader = status.follows if status.is_blocked else None
@@ -509,6 +512,10 @@ class Admin:
         if prediction.waits_for is not None:
             waits_for = (prediction.waits_for.limit, prediction.waits_for.key)
         return replace(status, position=position.position, predicted_start=start, waits_for=waits_for)
+
+    def _orders_turns(self, bucket: BucketRecord) -> bool:
+        rule = self._rules.get(bucket.draw.limit)
+        return rule is not None and rule.orders_turns
 
     async def _info(self, bucket: BucketRecord, live: LiveRules) -> LimitInfo:
         limit_now = self._storage.limit_now()

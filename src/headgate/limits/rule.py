@@ -68,6 +68,9 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
     shares_state: ClassVar[bool] = False
     """Whether one state covers all keys of the limit."""
 
+    orders_turns: ClassVar[bool] = False
+    """Whether it only decides which key starts next, and never makes one wait. Its buckets are not stored."""
+
     spaces_starts: ClassVar[bool] = False
     """Whether its slots follow one another at a fixed distance, so that a late start delays all later ones."""
 

@@ -3,13 +3,14 @@
 A store reads the lanes that are due or that wait behind an opened bucket, their buckets and the first jobs of each
 lane; `admit` decides; the store writes the decision. Lanes take turns of a few jobs. A lane that meets a closed bucket
 waits behind it. A bucket with lanes behind it is closed to other lanes until it opens, so that cheap jobs do not
-starve a costly job at the head of its wait list.
+starve a costly job at the head of its wait list. In a fair queue the lane with the lowest turn starts its next job.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
 from typing import Any
 
 from headgate.errors import CostExceedsLimit
@@ -17,6 +18,7 @@ from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
 from headgate.jobs.job import Draw, RemoteCharge
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import NO_PERMITS, batches_of
+from headgate.limits.fair import next_turn
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.storage.fetched import is_starved, remote_charge_of
@@ -128,6 +130,13 @@ class BucketView:
         return max(now, self.closed_until, self.take(now)[0])
 
 
+class TurnView(BucketView):
+    """The key of a fair queue during one claim: always open, and not stored."""
+
+    def set_state(self, state: Any) -> None:
+        pass
+
+
 class BucketVisit:
     """A bucket that plain code changes in one transaction, with the note that is stored under the id of the request."""
 
@@ -155,9 +164,24 @@ class LaneView:
 
     A demand of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
     `behind` it, until `opens_at`. A lane that `discards` its jobs does not close the bucket for other lanes.
+    `turn` is the turn of its key in a fair queue, which each start raises by `step`; 0 in other queues. A lane is
+    `complete` if all its ready jobs were read.
     """
 
-    __slots__ = ("behind", "buckets", "demands", "discards", "failed", "id", "opens_at", "queue", "taken")
+    __slots__ = (
+        "behind",
+        "buckets",
+        "complete",
+        "demands",
+        "discards",
+        "failed",
+        "id",
+        "opens_at",
+        "queue",
+        "step",
+        "taken",
+        "turn",
+    )
 
     def __init__(
         self,
@@ -167,8 +191,14 @@ class LaneView:
         demands: Sequence[Demand | None],
         *,
         discards: bool = False,
+        turn: int = 0,
+        step: int = 0,
+        complete: bool = True,
     ) -> None:
         self.id = id
+        self.turn = turn
+        self.step = step
+        self.complete = complete
         self.queue = queue
         self.buckets = buckets
         self.demands = demands
@@ -190,7 +220,7 @@ class LaneView:
         return self.taken < len(self.demands)
 
     @property
-    def turn(self) -> int:
+    def starts_a_turn(self) -> int:
         """How many jobs it starts in its turn: 1 for keys that share a ceiling, so that each gets its part."""
         for bucket in self.buckets:
             if bucket.home is not bucket:
@@ -210,11 +240,12 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
     `lanes` are in the order of their turns; `shares` is how many gated jobs each queue may start.
     """
     left = dict(shares)
-    turns = deque(lane for lane in lanes if lane.demands)
+    _admit_by_turn([lane for lane in lanes if lane.step], left, now)
+    turns = deque(lane for lane in lanes if lane.demands and not lane.step)
     while turns:
         lane = turns.popleft()
         room = left[lane.queue]
-        for _ in range(min(lane.turn, room, len(lane.demands) - lane.taken)):
+        for _ in range(min(lane.starts_a_turn, room, len(lane.demands) - lane.taken)):
             _take(lane, now)
             if lane.behind is not None or lane.failed is not None:
                 break
@@ -223,6 +254,33 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
         left[lane.queue] = room
         if room and lane.has_more and lane.behind is None and lane.failed is None:
             turns.append(lane)
+
+
+def _admit_by_turn(lanes: Sequence[LaneView], left: dict[str, int], now: int) -> None:
+    """Start jobs of fair queues: always the next one of the lane with the lowest turn.
+
+    If that lane has jobs that were not read, its queue starts no more: they come before those of the other lanes.
+    """
+    line = [(lane.turn, place, lane) for place, lane in enumerate(lanes) if lane.demands]
+    heapify(line)
+    while line:
+        turn, place, lane = line[0]
+        if not left[lane.queue]:
+            heappop(line)
+            continue
+        if not lane.has_more:
+            heappop(line)
+            if not lane.complete:
+                left[lane.queue] = 0
+            continue
+        _take(lane, now)
+        if lane.behind is not None or lane.failed is not None:
+            heappop(line)
+            continue
+        lane.taken += 1
+        left[lane.queue] -= 1
+        lane.turn = next_turn(turn, lane.step)
+        heapreplace(line, (lane.turn, place, lane))
 
 
 def _take(lane: LaneView, now: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from heapq import heapify, heapreplace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from headgate.jobs.draw_set import NO_DRAWS, DrawSet, difference, draws_where, s
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, Origin, truncated_error
 from headgate.jobs.terms import GateTerms, variant_discards
 from headgate.limits.concurrency import batches_of
+from headgate.limits.fair import PREFIX, STEP, TurnOrder, first_turn, next_turn, returning_turn
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import (
     TURN,
@@ -40,6 +42,9 @@ from headgate.storage.stored_rows import note_unreadable
 EXPIRED_A_VISIT = 100
 """How many expired jobs of one lane a claim ends; it leaves the others in the lane for the next claim."""
 
+FAIR_LANES = 16
+"""In how many lanes of a fair queue the starts of one claim are to be spread, if so many are in line."""
+
 LOCKED_FOR = SECOND
 """After how long a lane is visited again if other transactions have locked all its jobs. Their ends wake it too."""
 
@@ -48,8 +53,9 @@ class LaneRow(msgspec.Struct):
     """A lane as it is stored. The lane of jobs without limits has no draws.
 
     `opened_at` (limit time) is when the bucket opened that the lane last waited behind. Its jobs that were ready before
-    have waited for that limit until then, and for a slot since then. With several writers, each update raises
-    `version`, and no merged job that requested no start time has a `run_at` below `front`.
+    have waited for that limit until then, and for a slot since then. `turn` is that of its key in a fair queue, None in
+    other queues. With several writers, each update raises `version`, and no merged job that requested no start time has
+    a `run_at` below `front`.
     """
 
     id: RowId
@@ -61,8 +67,14 @@ class LaneRow(msgspec.Struct):
     wakes_at: int | None
     variant: str
     opened_at: int | None = None
+    turn: int | None = None
     version: int = 0
     front: int = 0
+
+    @property
+    def place(self) -> int:
+        """Its place in line."""
+        return self.turn if self.turn is not None else self.since or 0
 
 
 class LaneHead(msgspec.Struct):
@@ -142,6 +154,7 @@ class LaneMove(msgspec.Struct):
     behind: RowId | None
     wakes_at: int | None
     opened_at: int | None
+    turn: int | None
     version: int
     front: int
 
@@ -239,12 +252,18 @@ class ClaimPlan:
         self._more_opened = False
         self._next_timer: int | None = None
         self._next_wake: int | None = None
+        rules = ((queue, claim.rules.get(PREFIX + queue)) for queue in claim.rooms)
+        self._orders = {queue: rule for queue, rule in rules if isinstance(rule, TurnOrder)}
+        # The lowest turn of the lanes in line, of each fair queue, and the lanes that are not in line.
+        self._lowest_turns: dict[str, int] = {}
+        self._outside: Set[RowId] = frozenset()
 
     def at(self, now: int, limit_now: int) -> ClaimPlan:
         """Return the same plan at a later instant, for a store that waits for locks before it reads the lanes."""
         later = ClaimPlan(self.claim, now, limit_now, self.newest)
         later.unknown, later.gate_mismatches = self.unknown, self.gate_mismatches
         later.has_unknown_lanes, later._page_was_full = self.has_unknown_lanes, self._page_was_full
+        later._lowest_turns, later._outside = self._lowest_turns, self._outside
         return later
 
     # --------------------------------------------------------------------------------------- what to read
@@ -294,13 +313,17 @@ class ClaimPlan:
         grants: Mapping[RowId, int],
         behind: Sequence[LaneRow],
         due: Sequence[LaneRow],
+        woken: Sequence[LaneRow],
         shares: Mapping[str, int],
     ) -> list[LaneVisit]:
         """Return the lanes behind opened buckets, then the due ones; in each group the longest waiting first.
 
-        It returns at most as many lanes as are expected to fill the `shares`: to read and lock lanes in vain costs the
-        most.
+        Those of a fair queue are in the order of their turns. It returns at most as many lanes as are expected to fill
+        the `shares`: to read and lock lanes in vain costs the most.
         """
+        for row in due:
+            if row.turn is not None:
+                self._lowest_turns[row.queue] = min(row.turn, self._lowest_turns.get(row.queue, row.turn))
         rows = sorted(self.usable(behind), key=_place_in_line)
         order = {id: index for index, id in enumerate(grants)}
         left_of = dict(grants)
@@ -315,16 +338,74 @@ class ClaimPlan:
         left = dict(shares)
         seen: set[RowId] = set()
         visits: list[LaneVisit] = []
-        for row in (*released, *sorted(self.usable(due), key=_place_in_line)):
+        candidates = [*released, *sorted(self.usable([*due, *woken]), key=_place_in_line)]
+        if self._orders:
+            # Of equal turns, those of lanes that are not in line come first: they grow with the lowest in line. Lanes
+            # of other queues stay in their order.
+            self._outside = {row.id for row in (*released, *woken)}
+            candidates.sort(key=self._place_by_turn)
+        for row in candidates:
             # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.
             needs_fetch = row.behind is not None and row.behind in starving
             if row.id not in seen and (shares if needs_fetch else left).get(row.queue, 0) > 0:
                 if not needs_fetch:
-                    left[row.queue] -= _expected(row, sharing, grants)
+                    left[row.queue] -= self._expected(row, sharing, grants, shares)
                 seen.add(row.id)
                 visits.append(LaneVisit(row))
         self._page_was_full = any(count <= 0 for count in left.values())
         return visits
+
+    def _expected(
+        self,
+        row: LaneRow,
+        sharing: Mapping[RowId | None, int],
+        grants: Mapping[RowId, int],
+        shares: Mapping[str, int],
+    ) -> int:
+        """Return how many starts a lane is likely to make. Lanes that share the grants of a bucket may get one each."""
+        turn = max(1, min(-(-shares[row.queue] // FAIR_LANES) if row.queue in self._orders else TURN, row.waiting))
+        if row.behind is None:
+            return turn
+        return 1 if sharing[row.behind] > 1 else min(turn, grants.get(row.behind, 1))
+
+    # --------------------------------------------------------------------------------------------- fair queues
+
+    def _step(self, row: LaneRow) -> int:
+        """Return by how much one start raises the turn of a lane in a fair queue; 0 in other queues."""
+        order = self._orders.get(row.queue)
+        if order is None:
+            return 0
+        if order.weights:
+            for draw in row.draws:
+                if draw.limit == PREFIX + row.queue:
+                    return order.step(draw.key)
+        return STEP
+
+    def _turn(self, row: LaneRow) -> int:
+        """Return the turn of a lane."""
+        lowest = self._lowest_turns.get(row.queue, row.turn or self.limit_now)
+        if row.turn is None:
+            return first_turn(lowest)
+        return returning_turn(row.turn, lowest) if row.id in self._outside else row.turn
+
+    def _place_by_turn(self, row: LaneRow) -> tuple[int, bool, int]:
+        if row.queue not in self._orders:
+            return 0, False, 0
+        return self._turn(row), row.id not in self._outside, row.since or 0
+
+    def _most_of_one(self, visits: Sequence[LaneVisit], slots: int) -> int:
+        """Return how many jobs a lane of a fair queue can start at most when these lanes fill so many slots."""
+        if not self._orders:
+            return 0
+        rows = (visit.row for visit in visits)
+        line = [(self._turn(row), place, step) for place, row in enumerate(rows) if (step := self._step(row))]
+        heapify(line)
+        starts: Counter[int] = Counter()
+        for _ in range(slots if line else 0):
+            turn, place, step = line[0]
+            starts[place] += 1
+            heapreplace(line, (next_turn(turn, step), place, step))
+        return max(starts.values(), default=-1) + 1
 
     def shares(self, ready: Mapping[str, int]) -> dict[str, int]:
         """Return how many gated jobs each queue may start while so many ungated jobs are ready."""
@@ -345,7 +426,7 @@ class ClaimPlan:
 
     def most_heads(self, visits: Sequence[LaneVisit], slots: int) -> int:
         """Return how many jobs of each lane to read at most, whatever their buckets grant."""
-        return max(TURN, -(-slots // len(visits)))
+        return max(TURN, -(-slots // len(visits)), self._most_of_one(visits, slots))
 
     def _can_start(self, row: LaneRow, view: Callable[[Draw], BucketView], most: int) -> int:
         """Return how many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
@@ -392,7 +473,17 @@ class ClaimPlan:
             views = [view(draw) for draw in visit.row.draws]
             demands = [demand_of(head.id, head.costs, head.terms, head.exempt_draws) for head in visit.heads]
             discards = variant_discards(visit.row.variant)
-            visit.view = LaneView(visit.row.id, visit.row.queue, views, demands, discards=discards)
+            step = self._step(visit.row)
+            visit.view = LaneView(
+                visit.row.id,
+                visit.row.queue,
+                views,
+                demands,
+                discards=discards,
+                turn=self._turn(visit.row) if step else 0,
+                step=step,
+                complete=visit.complete,
+            )
         self._starving = {view.draw for view in self.opened if self._is_starving(view)}
         admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
         for visit in gated:
@@ -476,8 +567,9 @@ class ClaimPlan:
         stays_behind = behind is not None and row.behind is not None and bucket_id(behind.draw) == row.behind
         if not gone and visit.heads and (behind is None or stays_behind):
             return None
+        turn = visit.view.turn if visit.view is not None and visit.view.step else row.turn
         if is_emptied:
-            return LaneMove(row.id, gone, None, None, None, None, row.version, front)
+            return LaneMove(row.id, gone, None, None, None, None, turn, row.version, front)
         wakes_at = row.wakes_at
         if visit.wakes_by(self.now):
             # Delayed jobs of this lane were due and may have left it.
@@ -492,12 +584,12 @@ class ClaimPlan:
             self.note_wake(wakes_at)
             if not gone and row.since is None and wakes_at == row.wakes_at:
                 return None
-            return LaneMove(row.id, gone, None, None, wakes_at, row.opened_at, row.version, front)
+            return LaneMove(row.id, gone, None, None, wakes_at, row.opened_at, turn, row.version, front)
         if behind is None:
-            return LaneMove(row.id, gone, self.limit_now, None, wakes_at, row.opened_at, row.version, front)
+            return LaneMove(row.id, gone, self.limit_now, None, wakes_at, row.opened_at, turn, row.version, front)
         # A lane that started nothing keeps its place in the line.
         since = row.since if not gone and row.since is not None else self.limit_now
-        return LaneMove(row.id, gone, since, bucket_id(behind.draw), wakes_at, row.opened_at, row.version, front)
+        return LaneMove(row.id, gone, since, bucket_id(behind.draw), wakes_at, row.opened_at, turn, row.version, front)
 
     @property
     def batch_lanes(self) -> list[BatchLanes]:
@@ -654,11 +746,3 @@ def throttled_for(run_at: int, started_at: int, opened_at: int) -> int:
 
 def _place_in_line(row: LaneRow) -> tuple[int, RowId]:
     return row.since or 0, row.id
-
-
-def _expected(row: LaneRow, sharing: Mapping[RowId | None, int], grants: Mapping[RowId, int]) -> int:
-    """Return how many starts a lane is likely to make. Lanes that share the grants of a bucket may get one each."""
-    turn = max(1, min(TURN, row.waiting))
-    if row.behind is None:
-        return turn
-    return 1 if sharing[row.behind] > 1 else min(turn, grants.get(row.behind, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
@@ -10,7 +10,8 @@ from headgate.arguments import MOST_SLOTS, parse_count
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy, require_policy
-from headgate.limits.limit import Limit, require_list
+from headgate.limits.fair import checked_weights
+from headgate.limits.limit import Key, Limit, require_list
 from headgate.tasks.name import require_name
 from headgate.tasks.options import checked_timeout, require_names
 
@@ -25,7 +26,8 @@ class Queue:
 
     `global_concurrency` is how many of its jobs run at once over all nodes; None: as many as the nodes have slots.
     `max_backlog` is how many may wait; None: any number. All its jobs draw on `limits`. `retry` and `timeout` (seconds)
-    apply to its tasks without their own; None: the app's.
+    apply to its tasks without their own; None: the app's. The keys of `fair_by` take turns, by `weights`; None: jobs
+    start in the order in which they came.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Queue:
     limits: tuple[Limit | str, ...] = ()
     retry: RetryPolicy | None = None
     timeout: float | None = None
+    fair_by: Key = None
+    weights: Mapping[str, int] | None = None
 
 
 class QueueOptions(TypedDict, total=False):
@@ -72,6 +76,17 @@ class QueueOptions(TypedDict, total=False):
     timeout: Duration | None
     """For tasks declared for this queue without their own timeout (default: the app's)."""
 
+    fair_by: Key
+    """Let the keys of its jobs take turns: a template over the arguments of each task, a callable or `header(…)`.
+
+    However many jobs of other keys wait, a key that comes new has its turn before those that have had theirs. Within a
+    key, jobs start in order. Jobs with an empty key share the key `"global"`. Default: jobs start in the order in which
+    they came.
+    """
+
+    weights: Mapping[str, int]
+    """How many turns a key of `fair_by` has for each turn of the others (default: 1 each; 1 to 100)."""
+
 
 def declared_queue(name: str, options: QueueOptions) -> Queue:
     """Return a declared queue. Raises TypeError, and DeclarationError for what can never work."""
@@ -93,6 +108,11 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
         )
     if global_concurrency is not None:
         parse_count(global_concurrency, "global_concurrency", where)
+    fair_by, weights = options.get("fair_by"), options.get("weights")
+    if weights is not None:
+        checked_weights(weights, where)
+        if fair_by is None:
+            raise DeclarationError(f'{where}: weights= are of the keys of fair_by; write fair_by="{{tenant_id}}"')
     queue = Queue(
         name,
         concurrency,
@@ -102,6 +122,8 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
         tuple(limits),
         retry,
         seconds,
+        fair_by,
+        weights,
     )
     _require_backlog(queue)
     return queue

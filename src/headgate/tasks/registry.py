@@ -11,6 +11,7 @@ from headgate.errors import DeclarationError, UnknownQueue
 from headgate.jobs.gating import Gates, OverflowTarget, subject_of
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
+from headgate.limits.fair import PREFIX
 from headgate.limits.limit import AnyRule, Limit, require_limit_name
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.gate import BoundLimit, Gate
@@ -158,7 +159,7 @@ class Registry:
     def _bind_queue(self, queue: Queue) -> None:
         """Bind the queue's limits to its jobs, and remove those that it no longer has."""
         where = f"queue {queue.name!r}"
-        limits = QueueLimits(queue.name, queue.global_concurrency, queue.limits, self.shared)
+        limits = QueueLimits(queue, self.shared)
         before = self._queue_limits.get(queue.name)
         for name in {} if before is None else before.own:
             del self.limits[name], self.rules[name]
@@ -196,7 +197,7 @@ class Registry:
                             task.payload.parameters,
                             gate.names,
                             fields=task.payload.fields,
-                            with_concurrency=name == queue,
+                            waits_here=name == queue,
                         )
                     )
             self._gates[key] = gate
@@ -304,8 +305,9 @@ class Registry:
 
 
 def _require_unreserved(name: str | None, where: str) -> None:
-    if name is not None and name.startswith(RESERVED):
-        raise DeclarationError(
-            f"{where} names a limit {name!r}; names that begin with {RESERVED!r} are those of queues with "
-            "limits of their own, as by global_concurrency"
-        )
+    for prefix, example in ((RESERVED, "global_concurrency"), (PREFIX, "fair_by")):
+        if name is not None and name.startswith(prefix):
+            raise DeclarationError(
+                f"{where} names a limit {name!r}; names that begin with {prefix!r} are those of queues with limits of "
+                f"their own, as by {example}"
+            )

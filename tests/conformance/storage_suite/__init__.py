@@ -18,6 +18,7 @@ from tests.conformance.storage_suite.budgets import BudgetsConformance
 from tests.conformance.storage_suite.charts import ChartsConformance
 from tests.conformance.storage_suite.deploys import DeploysConformance
 from tests.conformance.storage_suite.endings import EndingsConformance
+from tests.conformance.storage_suite.fair_queues import FairQueuesConformance
 from tests.conformance.storage_suite.following import FollowingConformance
 from tests.conformance.storage_suite.jobs import JobsConformance
 from tests.conformance.storage_suite.listing import ListingConformance
@@ -40,6 +41,7 @@ __all__ = ["StorageConformance", "StoreUser", "at_once", "most_in_a_window", "ra
 class StorageConformance(
     JobsConformance,
     BudgetsConformance,
+    FairQueuesConformance,
     BoundsConformance,
     EndingsConformance,
     NodesConformance,

@@ -51,7 +51,7 @@ def a_plan(*opened: BucketView, slots: int = 5) -> ClaimPlan:
 def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], heads: Sequence[LaneHead]) -> Claimed:
     """One whole claim, with what it would write left out."""
     shares = plan.shares({})
-    visits = plan.choose(plan.grants(), rows, due, shares)
+    visits = plan.choose(plan.grants(), rows, due, [], shares)
     visited = {visit.row.id for visit in visits}
     views = {view.draw: view for view in plan.opened}
     if visits:

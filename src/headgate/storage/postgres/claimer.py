@@ -255,7 +255,7 @@ class Claimer:
             for queue, lane in snapshot.ungated.items()
             if lane.version is not None and lane.first is not None
         ]
-        due = [lane.since or 0 for lane in snapshot.due]
+        due = [lane.place for lane in snapshot.due]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
         self.low_watermarks.record_positions(due, opened, snapshot.limit_now)
         return snapshot

@@ -100,5 +100,6 @@ class LowWatermarks:
 
     def record_positions(self, due: Sequence[int], opened: Sequence[int], limit_now: int) -> None:
         """Note since when lanes were due, and when buckets had opened, in the last snapshot."""
-        self._due = min(due, default=limit_now) - SLACK
+        # Turns of fair queues may be above limit time.
+        self._due = min([limit_now, *due]) - SLACK
         self._opened = min(opened, default=limit_now) - SLACK

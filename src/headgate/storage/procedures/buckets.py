@@ -11,7 +11,7 @@ from headgate.jobs.job import Draw
 from headgate.limits.concurrency import UNREADABLE
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
-from headgate.storage.admission import FOR_ALL_KEYS, BucketView
+from headgate.storage.admission import FOR_ALL_KEYS, BucketView, TurnView
 from headgate.storage.driver import Transaction
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.row_ids import bucket_id
@@ -68,7 +68,13 @@ class BucketViews:
         self._found: dict[Draw, BucketView] = {}
 
     def __getitem__(self, draw: Draw) -> BucketView:
-        return self._found[draw]
+        view = self._found.get(draw)
+        if view is None:
+            rule = self.rule_of(draw)
+            if not rule.orders_turns:
+                raise KeyError(draw)
+            view = self._found[draw] = TurnView(draw, rule, None)
+        return view
 
     def add(self, rows: Iterable[BucketRow], draws: Iterable[Draw] = ()) -> None:
         """Create the views of these rows, and of these buckets, which need not have a row.
@@ -93,8 +99,11 @@ class BucketViews:
         return self._live.rule(draw, self._rules[draw.limit])
 
     def with_homes(self, draws: Iterable[Draw]) -> set[Draw]:
-        """Return these buckets, and the buckets in which their limits keep one state for all keys."""
-        found = set(draws)
+        """Return these buckets, and the buckets in which their limits keep one state for all keys.
+
+        Without those of fair queues, which are not stored.
+        """
+        found = {draw for draw in draws if not self.rule_of(draw).orders_turns}
         for draw in list(found):
             if self.rule_of(draw).shares_state:
                 found.add(Draw(draw.limit, FOR_ALL_KEYS))

@@ -56,6 +56,7 @@ SOON = SECOND // 50
 
 STATEMENTS = (
     "lock_for_claim",
+    "lock_claiming_node",
     "rivals",
     "lock_lanes",
     "heads",
@@ -119,6 +120,10 @@ class _Granting(msgspec.Struct):
     grants: int
 
 
+class _LockedNode(msgspec.Struct):
+    id: str
+
+
 class _HeldLane(msgspec.Struct):
     """A lane that was locked, as it is now. The id is None if no lane was locked."""
 
@@ -129,6 +134,7 @@ class _HeldLane(msgspec.Struct):
     behind: str | None
     wakes_at: int | None
     opened_at: int | None
+    turn: int | None
     version: int | None
     front: int | None
 
@@ -141,6 +147,7 @@ class _Remaining(msgspec.Struct):
     earliest: int | None
 
 
+_NODES = RowDecoder(_LockedNode, "node")
 _HEADS = RowDecoder(LaneHead, "job")
 _HELD_LANES = RowDecoder(_HeldLane, "lane")
 _REMAINING = RowDecoder(_Remaining, "lane")
@@ -247,7 +254,7 @@ class ClaimTransaction:
         plan.opened = [buckets.of(row) for row in snapshot.opened]
         grants = plan.grants()
         snapshot.behind = await self._lanes_behind(grants, known_only=known_only) if grants else []
-        visits = plan.choose(grants, snapshot.behind, snapshot.due + snapshot.woken, self._shares)
+        visits = plan.choose(grants, snapshot.behind, snapshot.due, snapshot.woken, self._shares)
         self.visited.update(visit.row.id for visit in visits)
         return visits
 
@@ -308,10 +315,11 @@ class ClaimTransaction:
         if held:
             count = plan.heads_to_read(held, self._gated_slots, buckets.__getitem__)
             await self._read_heads(held, count)
-            most = plan.most_heads(held, self._gated_slots)
-            if count < most and any(visit.expired for visit in held):
+            if any(visit.expired for visit in held):
                 # Expired jobs took places of jobs that can start.
-                await self._read_heads(held, most)
+                most = plan.most_heads(held, self._gated_slots)
+                if count < most:
+                    await self._read_heads(held, most)
         plan.decide(held, buckets.__getitem__, self._shares)
         empty = [visit for visit in held if visit.is_empty and not visit.has_locked]
         self._was_hidden = is_first and bool(empty) and self._is_cut_short() and not any(visit.taken for visit in held)
@@ -332,7 +340,8 @@ class ClaimTransaction:
         else:
             ids = sorted(bucket_id(draw) for draw in draws)
             rows = await tx.lock(BUCKETS, "lock_for_claim", ids=ids, node=self._claim.node) if ids else []
-            if len(rows) < len(draws) or not rows:
+            is_locked = bool(rows or await tx.lock(_NODES, "lock_claiming_node", node=self._claim.node))
+            if len(rows) < len(draws) or not is_locked:
                 raise _BucketsNeeded(set())
             if tx.stepped:
                 # The clock of the server has stepped. The next try reads a snapshot, which corrects the time.
@@ -364,11 +373,12 @@ class ClaimTransaction:
         for visit in held:
             row, newer = visit.row, newest[visit.row.id]
             row.waiting, row.version, row.front = newer.waiting or 0, newer.version or 0, newer.front or 0
-            row.since, row.behind, row.wakes_at, row.opened_at = (
+            row.since, row.behind, row.wakes_at, row.opened_at, row.turn = (
                 newer.since,
                 newer.behind,
                 newer.wakes_at,
                 newer.opened_at,
+                newer.turn,
             )
         return held
 

@@ -100,6 +100,7 @@ class _StoredLane(msgspec.Struct, array_like=True):
     wakes_at: int | None
     variant: str
     opened_at: int | None
+    turn: int | None = None
     version: int = 0
 
 
@@ -152,6 +153,9 @@ class ClaimSnapshot:
             return False
         if not self.due:
             return any(lane.ready for lane in self.ungated.values())
+        if any(row.turn is not None for row in self.due):
+            # Lanes of fair queues are not visited in turns.
+            return False
         self.due = [row for row in self.due if row.id not in visited]
         return len(self.due) * TURN >= slots
 
@@ -202,6 +206,7 @@ def _lanes(text: str) -> list[LaneRow]:
             row.wakes_at,
             row.variant,
             row.opened_at,
+            row.turn,
             row.version,
         )
         for row in _decode_stored(text)

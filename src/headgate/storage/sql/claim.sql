@@ -69,13 +69,13 @@ AND EXISTS (
 json_build_array(
     lane.id, lane.queue, lane.draws, lane.waiting,
     coalesce(lane.since, (SELECT limit_now - now FROM instant) + lane.wakes_at), lane.behind, lane.wakes_at,
-    lane.variant, lane.opened_at, lane.version
+    lane.variant, lane.opened_at, lane.turn, lane.version
 )
 
 -- part: lane_row [sqlite]
 json_array(
     lane.id, lane.queue, CAST(lane.draws AS text), lane.waiting, coalesce(lane.since, :limit_now - :now + lane.wakes_at),
-    lane.behind, lane.wakes_at, lane.variant, lane.opened_at
+    lane.behind, lane.wakes_at, lane.variant, lane.opened_at, lane.turn
 )
 
 -- part: instant
@@ -155,9 +155,9 @@ SELECT
         FROM unnest(:queues::text[]) AS wanted
         CROSS JOIN LATERAL (
             SELECT * FROM headgate.lane
-            WHERE queue = wanted AND gated AND behind IS NULL AND since >= :due_floor::bigint
+            WHERE queue = wanted AND gated AND behind IS NULL AND since IS NOT NULL AND lane.place >= :due_floor::bigint
                 AND (NOT :known_only::boolean OR (@lane_is_known))
-            ORDER BY since, id
+            ORDER BY lane.place, since, id
             LIMIT :count::integer
         ) AS lane
     ) AS due,
@@ -264,7 +264,7 @@ SELECT
             SELECT id FROM lane
             WHERE queue = wanted.queue AND gated AND behind IS NULL AND since IS NOT NULL
                 AND (NOT :known_only OR (@lane_is_known))
-            ORDER BY since, id
+            ORDER BY lane.place, since, id
             LIMIT :count
         )
     ) AS due,
@@ -299,27 +299,27 @@ SELECT
 -- name: behind [postgres]
 -- The lanes of each queue that have waited longest behind each opened bucket: as many as the bucket grants.
 WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
-SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, version, front
+SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, turn, version, front
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN unnest(:queues::text[]) AS wanted
 CROSS JOIN LATERAL (
     SELECT * FROM headgate.lane
     WHERE behind = granting.bucket AND queue = wanted
         AND (NOT :known_only::boolean OR (@lane_is_known))
-    ORDER BY since, id
+    ORDER BY lane.place, since, id
     LIMIT granting.grants
 ) AS lane
 
 -- name: behind [sqlite]
 -- At most :most lanes of each queue and bucket.
-SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, 0 AS version, 0 AS front
+SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, turn, 0 AS version, 0 AS front
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS wanted
 JOIN lane ON lane.id IN (
     SELECT id FROM lane
     WHERE behind = granting.bucket AND queue = wanted.value
         AND (NOT :known_only OR (@lane_is_known))
-    ORDER BY since, id
+    ORDER BY lane.place, since, id
     LIMIT :most
 )
 
@@ -346,6 +346,11 @@ CROSS JOIN LATERAL (
     SELECT * FROM headgate.bucket WHERE id {any:ids text} ORDER BY id FOR UPDATE
 ) AS bucket
 
+-- name: lock_claiming_node [postgres]
+-- Lock the claiming node alone, for lanes of fair queues that draw on no bucket.
+WITH @live_node
+SELECT id, @server_clock AS locked_at, (SELECT ahead FROM headgate.limit_time) AS ahead FROM live_node
+
 -- name: lock_lanes [postgres]
 -- Lock those of these lanes that are still due, behind an opened bucket or awake, unless another client has locked them;
 -- and return the revision of the settings, which cannot change while the node is locked. No version is older than the
@@ -356,7 +361,7 @@ LEFT JOIN (
     SELECT locked.*
     FROM {rows:seen(id text, version bigint)}
     CROSS JOIN LATERAL (
-        SELECT id, version, waiting, since, behind, wakes_at, opened_at, front
+        SELECT id, version, waiting, since, behind, wakes_at, opened_at, turn, front
         FROM headgate.lane
         WHERE lane.id = seen.id AND lane.version >= seen.version
             AND (
@@ -601,9 +606,10 @@ WITH charge AS (
 move AS (
     UPDATE headgate.lane
     SET version = lane.version + 1, waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind,
-        wakes_at = moved.wakes_at, opened_at = moved.opened_at, front = moved.front
+        wakes_at = moved.wakes_at, opened_at = moved.opened_at, turn = moved.turn, front = moved.front
     FROM {rows:moved(
-        id text, version bigint, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, front bigint
+        id text, version bigint, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, turn bigint,
+        front bigint
     )}
     WHERE lane.id = moved.id AND lane.version = moved.version
 ),
@@ -637,8 +643,8 @@ WHERE job.id = starting.id AND +waiting
 -- Write lanes after a claim.
 UPDATE lane
 SET waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind, wakes_at = moved.wakes_at,
-    opened_at = moved.opened_at
-FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint)}
+    opened_at = moved.opened_at, turn = moved.turn
+FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, turn bigint)}
 WHERE lane.id = moved.id
 
 -- name: release_batch_lanes

@@ -1,5 +1,9 @@
 -- Lanes: count the jobs that are added to them and removed from them.
 
+-- part: is_fair
+-- Whether jobs of a lane draw on the order of a fair queue. In a key, the quotation mark would be escaped.
+draws LIKE '%["fair:%'
+
 -- name: add_arrivals [postgres]
 -- Insert an arrival for each number of jobs that were added to a lane, or removed from it (negative). Claims merge
 -- arrivals into the lanes, so adding a job waits for no lane.
@@ -12,11 +16,27 @@ ORDER BY place
 
 -- name: add_arrivals [sqlite]
 -- Count jobs in their lanes, which become due or sleep until their earliest delayed job is due. Lanes that become due are
--- a microsecond apart, so that they keep the order of their jobs; an empty lane waits for nothing.
-INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, wakes_at)
+-- a microsecond apart, so that they keep the order of their jobs; an empty lane waits for nothing. A lane of a fair queue
+-- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far.
+INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, wakes_at, turn)
 SELECT
     lane, queue, draws, variant, sum(jobs),
-    CASE WHEN max(is_ready) THEN :since + min(CASE WHEN is_ready THEN place END) END, min(wakes_at)
+    CASE WHEN max(is_ready) THEN :since + min(CASE WHEN is_ready THEN place END) END, min(wakes_at),
+    CASE
+        -- Odd, and the lowest in line or just before it.
+        WHEN max(is_ready) AND @is_fair THEN (
+            coalesce(
+                (
+                    SELECT lane.place FROM lane
+                    WHERE lane.queue = arrivals.queue AND gated AND behind IS NULL AND since IS NOT NULL
+                    ORDER BY lane.place, since, id
+                    LIMIT 1
+                ),
+                (SELECT max(turn) FROM lane WHERE lane.queue = arrivals.queue AND turn IS NOT NULL),
+                :since
+            ) - 1
+        ) | 1
+    END
 FROM {rows:arrivals(
     lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, ready_at bigint, place
 )}
@@ -29,7 +49,12 @@ ON CONFLICT (id) DO UPDATE SET
         WHEN known.wakes_at IS NULL OR excluded.wakes_at < known.wakes_at THEN coalesce(excluded.wakes_at, known.wakes_at)
         ELSE known.wakes_at
     END,
-    behind = CASE WHEN known.waiting + excluded.waiting > 0 THEN known.behind END
+    behind = CASE WHEN known.waiting + excluded.waiting > 0 THEN known.behind END,
+    -- excluded.turn is odd: it is the first turn of a new key, and the turn after it the lowest in line.
+    turn = CASE
+        WHEN known.since IS NOT NULL OR excluded.turn IS NULL THEN known.turn
+        ELSE coalesce(max(known.turn, excluded.turn + 1), excluded.turn)
+    END
 
 -- name: behind_of_lanes [postgres]
 -- The buckets that these lanes wait behind.
@@ -92,17 +117,43 @@ summed AS (
     FROM merged
     GROUP BY lane, queue, draws, variant
 ),
+-- A lane of a fair queue joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the
+-- highest turn so far.
+line AS MATERIALIZED (
+    SELECT
+        queue,
+        coalesce(
+            (
+                SELECT lane.place FROM headgate.lane
+                WHERE lane.queue = fair.queue AND gated AND behind IS NULL AND since IS NOT NULL AND lane.place >= :due_floor::bigint
+                ORDER BY lane.place, since, id
+                LIMIT 1
+            ),
+            (
+                SELECT turn FROM headgate.lane
+                WHERE lane.queue = fair.queue AND turn IS NOT NULL
+                ORDER BY turn DESC
+                LIMIT 1
+            ),
+            :limit_now::bigint
+        ) AS lowest
+    FROM (SELECT DISTINCT queue FROM summed WHERE is_ready AND @is_fair) AS fair
+),
 placed AS MATERIALIZED (
     SELECT
         lane, queue, draws, variant, jobs, wakes_at, ready_at,
         CASE WHEN is_ready THEN greatest(since, :after::bigint, :due_floor::bigint) + row_number() OVER (ORDER BY first) END
-            AS since
+            AS since,
+        -- Odd, and the lowest in line or just before it.
+        CASE WHEN is_ready AND @is_fair THEN (SELECT (lowest - 1) | 1 FROM line WHERE line.queue = summed.queue) END AS turn
     FROM summed
 ),
 held AS MATERIALIZED (
     SELECT seen.version, placed.*
     FROM (
-        SELECT lane AS id, jobs, since, wakes_at, ready_at, proven.version AS proven_version, proven.front AS proven_front
+        SELECT
+            lane AS id, jobs, since, turn, wakes_at, ready_at,
+            proven.version AS proven_version, proven.front AS proven_front
         FROM placed
         -- Without this join, all old versions of a deleted lane would be read, to find none.
         JOIN headgate.known_lane ON known_lane.id = lane
@@ -126,6 +177,11 @@ counted AS (
     -- and a front that was proven for a version that the server lost in a crash is not applied to another version.
     SET version = greatest(lane.version + 1, :limit_now::bigint), waiting = lane.waiting + placed.jobs,
         since = coalesce(lane.since, placed.since), wakes_at = least(lane.wakes_at, placed.wakes_at),
+        turn = CASE
+            WHEN lane.since IS NOT NULL OR placed.turn IS NULL THEN lane.turn
+            WHEN lane.turn IS NULL THEN placed.turn
+            ELSE greatest(lane.turn, placed.turn + 1)
+        END,
         front = least(
             CASE WHEN lane.version = placed.proven_version THEN proven_front ELSE lane.front END, placed.ready_at
         )
@@ -134,10 +190,10 @@ counted AS (
     FROM unnest(
         ARRAY(SELECT id FROM held), ARRAY(SELECT version FROM held), ARRAY(SELECT jobs FROM held),
         ARRAY(SELECT since FROM held), ARRAY(SELECT wakes_at FROM held), ARRAY(SELECT ready_at FROM held),
-        ARRAY(SELECT proven_version FROM held), ARRAY(SELECT proven_front FROM held)
-    ) AS placed (id, version, jobs, since, wakes_at, ready_at, proven_version, proven_front)
+        ARRAY(SELECT proven_version FROM held), ARRAY(SELECT proven_front FROM held), ARRAY(SELECT turn FROM held)
+    ) AS placed (id, version, jobs, since, wakes_at, ready_at, proven_version, proven_front, turn)
     WHERE lane.id = placed.id AND lane.version >= placed.version
-    RETURNING lane.id, lane.waiting, lane.gated, lane.since, lane.wakes_at
+    RETURNING lane.id, lane.waiting, lane.gated, lane.since, lane.wakes_at, lane.turn
 ),
 new AS (
     INSERT INTO headgate.known_lane (id)
@@ -146,18 +202,18 @@ new AS (
     RETURNING id
 ),
 made AS (
-    INSERT INTO headgate.lane (id, version, queue, draws, variant, waiting, since, wakes_at)
-    SELECT lane, :limit_now::bigint, queue, draws, variant, jobs, since, wakes_at
+    INSERT INTO headgate.lane (id, version, queue, draws, variant, waiting, since, wakes_at, turn)
+    SELECT lane, :limit_now::bigint, queue, draws, variant, jobs, since, wakes_at, turn
     FROM placed
     WHERE lane IN (SELECT id FROM new)
-    RETURNING id, waiting, gated, since, wakes_at
+    RETURNING id, waiting, gated, since, wakes_at, turn
 ),
 left_over AS (
     INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at)
     SELECT lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at FROM merged
     WHERE lane NOT IN (SELECT id FROM counted) AND lane NOT IN (SELECT id FROM new)
 )
-SELECT @seems_empty, since,
+SELECT @seems_empty, CASE WHEN turn IS NULL THEN since END AS since,
     (SELECT count(*) FROM merged) AS merged, (SELECT max(id) FROM merged) AS last,
     (SELECT min(id) FROM headgate.arrival WHERE id >= :floor AND id NOT IN (SELECT id FROM merged)) AS first_left,
     (SELECT pg_current_xact_id()::text::bigint) AS merger,

@@ -38,7 +38,8 @@ CREATE TABLE headgate.paused_queue (
 );
 
 -- A lane is empty (nothing set), due (since), behind a bucket (since, behind) or asleep (wakes_at alone).
--- since is limit time and the order of turns; wakes_at is wall time, no later than any delayed job of the lane.
+-- since is limit time; wakes_at is wall time, no later than any delayed job of the lane. A lane of a fair
+-- queue has a turn, and keeps it while it is empty. place is the order in line.
 -- variant sets jobs of the same draws apart: those that do not wait, and those that share the permits of one owner.
 -- waiting is merged from arrivals, so it may lag behind what was just added or claimed. Of the lanes without draws,
 -- where jobs wait that no limit holds, it is all that is kept.
@@ -61,14 +62,18 @@ CREATE TABLE headgate.lane (
     behind    text COLLATE "C",
     wakes_at  bigint,
     opened_at bigint,
+    turn      bigint,
+    place     bigint GENERATED ALWAYS AS (coalesce(turn, since)) STORED,
     front     bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (id, version),
     CHECK (behind IS NULL OR since IS NOT NULL)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX lane_queue ON headgate.lane (queue);
-CREATE INDEX lane_due ON headgate.lane (queue, since, id) WHERE gated AND behind IS NULL AND since IS NOT NULL;
+CREATE INDEX lane_due ON headgate.lane (queue, place, since, id)
+    WHERE gated AND behind IS NULL AND since IS NOT NULL;
+CREATE INDEX lane_turn ON headgate.lane (queue, turn) WHERE turn IS NOT NULL;
 CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at) WHERE gated AND since IS NULL AND wakes_at IS NOT NULL;
-CREATE INDEX lane_behind ON headgate.lane (behind, queue, since, id) WHERE behind IS NOT NULL;
+CREATE INDEX lane_behind ON headgate.lane (behind, queue, place, since, id) WHERE behind IS NOT NULL;
 
 -- The ids of all lanes. Its rows are never updated.
 CREATE TABLE headgate.known_lane (

@@ -25,7 +25,8 @@ CREATE TABLE limit_revision (
 INSERT INTO limit_revision (id, revision) VALUES (1, 0);
 
 -- A lane is empty (nothing set), due (since), behind a bucket (since, behind) or asleep (wakes_at alone).
--- since is limit time and the order of turns; wakes_at is wall time, no later than any delayed job of the lane.
+-- since is limit time; wakes_at is wall time, no later than any delayed job of the lane. A lane of a fair
+-- queue has a turn, and keeps it while it is empty. place is the order in line.
 -- variant sets jobs of the same draws apart: those that do not wait, and those that share the permits of one owner.
 CREATE TABLE lane (
     id          TEXT PRIMARY KEY,
@@ -38,14 +39,18 @@ CREATE TABLE lane (
     behind      TEXT,
     wakes_at    INTEGER,
     opened_at   INTEGER,
+    turn        INTEGER,
+    place       INTEGER GENERATED ALWAYS AS (coalesce(turn, since)) STORED,
     UNIQUE (queue, draws, variant),
     CHECK (behind IS NULL OR since IS NOT NULL)
 );
-CREATE INDEX lane_due ON lane (queue, since, id) WHERE gated AND behind IS NULL AND since IS NOT NULL;
+CREATE INDEX lane_due ON lane (queue, place, since, id)
+    WHERE gated AND behind IS NULL AND since IS NOT NULL;
+CREATE INDEX lane_turn ON lane (queue, turn) WHERE turn IS NOT NULL;
 CREATE INDEX lane_asleep ON lane (queue, wakes_at) WHERE since IS NULL AND wakes_at IS NOT NULL;
 -- A lane of one draw is found by that; these are the others.
 CREATE INDEX lane_of_several ON lane (id) WHERE instr(draws, '"],["') > 0;
-CREATE INDEX lane_behind ON lane (behind, queue, since, id) WHERE behind IS NOT NULL;
+CREATE INDEX lane_behind ON lane (behind, queue, place, since, id) WHERE behind IS NOT NULL;
 CREATE INDEX lane_empty ON lane (id) WHERE gated AND waiting = 0;
 
 -- No claim takes a job of these queues.

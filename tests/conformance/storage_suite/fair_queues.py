@@ -1,0 +1,167 @@
+"""What is promised of fair queues: keys take turns by weight, and a key that comes new waits for few others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil
+
+import pytest
+
+from headgate.jobs.job import ClaimedJob
+from headgate.limits.fair import STEP, FairOrder
+from headgate.limits.limit import AnyRule
+from headgate.storage.store import Store
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, rate
+
+ORDER = "fair:default"
+
+
+def turns(**weights: int) -> dict[str, AnyRule]:
+    return {ORDER: FairOrder("{0}", weights).rule}
+
+
+async def add(user: StoreUser, key: str, count: int = 1, *limits: tuple[str, str], delay: float | None = None) -> None:
+    await user.add(count, draws=[*limits, (ORDER, key)], delay=delay)
+
+
+def key_of(job: ClaimedJob) -> str:
+    return next(draw.key for draw in job.draws if draw.limit == ORDER)
+
+
+async def starts(user: StoreUser, count: int, slots: int = 2) -> list[str]:
+    """The keys of the next jobs, in the order in which they start, with so many slots that are free again at once."""
+    keys: list[str] = []
+    while len(keys) < count:
+        jobs = await user.take(slots)
+        if not jobs:
+            break
+        keys += map(key_of, jobs)
+        await user.succeed(*jobs)
+    return keys[:count]
+
+
+class FairQueuesConformance(Conformance):
+    async def test_a_key_that_comes_new_waits_for_one_start_at_most(self, store_user: StoreUser) -> None:
+        """The fault: two slots, 200 jobs of A and then 5 of B: none of the first 120 starts was B's."""
+        store_user.rules = turns()
+        await add(store_user, "a", 200)
+        assert await starts(store_user, 40) == ["a"] * 40
+        await add(store_user, "b", 5)
+        assert (await starts(store_user, 10)).count("b") == 5
+
+    @pytest.mark.parametrize("slots", [1, 2, 7, 100])
+    async def test_keys_start_by_weight(self, store_user: StoreUser, slots: int) -> None:
+        store_user.rules = turns(b=2, c=4)
+        for key in "abc":
+            await add(store_user, key, 500)
+        started = Counter(await starts(store_user, 700, slots))
+        assert abs(started["a"] - 100) <= 1
+        assert abs(started["b"] - 200) <= 2
+        assert abs(started["c"] - 400) <= 4
+
+    async def test_a_key_does_not_save_up_turns_while_it_has_no_jobs(self, store_user: StoreUser) -> None:
+        store_user.rules = turns()
+        await add(store_user, "a", 10)
+        await add(store_user, "b", 300)
+        assert Counter(await starts(store_user, 210)) == {"a": 10, "b": 200}
+        await add(store_user, "a", 50)
+        assert Counter(await starts(store_user, 40))["a"] <= 21
+
+    async def test_a_key_whose_jobs_come_one_by_one_gets_no_more_than_its_share(self, store_user: StoreUser) -> None:
+        """A key that comes back goes on from its own turn: it does not come first because its lane was empty."""
+        store_user.rules = turns()
+        await add(store_user, "a", 100)
+        keys: list[str] = []
+        for _ in range(60):
+            await add(store_user, "b")
+            keys += await starts(store_user, 1, 1)
+        assert abs(keys.count("a") - keys.count("b")) <= 2
+
+    async def test_a_queue_that_was_empty_begins_anew(self, store_user: StoreUser) -> None:
+        store_user.rules = turns()
+        await add(store_user, "a", 100)
+        assert len(await starts(store_user, 100, 100)) == 100
+        await add(store_user, "b", 20)
+        await add(store_user, "a", 20)
+        keys = await starts(store_user, 20, 1)
+        assert keys.count("a") == keys.count("b") == 10
+
+    async def test_delayed_jobs_have_no_turns_before_they_are_due(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = turns()
+        await add(store_user, "b", 20, delay=60)
+        await add(store_user, "a", 100)
+        assert await starts(store_user, 30) == ["a"] * 30
+        clock.advance(60)
+        keys = await starts(store_user, 20, 1)
+        assert abs(keys.count("a") - keys.count("b")) <= 1
+
+    async def test_limits_hold_in_a_fair_queue_and_others_take_the_turns_of_a_key_that_waits(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {**turns(), "calls": rate(5, per=60, burst=5)}
+        await add(store_user, "a", 50, ("calls", "a"))
+        await add(store_user, "b", 100)
+        keys = await starts(store_user, 60)
+        assert keys.count("a") == 5
+        clock.advance(12)
+        # Its budget has room for one start. It has not saved up the turns in which it waited for that.
+        assert (await starts(store_user, 6, 1)).count("a") == 1
+
+    async def test_permits_are_returned_in_a_fair_queue(self, store_user: StoreUser) -> None:
+        store_user.rules = {**turns(), "slots": at_once()}
+        await add(store_user, "a", 3, ("slots", "a"))
+        await add(store_user, "b", 3)
+        first = await store_user.take()
+        assert Counter(map(key_of, first)) == {"a": 1, "b": 3}
+        await store_user.succeed(*first)
+        assert await starts(store_user, 2) == ["a", "a"]
+
+    async def test_nothing_of_a_fair_order_is_stored_as_a_bucket(self, storage: Store, store_user: StoreUser) -> None:
+        store_user.rules = turns()
+        await add(store_user, "a", 3)
+        (job, other) = await store_user.take(2)
+        await store_user.give_back(job)
+        await store_user.fail(other)
+        assert await starts(store_user, 2) == ["a", "a"]
+        assert [bucket.state for bucket in await storage.buckets(limit=ORDER)] in ([], [None])
+
+    async def test_turns_are_exact_for_a_thousand_keys(self, store_user: StoreUser) -> None:
+        store_user.rules = turns()
+        await store_user.storage.add([store_user.new(draws=[(ORDER, f"{n % 1000:04}")]) for n in range(3000)])
+        assert len(set(await starts(store_user, 1000, 10))) == 1000
+        await add(store_user, "new")
+        assert "new" in await starts(store_user, 20, 10)
+
+    async def test_starts_follow_the_model(self, store_user: StoreUser) -> None:
+        """Against a plain model of start-time fair queueing, with one slot and arrivals between starts."""
+        weights = {"b": 3, "c": 10}
+        store_user.rules = turns(**weights)
+        line: dict[str, float] = {}
+        turn_of: dict[str, float] = {}
+        waiting: Counter[str] = Counter()
+        served: list[str] = []
+        for step in range(150):
+            for place, key in enumerate("abcd"):
+                if step >= 20 * place and (step + place) % (3 + place) == 0:
+                    await add(store_user, key, 2)
+                    if not waiting[key]:
+                        lowest = min(line.values(), default=max(turn_of.values(), default=0.0))
+                        # New keys come before all others, those that come back not before any other.
+                        is_new = key not in turn_of
+                        line[key] = ceil(lowest) - 0.5 if is_new else max(turn_of[key], ceil(lowest))
+                        turn_of[key] = line[key]
+                    waiting[key] += 2
+            (key,) = await starts(store_user, 1, 1) or [""]
+            if not key:
+                assert not line
+                continue
+            served.append(key)
+            assert line[key] == min(line.values()), f"start {step}: {key} of {line}"
+            waiting[key] -= 1
+            line[key] = turn_of[key] = ceil(line[key]) + STEP // weights.get(key, 1)
+            if not waiting[key]:
+                del line[key]
+        assert set(served) == {*"abcd"}
