@@ -51,6 +51,32 @@ def at(seconds: float) -> datetime:
     return to_datetime(START + round(seconds * SECOND))
 
 
+def test_a_job_knows_its_schedule_and_the_instant_that_it_is_for() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=1)
+        seen: list[tuple[str | None, datetime | None, int]] = []
+
+        @app.schedule(Every(minutes=5), name="five minutes")
+        @app.task(retry=RetryPolicy(retries=1, delay=60))
+        async def pull() -> None:
+            job = current_job()
+            seen.append((job.schedule, job.occurs_at, job.attempt))
+            if job.attempt == 1:
+                raise OSError("try again")
+
+        @app.task
+        async def other() -> None:
+            seen.append((current_job().schedule, current_job().occurs_at, 0))
+
+        async with app:
+            await other.enqueue()
+            await asyncio.sleep(400)
+        first = at(300)
+        assert seen == [(None, None, 0), ("five minutes", first, 1), ("five minutes", first, 2)]
+
+    run_virtual(main)
+
+
 def test_a_schedule_of_the_code_runs_from_the_first_instant_of_its_trigger_on_and_without_drift() -> None:
     async def main(clock: VirtualClock) -> None:
         app, journal = Headgate("memory://", clock=clock), Journal(clock)

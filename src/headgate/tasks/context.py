@@ -91,6 +91,17 @@ class JobContext:
         return None if self._job.origin is None else self._job.origin.follows
 
     @property
+    def schedule(self) -> str | None:
+        """The name of the schedule that enqueued the job."""
+        return None if self._job.origin is None else self._job.origin.schedule
+
+    @property
+    def occurs_at(self) -> datetime | None:
+        """The instant of the schedule that the job is for. It is the same when the job starts late or runs again."""
+        origin = self._job.origin
+        return None if origin is None or origin.occurs_at is None else to_datetime(origin.occurs_at)
+
+    @property
     def enqueued_at(self) -> datetime:
         return to_datetime(self._job.enqueued_at)
 

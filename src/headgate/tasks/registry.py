@@ -248,8 +248,11 @@ class Registry:
         if not isinstance(limit, Limit):
             raise DeclarationError(f'limit {name!r} is {limit!r:.80}, not a limit; write StrictRate("15/m") or another')
         _require_unreserved(name, "app.limit")
-        if name in self.shared:
-            raise DeclarationError(f"limit {name!r} is declared twice")
+        if name in self.shared and limit != self.shared[name]:
+            raise DeclarationError(
+                f"limit {name!r} is declared twice: as {self.shared[name].rule.describe()} and as "
+                f"{limit.rule.describe()}; one name is one budget, so declare it once, or with the same options"
+            )
         if limit.name is not None and limit.name != name:
             raise DeclarationError(f"limit {name!r} is declared with another name, {limit.name!r}; leave name= out")
         self.shared[name] = limit

@@ -90,6 +90,15 @@ def test_a_fixed_cost_that_can_never_be_granted_is_refused_at_the_declaration(co
         StrictRate("15/m", cost=cost)
 
 
+def test_a_shared_limit_may_be_declared_again_with_the_same_options_only(app: Headgate) -> None:
+    app.limit("api", StrictRate("15/m", key="{tenant}"))
+    app.limit("api", StrictRate("15/m", key="{tenant}"))
+    with pytest.raises(DeclarationError, match=r"limit .api. is declared twice: as 15/m.* and as 16/m"):
+        app.limit("api", StrictRate("16/m", key="{tenant}"))
+    with pytest.raises(DeclarationError, match="declare it once, or with the same options"):
+        app.limit("api", StrictRate("15/m", key="{user}"))
+
+
 def test_tasks_queues_and_settings_are_checked_where_they_are_named(app: Headgate) -> None:
     with pytest.raises(UnknownQueue, match=r"app\.queue"):
 
