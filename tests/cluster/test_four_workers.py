@@ -152,7 +152,7 @@ def boottime() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
 
-async def test_four_workers_keep_every_limit_lose_nothing_and_use_the_budget_whatever_fails(tmp_path: Path) -> None:
+async def test_four_workers_keep_every_limit_lose_no_job_and_use_the_budget_under_all_faults(tmp_path: Path) -> None:
     random = Random(SEED)
     with server_in(tmp_path, durable=True) as server:
         async with children_of(tmp_path) as children:

@@ -40,7 +40,7 @@ PROMPT = 3.0
 """Seconds more than with nothing held. A busy machine delays everything; a lock that is waited for, by 5 s at least."""
 
 
-def test_a_verb_that_a_transaction_holds_open_delays_nobody_else(tmp_path: Path) -> None:
+def test_an_operation_that_a_transaction_keeps_open_delays_no_other(tmp_path: Path) -> None:
     measured = asyncio.run(_measured(tmp_path))
     if "HEADGATE_TEST_HELD_TABLE" in os.environ:
         Path(os.environ["HEADGATE_TEST_HELD_TABLE"]).write_text(_table(measured))

@@ -167,7 +167,7 @@ async def gate_changes(store_user: StoreUser, job: str, *draws: Draw) -> list[Ga
     return [GateChange(job, found.draws, draws, None, found.terms)]
 
 
-async def test_a_job_that_asks_for_another_permit_while_it_is_claimed_starts_with_that_one(world: World) -> None:
+async def test_a_job_whose_draw_changes_during_its_claim_starts_with_the_new_permit(world: World) -> None:
     world.rule(mutex=at_once())
     job = await world.left.add_one(draws=[("mutex", "a")])
     moved = await gate_changes(world.right, job, Draw("mutex", "b"))
@@ -184,7 +184,7 @@ async def test_a_job_that_asks_for_another_permit_while_it_is_claimed_starts_wit
     assert await world.left.take_ids() == [other]
 
 
-async def test_a_late_job_whose_permit_is_taken_back_while_a_claim_drops_it_is_counted_once(world: World) -> None:
+async def test_a_late_job_whose_permit_is_reset_while_a_claim_drops_it_is_counted_once(world: World) -> None:
     world.rule(r=PLENTY, slots=at_once())
     job = await world.left.add_one(draws=[("r", "a"), ("slots", "s")], hold="until_final", expires_in=5)
     await world.left.retry_later(await world.left.take_one(), 1)
@@ -199,7 +199,7 @@ async def test_a_late_job_whose_permit_is_taken_back_while_a_claim_drops_it_is_c
     assert (await world.left.record(job)).state is JobState.FAILED
 
 
-async def test_a_permit_taken_back_while_its_job_is_claimed_is_not_had_by_two(world: World) -> None:
+async def test_a_permit_reset_while_its_job_is_claimed_is_held_by_one_job(world: World) -> None:
     world.rule(mutex=at_once(), r=PLENTY)
     draws = [("r", "x"), ("mutex", "a")]
     first = await world.left.add_one(draws=draws, hold="until_final")
@@ -216,7 +216,7 @@ async def test_a_permit_taken_back_while_its_job_is_claimed_is_not_had_by_two(wo
     assert await world.left.permits("mutex", "a") == {started[0].id: 1}
 
 
-async def test_a_late_job_that_expires_does_not_go_to_another_lane_meanwhile(world: World) -> None:
+async def test_a_late_job_is_not_moved_to_another_lane_while_it_expires(world: World) -> None:
     world.rule(r=PLENTY)
     job = await world.left.add_one(draws=[("r", "a")], expires_in=1)
     await world.left.add_one(draws=[("r", "a")])
@@ -235,7 +235,7 @@ async def test_a_late_job_that_expires_does_not_go_to_another_lane_meanwhile(wor
 # ---------------------------------------------------------------------------------- jobs that follow others meanwhile
 
 
-async def test_a_follower_that_comes_while_its_leader_ends_is_not_forgotten(world: World) -> None:
+async def test_a_follower_added_while_its_leader_ends_is_released(world: World) -> None:
     leader = await world.left.add_one()
     job = await world.left.take_one()
     adding = world.after("finish_plain", lambda: follow(world.right, leader))
@@ -252,7 +252,7 @@ async def test_a_leader_that_ends_while_its_first_follower_is_added_releases_it(
     assert await world.right.take_ids() == [follower]
 
 
-async def test_a_follower_is_added_while_the_long_way_of_its_leaders_end_is_under_way(world: World) -> None:
+async def test_a_follower_is_added_while_its_leader_ends_in_several_statements(world: World) -> None:
     leader = await world.left.add_one()
     job = await world.left.take_one()
     adding = world.after("lock_running", lambda: follow(world.right, leader))
@@ -272,7 +272,7 @@ async def test_a_follower_that_is_cancelled_while_its_leader_ends_is_cancelled_o
     assert await world.right.take_ids() == [last]
 
 
-async def test_a_leader_that_ends_while_its_follower_is_cancelled_leaves_it_so(world: World) -> None:
+async def test_a_leader_that_ends_while_its_follower_is_cancelled_leaves_it_cancelled(world: World) -> None:
     leader = await world.left.add_one()
     follower = await follow(world.right, leader)
     job = await world.left.take_one()
@@ -294,7 +294,7 @@ async def test_a_follower_that_is_retried_while_its_leader_ends_is_not_left_bloc
     assert await world.right.take_ids() == [follower]
 
 
-async def test_a_retried_follower_is_blocked_until_the_end_of_its_leader_sees_it(world: World) -> None:
+async def test_a_retried_follower_is_blocked_until_the_end_of_its_leader_releases_it(world: World) -> None:
     leader = await world.left.add_one()
     follower = await follow(world.right, leader)
     await world.right.storage.cancel(follower)
@@ -315,7 +315,7 @@ async def test_the_last_two_jobs_of_a_batch_that_end_at_once_release_what_follow
     assert await world.left.take_ids() == [after]
 
 
-async def test_the_end_of_an_attempt_whose_node_was_declared_dead_releases_nobody(world: World) -> None:
+async def test_the_end_of_an_attempt_whose_node_was_declared_dead_releases_no_follower(world: World) -> None:
     leader = await world.left.add_one()
     follower = await follow(world.right, leader)
     job = await world.left.take_one()
@@ -368,7 +368,7 @@ async def test_a_bucket_closed_for_a_costly_job_that_is_cancelled_meanwhile_open
     assert [job.id for job in (*claimed.jobs, *await world.left.take())] == [cheap]
 
 
-async def test_a_bucket_that_comes_and_goes_while_plain_code_draws_on_it_is_made_anew(world: World) -> None:
+async def test_a_bucket_that_is_evicted_while_plain_code_draws_on_it_is_created_again(world: World) -> None:
     world.rule(r=rate(1))
     draw, rules = Draw("r", "x"), world.left.rules
 
@@ -383,7 +383,7 @@ async def test_a_bucket_that_comes_and_goes_while_plain_code_draws_on_it_is_made
     assert not await world.left.storage.visit(draw, rules, take_one)
 
 
-async def test_a_limit_forgotten_while_jobs_come_for_it_leaves_none_of_them_stuck(world: World) -> None:
+async def test_a_limit_removed_while_jobs_are_added_for_it_leaves_no_job_stuck(world: World) -> None:
     world.rule(r=rate(1, per=10, burst=1))
     await world.left.add_one(draws=[("r", "a")])
     await world.left.succeed(await world.left.take_one())
@@ -400,7 +400,7 @@ async def test_a_limit_forgotten_while_jobs_come_for_it_leaves_none_of_them_stuc
     assert len(await world.left.take()) == 1
 
 
-async def test_a_limit_is_not_forgotten_in_the_middle_of_a_claim_of_its_jobs(world: World) -> None:
+async def test_a_limit_is_not_removed_during_a_claim_of_its_jobs(world: World) -> None:
     world.rule(r=rate(1, per=10, burst=1))
     await world.left.add(2, draws=[("r", "a")])
     forgetting = world.after("heads", lambda: world.right.storage.forget("r"))
@@ -414,7 +414,7 @@ async def test_a_limit_is_not_forgotten_in_the_middle_of_a_claim_of_its_jobs(wor
 # ------------------------------------------------------------------------------------------- what stands before others
 
 
-async def test_lanes_of_another_release_keep_no_limited_job_waiting_while_others_keep_coming(world: World) -> None:
+async def test_lanes_of_another_release_delay_no_limited_job_while_more_are_added(world: World) -> None:
     world.rule(r=PLENTY)
     for key in "pqrs":
         await world.left.add_one(draws=[("r", key)], task="of another release")
@@ -428,7 +428,7 @@ async def test_lanes_of_another_release_keep_no_limited_job_waiting_while_others
     assert started == 2
 
 
-async def test_late_jobs_are_told_by_a_claim_that_looks_twice(world: World) -> None:
+async def test_a_claim_that_reads_twice_returns_the_late_jobs_of_both_reads(world: World) -> None:
     world.rule(r=PLENTY)
     for key in "pq":
         await world.left.add_one(draws=[("r", key)], task="of another release")
@@ -441,7 +441,7 @@ async def test_late_jobs_are_told_by_a_claim_that_looks_twice(world: World) -> N
     assert [each.id for each in claimed.jobs] == [job]
 
 
-async def test_a_claim_that_looks_twice_says_when_what_it_closed_first_opens(world: World) -> None:
+async def test_a_claim_that_reads_twice_returns_when_the_bucket_closed_first_opens(world: World) -> None:
     world.rule(r=rate(1, per=10, burst=1), free=PLENTY)
     await world.left.add_one(draws=[("r", "z")])
     await world.left.take_one()
@@ -457,9 +457,7 @@ async def test_a_claim_that_looks_twice_says_when_what_it_closed_first_opens(wor
 
 
 @pytest.mark.parametrize("delay", [None, 1], ids=["plain", "delayed"])
-async def test_jobs_without_limits_have_half_of_the_room_whether_they_were_delayed_or_not(
-    world: World, delay: float | None
-) -> None:
+async def test_jobs_without_limits_get_half_of_the_slots_delayed_or_not(world: World, delay: float | None) -> None:
     world.rule(r=PLENTY)
     await world.left.add(20, delay=delay)
     world.clock.advance(5)
@@ -472,16 +470,14 @@ async def test_jobs_without_limits_have_half_of_the_room_whether_they_were_delay
 # -------------------------------------------------------------------------------------- arrivals, and who merges them
 
 
-async def test_more_arrivals_than_are_merged_at_once_are_all_reached(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_more_arrivals_than_one_merge_takes_are_all_merged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MERGED_AT_ONCE", 3)
     world.rule(r=rate(1, per=3600, burst=1))
     added = [await world.right.add_one(draws=[("r", str(key))]) for key in range(14)]
     assert sorted(await world.left.take_ids()) == sorted(added)
 
 
-async def test_arrivals_that_a_node_died_merging_are_looked_for_soon_and_not_in_a_busy_loop(world: World) -> None:
+async def test_arrivals_locked_by_a_dead_node_are_polled_soon_and_not_in_a_busy_loop(world: World) -> None:
     world.rule(r=rate(10))
     job = await world.left.add_one(draws=[("r", "a")])
     async with world.holding("SELECT FROM arrival FOR UPDATE"):
@@ -493,7 +489,7 @@ async def test_arrivals_that_a_node_died_merging_are_looked_for_soon_and_not_in_
     assert await world.left.take_ids() == [job]
 
 
-async def test_a_due_lane_that_somebody_holds_is_looked_at_soon(world: World) -> None:
+async def test_a_due_lane_that_is_locked_is_read_again_soon(world: World) -> None:
     world.rule(r=PLENTY)
     job = await world.left.add_one(draws=[("r", "z")])
     # A claim for another queue merges it.
@@ -523,7 +519,7 @@ async def test_a_job_committed_long_after_it_was_added_is_found_by_the_next_clai
     assert await world.left.take_ids() == [job.id]
 
 
-async def test_a_lane_that_came_in_line_below_the_floor_is_found_by_the_next_sweep(
+async def test_a_lane_committed_below_the_low_watermark_is_found_by_the_next_sweep(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(low_watermarks, "SLOW", -1)
@@ -544,7 +540,7 @@ async def test_a_lane_that_came_in_line_below_the_floor_is_found_by_the_next_swe
     assert await world.left.take_ids() == [job]
 
 
-async def test_a_merge_leaves_the_arrivals_of_a_lane_that_another_merge_makes_at_the_same_time(world: World) -> None:
+async def test_a_merge_leaves_the_arrivals_of_a_lane_that_another_merge_inserts_concurrently(world: World) -> None:
     world.rule(r=PLENTY)
     job = await world.left.add_one(draws=[("r", "z")])
     async with world.connection.transaction():
@@ -557,7 +553,7 @@ async def test_a_merge_leaves_the_arrivals_of_a_lane_that_another_merge_makes_at
     assert await world.left.take_ids() == [job]
 
 
-async def test_merges_at_the_same_time_make_each_lane_once(world: World) -> None:
+async def test_concurrent_merges_insert_each_lane_once(world: World) -> None:
     world.rule(r=PLENTY)
     jobs: list[str] = []
     for number in range(20):
@@ -586,7 +582,7 @@ async def test_a_job_committed_below_the_front_of_its_lane_is_found_once_its_arr
     assert await world.left.take_ids() == [job.id]
 
 
-async def test_older_jobs_behind_locked_ones_of_a_higher_priority_are_not_passed_over(world: World) -> None:
+async def test_older_jobs_behind_locked_ones_of_a_higher_priority_are_not_skipped(world: World) -> None:
     older = await world.right.add(2)
     world.clock.advance(1)
     await world.right.add(2, priority=5)
@@ -606,7 +602,7 @@ def floor_of_arrivals(world: World) -> int:
     return world.left.storage.driver._claimer.low_watermarks.arrivals
 
 
-async def test_an_arrival_that_is_committed_after_later_ones_were_merged_goes_with_the_next_claim(world: World) -> None:
+async def test_an_arrival_committed_after_later_ones_were_merged_is_merged_by_the_next_claim(world: World) -> None:
     world.rule(r=PLENTY)
     job = world.left.new(draws=[("r", "z")])
     session = Session(world.connection, statements_of(world.schema), is_pooled=False)
@@ -620,7 +616,7 @@ async def test_an_arrival_that_is_committed_after_later_ones_were_merged_goes_wi
     assert floor_of_arrivals(world) > floor
 
 
-async def test_an_arrival_that_somebody_had_locked_while_later_ones_were_merged_goes_with_the_next_claim(
+async def test_an_arrival_locked_while_later_ones_were_merged_is_merged_by_the_next_claim(
     world: World,
 ) -> None:
     world.rule(r=PLENTY)
@@ -630,7 +626,7 @@ async def test_an_arrival_that_somebody_had_locked_while_later_ones_were_merged_
     assert await world.left.take_ids() == [job]
 
 
-async def test_the_floor_of_arrivals_rises_beside_a_transaction_that_only_reads(world: World) -> None:
+async def test_the_low_watermark_of_arrivals_rises_while_a_transaction_only_reads(world: World) -> None:
     world.rule(r=PLENTY)
     async with world.connection.transaction(isolation="repeatable_read"):
         await world.connection.fetchval("SELECT count(*) FROM arrival")
@@ -686,7 +682,7 @@ async def test_pruning_a_job_that_holds_a_permit_and_resetting_its_bucket_do_not
     assert await world.left.permits("slots", "x") == {}
 
 
-async def test_a_node_that_is_declared_dead_in_the_middle_of_its_claim_leaves_no_job_to_nobody(world: World) -> None:
+async def test_a_node_that_is_declared_dead_during_its_claim_leaves_no_job_without_an_owner(world: World) -> None:
     world.rule(api=PLENTY)
     (id,) = await world.left.add(draws=[("api", "acme")])
     (beat,) = [node.beat for node in await world.right.storage.nodes() if node.id == world.left.node]
@@ -699,7 +695,7 @@ async def test_a_node_that_is_declared_dead_in_the_middle_of_its_claim_leaves_no
     assert await world.right.take_ids() == [id]
 
 
-async def test_what_has_expired_is_told_although_the_claim_had_to_begin_anew(world: World) -> None:
+async def test_a_claim_that_was_started_again_returns_the_expired_jobs(world: World) -> None:
     world.rule(api=PLENTY)
     (late,) = await world.left.add(expires_in=5)
     (gone, next) = await world.left.add(2, draws=[("api", "acme")])

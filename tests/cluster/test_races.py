@@ -223,7 +223,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("HEADGATE_TEST_RACE_SEEDS", "2"))))
-async def test_the_books_are_right_whatever_races(postgres_url: str, postgres_schema: str, seed: int) -> None:
+async def test_the_counts_are_right_after_all_races(postgres_url: str, postgres_schema: str, seed: int) -> None:
     world = World(postgres_url, postgres_schema, seed)
     first = world.stores[0]
     for store in world.stores:

@@ -34,7 +34,7 @@ async def nothing_is_open(app: Headgate) -> None:
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
-async def test_each_occurrence_is_enqueued_once_whoever_is_killed(
+async def test_each_occurrence_is_enqueued_once_although_workers_are_killed(
     store: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     random = Random(f"schedules {store}")

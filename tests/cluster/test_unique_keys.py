@@ -23,7 +23,7 @@ async def stored(store_user: StoreUser, new: NewJob) -> str:
 
 
 @pytest.mark.parametrize("policy", ["keep", "replace", "raise"])
-async def test_of_two_that_look_before_either_adds_one_is_stored(world: World, policy: Any) -> None:  # noqa: F811
+async def test_of_two_that_check_the_key_before_either_adds_one_is_stored(world: World, policy: Any) -> None:  # noqa: F811
     mine, other = (unique(store_user, on_conflict=policy, payload=name) for store_user, name in named_users(world))
     adding = world.after("jobs_under_keys", lambda: stored(world.right, other))
     if policy == "raise":
@@ -40,7 +40,7 @@ def named_users(world: World) -> list[tuple[StoreUser, str]]:  # noqa: F811
     return [(world.left, '"left"'), (world.right, '"right"')]
 
 
-async def test_a_job_that_is_added_and_claimed_after_the_look_is_seen_as_running(world: World) -> None:  # noqa: F811
+async def test_a_job_that_is_added_and_claimed_after_the_check_is_found_running(world: World) -> None:  # noqa: F811
     """Its key is free in the index when the insertion comes to it: only a later look can see the job that runs."""
     mine, other = unique(world.left), unique(world.right)
 
@@ -55,7 +55,7 @@ async def test_a_job_that_is_added_and_claimed_after_the_look_is_seen_as_running
     assert await world.left.storage.job(mine.id) is None
 
 
-async def test_a_job_that_is_claimed_while_it_is_to_be_replaced_is_followed(world: World) -> None:  # noqa: F811
+async def test_a_job_that_is_claimed_while_it_is_replaced_gets_a_successor(world: World) -> None:  # noqa: F811
     first = await stored(world.left, unique(world.left, payload="1"))
     claiming = world.after("jobs_under_keys", world.right.take_one)
     successor = await stored(world.left, unique(world.left, on_conflict="replace", payload="2"))
@@ -68,7 +68,7 @@ async def test_a_job_that_is_claimed_while_it_is_to_be_replaced_is_followed(worl
 
 
 @pytest.mark.parametrize("gated", [False, True])
-async def test_a_job_that_is_replaced_while_it_is_claimed_starts_with_what_came_last(
+async def test_a_job_that_is_replaced_while_it_is_claimed_starts_with_the_last_arguments(
     world: World,  # noqa: F811
     gated: bool,
 ) -> None:
@@ -83,7 +83,7 @@ async def test_a_job_that_is_replaced_while_it_is_claimed_starts_with_what_came_
     assert [(job.id, job.payload) for job in started] == [(first, "2")]
 
 
-async def test_a_running_job_that_ends_while_it_is_to_be_followed_is_followed_by_nobody(
+async def test_a_running_job_that_ends_while_a_successor_is_added_has_no_successor(
     world: World,  # noqa: F811
 ) -> None:
     first = await stored(world.left, unique(world.left))
@@ -95,7 +95,7 @@ async def test_a_running_job_that_ends_while_it_is_to_be_followed_is_followed_by
     assert [job.payload for job in await world.left.take()] == ["2"]
 
 
-async def test_a_running_job_that_is_to_be_tried_again_while_it_is_followed_is_replaced_instead(
+async def test_a_running_job_that_is_retried_while_a_successor_is_added_is_replaced(
     world: World,  # noqa: F811
 ) -> None:
     first = await stored(world.left, unique(world.left))
@@ -106,7 +106,7 @@ async def test_a_running_job_that_is_to_be_tried_again_while_it_is_followed_is_r
     assert [job.payload for job in await world.left.take()] == ["2"]
 
 
-async def test_a_job_that_is_to_be_tried_again_gives_way_to_the_one_that_came_to_follow_it_meanwhile(
+async def test_a_retried_job_yields_to_the_successor_that_was_added_meanwhile(
     world: World,  # noqa: F811
 ) -> None:
     first = await stored(world.left, unique(world.left))
@@ -119,7 +119,7 @@ async def test_a_job_that_is_to_be_tried_again_gives_way_to_the_one_that_came_to
     assert [(job.id, job.payload) for job in await world.left.take()] == [(new.id, "2")]
 
 
-async def test_a_job_that_vanishes_between_being_met_and_being_looked_at_is_in_nobodys_way(
+async def test_a_job_that_is_deleted_between_two_reads_blocks_no_enqueue(
     world: World,  # noqa: F811
 ) -> None:
     other = unique(world.right)
@@ -134,7 +134,7 @@ async def test_a_job_that_vanishes_between_being_met_and_being_looked_at_is_in_n
     await going
 
 
-async def test_a_final_job_that_is_to_wait_again_while_another_comes_is_refused(world: World) -> None:  # noqa: F811
+async def test_a_retry_of_a_final_job_is_refused_while_another_job_gets_its_key(world: World) -> None:  # noqa: F811
     first = await stored(world.left, unique(world.left))
     await world.left.fail(await world.left.take_one())
     other = unique(world.right)
@@ -152,7 +152,7 @@ async def test_a_final_job_that_is_to_wait_again_while_another_comes_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-async def test_under_a_storm_one_waits_under_each_key_and_what_came_last_ran(
+async def test_under_load_one_job_waits_for_each_key_and_the_last_arguments_run(
     postgres_url: str, postgres_schema: str
 ) -> None:
     """Eight producers replace and keep under few keys while workers in other processes run them, and some fail."""
@@ -164,7 +164,7 @@ async def test_under_a_storm_one_waits_under_each_key_and_what_came_last_ran(
     assert storm.accepted > 100
 
 
-async def test_replacing_many_jobs_at_once_in_any_order_ends(world: World) -> None:  # noqa: F811
+async def test_concurrent_replacements_in_any_order_do_not_deadlock(world: World) -> None:  # noqa: F811
     world.rule(r=at_once(1000))
     keys = [f"k{number}" for number in range(10)]
 

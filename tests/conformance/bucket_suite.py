@@ -126,7 +126,7 @@ class BucketStoreConformance:
         drawn = bucket(rule)
         assert [(await store.take(drawn)).granted for _ in range(5)] == [1, 1, 1, 0, 0]
 
-    async def test_a_refusal_says_when_the_next_one_may_go(self, store: BucketStore) -> None:
+    async def test_a_denial_says_when_the_next_start_is_possible(self, store: BucketStore) -> None:
         drawn = bucket(strict(1))
         first = await store.take(drawn)
         refused = await store.take(drawn)
@@ -139,7 +139,7 @@ class BucketStoreConformance:
         refused = [await store.take(drawn, 2) for _ in range(20)]
         assert {answer.opens_at for answer in refused} == {first.now + HOUR}
 
-    async def test_a_start_may_go_at_exactly_the_instant_that_was_promised(self, store: BucketStore) -> None:
+    async def test_a_start_is_granted_at_exactly_the_predicted_instant(self, store: BucketStore) -> None:
         drawn = bucket(strict(1, per=0.2))
         await store.take(drawn)
         refused = await store.take(drawn)
@@ -158,7 +158,7 @@ class BucketStoreConformance:
         assert (await store.take(bucket(strict(1)))).granted == 1
         assert (await store.take(bucket(strict(1)))).granted == 1
 
-    async def test_no_two_names_are_taken_for_one(self, store: BucketStore) -> None:
+    async def test_two_names_never_share_a_bucket(self, store: BucketStore) -> None:
         limit = f"named-{uuid4()}"
         pairs = [
             (limit, "a:b"),
@@ -179,14 +179,14 @@ class BucketStoreConformance:
             assert (await store.take(bucket(strict(1), key, name))).granted == 0, (name, key)
 
     @pytest.mark.parametrize("rule", [strict(10), rate(10)])
-    async def test_a_costly_start_takes_as_much_as_it_weighs(self, store: BucketStore, rule: AnyRule) -> None:
+    async def test_a_costly_start_takes_its_cost(self, store: BucketStore, rule: AnyRule) -> None:
         drawn = bucket(rule)
         assert (await store.take(drawn, 7)).available == 3
         assert (await store.take(drawn, 4)).granted == 0
         assert (await store.take(drawn, 3)).granted == 1
 
     @pytest.mark.parametrize("rule", [strict(3), rate(9, burst=3)])
-    async def test_what_could_never_go_is_an_error_and_consumes_nothing(
+    async def test_a_cost_above_the_capacity_is_an_error_and_consumes_nothing(
         self, store: BucketStore, rule: AnyRule
     ) -> None:
         drawn = bucket(rule)
@@ -210,7 +210,7 @@ class BucketStoreConformance:
         answer = await store.take(drawn, 4, count=3)
         assert (answer.granted, answer.available) == (2, 2)
 
-    async def test_an_answer_says_what_is_left_and_when_all_is_back(self, store: BucketStore) -> None:
+    async def test_an_answer_says_what_is_left_and_when_the_bucket_is_full_again(self, store: BucketStore) -> None:
         drawn = bucket(rate(4, per=3600))
         first = await store.take(drawn)
         assert first.available == 3
@@ -230,12 +230,12 @@ class BucketStoreConformance:
         # 6 minutes apart, less the moment between the two calls.
         assert 0 < refused.opens_at - refused.now <= HOUR // 10
 
-    async def test_limit_time_never_goes_back(self, store: BucketStore) -> None:
+    async def test_limit_time_never_decreases(self, store: BucketStore) -> None:
         drawn = bucket(rate(1000))
         instants = [(await store.take(drawn)).now for _ in range(50)]
         assert instants == sorted(instants)
 
-    async def test_a_saturated_bucket_is_used_to_the_full_and_never_beyond(self, store: BucketStore) -> None:
+    async def test_a_saturated_bucket_is_used_fully_and_never_exceeded(self, store: BucketStore) -> None:
         drawn = bucket(strict(4, per=0.1))
         granted: list[int] = []
         while len(granted) < 20:
@@ -300,7 +300,7 @@ class BucketStoreConformance:
         assert again.opens_at == first.opens_at
         assert other.opens_at == first.opens_at + HOUR
 
-    async def test_nobody_goes_before_those_who_booked(self, store: BucketStore) -> None:
+    async def test_no_start_is_granted_before_those_that_are_reserved(self, store: BucketStore) -> None:
         drawn = bucket(rate(1))
         await store.take(drawn)
         booked = await store.reserve(drawn, id="a")
@@ -309,7 +309,7 @@ class BucketStoreConformance:
         assert refused.opens_at == booked.opens_at + HOUR
 
     @pytest.mark.parametrize("rule", [strict(2), rate(2)])
-    async def test_reservations_are_given_back_newest_first(self, store: BucketStore, rule: AnyRule) -> None:
+    async def test_reservations_are_returned_newest_first(self, store: BucketStore, rule: AnyRule) -> None:
         drawn = bucket(rule)
         await store.take(drawn, 2)
         first = await store.reserve(drawn, id="a")
@@ -320,7 +320,7 @@ class BucketStoreConformance:
         assert await store.cancel(drawn, id="a") is True
         assert (await store.take(drawn)).opens_at == first.opens_at
 
-    async def test_what_counted_before_a_cancelled_reservation_counts_again(self, store: BucketStore) -> None:
+    async def test_the_starts_before_a_cancelled_reservation_count_again(self, store: BucketStore) -> None:
         drawn = bucket(strict(3))
         await store.take(drawn, 2)
         await store.reserve(drawn, 2, id="a")
@@ -329,7 +329,7 @@ class BucketStoreConformance:
         assert (await store.take(drawn, 2)).granted == 0
         assert (await store.take(drawn)).granted == 1
 
-    async def test_a_cancelled_id_may_book_anew(self, store: BucketStore) -> None:
+    async def test_a_cancelled_id_may_book_again(self, store: BucketStore) -> None:
         drawn = bucket(strict(1))
         await store.take(drawn)
         slot = (await store.reserve(drawn, id="a")).opens_at
@@ -343,7 +343,7 @@ class BucketStoreConformance:
         assert await store.cancel(drawn, id="now") is False
         assert (await store.take(drawn)).granted == 0
 
-    async def test_cancelling_what_was_never_booked_does_nothing(self, store: BucketStore) -> None:
+    async def test_cancelling_an_unknown_reservation_does_nothing(self, store: BucketStore) -> None:
         drawn = bucket(strict(1))
         assert await store.cancel(drawn, id="never") is False
         assert (await store.take(drawn)).granted == 1
@@ -351,7 +351,7 @@ class BucketStoreConformance:
     # ------------------------------------------------------------------------------------------------ amendments
 
     @pytest.mark.parametrize("rule", [strict(10), rate(10)])
-    async def test_a_settled_cost_is_charged_or_given_back(self, store: BucketStore, rule: AnyRule) -> None:
+    async def test_a_settled_cost_is_charged_or_returned(self, store: BucketStore, rule: AnyRule) -> None:
         drawn = bucket(rule)
         taken = await store.take(drawn, 4)
         await store.amend(drawn, taken.now, 4, taken.now, 1)
@@ -366,7 +366,7 @@ class BucketStoreConformance:
         await store.amend(drawn, taken.now, 1, taken.now, 0)
         assert (await store.take(drawn, 3)).granted == 1
 
-    async def test_a_cost_that_is_settled_after_the_bucket_was_forgotten_is_charged(self, store: BucketStore) -> None:
+    async def test_a_cost_that_is_settled_after_the_bucket_was_evicted_is_charged(self, store: BucketStore) -> None:
         drawn = bucket(rate(3600, burst=3600))
         first = await store.take(drawn)
         await self.elapse(store, 1.1)
@@ -375,7 +375,7 @@ class BucketStoreConformance:
         left = await store.take(drawn)
         assert left.available <= (left.now - first.now) // SECOND
 
-    async def test_a_start_that_never_happened_is_not_charged_to_a_forgotten_bucket(self, store: BucketStore) -> None:
+    async def test_a_start_that_never_happened_is_not_charged_to_an_evicted_bucket(self, store: BucketStore) -> None:
         drawn = bucket(rate(3600, burst=3600))
         first = await store.take(drawn)
         await self.elapse(store, 1.1)
@@ -437,7 +437,7 @@ class BucketStoreConformance:
         assert about((await store.take(drawn)).opens_at, first.now + 3 * HOUR)
 
     @pytest.mark.parametrize("rule", [strict(1), rate(1)])
-    async def test_a_bucket_that_its_rule_closes_for_longer_opens_when_that_says(
+    async def test_a_bucket_that_its_rule_closes_for_longer_than_a_penalty_opens_by_its_rule(
         self, store: BucketStore, rule: AnyRule
     ) -> None:
         drawn = bucket(rule)
@@ -457,7 +457,7 @@ class BucketStoreConformance:
         assert (await store.snapshot(drawn)).used == 0
         assert about((await store.reserve(drawn, id="b")).opens_at, slot)
 
-    async def test_what_is_booked_of_a_penalised_bucket_begins_when_it_opens(self, store: BucketStore) -> None:
+    async def test_reservations_of_a_penalised_bucket_begin_when_it_opens(self, store: BucketStore) -> None:
         drawn = bucket(strict(1))
         before = await store.reserve(drawn, id="before")
         await store.penalize(drawn, 2 * HOUR)
@@ -473,7 +473,7 @@ class BucketStoreConformance:
         assert (await store.take(drawn, id="a")).granted == 1
         assert (await store.take(drawn, id="b")).granted == 0
 
-    async def test_what_is_given_back_does_not_open_a_penalised_bucket(self, store: BucketStore) -> None:
+    async def test_a_returned_permit_does_not_open_a_penalised_bucket(self, store: BucketStore) -> None:
         drawn = bucket(rate(1))
         taken = await store.take(drawn)
         await store.penalize(drawn, HOUR)
@@ -514,7 +514,7 @@ class BucketStoreConformance:
         look = await store.snapshot(bucket(rate(7)))
         assert (look.used, look.available) == (0, 7)
 
-    async def test_a_reset_bucket_is_as_good_as_new(self, store: BucketStore) -> None:
+    async def test_a_reset_bucket_has_its_full_budget(self, store: BucketStore) -> None:
         drawn = bucket(strict(2))
         other = with_key(drawn, "globex")
         await store.take(drawn, 2, id="a")

@@ -94,7 +94,7 @@ async def test_a_batch_that_holds_a_permit_although_it_is_gone_is_found(store: O
     assert f"is held by batch {batch}" in found
 
 
-async def test_a_bucket_that_waits_for_a_permit_which_nobody_holds_is_found(store: Overwritable) -> None:
+async def test_a_bucket_that_waits_for_a_permit_without_a_holder_is_found(store: Overwritable) -> None:
     store_user = store.store_user
     await hold(store_user, 1)
     (job,) = await store_user.take()
@@ -107,7 +107,7 @@ async def test_a_bucket_that_waits_for_a_permit_which_nobody_holds_is_found(stor
     assert "opens when a permit is returned, but has no holder" in found
 
 
-async def test_a_paused_bucket_waits_for_nobodys_permit(store: Overwritable) -> None:
+async def test_a_paused_bucket_without_holders_is_not_a_contradiction(store: Overwritable) -> None:
     store_user = store.store_user
     await store_user.add(2, draws=MUTEX)
     job = await store_user.take_one()

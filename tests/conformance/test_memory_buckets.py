@@ -37,7 +37,7 @@ class TestMemoryBuckets(BucketStoreConformance):
         store.clock.advance(seconds)
 
 
-async def test_an_answer_is_remembered_for_a_period_and_no_longer(store: MemoryBuckets, clock: ManualClock) -> None:
+async def test_an_answer_is_stored_for_one_period(store: MemoryBuckets, clock: ManualClock) -> None:
     drawn = Bucket("rate", "acme", StrictRate("2/m", margin=0).rule)
     await store.take(drawn, id="a")
     clock.advance(59.999999)
@@ -60,7 +60,7 @@ async def test_limit_time_begins_at_wall_time_and_ignores_its_steps(clock: Manua
     assert (await store.take(drawn)).now == start + SECOND
 
 
-async def test_a_flood_of_new_keys_never_frees_an_exhausted_one(store: MemoryBuckets, clock: ManualClock) -> None:
+async def test_many_new_keys_never_evict_an_exhausted_one(store: MemoryBuckets, clock: ManualClock) -> None:
     rule = RateLimit(1, per=3600).rule
     assert (await store.take(Bucket("rate", "exhausted", rule))).granted == 1
     for number in range(20_000):
@@ -69,7 +69,7 @@ async def test_a_flood_of_new_keys_never_frees_an_exhausted_one(store: MemoryBuc
     assert (await store.take(Bucket("rate", "exhausted", rule))).granted == 0
 
 
-async def test_memory_follows_the_active_keys(store: MemoryBuckets, clock: ManualClock) -> None:
+async def test_memory_is_proportional_to_the_active_keys(store: MemoryBuckets, clock: ManualClock) -> None:
     rule = RateLimit(1, per=1).rule
     most = 0
     for number in range(50_000):
@@ -80,9 +80,7 @@ async def test_memory_follows_the_active_keys(store: MemoryBuckets, clock: Manua
     assert most < 400
 
 
-async def test_a_single_busy_key_is_enough_to_have_the_idle_ones_forgotten(
-    store: MemoryBuckets, clock: ManualClock
-) -> None:
+async def test_one_busy_key_is_enough_to_evict_the_idle_ones(store: MemoryBuckets, clock: ManualClock) -> None:
     rule = RateLimit(1, per=1).rule
     for number in range(10_000):
         await store.take(Bucket("rate", f"visitor-{number}", rule))
@@ -93,7 +91,7 @@ async def test_a_single_busy_key_is_enough_to_have_the_idle_ones_forgotten(
     assert len(store) == 1
 
 
-async def test_no_single_call_forgets_many(store: MemoryBuckets, clock: ManualClock) -> None:
+async def test_no_single_call_evicts_many(store: MemoryBuckets, clock: ManualClock) -> None:
     rule = RateLimit(1, per=1).rule
     for number in range(10_000):
         await store.take(Bucket("rate", f"visitor-{number}", rule))
@@ -118,7 +116,7 @@ async def test_a_bucket_that_starts_empty_is_not_new_again_when_it_is_full(
     assert taken.full_at == taken.now + SECOND
 
 
-async def test_a_bucket_left_empty_by_a_refund_is_forgotten(store: MemoryBuckets, clock: ManualClock) -> None:
+async def test_a_bucket_left_empty_by_a_refund_is_evicted(store: MemoryBuckets, clock: ManualClock) -> None:
     rule = StrictRate("1/m").rule
     drawn = Bucket("strict", "acme", rule)
     taken = await store.take(drawn)
@@ -129,7 +127,7 @@ async def test_a_bucket_left_empty_by_a_refund_is_forgotten(store: MemoryBuckets
     assert (await store.take(drawn)).granted == 1
 
 
-async def test_what_is_settled_after_the_bucket_was_forgotten_still_counts(
+async def test_a_cost_settled_after_the_bucket_was_evicted_still_counts(
     store: MemoryBuckets, clock: ManualClock
 ) -> None:
     rule = RateLimit("60/m").rule

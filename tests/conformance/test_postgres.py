@@ -26,7 +26,7 @@ class TestPostgresStorage(StorageConformance):
         yield storage
         await storage.close()
 
-    async def test_a_node_is_told_of_what_has_arrived_until_it_is_merged(self, store_user: StoreUser) -> None:
+    async def test_arrivals_wake_nodes_until_they_are_merged(self, store_user: StoreUser) -> None:
         """The fault: where a notification was lost, a job was found by the next poll, which is five seconds apart."""
         assert not (await store_user.storage.upkeep()).has_arrived
         await store_user.add()
@@ -35,7 +35,7 @@ class TestPostgresStorage(StorageConformance):
         assert not (await store_user.storage.upkeep()).has_arrived
         await store_user.succeed(job)
 
-    async def test_what_is_noted_of_removed_schedules_is_forgotten(
+    async def test_rows_about_removed_schedules_are_deleted(
         self, store_user: StoreUser, clock: ManualClock, postgres_url: str, postgres_schema: str
     ) -> None:
         """The fault: jobs that ended after their schedule was removed left a row each that nobody ever deleted."""

@@ -40,7 +40,7 @@ def in_own_boot(folder: Path) -> tuple[str, ...]:
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("kind", ["processes", "boot"])
-async def test_healthy_nodes_in_other_containers_keep_their_jobs(
+async def test_nodes_in_other_containers_keep_their_jobs(
     kind: str, database: Path, tmp_path: Path, children: Children
 ) -> None:
     command = in_own_processes() if kind == "processes" else in_own_boot(tmp_path)

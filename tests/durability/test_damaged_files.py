@@ -41,7 +41,7 @@ async def test_a_text_file_is_refused(database: Path) -> None:
     await refuse(database, "is not a SQLite database")
 
 
-async def test_another_programs_database_is_refused(database: Path) -> None:
+async def test_the_database_of_another_program_is_refused(database: Path) -> None:
     with sqlite3.connect(database) as connection:
         connection.execute("PRAGMA application_id = 252006674")
         connection.execute("CREATE TABLE precious (x)")
@@ -51,7 +51,7 @@ async def test_another_programs_database_is_refused(database: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
 @pytest.mark.parametrize("name", ["plain.db", "what?.db", "a#b.db", "50%20.db", "with space.db"])
-async def test_another_programs_database_without_an_application_id_is_refused(
+async def test_the_database_of_another_program_without_an_application_id_is_refused(
     tmp_path: Path, name: str, mode: str
 ) -> None:
     path = tmp_path / name
@@ -67,7 +67,7 @@ async def test_another_programs_database_without_an_application_id_is_refused(
     connection.close()
 
 
-async def test_another_programs_database_that_is_in_use_is_refused(database: Path) -> None:
+async def test_the_database_of_another_program_that_is_in_use_is_refused(database: Path) -> None:
     connection = sqlite3.connect(database)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("CREATE TABLE precious (x)")
@@ -127,7 +127,7 @@ async def test_a_process_that_died_before_its_first_table_leaves_a_file_that_ope
     await fill(database, 3)
 
 
-async def test_a_file_that_is_ours_only_by_its_log_opens(database: Path, tmp_path: Path) -> None:
+async def test_a_database_whose_tables_are_only_in_its_log_opens(database: Path, tmp_path: Path) -> None:
     await fill(database, 3)
     other = tmp_path / "copy.db"
     async with open_store(tmp_path / "new.db") as storage:

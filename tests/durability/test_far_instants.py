@@ -16,7 +16,7 @@ from tests.until import until
 
 
 @pytest.mark.parametrize("raised", [RateLimited(timedelta.max), Snooze(timedelta.max), Snooze(1e15)])
-async def test_a_handler_that_names_an_instant_beyond_all_time_does_not_end_its_worker(
+async def test_a_handler_with_an_instant_out_of_range_does_not_end_its_worker(
     raised: Exception, database: Path
 ) -> None:
     app = Headgate(f"sqlite:///{database}")
@@ -52,7 +52,7 @@ def store(request: pytest.FixtureRequest, database: Path) -> dict[str, Any]:
     return {"url": "memory://" if request.param == "memory" else f"sqlite:///{database}"}
 
 
-async def test_the_longest_times_that_are_accepted_do_not_end_a_worker(store: dict[str, Any]) -> None:
+async def test_the_longest_accepted_times_do_not_end_a_worker(store: dict[str, Any]) -> None:
     app = Headgate(**store, retention="5200w", grace=1)
 
     @app.task(
@@ -86,7 +86,7 @@ async def test_the_longest_times_that_are_accepted_do_not_end_a_worker(store: di
         assert await (await call.enqueue("umbrella")).result(timeout="10s") == "umbrella"
 
 
-async def test_a_job_whose_turn_comes_after_the_last_instant_is_shown_with_that(store: dict[str, Any]) -> None:
+async def test_a_start_predicted_beyond_the_last_instant_is_shown_as_the_last_instant(store: dict[str, Any]) -> None:
     app = Headgate(**store)
 
     @app.task(limits=[StrictRate("1/5200w")])

@@ -56,7 +56,7 @@ async def test_an_enqueue_that_finds_the_disk_full_leaves_nothing_behind(databas
         assert [job.id for job in large if await storage.job(job.id) is None] == []
 
 
-async def test_one_large_write_that_finds_the_disk_full_does_not_take_small_ones_with_it_for_good(
+async def test_one_large_write_on_a_full_disk_does_not_block_small_ones_for_ever(
     database: Path,
 ) -> None:
     now = SystemClock().now()
@@ -72,7 +72,7 @@ async def test_one_large_write_that_finds_the_disk_full_does_not_take_small_ones
         assert len((await storage.claim(claim_for())).jobs) == 1
 
 
-async def test_a_finish_that_finds_the_disk_full_is_repeated_until_there_is_room(database: Path) -> None:
+async def test_an_ending_on_a_full_disk_is_repeated_until_there_is_room(database: Path) -> None:
     storage = SqliteStorage(database, SystemClock())
     app = Headgate(storage=storage)
     runs: list[int] = []
@@ -122,7 +122,5 @@ async def test_a_write_that_fails_half_way_is_undone(tmp_path: Path, children: C
 
 @pytest.mark.timeout(40)
 @pytest.mark.slow
-async def test_opening_where_nothing_more_can_be_written_is_told_and_can_be_repeated(
-    tmp_path: Path, children: Children
-) -> None:
+async def test_opening_on_a_full_disk_is_reported_and_can_be_repeated(tmp_path: Path, children: Children) -> None:
     await run(children, "open when no more can be written", tmp_path)

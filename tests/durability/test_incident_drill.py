@@ -26,7 +26,7 @@ def has_small_disks() -> bool:
 
 @pytest.mark.timeout(120)
 @pytest.mark.slow
-async def test_nothing_is_lost_and_the_operator_sees_why_each_job_is_where_it_is(
+async def test_no_job_is_lost_and_the_operator_sees_the_reason_of_each_state(
     tmp_path: Path, children: Children
 ) -> None:
     disk = tmp_path / "disk"

@@ -131,7 +131,7 @@ async def test_a_worker_on_postgres_outlives_a_handler_that_leaks_files(
     await check(postgres.url, children, tmp_path)
 
 
-def test_a_process_that_can_open_no_files_takes_no_other_for_ended() -> None:
+def test_a_process_that_cannot_open_files_declares_no_other_dead() -> None:
     started = process_started(os.getpid())
     assert started
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

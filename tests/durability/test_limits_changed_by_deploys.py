@@ -125,7 +125,7 @@ async def test_an_old_worker_that_runs_beside_the_new_one_starts_nothing_under_t
     assert len(world.started) == 3
 
 
-async def test_the_backlog_flows_when_a_deploy_removes_a_limit(world: World) -> None:
+async def test_the_backlog_starts_when_a_deploy_removes_a_limit(world: World) -> None:
     older, newer = world.release(TWO_AN_HOUR), world.release()
     await world.enqueue(older, 1000)
     async with older:

@@ -45,7 +45,9 @@ async def until_it_is_noticed(storage: SqliteStorage) -> None:
 
 
 @pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log])
-async def test_a_lost_file_is_noticed_and_every_verb_says_so(loss: Callable[[Path], None], database: Path) -> None:
+async def test_a_deleted_file_is_noticed_and_every_operation_raises(
+    loss: Callable[[Path], None], database: Path
+) -> None:
     async with open_store(database) as storage:
         await storage.add([new_job(now=1)])
         loss(database)
@@ -79,7 +81,7 @@ async def test_a_lost_file_is_noticed_and_every_verb_says_so(loss: Callable[[Pat
 
 
 @pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log])
-async def test_nothing_is_accepted_into_a_file_that_was_lost_a_moment_ago(
+async def test_no_job_is_accepted_into_a_file_that_was_just_deleted(
     loss: Callable[[Path], None], database: Path
 ) -> None:
     app = Headgate(f"sqlite:///{database}")
@@ -95,7 +97,7 @@ async def test_nothing_is_accepted_into_a_file_that_was_lost_a_moment_ago(
                 await work.enqueue()
 
 
-async def test_a_file_that_only_a_link_leads_to_is_watched_all_the_same(tmp_path: Path) -> None:
+async def test_a_file_behind_a_symbolic_link_is_watched_too(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()
     link = tmp_path / "link.db"

@@ -129,7 +129,7 @@ async def test_a_refused_start_whose_reply_was_lost_is_refused_again_and_keeps_i
     assert gate.published == [b"a"]
 
 
-async def test_concurrent_starts_with_lost_replies_never_exceed_the_limit_nor_waste_it(gate: Gate) -> None:
+async def test_concurrent_starts_with_lost_replies_use_exactly_the_limit(gate: Gate) -> None:
     limit = StrictRate("20/h")
     place = await gate.at(limit)
     started = 0

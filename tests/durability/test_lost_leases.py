@@ -70,7 +70,7 @@ async def test_a_worker_frozen_between_its_claim_and_the_start_starts_nothing_th
         assert {visit.pid for visit in visits} == {other.pid}
 
 
-async def test_a_worker_that_is_frozen_inside_of_a_mutex_leaves_it_when_it_goes_on(
+async def test_a_worker_that_was_stopped_inside_a_mutex_leaves_it_when_it_resumes(
     url: str, children: Children, tmp_path: Path
 ) -> None:
     """While it is frozen it cannot; whom it calls can tell its token from that of the later holder."""
@@ -159,7 +159,7 @@ async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
         assert most_inside(read_visits(ledger)) == 1
 
 
-async def test_a_worker_kept_from_writing_to_its_file_hands_back_what_holds_a_mutex(
+async def test_a_worker_that_cannot_write_to_its_file_returns_the_job_that_holds_a_mutex(
     database: Path, children: Children, tmp_path: Path
 ) -> None:
     """Nobody else can write either, so nobody has taken the job: its attempt is not spent."""

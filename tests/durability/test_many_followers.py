@@ -159,7 +159,7 @@ async def test_a_leader_that_fails_has_its_100_000_followers_cancelled_beside_ot
         assert (await follower.status()).state is JobState.CANCELLED
 
 
-async def test_what_a_process_that_ended_has_not_released_another_one_releases(store: Store) -> None:
+async def test_followers_that_a_dead_process_has_not_released_are_released_by_another(store: Store) -> None:
     crowd, other = Crowd(store.url), Crowd(store.url)
     async with crowd.app.open():
         leader, _ = await crowd.enqueue(store, count=SOME)
@@ -188,7 +188,7 @@ async def test_a_job_and_100_000_that_follow_it_are_stored_in_one_commit(postgre
         assert await Store(postgres.url).count("blocked") == MANY
 
 
-async def test_a_follower_that_is_left_is_explained(store: Store) -> None:
+async def test_explain_describes_a_follower_that_is_not_released_yet(store: Store) -> None:
     crowd = Crowd(store.url)
     async with crowd.app.open():
         leader, follower = await crowd.enqueue(store, count=SOME)

@@ -94,7 +94,7 @@ APP = """
 """
 
 
-async def test_the_permit_of_a_worker_that_was_killed_comes_back_and_its_job_goes_first(tmp_path: Path) -> None:
+async def test_the_permit_of_a_killed_worker_is_returned_and_its_job_starts_first(tmp_path: Path) -> None:
     (tmp_path / "jobs_app.py").write_text(textwrap.dedent(APP))
     app = Headgate(f"sqlite:///{tmp_path}/jobs.db")
 
@@ -124,7 +124,7 @@ async def test_the_permit_of_a_worker_that_was_killed_comes_back_and_its_job_goe
     assert lines == ["first begins", "first begins", "first ends", "second begins", "second ends"]
 
 
-async def test_ten_thousand_jobs_behind_a_mutex_are_handed_on_in_order_by_a_real_engine(tmp_path: Path) -> None:
+async def test_a_real_engine_runs_ten_thousand_jobs_behind_a_mutex_in_order(tmp_path: Path) -> None:
     """As many as there is time for: what counts is the order, and that a release is followed by the next start."""
     app = Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
     order: list[int] = []

@@ -31,9 +31,7 @@ async def status_of(url: str, folder: Path) -> tuple[int, str]:
     return child.returncode, " ".join(output.decode().split())
 
 
-async def test_whoever_locks_the_tables_is_named_by_the_status_that_he_keeps_waiting(
-    postgres: PostgresServer, tmp_path: Path
-) -> None:
+async def test_status_names_the_session_that_locks_its_tables(postgres: PostgresServer, tmp_path: Path) -> None:
     storage = PostgresStorage(postgres.url, SystemClock())
     await storage.open()
     await storage.close()
@@ -48,7 +46,7 @@ async def test_whoever_locks_the_tables_is_named_by_the_status_that_he_keeps_wai
         assert f"pid {side.get_server_pid()}" in output
 
 
-async def test_a_transaction_that_is_long_open_is_shown_if_it_keeps_dead_rows(postgres: PostgresServer) -> None:
+async def test_a_long_transaction_is_shown_if_it_keeps_dead_rows(postgres: PostgresServer) -> None:
     storage = PostgresStorage(postgres.url, SystemClock())
     await storage.open()
     async with session_at(postgres.url) as harmless, session_at(postgres.url) as side, asyncio.timeout(30):

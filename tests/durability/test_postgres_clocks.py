@@ -31,7 +31,7 @@ class WrongClock(SystemClock):
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
-async def test_a_worker_whose_clock_is_an_hour_off_starts_jobs_when_they_are_due(
+async def test_a_worker_with_a_clock_off_by_an_hour_starts_jobs_when_they_are_due(
     postgres: PostgresServer, ahead: int
 ) -> None:
     here, there = Work(postgres.url), Work(postgres.url, clock=WrongClock(ahead))
@@ -50,7 +50,7 @@ async def test_a_worker_whose_clock_is_an_hour_off_starts_jobs_when_they_are_due
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
-async def test_a_job_delayed_by_an_app_whose_clock_is_an_hour_off_is_delayed_by_what_it_said(
+async def test_a_delay_by_an_app_with_a_clock_off_by_an_hour_has_the_right_length(
     postgres: PostgresServer, ahead: int
 ) -> None:
     here, there = Work(postgres.url, clock=WrongClock(ahead)), Work(postgres.url)
@@ -62,7 +62,7 @@ async def test_a_job_delayed_by_an_app_whose_clock_is_an_hour_off_is_delayed_by_
         assert 1.4 < time.monotonic() - began < 3.5
 
 
-async def test_nodes_whose_clocks_are_two_hours_apart_take_neither_for_dead_and_share_a_budget_exactly(
+async def test_nodes_with_clocks_two_hours_apart_declare_none_dead_and_share_a_budget(
     postgres: PostgresServer,
 ) -> None:
     fast, slow = Work(postgres.url, clock=WrongClock(HOUR)), Work(postgres.url, clock=WrongClock(-HOUR))

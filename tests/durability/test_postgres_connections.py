@@ -51,7 +51,7 @@ async def sessions_of_apps(postgres: PostgresServer) -> int:
     return int(await ask(postgres.url, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headgate'"))
 
 
-async def test_a_silent_connection_is_given_up_on_in_time_and_the_work_goes_on(
+async def test_a_silent_connection_is_closed_in_time_and_the_work_continues(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "COMMAND_TIMEOUT", 1.0)
@@ -71,7 +71,7 @@ async def test_a_silent_connection_is_given_up_on_in_time_and_the_work_goes_on(
             assert there.again == []
 
 
-async def test_a_listener_that_hears_nothing_any_more_is_noticed_and_jobs_are_found_meanwhile(
+async def test_a_silent_listener_is_detected_and_jobs_are_found_by_polling_meanwhile(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wake_ups, "WATCHDOG", 0.5)
@@ -100,7 +100,7 @@ async def test_a_listener_that_hears_nothing_any_more_is_noticed_and_jobs_are_fo
                     pass
 
 
-async def test_a_storm_of_resets_loses_nothing_and_ends_nothing_twice(postgres: PostgresServer) -> None:
+async def test_many_connection_resets_lose_no_job_and_end_none_twice(postgres: PostgresServer) -> None:
     async with Wire.to(postgres.port) as wire:
         work = Work(postgres.url_at(wire.port))
         async with work.app:
@@ -137,7 +137,7 @@ async def test_a_server_that_refuses_connections_is_not_asked_in_a_busy_loop(pos
             await work.has_run(await work.gated.enqueue("acme"), timeout=BACK)
 
 
-async def test_sessions_that_an_operator_ends_all_the_time_lose_nothing(postgres: PostgresServer) -> None:
+async def test_terminating_sessions_all_the_time_loses_no_job(postgres: PostgresServer) -> None:
     work = Work(postgres.url)
     async with work.app:
         await count_endings(postgres.url)
@@ -219,7 +219,7 @@ async def test_a_server_without_room_for_connections_is_waited_for(tmp_path: Pat
         await operator.close()
 
 
-async def test_a_node_lives_with_fewer_connections_than_it_would_like(tmp_path: Path) -> None:
+async def test_a_node_works_with_fewer_connections_than_configured(tmp_path: Path) -> None:
     with server_in(tmp_path, "max_connections=7", "superuser_reserved_connections=1") as server:
         operator = await asyncpg.connect(server.url)
         await operator.execute("CREATE ROLE guest LOGIN; GRANT ALL ON DATABASE postgres TO guest")
@@ -236,7 +236,7 @@ async def test_a_node_lives_with_fewer_connections_than_it_would_like(tmp_path: 
             await each.close()
 
 
-async def test_a_notification_that_was_lost_delays_a_job_by_one_look(postgres: PostgresServer) -> None:
+async def test_a_notification_that_was_lost_delays_a_job_by_one_poll(postgres: PostgresServer) -> None:
     here = Work(postgres.url)
     async with here.app.open():
         there = Work(postgres.url)

@@ -55,7 +55,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_opening_what_takes_connections_and_never_answers_ends(postgres: PostgresServer) -> None:
+async def test_opening_a_server_that_never_answers_fails_in_time(postgres: PostgresServer) -> None:
     async with Wire.to(postgres.port) as wire:
         wire.hold()
         storage = PostgresStorage(postgres.url_at(wire.port), SystemClock())
@@ -66,7 +66,7 @@ async def test_opening_what_takes_connections_and_never_answers_ends(postgres: P
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_server_that_stops_while_the_tables_are_made_is_told(postgres: PostgresServer) -> None:
+async def test_a_server_that_stops_while_the_tables_are_made_is_reported(postgres: PostgresServer) -> None:
     async with Wire.to(postgres.port) as wire:
         stalled = wire.stall_before(b"CREATE SCHEMA")
         storage = PostgresStorage(postgres.url_at(wire.port), SystemClock())
@@ -101,7 +101,7 @@ async def test_a_pool_whose_connections_are_all_stuck_is_not_waited_for_longer_t
 
 @pytest.mark.parametrize("statement", ["BEGIN", "SLEEP", "COMMIT", "ROLLBACK"])
 @pytest.mark.usefixtures("impatient")
-async def test_each_statement_of_a_transaction_has_an_end(postgres: PostgresServer, statement: str) -> None:
+async def test_each_statement_of_a_transaction_has_a_timeout(postgres: PostgresServer, statement: str) -> None:
     async with Wire.to(postgres.port) as wire, opened(postgres.url_at(wire.port)) as data:
         await data.run(lambda session: session.script("SELECT 1"))
         stalled = wire.stall_before(b"pg_sleep" if statement == "SLEEP" else statement.encode())
@@ -134,7 +134,7 @@ async def test_a_task_that_is_cancelled_in_the_middle_leaves_at_once_and_its_con
         stalled.goes_on.set()
 
 
-async def test_closing_does_not_wait_for_connections_that_say_nothing_any_more(postgres: PostgresServer) -> None:
+async def test_closing_does_not_wait_for_silent_connections(postgres: PostgresServer) -> None:
     async with Wire.to(postgres.port) as wire:
         data = Database(postgres.url_at(wire.port), "headgate", SystemClock(), size=4)
         await data.open()
@@ -148,7 +148,7 @@ async def test_closing_does_not_wait_for_connections_that_say_nothing_any_more(p
             await working
 
 
-async def test_an_app_whose_server_says_nothing_any_more_closes(postgres: PostgresServer) -> None:
+async def test_an_app_with_a_silent_server_closes(postgres: PostgresServer) -> None:
     async with Wire.to(postgres.port) as wire:
         work = Work(postgres.url_at(wire.port))
         async with work.app.open():
@@ -158,7 +158,7 @@ async def test_an_app_whose_server_says_nothing_any_more_closes(postgres: Postgr
         assert time.monotonic() - began < database.CLOSE_TIMEOUT + 2
 
 
-async def test_a_cancellation_that_is_lost_on_its_way_is_repeated(postgres: PostgresServer) -> None:
+async def test_a_lost_cancel_request_is_sent_again(postgres: PostgresServer) -> None:
     class Deaf(WakeUps):
         async def _poll(self) -> None:
             try:
@@ -190,7 +190,7 @@ async def flood(session: asyncpg.Connection) -> None:
         await session.execute("SELECT pg_notify('nothing', repeat('x', 7000) || n) FROM generate_series(1, 50) n")
 
 
-async def test_a_queue_of_notifications_that_is_full_stops_nobody(narrow: PostgresServer) -> None:
+async def test_a_full_notification_queue_stops_no_worker(narrow: PostgresServer) -> None:
     work, other = Work(narrow.url), Work(narrow.url)
     async with work.app, other.app.open(), session_at(narrow.url) as lazy, session_at(narrow.url) as loud:
         await work.has_run(await other.gated.enqueue("acme"))

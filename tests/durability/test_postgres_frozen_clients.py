@@ -109,7 +109,7 @@ async def test_a_client_that_freezes_in_a_transaction_holds_its_locks_for_five_s
         await data.close()
 
 
-async def test_a_worker_that_is_stopped_while_it_claims_for_the_first_time_keeps_nobody_waiting(
+async def test_a_worker_that_is_stopped_during_its_first_claim_delays_no_other(
     server: PostgresServer, children: Children
 ) -> None:
     here = Work(server.url, lease=30)
@@ -141,9 +141,7 @@ async def test_a_worker_that_is_stopped_while_it_claims_for_the_first_time_keeps
     assert set(endings.times.values()) == {1}
 
 
-async def test_a_pooler_that_is_stopped_in_the_middle_of_a_claim_keeps_nobody_waiting(
-    server: PostgresServer, tmp_path: Path
-) -> None:
+async def test_a_pooler_that_is_stopped_during_a_claim_delays_no_other(server: PostgresServer, tmp_path: Path) -> None:
     direct = Work(server.url, lease=30)
     with running_bouncer(server.url, tmp_path) as bouncer:
         async with Wire.to(bouncer.port) as wire, direct.app.open():
@@ -175,7 +173,7 @@ async def test_a_pooler_that_is_stopped_in_the_middle_of_a_claim_keeps_nobody_wa
     assert set(endings.times.values()) == {1}
 
 
-async def test_a_process_that_freezes_while_it_makes_the_tables_lets_the_next_one_make_them(
+async def test_a_process_that_stops_while_it_creates_the_tables_does_not_block_the_next_one(
     server: PostgresServer,
 ) -> None:
     async with Wire.to(server.port) as wire:
@@ -225,7 +223,7 @@ async def test_a_fresh_worker_prepares_no_statement_while_it_holds_locks(tmp_pat
     assert prepared == []
 
 
-async def test_a_session_of_somebody_else_that_waits_for_its_client_is_left_alone(server: PostgresServer) -> None:
+async def test_an_idle_session_of_another_program_is_not_terminated(server: PostgresServer) -> None:
     here = Work(server.url)
     async with here.app, session_at(server.url) as theirs:
         await here.has_run(await here.gated.enqueue("acme"))

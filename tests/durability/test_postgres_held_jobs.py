@@ -127,7 +127,7 @@ def failed(*jobs: ClaimedJob) -> Iterator[Ending]:
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
-async def test_a_claim_passes_over_a_job_that_is_being_replaced(world: World, ends: str) -> None:
+async def test_a_claim_skips_a_job_that_is_being_replaced(world: World, ends: str) -> None:
     world.rule(api=PLENTY)
     job = await world.add(draws=[("api", "a")], payload='"old"')
     async with world.user.holding(world.unique(draws=[("api", "a")], payload='"new"'), ends=ends):
@@ -149,7 +149,7 @@ async def test_a_claim_passes_over_a_job_that_is_being_replaced(world: World, en
     await world.check()
 
 
-async def test_a_lane_whose_only_job_is_being_replaced_stands_in_no_other_lanes_way(world: World) -> None:
+async def test_a_lane_whose_only_job_is_being_replaced_blocks_no_other_lane(world: World) -> None:
     world.rule(api=PLENTY)
     for number in range(20):
         await world.add(f"key-{number}", draws=[("api", f"held-{number}")])
@@ -167,7 +167,7 @@ async def test_a_lane_whose_only_job_is_being_replaced_stands_in_no_other_lanes_
     await world.check()
 
 
-async def test_a_late_job_that_is_being_replaced_keeps_its_lane_from_nobody(world: World) -> None:
+async def test_a_late_job_that_is_being_replaced_does_not_block_its_lane(world: World) -> None:
     world.rule(api=PLENTY)
     await world.add(draws=[("api", "a")], expires_in=5)
     world.clock.advance(10)
@@ -179,7 +179,7 @@ async def test_a_late_job_that_is_being_replaced_keeps_its_lane_from_nobody(worl
     await world.check()
 
 
-async def test_replacing_a_job_with_a_cost_holds_no_bucket(world: World) -> None:
+async def test_replacing_a_job_with_a_cost_locks_no_bucket(world: World) -> None:
     world.rule(shared=strict(10))
     await world.left.succeed(*await _started(world, [("shared", "")], 1))
     job = await world.add(draws=[("shared", "")], costs=(7,), delay=86_400)
@@ -204,7 +204,7 @@ async def test_a_bucket_that_is_closed_for_a_cost_opens_when_the_costly_job_was_
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
-async def test_a_permit_of_a_replaced_job_comes_back_with_the_commit_and_not_before(world: World, ends: str) -> None:
+async def test_the_permit_of_a_replaced_job_is_returned_with_the_commit(world: World, ends: str) -> None:
     world.rule(mutex=at_once(), api=PLENTY)
     job = await world.add(draws=[("mutex", "a"), ("api", "x")], hold="until_final")
     await world.left.retry_later(await world.left.take_one(), 3600)
@@ -238,7 +238,7 @@ async def _started(world: World, draws: list[tuple[str, str]], count: int) -> li
 # -------------------------------------------------------------------------------------------------------------- endings
 
 
-async def test_a_unique_job_that_is_being_followed_holds_up_no_other_success(world: World) -> None:
+async def test_a_unique_job_that_gets_a_successor_delays_no_other_ending(world: World) -> None:
     """The fault: the first time, everything that had ended was waited for with it for 5 s."""
     await world.add()
     await world.left.add_one()
@@ -251,7 +251,7 @@ async def test_a_unique_job_that_is_being_followed_holds_up_no_other_success(wor
     await world.check()
 
 
-async def test_an_ending_whose_successor_is_being_replaced_holds_up_no_other(world: World) -> None:
+async def test_an_ending_whose_successor_is_being_replaced_delays_no_other(world: World) -> None:
     world.rule(mutex=at_once())
     await world.add(payload='"first"')
     await world.left.add(2)
@@ -273,7 +273,7 @@ async def test_an_ending_whose_successor_is_being_replaced_holds_up_no_other(wor
     await world.check()
 
 
-async def test_a_retry_is_not_kept_waiting_by_a_job_that_was_not_stored_after_all(
+async def test_a_retry_does_not_wait_for_a_job_that_was_rolled_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look for who stands under the key and the insertion somebody came and began to run."""
@@ -301,7 +301,7 @@ async def test_a_retry_is_not_kept_waiting_by_a_job_that_was_not_stored_after_al
 
 @pytest.mark.parametrize("successor", ["added", "replaced"])
 @pytest.mark.parametrize("lost", [0, 2])
-async def test_the_other_jobs_of_a_dead_node_are_taken_back_at_once(world: World, successor: str, lost: int) -> None:
+async def test_the_other_jobs_of_a_dead_node_are_recovered_immediately(world: World, successor: str, lost: int) -> None:
     world.rule(mutex=at_once())
     held = await world.add()
     others = [await world.left.add_one(draws=[("mutex", "a")]), await world.left.add_one()]
@@ -335,7 +335,7 @@ async def test_the_other_jobs_of_a_dead_node_are_taken_back_at_once(world: World
     await world.check()
 
 
-async def test_a_node_leaves_without_the_job_that_is_held_which_is_taken_back_unspent(world: World) -> None:
+async def test_a_node_leaves_without_a_locked_job_which_is_recovered_without_spending_an_attempt(world: World) -> None:
     held = await world.add()
     other = await world.left.add_one()
     await world.left.take()
@@ -362,7 +362,7 @@ async def _followed(world: World, **options: Any) -> tuple[str, NewJob]:
 
 
 @pytest.mark.parametrize("how", ["expire", "claim"])
-async def test_a_late_job_whose_follower_is_being_replaced_keeps_no_other_from_ending(world: World, how: str) -> None:
+async def test_a_late_job_whose_follower_is_being_replaced_delays_no_other_ending(world: World, how: str) -> None:
     world.rule(api=PLENTY)
     leader, new = await _followed(world, draws=[("api", "a")], expires_in=5)
     other = await world.left.add_one(draws=[("api", "a")], expires_in=5)
@@ -384,7 +384,7 @@ async def test_a_late_job_whose_follower_is_being_replaced_keeps_no_other_from_e
     await world.check()
 
 
-async def test_a_job_is_cancelled_when_its_follower_is_free_and_meanwhile_nothing_is_held(world: World) -> None:
+async def test_a_job_is_cancelled_once_its_follower_is_unlocked_and_locks_nothing_meanwhile(world: World) -> None:
     world.rule(shared=strict(10))
     leader, new = await _followed(world, draws=[("shared", "")], costs=(2,))
     async with world.user.holding(new):
@@ -415,7 +415,7 @@ async def test_however_many_late_jobs_are_being_replaced_the_others_expire(world
 
 
 @pytest.mark.parametrize("verb", ["cancel", "run_now", "reschedule"])
-async def test_an_operator_who_waits_for_a_held_job_keeps_nobody_else_waiting(world: World, verb: str) -> None:
+async def test_an_operator_who_waits_for_a_locked_job_delays_no_other(world: World, verb: str) -> None:
     world.rule(shared=strict(10))
     await world.left.succeed(*await _started(world, [("shared", "")], 1))
     job = await world.add(draws=[("shared", "")], costs=(2,), delay=3600)
@@ -431,7 +431,7 @@ async def test_an_operator_who_waits_for_a_held_job_keeps_nobody_else_waiting(wo
     await world.check()
 
 
-async def test_an_operator_who_waits_for_a_unique_key_holds_no_bucket(world: World) -> None:
+async def test_an_operator_who_waits_for_a_unique_key_locks_no_bucket(world: World) -> None:
     world.rule(mutex=at_once(), shared=strict(10))
     draws = [("mutex", "a"), ("shared", "")]
     job = await world.add(draws=draws, hold="until_success", costs=(1, 1))
@@ -449,7 +449,7 @@ async def test_an_operator_who_waits_for_a_unique_key_holds_no_bucket(world: Wor
 
 
 @pytest.mark.parametrize("verb", ["cancel", "run_now", "reschedule", "retry"])
-async def test_an_operator_is_told_who_holds_a_job(world: World, verb: str) -> None:
+async def test_the_error_of_a_locked_job_names_the_session_that_locks_it(world: World, verb: str) -> None:
     job = await world.add(delay=3600)
     if verb == "retry":
         await world.left.storage.cancel(job)
@@ -487,7 +487,7 @@ async def _waiters(world: World) -> Any:
     )
 
 
-async def test_a_backlog_is_moved_but_for_what_is_being_replaced(world: World) -> None:
+async def test_a_backlog_is_moved_except_jobs_that_are_being_replaced(world: World) -> None:
     world.rule(api=PLENTY)
     held = await world.add(draws=[("api", "a")])
     other = await world.left.add_one(draws=[("api", "a")])
@@ -500,7 +500,7 @@ async def test_a_backlog_is_moved_but_for_what_is_being_replaced(world: World) -
     await world.check()
 
 
-async def test_permits_of_a_job_that_is_being_replaced_are_not_waited_for_by_a_reset(world: World) -> None:
+async def test_a_reset_does_not_wait_for_permits_of_a_job_that_is_being_replaced(world: World) -> None:
     world.rule(slots=at_once(2))
     held = await world.add(draws=[("slots", "")], hold="until_final")
     other = await world.left.add_one(draws=[("slots", "")], hold="until_final")
@@ -514,7 +514,7 @@ async def test_permits_of_a_job_that_is_being_replaced_are_not_waited_for_by_a_r
     await world.check()
 
 
-async def test_whoever_waits_under_some_unique_keys_keeps_nobody_from_others(world: World) -> None:
+async def test_waiting_for_a_unique_key_does_not_block_other_keys(world: World) -> None:
     """The fault: each had a connection for as long as it waited, and when half of them had none was left for others."""
     keys = [f"key-{number}" for number in range(6)]
     async with world.user.holding(*(world.unique(key) for key in keys)):
@@ -541,7 +541,7 @@ async def _is_waited_for(world: World) -> bool:
     return bool(await _waiters(world))
 
 
-async def test_an_enqueue_under_a_held_key_says_so_in_the_end(world: World) -> None:
+async def test_an_enqueue_with_a_locked_key_fails_in_time_with_the_reason(world: World) -> None:
     async with world.user.holding(world.unique()):
         adding = asyncio.create_task(world.right.storage.add([world.unique()]))
         await _until_done(world, adding)

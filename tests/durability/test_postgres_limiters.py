@@ -41,7 +41,7 @@ def most_in_any_window(starts: Sequence[int], period: int) -> int:
 
 
 @pytest.mark.slow
-async def test_two_processes_never_take_one_too_many_and_use_what_there_is(
+async def test_two_processes_use_exactly_the_budget(
     postgres_url: str, postgres_schema: str, children: Children
 ) -> None:
     count, per, seconds = 20, 0.4, 3.0
@@ -105,7 +105,7 @@ async def test_threads_of_a_program_without_a_loop_share_one(postgres_url: str, 
     assert await asyncio.to_thread(program) == (100, 100)
 
 
-async def test_nothing_is_connected_before_it_is_used_and_nothing_stays_after_closing(
+async def test_connections_open_at_first_use_and_close_with_the_limiter(
     postgres: PostgresServer,
 ) -> None:
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headgate'"
@@ -118,7 +118,7 @@ async def test_nothing_is_connected_before_it_is_used_and_nothing_stays_after_cl
     await becomes(lambda: ask(postgres.url, sessions), 0)
 
 
-async def test_a_server_that_is_away_is_told_in_time_and_used_again_when_it_is_back(postgres: PostgresServer) -> None:
+async def test_a_lost_server_is_reported_in_time_and_used_again_when_it_returns(postgres: PostgresServer) -> None:
     async with Limiter(HUNDRED, store=at(postgres.url, "limits", timeout=0.5)) as limiter:
         assert await limiter.try_acquire("acme")
         postgres.freeze()
@@ -169,7 +169,7 @@ async def test_a_lost_reply_to_what_has_an_id_is_not_charged_twice(postgres: Pos
         await store.close()
 
 
-async def test_buckets_that_are_as_good_as_new_go_where_no_worker_sweeps(
+async def test_full_buckets_are_evicted_without_a_worker(
     postgres_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_buckets, "SWEEP_EVERY", 0.1)
@@ -179,9 +179,7 @@ async def test_buckets_that_are_as_good_as_new_go_where_no_worker_sweeps(
         await becomes(lambda: ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.bucket"), 0)
 
 
-async def test_limits_of_jobs_elsewhere_are_kept_in_a_postgres_as_in_a_redis(
-    postgres_url: str, postgres_schema: str
-) -> None:
+async def test_limits_of_jobs_can_be_stored_in_another_postgres(postgres_url: str, postgres_schema: str) -> None:
     place = at(postgres_url, postgres_schema)
     app = Headgate("memory://", limits_url=place)
     ran: list[str] = []
@@ -199,7 +197,7 @@ async def test_limits_of_jobs_elsewhere_are_kept_in_a_postgres_as_in_a_redis(
         assert not await limiter.try_acquire("acme")
 
 
-async def test_a_limit_that_is_put_where_the_jobs_are_is_simply_theirs(postgres_url: str, postgres_schema: str) -> None:
+async def test_a_limit_url_of_the_job_store_uses_the_job_store(postgres_url: str, postgres_schema: str) -> None:
     app = Headgate(postgres_url, schema=postgres_schema, limits_url=at(postgres_url, postgres_schema))
     other = Headgate(postgres_url, schema="other", limits_url=at(postgres_url, postgres_schema))
     for each in (app, other):
@@ -222,12 +220,12 @@ async def test_a_limit_that_is_put_where_the_jobs_are_is_simply_theirs(postgres_
         "postgresql://localhost:port/db",
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused_where_it_is_declared(url: str) -> None:
+def test_an_invalid_url_is_refused_at_declaration(url: str) -> None:
     with pytest.raises(DeclarationError):
         Limiter(HUNDRED, store=url)
 
 
-def test_no_password_is_told(postgres_url: str) -> None:
+def test_no_password_is_shown(postgres_url: str) -> None:
     with pytest.raises(DeclarationError) as told:
         Limiter(HUNDRED, store="postgresql://user:secret@localhost/db?timeout=soon")
     assert "secret" not in str(told.value)

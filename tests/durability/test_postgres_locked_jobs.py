@@ -90,7 +90,7 @@ async def results(jobs: Sequence[Job[int]], seconds: float) -> list[int]:
     return await asyncio.gather(*(job.result(timeout=seconds) for job in jobs))
 
 
-async def test_one_locked_job_holds_up_no_other_ending(postgres_url: str, postgres_schema: str) -> None:
+async def test_one_locked_job_delays_no_other_ending(postgres_url: str, postgres_schema: str) -> None:
     """The fault: as long as the transaction was open, nothing that the worker had done could be recorded."""
     worker = Worker(postgres_url, postgres_schema)
     async with worker.app:
@@ -105,7 +105,7 @@ async def test_one_locked_job_holds_up_no_other_ending(postgres_url: str, postgr
     assert worker.told == []
 
 
-async def test_what_succeeds_together_with_a_locked_failure_is_told_of(postgres_url: str, postgres_schema: str) -> None:
+async def test_a_success_in_a_batch_with_a_locked_failure_is_reported(postgres_url: str, postgres_schema: str) -> None:
     """The fault: ten were stored, the eleventh was waited for in vain, and then all eleven were told as refused."""
     worker = Worker(postgres_url, postgres_schema)
     async with worker.app:
@@ -123,7 +123,7 @@ async def test_what_succeeds_together_with_a_locked_failure_is_told_of(postgres_
     assert worker.told == []
 
 
-async def test_one_locked_job_keeps_no_other_from_expiring(postgres_url: str, postgres_schema: str) -> None:
+async def test_one_locked_job_delays_no_other_expiry(postgres_url: str, postgres_schema: str) -> None:
     """The fault: nothing expired any more while the transaction was open, and nothing old was forgotten."""
     clock = ManualClock()
     storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)
@@ -145,7 +145,7 @@ async def test_one_locked_job_keeps_no_other_from_expiring(postgres_url: str, po
         await storage.close()
 
 
-async def test_the_store_says_whose_word_it_could_not_take(postgres_url: str, postgres_schema: str) -> None:
+async def test_the_store_names_the_endings_it_could_not_write(postgres_url: str, postgres_schema: str) -> None:
     """Of a locked job neither an ending nor a report is written or refused: it is asked to say them again."""
     clock = ManualClock()
     storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)

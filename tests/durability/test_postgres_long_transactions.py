@@ -35,7 +35,9 @@ async def enqueue_in(connection: Any, work: Work, keys: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("ends_with", ["COMMIT", "ROLLBACK"])
-async def test_a_transaction_that_holds_an_enqueue_open_delays_nobody(postgres: PostgresServer, ends_with: str) -> None:
+async def test_a_transaction_that_keeps_an_enqueue_open_delays_no_other(
+    postgres: PostgresServer, ends_with: str
+) -> None:
     work = Work(postgres.url)
     async with work.app, session_at(postgres.url) as user:
         await work.has_run(await work.gated.enqueue("acme"))
@@ -65,7 +67,7 @@ async def test_a_transaction_that_holds_an_enqueue_open_delays_nobody(postgres: 
         assert await work.app._storage.check() == []
 
 
-async def test_many_transactions_that_hold_enqueues_open_end_in_any_order_and_lose_nothing(
+async def test_many_open_transactions_with_enqueues_commit_in_any_order_and_lose_no_job(
     postgres: PostgresServer,
 ) -> None:
     work = Work(postgres.url)

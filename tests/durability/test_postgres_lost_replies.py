@@ -64,7 +64,7 @@ async def test_an_enqueue_under_a_unique_key_whose_commit_was_cut_finds_no_dupli
 
 
 @pytest.mark.parametrize("is_lost", ["answer", "request"])
-async def test_a_replacement_whose_commit_was_cut_is_told_and_not_repeated(
+async def test_a_replacement_whose_commit_was_cut_is_reported_and_not_repeated(
     postgres: PostgresServer, is_lost: str
 ) -> None:
     """If it has happened, and another one has replaced it since, repeating it would undo that."""
@@ -153,7 +153,7 @@ async def test_an_ending_that_was_cut_at_the_commit_is_written_once(postgres: Po
         assert endings.lost == {}
 
 
-async def test_a_cut_is_told_and_the_node_goes_on(postgres: PostgresServer) -> None:
+async def test_a_cut_connection_is_reported_and_the_node_continues(postgres: PostgresServer) -> None:
     here = Work(postgres.url)
     async with Wire.to(postgres.port) as wire, here.app.open():
         there = Work(postgres.url_at(wire.port))
@@ -165,7 +165,7 @@ async def test_a_cut_is_told_and_the_node_goes_on(postgres: PostgresServer) -> N
             await there.has_run(await here.gated.enqueue("acme"), timeout=5)
 
 
-async def test_a_line_that_loses_answers_all_the_time_loses_no_job_and_keeps_no_permit(
+async def test_a_connection_that_loses_many_replies_loses_no_job_and_leaks_no_permit(
     postgres: PostgresServer,
 ) -> None:
     random = Random(1)

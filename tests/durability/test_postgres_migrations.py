@@ -74,7 +74,9 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
 # ---------------------------------------------------------------------------------------------- coming first
 
 
-async def test_eight_who_open_a_new_schema_at_once_make_it_once(postgres_url: str, postgres_schema: str) -> None:
+async def test_eight_apps_that_open_a_new_schema_concurrently_create_it_once(
+    postgres_url: str, postgres_schema: str
+) -> None:
     await asyncio.gather(*(opens(postgres_url, postgres_schema) for _ in range(8)))
     applied = await ask(postgres_url, f"SELECT array_agg(number) FROM {postgres_schema}.migration")
     assert applied == [migration.number for migration in load_migrations("headgate.storage.postgres")]
@@ -83,7 +85,7 @@ async def test_eight_who_open_a_new_schema_at_once_make_it_once(postgres_url: st
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-async def test_processes_that_open_a_new_schema_at_once_make_it_once(
+async def test_processes_that_open_a_new_schema_concurrently_create_it_once(
     postgres_url: str, postgres_schema: str, children: Children
 ) -> None:
     all_ = [await children.start("release.py", url=postgres_url, schema=postgres_schema, opens=True) for _ in range(8)]
@@ -97,7 +99,7 @@ async def test_processes_that_open_a_new_schema_at_once_make_it_once(
     assert await ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.limit_time") == 1
 
 
-async def test_who_looks_is_not_held_up_by_who_migrates_and_who_migrates_waits(
+async def test_readers_do_not_wait_for_a_migration_and_migrations_wait_for_each_other(
     postgres_url: str, postgres_schema: str, release: Release
 ) -> None:
     await opens(postgres_url, postgres_schema)
@@ -118,7 +120,7 @@ async def test_who_looks_is_not_held_up_by_who_migrates_and_who_migrates_waits(
     assert "note" in await columns(postgres_url, postgres_schema, "job")
 
 
-async def test_who_waits_too_long_for_another_says_so(
+async def test_a_migration_that_waits_too_long_for_another_raises(
     postgres_url: str, postgres_schema: str, release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await opens(postgres_url, postgres_schema)
@@ -134,7 +136,7 @@ async def test_who_waits_too_long_for_another_says_so(
 # --------------------------------------------------------------------------------------------- other releases
 
 
-async def test_what_a_newer_release_has_added_is_tolerated(
+async def test_additions_of_a_newer_release_are_tolerated(
     postgres_url: str, postgres_schema: str, release: Release
 ) -> None:
     release.add("0002_note", "-- For people.\nALTER TABLE headgate.job ADD COLUMN note text;")
@@ -145,7 +147,7 @@ async def test_what_a_newer_release_has_added_is_tolerated(
     assert await storage_at(postgres_url, postgres_schema).migrate() == []
 
 
-async def test_what_a_newer_release_has_broken_is_refused(
+async def test_breaking_changes_of_a_newer_release_are_refused(
     postgres_url: str, postgres_schema: str, release: Release
 ) -> None:
     release.add("0002_renamed", "-- breaking: jobs lie elsewhere\nALTER TABLE headgate.job RENAME TO task;")
@@ -192,7 +194,7 @@ async def test_a_migration_that_fails_leaves_nothing_half_done(
     assert await ask(postgres_url, f"SELECT array_agg(number) FROM {postgres_schema}.migration") == [1]
 
 
-async def test_a_table_that_somebody_holds_is_not_waited_for_so_long_that_workers_stand_still(
+async def test_a_migration_does_not_wait_for_a_locked_table_so_long_that_workers_stop(
     postgres_url: str, postgres_schema: str, release: Release
 ) -> None:
     await opens(postgres_url, postgres_schema)
@@ -234,7 +236,7 @@ async def grant(url: str, schema: str, role: str) -> None:
     await connection.close()
 
 
-async def test_a_user_who_may_not_make_tables_opens_what_is_up_to_date_and_nothing_else(
+async def test_a_role_without_create_rights_opens_only_an_up_to_date_schema(
     postgres_url: str, postgres_schema: str, clerk: str, release: Release
 ) -> None:
     with pytest.raises(StorageUnusable, match=r"has to be created or changed, and this user may not.*headgate migrate"):

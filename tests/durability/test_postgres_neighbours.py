@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 BACK = 5.0
 
 
-async def test_a_table_that_somebody_locks_is_waited_for_and_nothing_is_lost(postgres: PostgresServer) -> None:
+async def test_workers_wait_for_a_locked_table_and_lose_no_job(postgres: PostgresServer) -> None:
     work = Work(postgres.url)
     async with work.app, session_at(postgres.url) as side:
         await count_endings(postgres.url)
@@ -49,7 +49,7 @@ async def test_a_table_that_somebody_locks_is_waited_for_and_nothing_is_lost(pos
     assert set((await Endings.of(postgres.url)).times.values()) == {1}
 
 
-async def test_a_lock_that_is_kept_too_long_is_told_and_the_work_goes_on_after_it(
+async def test_a_lock_held_too_long_is_reported_and_the_work_continues_after_it(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(database.SETTINGS, "lock_timeout", "300ms")
@@ -65,7 +65,7 @@ async def test_a_lock_that_is_kept_too_long_is_told_and_the_work_goes_on_after_i
         assert work.again == []
 
 
-async def test_a_claimer_that_stops_before_its_commit_holds_the_others_up_for_about_two_seconds(
+async def test_a_claim_that_stops_before_its_commit_delays_others_by_about_two_seconds(
     postgres: PostgresServer,
 ) -> None:
     here, other = Work(postgres.url), Work(postgres.url)
@@ -88,7 +88,7 @@ async def test_a_claimer_that_stops_before_its_commit_holds_the_others_up_for_ab
             assert await here.app._storage.check() == []
 
 
-async def test_a_claiming_process_that_is_stopped_before_its_commit_gives_way_and_claims_nothing_when_it_wakes(
+async def test_a_process_stopped_before_the_commit_of_its_claim_claims_nothing_when_it_resumes(
     postgres: PostgresServer, children: Children
 ) -> None:
     here = Work(postgres.url)
@@ -118,7 +118,7 @@ async def test_a_claiming_process_that_is_stopped_before_its_commit_gives_way_an
     assert (await Endings.of(postgres.url)).times == {job.id: 1}
 
 
-async def test_work_goes_on_while_a_transaction_stays_open_and_it_can_be_seen_which(postgres: PostgresServer) -> None:
+async def test_work_continues_while_a_transaction_stays_open_and_status_names_it(postgres: PostgresServer) -> None:
     work = Work(postgres.url, concurrency=50)
     async with work.app, session_at(postgres.url) as side:
         await churn(work, 300)
@@ -134,7 +134,7 @@ async def test_work_goes_on_while_a_transaction_stays_open_and_it_can_be_seen_wh
         assert await work.app._storage.check() == []
 
 
-async def test_claims_pass_over_dead_rows_that_a_transaction_keeps_from_being_cleared_away(
+async def test_claims_skip_dead_rows_that_a_transaction_keeps(
     postgres: PostgresServer,
 ) -> None:
     """The first jobs of a lane are read from its front on, where the last ones were found."""

@@ -52,9 +52,7 @@ async def test_jobs_run_through_a_pooler_that_gives_each_transaction_another_ses
     assert set((await Endings.of(postgres.url)).times.values()) == {1}
 
 
-async def test_nothing_that_lasts_longer_than_a_transaction_is_left_in_the_sessions_of_a_pooler(
-    postgres: PostgresServer, pooled: str
-) -> None:
+async def test_no_session_state_is_left_in_the_sessions_of_a_pooler(postgres: PostgresServer, pooled: str) -> None:
     work = Work(pooled)
     async with work.app:
         jobs = await work.gated.enqueue_many([("acme",)] * 50)
@@ -73,7 +71,7 @@ async def test_nothing_that_lasts_longer_than_a_transaction_is_left_in_the_sessi
         assert await ask(postgres.url, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
 
 
-async def test_without_a_direct_line_jobs_are_found_by_looking(pooled: str) -> None:
+async def test_without_a_direct_connection_jobs_are_found_by_polling(pooled: str) -> None:
     here, there = Work(pooled), Work(pooled)
     async with here.app.open(), there.app:
         await there.has_run(await here.gated.enqueue("acme"))
@@ -81,7 +79,7 @@ async def test_without_a_direct_line_jobs_are_found_by_looking(pooled: str) -> N
         assert max(measured) < 3, measured
 
 
-async def test_with_a_direct_line_jobs_start_at_once(postgres: PostgresServer, pooled: str) -> None:
+async def test_with_a_direct_connection_jobs_start_immediately(postgres: PostgresServer, pooled: str) -> None:
     here, there = Work(pooled), Work(pooled, listen_url=postgres.url)
     async with here.app.open(), there.app:
         await there.has_run(await here.gated.enqueue("acme"))

@@ -21,7 +21,7 @@ BACK = 5.0
 
 
 @pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGKILL, signal.SIGINT])
-async def test_workers_go_on_within_five_seconds_of_a_restart_and_lose_nothing(
+async def test_workers_continue_within_five_seconds_of_a_restart_and_lose_no_job(
     postgres: PostgresServer, how: signal.Signals
 ) -> None:
     # Nobody is to be taken for dead by who comes back first, however busy the machine is.
@@ -54,7 +54,7 @@ async def test_workers_go_on_within_five_seconds_of_a_restart_and_lose_nothing(
     assert sorted(here.runs + there.runs) == sorted({*here.runs, *there.runs}), "a job ran twice"
 
 
-async def test_a_frozen_server_makes_no_node_take_another_for_dead(postgres: PostgresServer) -> None:
+async def test_a_stopped_server_makes_no_node_declare_another_dead(postgres: PostgresServer) -> None:
     here, there = Work(postgres.url, lease=1, heartbeat=0.2), Work(postgres.url, lease=1, heartbeat=0.2)
     async with here.app, there.app:
         await count_endings(postgres.url)

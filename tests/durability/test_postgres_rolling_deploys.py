@@ -110,7 +110,7 @@ async def test_a_release_with_more_tables_starts_beside_the_older_one_which_may_
     assert "ERROR" not in children.log, children.log
 
 
-async def test_a_backlog_goes_under_the_limits_of_the_newest_release_and_stays_there(
+async def test_a_backlog_moves_to_the_limits_of_the_newest_release_and_stays_there(
     postgres: PostgresServer, children: Children, tmp_path: Path
 ) -> None:
     url = postgres.url
@@ -139,7 +139,7 @@ async def test_a_backlog_goes_under_the_limits_of_the_newest_release_and_stays_t
     await all_ended_once(url, jobs, (old, new, again))
 
 
-async def test_after_a_breaking_release_the_older_one_goes_on_until_it_starts_again(
+async def test_after_a_breaking_release_running_older_workers_continue_until_they_restart(
     postgres: PostgresServer, children: Children, tmp_path: Path
 ) -> None:
     url = postgres.url

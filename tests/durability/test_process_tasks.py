@@ -95,7 +95,7 @@ async def test_an_attempt_whose_child_died_is_retried_unless_the_policy_gives_up
         assert (await lost.status()).attempt == 1
 
 
-async def test_a_child_that_leaves_fails_its_attempt_and_says_with_which_code() -> None:
+async def test_a_child_that_exits_fails_its_attempt_with_its_exit_code() -> None:
     app = make_app()
     leave = app.task(queue="computing", process=True)(bodies.leave)
     async with app:
@@ -105,7 +105,7 @@ async def test_a_child_that_leaves_fails_its_attempt_and_says_with_which_code() 
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
-async def test_an_attempt_that_has_to_end_is_killed_with_all_that_it_started(how: str, tmp_path: Path) -> None:
+async def test_an_attempt_that_must_stop_is_killed_with_its_own_children(how: str, tmp_path: Path) -> None:
     """The fault: what computes cannot be interrupted in a thread, and goes on after its time was up."""
     app = make_app(concurrency=1)
     compute = app.task(queue="computing", process=True)(bodies.compute)
@@ -157,7 +157,7 @@ async def test_a_child_is_kept_for_the_next_job_and_replaced_when_it_died_meanwh
     assert not is_there(second), "the children of a node end with it"
 
 
-async def test_a_function_can_terminate_what_it_has_started() -> None:
+async def test_a_function_can_terminate_processes_that_it_started() -> None:
     """The fault: what a function started ignored SIGTERM, as its child does; a pool left while busy never ended."""
     app = make_app()
     terminate = app.task(queue="computing", process=True)(bodies.terminate_what_it_started)
@@ -187,7 +187,7 @@ async def test_a_fork_that_returns_from_the_function_answers_nothing() -> None:
         assert [await (await pid.enqueue()).result(timeout=15) for _ in range(2)] == [child] * 2
 
 
-async def test_a_thread_that_outlives_its_function_says_nothing_of_the_next_job() -> None:
+async def test_a_thread_that_outlives_its_function_cannot_report_for_the_next_job() -> None:
     """The fault: a child told only what was said, not of which job, so that it was stored with whatever ran by then."""
     app = make_app(concurrency=1)
     calls = [StrictRate("10/m", name="calls")]
@@ -203,7 +203,7 @@ async def test_a_thread_that_outlives_its_function_says_nothing_of_the_next_job(
         assert bucket.used == 2
 
 
-async def test_a_function_that_closes_its_standard_streams_keeps_its_child() -> None:
+async def test_a_function_that_closes_its_standard_streams_does_not_end_its_child() -> None:
     """The fault: flushing what it had closed ended the child, after the work, and the job was done again."""
     app = make_app(concurrency=1)
     close = app.task(queue="computing", process=True)(bodies.close_what_it_prints_to)
@@ -213,7 +213,7 @@ async def test_a_function_that_closes_its_standard_streams_keeps_its_child() -> 
         assert await (await pid.enqueue()).result(timeout=15) == child
 
 
-async def test_an_entry_of_the_search_path_that_is_no_text_harms_no_process_task(
+async def test_a_path_object_in_sys_path_does_not_break_process_tasks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The fault: a Path there, which import passes over, made every process task fail before it began."""
@@ -281,7 +281,7 @@ async def test_no_error_of_a_function_ends_its_child_or_grows_beyond_what_a_row_
         assert await (await pid.enqueue()).result(timeout=15) == before
 
 
-async def test_a_function_in_a_child_knows_its_job_and_settles_its_cost() -> None:
+async def test_a_function_in_a_child_can_read_its_job_and_settle_its_cost() -> None:
     app = make_app()
     task = app.task(queue="computing", process=True, limits=[StrictRate("10/m", name="calls")])(
         bodies.tell_about_the_job
@@ -303,7 +303,7 @@ async def test_a_function_in_a_child_knows_its_job_and_settles_its_cost() -> Non
         assert bucket.used == 3
 
 
-async def test_snooze_and_rate_limited_spend_no_attempt_in_a_child_either(tmp_path: Path) -> None:
+async def test_snooze_and_rate_limited_in_a_child_spend_no_attempt(tmp_path: Path) -> None:
     app = make_app()
     task = app.task(queue="computing", process=True, limits=[StrictRate("100/s")])(bodies.put_off)
     async with app:
@@ -324,7 +324,7 @@ async def test_a_function_in_a_child_enqueues_where_others_can_see_it(database: 
             await (await enqueue_another.enqueue("memory://")).result(timeout=15)
 
 
-async def test_what_an_older_release_stored_is_upgraded_before_a_child_gets_it() -> None:
+async def test_a_payload_of_an_older_release_is_upgraded_before_a_child_gets_it() -> None:
     app = make_app()
 
     def rename(stored: dict[str, Any]) -> dict[str, Any]:
@@ -344,7 +344,7 @@ async def test_what_an_older_release_stored_is_upgraded_before_a_child_gets_it()
         assert task.name == "die"
 
 
-async def test_what_a_child_prints_is_there_when_its_job_is(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_the_output_of_a_child_is_written_when_its_job_is_final(capfd: pytest.CaptureFixture[str]) -> None:
     """A child may be killed at any time afterwards, and output that waits in its memory would be lost."""
     app = make_app()
     hello = app.task(queue="computing", process=True)(bodies.say_hello)
@@ -368,7 +368,7 @@ async def test_children_end_with_a_worker_that_was_killed(database: Path, tmp_pa
         await until(lambda: not is_there(busy) and not is_there(idle), 10)
 
 
-async def test_a_worker_that_is_told_to_end_kills_its_children_and_hands_their_jobs_back_unspent(
+async def test_a_worker_that_is_asked_to_stop_kills_its_children_and_returns_their_jobs_without_spending_an_attempt(
     database: Path, children: Children
 ) -> None:
     worker = await children.start("process_worker.py", url=f"sqlite:///{database}", grace=0.1)
@@ -410,7 +410,7 @@ async def _enqueue_spin(app: Headgate) -> Job[str]:
     return await task.enqueue("word")
 
 
-async def test_what_a_child_says_of_its_job_is_kept_also_when_it_is_killed() -> None:
+async def test_progress_and_logs_of_a_killed_child_are_kept() -> None:
     app = Headgate("memory://", retry=ONCE, log_lines=5)
     app.queue("computing", concurrency=1)
     speaks = app.task(queue="computing", process=True)(bodies.speaks)
@@ -427,7 +427,7 @@ async def test_what_a_child_says_of_its_job_is_kept_also_when_it_is_killed() -> 
         assert (progress.fraction, progress.message) == (0.75, "nearly")
 
 
-async def test_a_child_whose_garbage_collector_logs_goes_on_and_tells_all() -> None:
+async def test_a_child_whose_garbage_collector_logs_continues_and_reports_all_lines() -> None:
     app = make_app()
     leaves_unclosed = app.task(queue="computing", process=True)(bodies.leaves_unclosed)
     async with app:

@@ -105,7 +105,7 @@ def test_threads_pass_in_the_order_of_their_arrival() -> None:
     assert passed == list(range(10))
 
 
-def test_two_a_second_over_ten_calls_in_threads() -> None:
+def test_a_rate_of_two_per_second_paces_ten_calls_in_threads() -> None:
     gate = RateGate(2, per=0.4)
     begun = time.monotonic()
     starts: list[float] = []
@@ -120,7 +120,7 @@ def test_two_a_second_over_ten_calls_in_threads() -> None:
     assert sorted(starts) == [pytest.approx(number // 2 * 0.4, abs=0.09) for number in range(10)]
 
 
-def test_five_a_second_over_twenty_items_in_a_thread() -> None:
+def test_a_rate_of_five_per_second_paces_twenty_items_in_a_thread() -> None:
     begun = time.monotonic()
     seen = [time.monotonic() - begun for _ in limit_rate(range(20), 5, per=0.2)]
     assert seen == [pytest.approx(number // 5 * 0.2, abs=0.09) for number in range(20)]
@@ -167,7 +167,7 @@ def test_a_thread_that_waits_behind_a_task_is_woken_by_it(in_threads: Callable[.
     assert passed == ["task", "thread"]
 
 
-def test_a_waiter_whose_loop_was_closed_around_it_is_passed_over() -> None:
+def test_a_waiter_whose_loop_was_closed_is_skipped() -> None:
     gate = RateGate(1, per=0.2)
     gate.wait()
     loop = asyncio.new_event_loop()
@@ -189,7 +189,7 @@ def test_a_waiter_whose_loop_was_closed_around_it_is_passed_over() -> None:
     coroutine.close()
 
 
-def test_a_wait_in_a_thread_has_an_end() -> None:
+def test_a_wait_in_a_thread_has_a_timeout() -> None:
     gate = RateGate(1, per=0.3)
     gate.wait()
     ahead = threading.Thread(target=gate.wait)

@@ -75,9 +75,7 @@ def most_in_any_window(starts: Sequence[int], period: int) -> int:
 
 
 @pytest.mark.slow
-async def test_two_processes_never_take_one_too_many_and_use_what_there_is(
-    server: RedisServer, children: Children
-) -> None:
+async def test_two_processes_use_exactly_the_budget(server: RedisServer, children: Children) -> None:
     count, per, seconds = 40, 1.0, 6.0
     takers = [
         await children.start(
@@ -128,7 +126,7 @@ async def test_a_killed_server_is_unavailable_and_one_burst_is_granted_again_whe
     assert after == 100
 
 
-async def test_a_short_absence_is_waited_for(server: RedisServer) -> None:
+async def test_a_short_absence_of_the_server_is_waited_for(server: RedisServer) -> None:
     bucket = hundred()
     async with buckets_at(server.url, timeout=5) as store:
         assert await granted(store, bucket, 1) == 1
@@ -141,7 +139,7 @@ async def test_a_short_absence_is_waited_for(server: RedisServer) -> None:
         assert (await taking).granted == 1
 
 
-async def test_scripts_that_the_server_forgets_are_loaded_again(server: RedisServer) -> None:
+async def test_scripts_that_the_server_has_lost_are_loaded_again(server: RedisServer) -> None:
     bucket = hundred()
     async with buckets_at(server.url) as store:
         load = [asyncio.ensure_future(granted(store, bucket, 100)) for _ in range(8)]
@@ -151,7 +149,7 @@ async def test_scripts_that_the_server_forgets_are_loaded_again(server: RedisSer
         assert sum(await asyncio.gather(*load)) == 100
 
 
-async def test_a_frozen_server_is_given_up_on_in_time_and_used_again_once_it_thaws(server: RedisServer) -> None:
+async def test_a_stopped_server_is_reported_in_time_and_used_again_when_it_resumes(server: RedisServer) -> None:
     bucket = hundred()
     async with buckets_at(server.url) as store:
         assert await granted(store, bucket, 1) == 1
@@ -186,7 +184,7 @@ async def test_a_replica_that_lost_the_last_starts_grants_only_those_again(serve
             assert await granted(store, bucket, 200) == 40
 
 
-async def test_a_server_that_became_a_replica_is_left_for_the_one_that_took_over(
+async def test_a_server_that_became_a_replica_is_replaced_by_the_new_primary(
     server: RedisServer, tmp_path: Path
 ) -> None:
     bucket = hundred()
@@ -203,9 +201,7 @@ async def test_a_server_that_became_a_replica_is_left_for_the_one_that_took_over
             assert (await taking).granted == 1
 
 
-async def test_all_requests_in_flight_are_asked_again_at_the_one_that_took_over(
-    server: RedisServer, tmp_path: Path
-) -> None:
+async def test_all_requests_in_flight_are_sent_again_to_the_new_primary(server: RedisServer, tmp_path: Path) -> None:
     buckets = [hundred(f"hundred {number}") for number in range(40)]
     folder = tmp_path / "heir"
     folder.mkdir()
@@ -267,14 +263,14 @@ async def test_lost_replies_to_two_requests_charge_each_bucket_once(server: Redi
         assert set(used[::2]) <= {0, 1}
 
 
-async def test_memory_that_is_full_is_told_and_grants_nothing(tmp_path: Path) -> None:
+async def test_full_memory_is_reported_and_grants_nothing(tmp_path: Path) -> None:
     with server_in(tmp_path, "--maxmemory", "100kb", "--maxmemory-policy", "noeviction") as server:
         async with buckets_at(server.url) as store:
             with pytest.raises(StorageUnavailable, match="maxmemory"):
                 await store.take(hundred())
 
 
-async def test_a_server_that_evicts_what_is_in_use_is_advised_against(tmp_path: Path) -> None:
+async def test_an_eviction_policy_that_evicts_buckets_is_warned_about(tmp_path: Path) -> None:
     with server_in(tmp_path, "--maxmemory-policy", "allkeys-lru") as server:
         async with buckets_at(server.url) as store:
             assert store.advice is not None

@@ -14,9 +14,7 @@ from tests.durability.renamed import program
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 
-async def test_jobs_of_a_renamed_task_wait_for_a_release_that_knows_them_and_lose_nothing(
-    children: Children, database: Path
-) -> None:
+async def test_jobs_of_a_renamed_task_wait_for_a_release_that_has_it(children: Children, database: Path) -> None:
     """The fault: a release that did not know a task's old name failed its jobs, or deleted them."""
     url = f"sqlite:///{database}"
     old = program(url, "old")

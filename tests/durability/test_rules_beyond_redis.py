@@ -57,7 +57,7 @@ async def test_a_live_rule_that_redis_cannot_hold_is_refused_when_it_is_set(
         await until(lambda: app.started == ["acme"])  # type: ignore[attr-defined]
 
 
-async def test_a_stored_rule_that_redis_cannot_hold_lets_jobs_wait_and_not_run(
+async def test_jobs_of_a_stored_rule_that_redis_cannot_hold_wait(
     store: str,
     tmp_path: Path,
 ) -> None:
@@ -74,7 +74,7 @@ async def test_a_stored_rule_that_redis_cannot_hold_lets_jobs_wait_and_not_run(
         await until(lambda: app.started == ["acme", "acme"])  # type: ignore[attr-defined]
 
 
-def test_a_rule_that_redis_cannot_hold_is_refused_where_it_is_declared(store: str) -> None:
+def test_a_rule_that_redis_cannot_hold_is_refused_at_declaration(store: str) -> None:
     with pytest.raises(DeclarationError, match=WHY):
         made("memory://", RateLimit("100000000/s", name="api", store=store))
     with pytest.raises(DeclarationError, match=WHY):

@@ -24,7 +24,7 @@ from tests.durability.stores import claim_for, new_job, on_writer, open_store
 
 @pytest.mark.slow
 @pytest.mark.timeout(40)
-async def test_while_a_lock_holder_is_frozen_writers_wait_readers_go_on_and_nobody_is_declared_dead(
+async def test_while_a_lock_holder_is_stopped_writers_wait_readers_continue_and_no_node_is_declared_dead(
     database: Path, tmp_path: Path, children: Children, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = SqliteStorage(database, SystemClock())
@@ -82,9 +82,7 @@ async def test_while_a_lock_holder_is_frozen_writers_wait_readers_go_on_and_nobo
     assert "another connection has an open write transaction" in children.log, "the workers tell of it as well"
 
 
-async def test_a_writer_that_waits_longer_than_its_patience_is_told_whose_fault_it_is(
-    database: Path, children: Children
-) -> None:
+async def test_a_writer_that_times_out_reports_the_process_with_the_lock(database: Path, children: Children) -> None:
     async with open_store(database, patience=0.3) as storage:
         holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
         await holder.wait_for_line("locked")
@@ -166,7 +164,9 @@ async def test_a_long_reader_lets_the_log_grow_and_nothing_fails(database: Path)
         assert await storage.check() == []
 
 
-async def test_a_fork_is_refused_the_parents_store_and_does_not_harm_it(database: Path, children: Children) -> None:
+async def test_a_fork_cannot_use_the_store_of_its_parent_and_does_not_harm_it(
+    database: Path, children: Children
+) -> None:
     parent = await children.start("fork.py", path=str(database))
     assert await parent.end() == 0, children.log
 
@@ -179,7 +179,7 @@ def locks_held_on(path: Path) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="reads /proc/locks")
-async def test_a_second_look_at_the_file_takes_no_locks_from_the_first(database: Path) -> None:
+async def test_opening_the_file_again_releases_no_locks_of_the_first_connection(database: Path) -> None:
     """A process that opens and closes a file loses all its locks on it, whoever in it had taken them.
 
     SQLite knows that and keeps its descriptors; a look at the file past it would let another process overwrite what is

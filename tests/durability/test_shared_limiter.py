@@ -126,7 +126,7 @@ async def test_threads_and_other_loops_use_the_loop_of_the_first_caller() -> Non
     await limiter.close()
 
 
-async def test_a_sync_verb_on_the_loop_itself_is_an_error_instead_of_a_standstill() -> None:
+async def test_a_sync_method_on_the_loop_itself_raises_instead_of_blocking() -> None:
     limiter = Limiter(RateLimit("100/h"), OnOneLoop())
     assert await limiter.acquire("a")
     with pytest.raises(HeadgateError, match="await instead"):
@@ -134,7 +134,7 @@ async def test_a_sync_verb_on_the_loop_itself_is_an_error_instead_of_a_standstil
     await limiter.close()
 
 
-def test_a_limiter_whose_loop_has_ended_says_so() -> None:
+def test_a_limiter_whose_loop_has_ended_raises() -> None:
     limiter = Limiter(RateLimit("100/h"), OnOneLoop())
     asyncio.run(limiter.acquire("a"))
     with pytest.raises(HeadgateError, match="has ended"):

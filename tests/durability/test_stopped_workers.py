@@ -127,9 +127,7 @@ async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
     assert endings(database) == {job.id: 1}
 
 
-async def test_frozen_again_and_again_under_load_nothing_is_lost_or_left_behind(
-    database: Path, children: Children
-) -> None:
+async def test_workers_stopped_again_and_again_under_load_lose_no_job(database: Path, children: Children) -> None:
     here = Here(database)
     async with here.app.open():
         count_endings(database)
@@ -159,7 +157,7 @@ async def test_frozen_again_and_again_under_load_nothing_is_lost_or_left_behind(
     assert endings(database) == dict.fromkeys([job.id for job in jobs], 1)
 
 
-async def test_a_worker_that_is_told_to_end_lets_its_jobs_finish(database: Path, children: Children) -> None:
+async def test_a_worker_that_is_asked_to_stop_finishes_its_jobs(database: Path, children: Children) -> None:
     here = Here(database)
     async with here.app.open():
         worker = await start_worker(children, database, grace=20)
@@ -179,7 +177,9 @@ async def test_a_worker_that_is_told_to_end_lets_its_jobs_finish(database: Path,
     assert runs_by_job(read_ledger(database.with_name("ledger"))) == {job.id: 1}
 
 
-async def test_jobs_that_outlast_the_grace_are_handed_back_unspent(database: Path, children: Children) -> None:
+async def test_jobs_that_outlast_the_grace_are_returned_without_spending_an_attempt(
+    database: Path, children: Children
+) -> None:
     here = Here(database)
     async with here.app.open():
         worker = await start_worker(children, database, grace=0.2)
@@ -214,7 +214,7 @@ async def test_a_second_signal_ends_a_worker_within_two_seconds(database: Path, 
             assert (record.state, record.attempt, record.lost) == (JobState.WAITING, 0, 0)
 
 
-async def test_a_thread_that_cannot_be_stopped_does_not_keep_a_worker_from_ending(
+async def test_a_thread_that_cannot_be_stopped_does_not_delay_the_end_of_a_worker(
     database: Path, children: Children, tmp_path: Path
 ) -> None:
     tasks = tmp_path / "stuck.py"
@@ -242,7 +242,7 @@ async def test_a_thread_that_cannot_be_stopped_does_not_keep_a_worker_from_endin
         assert (record.state, record.attempt) == (JobState.WAITING, 0)
 
 
-async def test_a_handler_that_blocks_the_loop_beyond_the_lease_is_told_of_and_never_recorded_twice(
+async def test_a_handler_that_blocks_the_loop_beyond_the_lease_is_reported_and_never_recorded_twice(
     database: Path, children: Children
 ) -> None:
     here = Here(database)

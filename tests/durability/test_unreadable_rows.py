@@ -156,7 +156,7 @@ TOLD = {"costs", "headers", "options", "origin", "terms", "progress", "error", "
 
 
 @pytest.mark.parametrize("column", JOB_COLUMNS)
-async def test_a_waiting_job_that_cannot_be_read_holds_up_no_other(place: Place, column: str) -> None:
+async def test_a_waiting_job_that_cannot_be_read_delays_no_other(place: Place, column: str) -> None:
     app = place.app
     limited, plain, held = app.tasks["limited"], app.tasks["plain"], app.tasks["held"]
     bad: list[Job[Any]] = []
@@ -198,7 +198,7 @@ async def _none_runs(app: Headgate) -> bool:
 
 
 @pytest.mark.parametrize("column", JOB_COLUMNS)
-async def test_a_dead_nodes_jobs_are_taken_over_although_some_cannot_be_read(place: Place, column: str) -> None:
+async def test_the_jobs_of_a_dead_node_are_recovered_although_some_cannot_be_read(place: Place, column: str) -> None:
     app = place.app
     storage = app._storage
     async with app.open():
@@ -255,7 +255,7 @@ async def _are_final(jobs: list[Job[Any]]) -> bool:
 
 
 @pytest.mark.parametrize("column", ["origin", "error", "draws", "terms", "costs", "options"])
-async def test_a_follower_that_cannot_be_read_holds_up_no_other(place: Place, column: str) -> None:
+async def test_a_follower_that_cannot_be_read_delays_no_other(place: Place, column: str) -> None:
     app = place.app
     plain, limited = app.tasks["plain"], app.tasks["limited"]
     async with app.open():
@@ -298,7 +298,7 @@ async def _has_run(app: Headgate, name: str) -> bool:
     return (await app.admin.schedules.status(name)).runs > 0
 
 
-async def test_a_trigger_of_a_newer_release_is_left_alone_and_fired_by_who_can_read_it(place: Place) -> None:
+async def test_a_trigger_of_a_newer_release_is_fired_only_by_nodes_that_can_read_it(place: Place) -> None:
     app = place.app
     plain = app.tasks["plain"]
     async with app.open():
@@ -346,7 +346,7 @@ async def test_a_trigger_of_a_newer_release_is_left_alone_and_fired_by_who_can_r
         ("limit_setting", "rule", '{"kind":"lunar"}', "limit_name = 'odd'"),
     ],
 )
-async def test_other_rows_that_cannot_be_read_hold_up_nothing(
+async def test_other_rows_that_cannot_be_read_delay_nothing(
     place: Place, table: str, column: str, value: str, where: str
 ) -> None:
     app = place.app
@@ -429,7 +429,7 @@ ODD_VALUES = [
 
 
 @pytest.mark.parametrize(("column", "value"), ODD_VALUES)
-async def test_a_value_of_another_type_or_size_holds_up_no_other_job(place: Place, column: str, value: Any) -> None:
+async def test_a_value_of_another_type_or_size_delays_no_other_job(place: Place, column: str, value: Any) -> None:
     app = place.app
     limited, plain, held = app.tasks["limited"], app.tasks["plain"], app.tasks["held"]
     async with app.open():

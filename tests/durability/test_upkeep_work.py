@@ -91,7 +91,7 @@ def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(tmp_path:
     run_virtual(main)
 
 
-def test_charts_cost_a_job_no_statement_and_a_process_one_for_all_that_it_did_in_ten_seconds(
+def test_charts_cost_no_statement_for_a_job_and_one_every_ten_seconds_for_a_process(
     tmp_path: Path,
 ) -> None:
     async def main(clock: VirtualClock) -> None:
@@ -172,7 +172,7 @@ async def test_a_dead_node_is_recovered_in_one_commit_however_much_it_ran(databa
             assert (await storage.claim(claim_for(RULES, slots=10, queues=[queue]))).jobs
 
 
-async def test_whoever_follows_a_job_is_released_in_the_commit_that_ends_it(database: Path) -> None:
+async def test_followers_of_a_job_are_released_in_the_commit_that_ends_it(database: Path) -> None:
     """The fault: a job enqueued its own follower when it had ended, so a crash between the two lost the follower."""
     clock = ManualClock()
     async with open_store(database, clock, synchronous="OFF") as storage:
@@ -270,7 +270,7 @@ async def steps_with(path: Path, size: int) -> dict[str, int]:
         return await Upkeep(storage, clock, size).all_steps()
 
 
-async def test_recovery_and_cleaning_read_what_they_are_about_and_not_the_whole_tables(tmp_path: Path) -> None:
+async def test_recovery_and_cleaning_do_not_read_whole_tables(tmp_path: Path) -> None:
     """The fault: recovery and cleaning loaded all rows of a SQLite file and looked through them in the program."""
     few, many = await steps_with(tmp_path / "few.db", 100), await steps_with(tmp_path / "many.db", 4_000)
     grown = {what: (few[what], many[what]) for what in few if many[what] > 1.5 * few[what] + 200}
@@ -296,7 +296,7 @@ async def steps_to_prune_beside(path: Path, batches: int) -> int:
         return meter.steps
 
 
-async def test_pruning_jobs_does_not_look_at_the_batches_of_others(tmp_path: Path) -> None:
+async def test_pruning_jobs_does_not_read_batches_of_other_jobs(tmp_path: Path) -> None:
     """The fault: each step of pruning looked through all batches that are kept because one of their jobs failed."""
     few, many = (
         await steps_to_prune_beside(tmp_path / "few.db", 50),

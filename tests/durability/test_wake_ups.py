@@ -55,7 +55,7 @@ async def test_a_job_of_another_process_starts_at_once(database: Path, children:
     assert statistics.median(measured) < 0.1, measured
 
 
-async def test_a_job_that_no_datagram_told_of_is_found_by_the_next_look(database: Path, children: Children) -> None:
+async def test_a_job_without_a_datagram_is_found_by_the_next_poll(database: Path, children: Children) -> None:
     measured = await delays(database, children, 11, deaf=True)
     assert statistics.median(measured) < 0.4, measured
     assert max(measured) < 2, measured

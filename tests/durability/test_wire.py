@@ -64,7 +64,7 @@ async def test_a_break_before_a_commit_keeps_it_from_arriving(server: PostgresSe
         assert await told(server) == []
 
 
-async def test_an_answer_can_be_lost_by_what_it_says(server: PostgresServer) -> None:
+async def test_a_reply_can_be_lost_by_its_content(server: PostgresServer) -> None:
     async with Wire.to(server.port) as wire:
         connection = await asyncpg.connect(server.url_at(wire.port))
         lost = wire.break_at_answer(b"4242")
@@ -74,7 +74,7 @@ async def test_an_answer_can_be_lost_by_what_it_says(server: PostgresServer) -> 
         assert lost.happened.is_set()
 
 
-async def test_a_connection_that_stalls_before_a_commit_goes_on_when_it_may(server: PostgresServer) -> None:
+async def test_a_connection_that_stalls_before_a_commit_continues_when_released(server: PostgresServer) -> None:
     async with Wire.to(server.port) as wire:
         connection = await asyncpg.connect(server.url_at(wire.port))
         stalled = wire.stall_before(b"COMMIT")
@@ -88,7 +88,7 @@ async def test_a_connection_that_stalls_before_a_commit_goes_on_when_it_may(serv
         await connection.close()
 
 
-async def test_a_wire_that_holds_is_silent_and_goes_on_when_released(server: PostgresServer) -> None:
+async def test_a_held_connection_is_silent_and_continues_when_released(server: PostgresServer) -> None:
     async with Wire.to(server.port) as wire:
         connection = await asyncpg.connect(server.url_at(wire.port))
         wire.hold()
@@ -102,7 +102,7 @@ async def test_a_wire_that_holds_is_silent_and_goes_on_when_released(server: Pos
         await connection.close()
 
 
-async def test_a_wire_that_holds_can_still_be_cut(server: PostgresServer) -> None:
+async def test_a_held_connection_can_be_cut(server: PostgresServer) -> None:
     async with Wire.to(server.port) as wire:
         connection = await asyncpg.connect(server.url_at(wire.port))
         wire.hold()

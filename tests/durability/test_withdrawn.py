@@ -87,9 +87,7 @@ def withdrawals(place: Place) -> list[tuple[str, str, str]]:
     return [(f"REVOKE {rights} FROM {place.role}", f"GRANT {rights} TO {place.role}", "GRANT"), renamed]
 
 
-async def test_a_worker_goes_on_when_it_gets_back_what_was_taken_from_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_continues_when_its_rights_are_restored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: a right that a DBA took away for three seconds ended the worker of a web server, which went on
     without it: jobs waited for ever, and their callers were told nothing that they could understand."""
     monkeypatch.setattr(database, "PATIENCE", SECOND // 2)
@@ -121,7 +119,7 @@ async def test_a_worker_goes_on_when_it_gets_back_what_was_taken_from_it(
             assert await (await work.enqueue(3)).result() == 3
 
 
-async def test_what_a_database_can_never_answer_ends_the_block_of_the_worker_at_once(
+async def test_a_permanent_error_of_the_database_ends_the_worker_block_immediately(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A column that is not there is a mistake in a statement, or a table that somebody changed: no waiting helps."""

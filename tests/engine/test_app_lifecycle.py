@@ -41,7 +41,7 @@ class Reluctant(MemoryStorage):
         await super().open(migrate=migrate)
 
 
-def test_when_an_opening_fails_one_of_those_who_wait_tries_again_and_the_others_wait_for_that() -> None:
+def test_when_opening_fails_one_waiter_tries_again_and_the_others_wait_for_it() -> None:
     """The fault: all who had waited opened the store at once, and those of them who were late opened it over again."""
 
     async def main(clock: VirtualClock) -> None:
@@ -202,7 +202,7 @@ def test_a_child_that_is_forked_while_the_app_is_being_opened_does_not_wait_for_
     assert not opening.is_open
 
 
-def test_an_app_whose_closing_is_cancelled_is_closed_all_the_same() -> None:
+def test_an_app_whose_closing_is_cancelled_is_closed() -> None:
     """The fault: its store stayed open, with its threads and connections, and nobody could close it any more."""
 
     async def main(clock: VirtualClock) -> None:
@@ -229,7 +229,7 @@ def test_an_app_whose_closing_is_cancelled_is_closed_all_the_same() -> None:
     run_virtual(main)
 
 
-def test_an_error_of_a_closing_that_is_cancelled_is_told() -> None:
+def test_an_error_of_a_cancelled_closing_is_raised() -> None:
     async def close() -> None:
         await asyncio.sleep(1)
         raise OSError("the disk is gone")

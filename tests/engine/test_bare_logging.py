@@ -43,7 +43,7 @@ def test_logging_works_while_a_node_runs_as_it_does_without(then: str, printed: 
     assert done.stdout.splitlines() == [*kept, "restored True"]
 
 
-def test_who_stands_in_for_the_same_method_meanwhile_goes_on_to_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_patch_of_the_same_logging_method_stays_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """As tools that watch for errors do, from anywhere in the life of a node."""
     heard: list[str] = []
     theirs: list[str] = []

@@ -85,7 +85,7 @@ def test_a_batch_whose_id_was_kept_gives_its_results_and_is_cancelled() -> None:
     run_virtual(main)
 
 
-def test_the_jobs_of_a_batch_know_it() -> None:
+def test_jobs_of_a_batch_can_read_its_id() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -102,7 +102,7 @@ def test_the_jobs_of_a_batch_know_it() -> None:
 
 
 @pytest.mark.parametrize(("on", "runs"), [("success", False), ("any", True)])
-def test_then_runs_after_a_failure_if_it_is_for_any_outcome(on: str, runs: bool) -> None:
+def test_then_with_any_outcome_runs_after_a_failure(on: str, runs: bool) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         ran: list[bool] = []
@@ -162,7 +162,7 @@ def test_batches_and_chains_follow_each_other() -> None:
     run_virtual(main)
 
 
-def test_what_follows_an_empty_batch_runs_at_once() -> None:
+def test_a_follower_of_an_empty_batch_runs_immediately() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -179,7 +179,7 @@ def test_what_follows_an_empty_batch_runs_at_once() -> None:
     run_virtual(main)
 
 
-def test_a_batch_is_cancelled_with_what_follows_it() -> None:
+def test_a_batch_is_cancelled_with_its_followers() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         begun = asyncio.Event()
@@ -201,7 +201,7 @@ def test_a_batch_is_cancelled_with_what_follows_it() -> None:
     run_virtual(main)
 
 
-def test_a_batch_that_is_not_final_in_time_goes_on() -> None:
+def test_a_batch_that_is_not_final_before_the_timeout_continues() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -219,7 +219,7 @@ def test_a_batch_that_is_not_final_in_time_goes_on() -> None:
 
 
 @pytest.mark.parametrize("place", ["memory", "file"])
-def test_who_waits_for_a_batch_when_the_app_closes_is_told(place: str, tmp_path: Path) -> None:
+def test_waiting_for_a_batch_raises_when_the_app_closes(place: str, tmp_path: Path) -> None:
     """The fault: a store that was closed looked like one that was away, and whoever waited for a batch waited for
     ever."""
 
@@ -244,7 +244,7 @@ def test_who_waits_for_a_batch_when_the_app_closes_is_told(place: str, tmp_path:
     run_virtual(main)
 
 
-def test_what_cannot_be_a_batch_is_told_where_it_is_made() -> None:
+def test_an_invalid_batch_is_refused_when_it_is_created() -> None:
     app = Headgate("memory://")
 
     @app.task
@@ -337,7 +337,7 @@ def test_a_job_on_the_mutex_of_a_batch_waits_until_that_is_final() -> None:
     run_virtual(main)
 
 
-def test_a_batch_holds_what_its_own_tasks_ask_for_once() -> None:
+def test_a_batch_holds_a_limit_of_its_own_tasks_once() -> None:
     """The fault: a job that needs a mutex by itself, and once more through its batch, waits for itself."""
 
     async def main(clock: VirtualClock) -> None:
@@ -381,7 +381,7 @@ def test_a_batch_holds_one_place_of_a_named_concurrency() -> None:
     run_virtual(main)
 
 
-def test_a_deploy_leaves_a_batch_what_it_holds() -> None:
+def test_a_deploy_does_not_take_permits_from_a_batch() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
 

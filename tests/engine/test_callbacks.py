@@ -54,7 +54,7 @@ def listen(task: Task[Any, Any]) -> list[tuple[Any, ...]]:
     return told
 
 
-def test_a_job_is_told_of_from_its_first_start_over_its_retries_to_its_end() -> None:
+def test_callbacks_are_called_at_the_start_the_retries_and_the_end_of_a_job() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -89,7 +89,7 @@ def test_a_job_is_told_of_from_its_first_start_over_its_retries_to_its_end() -> 
     run_virtual(main)
 
 
-def test_nobody_is_told_of_an_ending_before_it_is_stored() -> None:
+def test_no_callback_is_called_before_the_ending_is_stored() -> None:
     """The fault: a callback sent the invoice, the record of it failed, and the job ran and sent it again."""
 
     async def main(clock: VirtualClock) -> None:
@@ -114,7 +114,7 @@ def test_nobody_is_told_of_an_ending_before_it_is_stored() -> None:
     run_virtual(main)
 
 
-def test_an_ending_that_was_refused_is_not_told() -> None:
+def test_no_callback_is_called_for_a_refused_ending() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         app = Headgate(storage=store, clock=clock)
@@ -184,7 +184,7 @@ def test_what_a_callback_raises_is_logged_and_changes_nothing(caplog: pytest.Log
     run_virtual(main)
 
 
-def test_slow_callbacks_hold_up_neither_the_record_of_a_job_nor_other_jobs() -> None:
+def test_slow_callbacks_delay_neither_the_ending_of_a_job_nor_other_jobs() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, concurrency=1)
 
@@ -229,7 +229,7 @@ def test_the_callbacks_of_one_job_are_called_in_order_even_when_the_first_is_slo
     run_virtual(main)
 
 
-def test_a_callback_that_never_ends_is_cancelled_and_told() -> None:
+def test_a_callback_that_never_ends_is_cancelled_and_logged() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         failures: list[Event] = []
@@ -252,7 +252,7 @@ def test_a_callback_that_never_ends_is_cancelled_and_told() -> None:
     run_virtual(main)
 
 
-def test_callbacks_that_are_under_way_get_a_moment_when_the_app_is_closed() -> None:
+def test_running_callbacks_get_time_to_finish_when_the_app_closes() -> None:
     async def main(clock: VirtualClock) -> None:
         told: list[str] = []
 
@@ -285,7 +285,7 @@ def test_callbacks_that_are_under_way_get_a_moment_when_the_app_is_closed() -> N
     run_virtual(main)
 
 
-def test_the_last_callbacks_of_a_closing_app_can_still_enqueue_and_look() -> None:
+def test_the_last_callbacks_of_a_closing_app_can_enqueue_and_read() -> None:
     """The fault: the app counted as closed before they were told, and they met NotOpen."""
 
     async def main(clock: VirtualClock) -> None:
@@ -312,7 +312,7 @@ def test_the_last_callbacks_of_a_closing_app_can_still_enqueue_and_look() -> Non
     run_virtual(main)
 
 
-def test_a_plain_function_is_called_in_a_thread_and_knows_its_job() -> None:
+def test_a_plain_callback_runs_in_a_thread_and_can_read_its_job() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         told: list[tuple[str, bool]] = []
@@ -338,7 +338,7 @@ def test_a_plain_function_is_called_in_a_thread_and_knows_its_job() -> None:
     run_virtual(main)
 
 
-def test_throttling_snoozing_and_cancelling_tell_of_no_error_and_no_retry() -> None:
+def test_throttling_snoozing_and_cancelling_call_neither_on_error_nor_on_retry() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         snoozed: list[bool] = []
@@ -366,7 +366,7 @@ def test_throttling_snoozing_and_cancelling_tell_of_no_error_and_no_retry() -> N
     run_virtual(main)
 
 
-def test_a_job_that_never_ran_tells_its_typed_error_where_it_was_dropped() -> None:
+def test_the_callback_of_a_dropped_job_gets_its_typed_error() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -394,7 +394,7 @@ def test_a_job_that_never_ran_tells_its_typed_error_where_it_was_dropped() -> No
     run_virtual(main)
 
 
-def test_a_payload_that_no_longer_fits_and_a_result_that_cannot_be_stored_are_told_as_errors() -> None:
+def test_misfit_payloads_and_unstorable_results_call_on_error() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         old, app = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
@@ -423,7 +423,7 @@ def test_a_payload_that_no_longer_fits_and_a_result_that_cannot_be_stored_are_to
     run_virtual(main)
 
 
-def test_a_poisonous_job_is_told_where_its_node_was_found_dead() -> None:
+def test_callbacks_of_a_poisonous_job_run_on_the_node_that_recovers_it() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         app = Headgate(storage=store, clock=clock)
@@ -468,7 +468,7 @@ class Deaf:
         return getattr(self._store, name)
 
 
-def test_a_callback_that_takes_other_arguments_is_told_where_it_is_declared() -> None:
+def test_a_callback_with_wrong_arguments_is_refused_at_declaration() -> None:
     app = Headgate("memory://")
 
     @app.task

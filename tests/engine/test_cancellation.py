@@ -51,7 +51,7 @@ async def cancels_itself() -> None:
 
 
 @pytest.mark.parametrize("trouble", [inner_timeout, inner_wait_for, inner_cancel, inner_group, cancels_itself])
-def test_what_the_handlers_own_libraries_cancel_is_an_ordinary_failure(trouble: Callable[[], Any]) -> None:
+def test_a_cancellation_by_a_library_of_the_handler_is_an_ordinary_failure(trouble: Callable[[], Any]) -> None:
     """The fault: the timeout of an HTTP client was taken for a user's cancellation, and the job was never retried."""
 
     async def main(clock: VirtualClock) -> None:
@@ -137,7 +137,7 @@ def test_an_error_that_refers_to_itself_or_cannot_be_printed_is_recorded() -> No
     run_virtual(main)
 
 
-def test_a_payload_error_of_the_handlers_own_is_retried_like_any_other() -> None:
+def test_a_payload_error_raised_by_the_handler_is_retried() -> None:
     """The fault: a handler that enqueued something wrong was taken for one whose result could not be stored."""
 
     async def main(clock: VirtualClock) -> None:
@@ -202,7 +202,7 @@ def test_a_cancelled_job_stays_cancelled_whatever_its_handler_raises_then(answer
     run_virtual(main)
 
 
-def test_a_timeout_is_a_timeout_whatever_a_library_makes_of_it() -> None:
+def test_a_timeout_is_a_timeout_although_a_library_converts_it() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -224,7 +224,7 @@ def test_a_timeout_is_a_timeout_whatever_a_library_makes_of_it() -> None:
     run_virtual(main)
 
 
-def test_one_cancellation_is_told_once_so_that_cleaning_up_may_take_its_time() -> None:
+def test_a_handler_is_cancelled_once_so_that_it_can_clean_up() -> None:
     """The fault: a cancelled job was cancelled anew each second, in the middle of giving back what it held."""
 
     async def main(clock: VirtualClock) -> None:
@@ -252,7 +252,7 @@ def test_one_cancellation_is_told_once_so_that_cleaning_up_may_take_its_time() -
     run_virtual(main)
 
 
-def test_an_attempt_that_swallows_its_cancellation_keeps_its_slot_and_its_lease_and_is_spoken_of(
+def test_an_attempt_that_swallows_its_cancellation_keeps_slot_and_lease_and_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main(clock: VirtualClock) -> None:
@@ -300,7 +300,7 @@ def test_an_attempt_that_swallows_its_cancellation_keeps_its_slot_and_its_lease_
     assert "still runs 5 s later, in a slot of queue default: its handler swallows CancelledError" in caplog.text
 
 
-def test_an_attempt_that_ends_in_time_is_not_spoken_of() -> None:
+def test_an_attempt_that_ends_in_time_is_not_reported() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         told: list[Any] = []
@@ -320,7 +320,7 @@ def test_an_attempt_that_ends_in_time_is_not_spoken_of() -> None:
     run_virtual(main)
 
 
-async def test_a_thread_that_goes_on_after_its_time_was_up_is_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_that_continues_after_its_timeout_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     # In real time: virtual time stands still while a thread works.
     monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
     app = Headgate("memory://", concurrency=1)
@@ -349,7 +349,7 @@ async def test_a_thread_that_goes_on_after_its_time_was_up_is_spoken_of(monkeypa
         release.set()
 
 
-def test_a_shutdown_gives_the_job_back_unspent_even_if_its_handler_fails_over_it() -> None:
+def test_a_shutdown_returns_a_job_without_spending_an_attempt_even_if_its_handler_fails() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
 
@@ -383,7 +383,7 @@ def test_a_shutdown_gives_the_job_back_unspent_even_if_its_handler_fails_over_it
 
 
 @pytest.mark.parametrize("asked", ["here", "elsewhere"])
-async def test_a_thread_sees_that_its_user_cancelled_it(asked: str) -> None:
+async def test_a_thread_can_read_that_its_job_was_cancelled(asked: str) -> None:
     # In real time: virtual time stands still while a thread works.
     store = MemoryStorage(SystemClock())
     app, other = Headgate(storage=store), Headgate(storage=store)

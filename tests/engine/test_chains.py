@@ -96,7 +96,7 @@ def test_a_step_waits_for_all_the_retries_of_the_one_before_it() -> None:
     run_virtual(main)
 
 
-def test_a_failed_step_cancels_the_rest_which_says_why() -> None:
+def test_a_failed_step_cancels_the_rest_with_the_reason() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -159,7 +159,7 @@ def test_a_retry_of_many_never_runs_a_step_whose_leader_has_failed() -> None:
     run_virtual(main)
 
 
-def test_a_retried_step_brings_the_rest_of_its_chain_back() -> None:
+def test_a_retried_step_restores_the_rest_of_its_chain() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         is_broken = True
@@ -196,7 +196,7 @@ def test_a_chain_is_explained_while_it_waits() -> None:
     run_virtual(main)
 
 
-def test_what_is_left_of_a_chain_is_cancelled() -> None:
+def test_the_rest_of_a_chain_can_be_cancelled() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         begun = asyncio.Event()
@@ -262,7 +262,7 @@ def test_limits_hold_for_the_steps_of_many_chains() -> None:
     run_virtual(main)
 
 
-def test_a_chain_is_told_job_by_job_as_it_is_enqueued() -> None:
+def test_a_chain_publishes_an_event_for_each_job() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         told: list[Event] = []
@@ -279,7 +279,7 @@ def test_a_chain_is_told_job_by_job_as_it_is_enqueued() -> None:
     run_virtual(main)
 
 
-def test_what_cannot_be_a_chain_is_told_where_it_is_made() -> None:
+def test_an_invalid_chain_is_refused_when_it_is_created() -> None:
     one, other = Headgate("memory://"), Headgate("memory://")
 
     @one.task
@@ -331,7 +331,7 @@ def test_a_chain_is_enqueued_and_followed_from_a_thread() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_step_is_lost_whatever_happens_to_the_lines_of_the_nodes(seed: int, tmp_path: Path) -> None:
+def test_no_step_is_lost_when_connections_of_nodes_fail(seed: int, tmp_path: Path) -> None:
     """Endings are repeated, refused and doubled; a chain goes on after each of them, exactly once a step."""
 
     from headgate.storage.sqlite.memory import MemoryStorage

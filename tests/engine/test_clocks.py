@@ -68,7 +68,7 @@ def test_a_node_whose_clock_is_an_hour_off_starts_nothing_early_or_late(wrong: i
     run_virtual(main)
 
 
-def test_an_instant_that_a_user_names_is_that_instant_by_the_stores_clock() -> None:
+def test_an_instant_given_by_a_user_is_in_the_time_of_the_store() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, -HOUR))
         started: list[int] = []
@@ -87,7 +87,7 @@ def test_an_instant_that_a_user_names_is_that_instant_by_the_stores_clock() -> N
 
 
 @pytest.mark.parametrize("wrong", [-HOUR, HOUR])
-def test_what_a_node_with_a_wrong_clock_says_of_jobs_is_in_the_stores_time(wrong: int) -> None:
+def test_events_of_a_node_with_a_wrong_clock_have_the_time_of_the_store(wrong: int) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, wrong))
 
@@ -133,7 +133,7 @@ def test_a_node_whose_clock_is_ahead_deletes_no_job_before_its_retention() -> No
     run_virtual(main)
 
 
-def test_a_clock_that_is_more_than_5_s_off_is_told_once_until_it_was_right_again(
+def test_a_clock_that_is_more_than_5_s_off_is_reported_once_until_it_is_right_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main(clock: VirtualClock) -> None:
@@ -162,7 +162,7 @@ def test_a_clock_that_is_more_than_5_s_off_is_told_once_until_it_was_right_again
     assert "60.0 s ahead of the store's" in lines[1]
 
 
-def test_a_clock_that_is_right_is_not_told_of() -> None:
+def test_a_correct_clock_is_not_reported() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, 4))
         told: list[Event] = []
@@ -174,7 +174,7 @@ def test_a_clock_that_is_right_is_not_told_of() -> None:
     run_virtual(main)
 
 
-def test_events_are_dated_by_the_clock_of_the_process_that_tells_them() -> None:
+def test_events_have_the_time_of_the_process_that_publishes_them() -> None:
     async def main(clock: VirtualClock) -> None:
         own = beside(clock, HOUR)
         app = Headgate(storage=MemoryStorage(clock), clock=own)

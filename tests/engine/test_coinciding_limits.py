@@ -38,7 +38,7 @@ class Inside:
         self.owners.remove(owner)
 
 
-async def test_two_mutexes_that_come_out_as_one_key_let_one_owner_in_at_a_time(app: Headgate) -> None:
+async def test_two_mutexes_with_the_same_key_admit_one_owner_at_a_time(app: Headgate) -> None:
     inside = Inside()
 
     @app.task(limits=[Mutex("orders:{a}", owner="{owner}"), Mutex("orders:{b}", owner="{owner}")])
@@ -67,7 +67,7 @@ async def test_two_owners_of_one_key_are_refused_when_a_call_is_enqueued(app: He
         assert len(await app.admin.jobs()) == 2
 
 
-async def test_a_mutex_of_a_task_and_one_of_its_queue_are_one_if_their_keys_are(app: Headgate) -> None:
+async def test_mutexes_of_a_task_and_its_queue_are_one_if_their_keys_are_equal(app: Headgate) -> None:
     inside = Inside()
     app.queue("orders", limits=[Mutex("orders:{order}")])
 
@@ -101,7 +101,7 @@ async def test_a_batch_that_holds_what_its_jobs_draw_on_twice_holds_it_once(app:
     assert ran == [1, 1, 1]
 
 
-def test_limits_that_always_come_out_as_one_key_with_two_owners_are_refused() -> None:
+def test_limits_that_always_have_one_key_and_two_owners_are_refused() -> None:
     app = Headgate("memory://")
     with pytest.raises(DeclarationError, match=r"of task 'ship' has the key 'orders:\{order\}' twice.*same owner="):
 
@@ -127,7 +127,7 @@ def test_limits_that_always_come_out_as_one_key_with_two_owners_are_refused() ->
         ([Mutex("a"), Mutex("a"), Concurrency(5, cost=3)], (1, 3), [PermitTerms(), PermitTerms()]),
     ],
 )
-def test_the_strictest_of_limits_that_are_one_is_what_a_job_asks(
+def test_the_strictest_of_coinciding_limits_applies_to_a_job(
     limits: Any, costs: tuple[int, ...] | None, holdings: list[PermitTerms]
 ) -> None:
     app = Headgate("memory://")
@@ -142,7 +142,7 @@ def test_the_strictest_of_limits_that_are_one_is_what_a_job_asks(
     assert list(asked.terms.holds) == holdings
 
 
-def test_the_shortest_wait_of_limits_that_are_one_is_what_a_job_asks() -> None:
+def test_the_shortest_max_wait_of_coinciding_limits_applies_to_a_job() -> None:
     app = Headgate("memory://")
 
     @app.task(limits=[Mutex("a", max_wait=60), Mutex("a", on_limit="cancel")])

@@ -40,7 +40,7 @@ class Breaking(MemoryStorage):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_crash_of_any_part_ends_the_whole_node_and_is_told_at_once(
+def test_a_crash_of_any_part_ends_the_whole_node_and_is_raised_immediately(
     part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The fault: one loop of a worker died and the others went on, so that half of it worked and nobody knew; or, in a
@@ -98,7 +98,7 @@ def test_a_crash_of_any_part_ends_the_whole_node_and_is_told_at_once(
     assert "ZeroDivisionError: a mistake in a part of the node" in line
 
 
-def test_a_node_that_cannot_start_beside_other_work_says_so() -> None:
+def test_an_embedded_node_that_cannot_start_raises() -> None:
     """The fault: a program went on without any worker in it, and found out when it ended."""
 
     async def main(clock: VirtualClock) -> None:
@@ -122,7 +122,7 @@ def test_a_node_that_cannot_start_beside_other_work_says_so() -> None:
     run_virtual(main)
 
 
-def test_a_block_that_its_node_has_ended_may_clean_up_and_what_it_raises_is_kept() -> None:
+def test_a_block_that_its_node_has_ended_can_clean_up_and_its_error_is_kept() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Breaking(clock)
         app = Headgate(storage=store, clock=clock)
@@ -155,7 +155,7 @@ def test_a_block_that_its_node_has_ended_may_clean_up_and_what_it_raises_is_kept
     run_virtual(main)
 
 
-def test_a_block_that_is_cancelled_by_others_is_just_cancelled() -> None:
+def test_a_block_that_is_cancelled_from_outside_raises_only_the_cancellation() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=Breaking(clock), clock=clock)
         with pytest.raises(TimeoutError):

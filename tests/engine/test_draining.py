@@ -61,7 +61,7 @@ class World:
 
 
 @pytest.mark.parametrize("until", ["ready", "all"])
-def test_an_empty_store_is_drained_at_once(until: Drain) -> None:
+def test_an_empty_store_is_drained_immediately(until: Drain) -> None:
     async def main(clock: VirtualClock) -> None:
         world = World(clock)
         assert await world.drain(world.app(), until) < 1
@@ -70,7 +70,7 @@ def test_an_empty_store_is_drained_at_once(until: Drain) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_ready_is_done_with_all_that_it_enqueues(seed: int) -> None:
+def test_a_drain_runs_ready_jobs_and_those_that_they_enqueue(seed: int) -> None:
     async def main(clock: VirtualClock) -> None:
         world = World(clock)
         app = world.app()
@@ -83,7 +83,7 @@ def test_what_is_ready_is_done_with_all_that_it_enqueues(seed: int) -> None:
     run_virtual(main, seed=seed)
 
 
-def test_what_waits_for_its_time_a_limit_or_its_next_try_is_left_to_others() -> None:
+def test_a_drain_leaves_jobs_that_wait_for_a_time_a_limit_or_a_retry() -> None:
     async def main(clock: VirtualClock) -> None:
         world = World(clock)
         app = world.app()
@@ -98,7 +98,7 @@ def test_what_waits_for_its_time_a_limit_or_its_next_try_is_left_to_others() -> 
     run_virtual(main)
 
 
-def test_with_all_it_waits_for_that_too() -> None:
+def test_a_drain_of_all_jobs_waits_for_delayed_and_limited_ones() -> None:
     async def main(clock: VirtualClock) -> None:
         world = World(clock)
         app = world.app()
@@ -114,7 +114,7 @@ def test_with_all_it_waits_for_that_too() -> None:
 
 
 @pytest.mark.parametrize("until", ["ready", "all"])
-def test_what_this_node_will_never_run_does_not_keep_it(until: Drain) -> None:
+def test_a_drain_does_not_wait_for_jobs_that_this_node_cannot_run(until: Drain) -> None:
     async def main(clock: VirtualClock) -> None:
         world = World(clock)
         app, older = world.app(), Headgate(storage=world.store, clock=clock)
@@ -140,7 +140,7 @@ def test_what_this_node_will_never_run_does_not_keep_it(until: Drain) -> None:
     run_virtual(main)
 
 
-def test_a_paused_limit_is_a_limit_that_is_waited_for() -> None:
+def test_a_drain_does_not_wait_for_a_paused_limit() -> None:
     async def main(clock: VirtualClock) -> None:
         world = World(clock)
         app = world.app()
@@ -153,7 +153,7 @@ def test_a_paused_limit_is_a_limit_that_is_waited_for() -> None:
     run_virtual(main)
 
 
-def test_what_another_node_runs_is_waited_for_as_it_may_enqueue_more() -> None:
+def test_a_drain_waits_for_running_jobs_of_other_nodes() -> None:
     async def main(clock: VirtualClock) -> None:
         world = World(clock)
         app, other = world.app(), world.app()

@@ -66,7 +66,7 @@ def test_each_call_is_enqueued_under_its_own_options() -> None:
     run_virtual(main)
 
 
-def test_what_a_call_does_not_say_is_as_the_task_that_enqueues_it_says() -> None:
+def test_options_that_a_call_does_not_set_are_those_of_the_task() -> None:
     async def main(clock: VirtualClock) -> None:
         shop = Shop(clock)
         async with shop.app.open():
@@ -127,7 +127,7 @@ def test_a_full_queue_of_one_call_refuses_them_all() -> None:
     run_virtual(main)
 
 
-def test_only_calls_that_asked_are_promised_something() -> None:
+def test_only_calls_that_request_it_get_a_predicted_start() -> None:
     async def main(clock: VirtualClock) -> None:
         shop = Shop(clock)
         async with shop.app.open():
@@ -140,14 +140,14 @@ def test_only_calls_that_asked_are_promised_something() -> None:
     run_virtual(main)
 
 
-async def test_nothing_is_promised_in_a_transaction_of_the_callers() -> None:
+async def test_no_start_is_predicted_in_a_transaction_of_the_caller() -> None:
     shop = Shop()
     async with shop.app.open():
         with pytest.raises(DeclarationError, match="predict= needs a committed job"):
             await shop.limited.using(connection=object()).enqueue_many([shop.limited.using(predict=True).call(1)])
 
 
-async def test_calls_with_options_of_their_own_are_stored_from_code_that_cannot_await(tmp_path: Any) -> None:
+async def test_sync_code_enqueues_calls_with_their_own_options(tmp_path: Any) -> None:
     shop = Shop(url=f"sqlite:///{tmp_path}/jobs.db")
     async with shop.app.open():
         calls = [shop.charge.using(priority=n % 2, queue="other").call(n) for n in range(3)]

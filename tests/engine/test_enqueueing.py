@@ -73,7 +73,7 @@ def test_a_job_starts_after_its_delay_or_at_its_instant_and_an_instant_that_has_
     run_virtual(main)
 
 
-def test_of_jobs_without_limits_the_higher_priority_goes_first() -> None:
+def test_a_job_of_higher_priority_starts_first_without_limits() -> None:
     """The fault: whatever came first went first, however urgent what came later was."""
 
     async def main(clock: VirtualClock) -> None:
@@ -99,7 +99,7 @@ def test_of_jobs_without_limits_the_higher_priority_goes_first() -> None:
 # ------------------------------------------------------------------------------------------------- what it carries
 
 
-def test_ids_tell_the_order_of_enqueueing() -> None:
+def test_ids_are_in_the_order_of_enqueueing() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -153,7 +153,7 @@ def test_id_and_headers_are_the_same_in_each_attempt_wherever_it_runs(tmp_path: 
     run_virtual(main)
 
 
-def test_what_is_said_of_a_job_is_said_by_using_and_enqueue_takes_the_tasks_own_arguments_only() -> None:
+def test_options_are_passed_to_using_and_enqueue_takes_only_the_arguments_of_the_task() -> None:
     assert set(EnqueueOptions.__annotations__) >= {
         "queue",
         "delay",
@@ -186,7 +186,7 @@ def test_what_is_said_of_a_job_is_said_by_using_and_enqueue_takes_the_tasks_own_
     run_virtual(main)
 
 
-def test_what_happens_to_a_job_is_told_without_its_arguments_and_its_result() -> None:
+def test_events_of_a_job_have_neither_its_arguments_nor_its_result() -> None:
     """The fault: the arguments of every job were in every event and every log line, passwords among them."""
 
     async def main(clock: VirtualClock) -> None:
@@ -215,7 +215,7 @@ def test_what_happens_to_a_job_is_told_without_its_arguments_and_its_result() ->
 # ---------------------------------------------------------------------------------------------- whether it is stored
 
 
-def test_a_store_that_is_away_is_told_to_the_caller_and_nothing_is_stored() -> None:
+def test_an_unavailable_store_raises_at_enqueue_and_nothing_is_stored() -> None:
     async def main(clock: VirtualClock) -> None:
         class Away(MemoryStorage):
             is_away = False

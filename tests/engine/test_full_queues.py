@@ -87,7 +87,7 @@ def test_a_caller_waits_for_room_in_the_order_in_which_callers_came() -> None:
     run_virtual(main)
 
 
-def test_who_gives_up_waiting_for_room_has_stored_nothing_and_keeps_nobody_else_waiting() -> None:
+def test_a_caller_that_stops_waiting_for_room_has_stored_nothing_and_delays_no_other() -> None:
     async def main(clock: VirtualClock) -> None:
         app = made(clock, "wait", max_backlog=1)
         send = app.tasks["send"]
@@ -111,7 +111,7 @@ def test_who_gives_up_waiting_for_room_has_stored_nothing_and_keeps_nobody_else_
 
 
 @pytest.mark.parametrize("place", ["memory", "file"])
-def test_who_waits_for_room_when_the_app_closes_is_told_and_has_stored_nothing(place: str, tmp_path: Path) -> None:
+def test_a_caller_that_waits_for_room_when_the_app_closes_gets_an_error(place: str, tmp_path: Path) -> None:
     """The fault: a caller that waited for room in the moment of a shutdown waited for ever."""
 
     async def main(clock: VirtualClock) -> None:
@@ -226,7 +226,7 @@ def test_all_tasks_of_a_queue_draw_on_its_limits_each_with_its_own_arguments() -
     run_virtual(main)
 
 
-def test_mistakes_are_told_where_a_queue_is_declared() -> None:
+def test_mistakes_are_reported_when_a_queue_is_declared() -> None:
     app = Headgate("memory://")
     for options, word in (
         ({"max_backlog": 0}, "max_backlog"),
@@ -256,7 +256,7 @@ def test_mistakes_are_told_where_a_queue_is_declared() -> None:
         app.queue("plain", limits=[StrictRate("1/s", key="{tenant}")])
 
 
-def test_a_queue_whose_limits_a_task_has_no_arguments_for_keeps_nobody_from_starting_its_jobs() -> None:
+def test_queue_limits_do_not_apply_to_a_task_without_their_arguments() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=MemoryStorage(clock), clock=clock)
         app.queue("mail", limits=[StrictRate("2/m", key="{tenant}")])
@@ -332,7 +332,7 @@ async def test_chains_and_single_jobs_share_the_bound(bounded: Headgate) -> None
         assert await waiting_in(bounded, "mail") <= 10
 
 
-async def test_only_what_does_not_fit_falls_back(bounded: Headgate) -> None:
+async def test_only_jobs_that_do_not_fit_fall_back(bounded: Headgate) -> None:
     async with bounded.open():
         await asyncio.gather(*(bounded.tasks["spill"].enqueue(number) for number in range(40)))
         assert (await waiting_in(bounded, "spill"), await waiting_in(bounded, "default")) == (10, 30)

@@ -64,7 +64,7 @@ def test_a_handler_has_the_verbs_of_its_task() -> None:
     run_virtual(main)
 
 
-async def test_code_that_cannot_await_enqueues_a_handler(tmp_path: Path) -> None:
+async def test_sync_code_enqueues_a_handler(tmp_path: Path) -> None:
     app = Headgate(f"sqlite:///{tmp_path}/jobs.db")
 
     @app.handler
@@ -289,7 +289,7 @@ class Everything(Handler[Sync]):
         (Sync, r"must be a subclass of Handler: class Sync\(Handler"),
     ],
 )
-def test_a_class_that_can_never_run_is_an_error_where_it_is_declared(handler: Any, message: str) -> None:
+def test_a_class_that_can_never_run_is_an_error_at_declaration(handler: Any, message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         Headgate("memory://").handler(handler)
 

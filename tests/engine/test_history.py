@@ -63,7 +63,7 @@ def counts(points: Sequence[JobsPoint]) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------------- adding up
 
 
-def test_what_two_nodes_did_adds_up_in_steps_of_every_length() -> None:
+def test_the_history_of_two_nodes_adds_up_in_steps_of_every_length() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         apps = [Headgate(storage=store, clock=clock, concurrency=2, retry=ONCE) for _ in range(2)]
@@ -185,7 +185,7 @@ def test_a_process_that_only_enqueues_is_counted_when_it_closes() -> None:
     run_virtual(main)
 
 
-async def test_jobs_in_a_transaction_of_ones_own_are_counted_when_they_are_enqueued(tmp_path: Path) -> None:
+async def test_jobs_in_a_transaction_of_the_caller_are_counted_when_they_are_enqueued(tmp_path: Path) -> None:
     app = Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
 
     @app.task
@@ -203,7 +203,7 @@ async def test_jobs_in_a_transaction_of_ones_own_are_counted_when_they_are_enque
 # ----------------------------------------------------------------------------------------------- use of limits
 
 
-def test_the_use_of_a_limit_is_told_by_key_against_what_it_allows() -> None:
+def test_the_use_of_a_limit_is_listed_by_key_with_its_capacity() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -229,7 +229,7 @@ def test_the_use_of_a_limit_is_told_by_key_against_what_it_allows() -> None:
     run_virtual(main)
 
 
-def test_what_a_start_turns_out_to_cost_is_told_of_the_step_in_which_it_was_charged() -> None:
+def test_a_settled_cost_is_counted_in_the_step_in_which_it_was_charged() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=ONCE)
 
@@ -291,7 +291,7 @@ def test_a_hundred_thousand_keys_take_no_more_room_than_a_thousand() -> None:
     run_virtual(main)
 
 
-def test_what_is_kept_for_a_store_that_is_away_is_bounded_by_the_keys_that_will_have_a_row() -> None:
+def test_the_counts_kept_during_an_outage_are_bounded_by_the_keys_with_a_row() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
         store.refusal = StorageUnavailable("away")
@@ -313,7 +313,7 @@ def test_what_is_kept_for_a_store_that_is_away_is_bounded_by_the_keys_that_will_
     run_virtual(main)
 
 
-def test_a_charge_that_is_amended_in_another_store_is_told_of_now() -> None:
+def test_a_charge_that_is_amended_in_another_store_is_counted_now() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
         history_writer = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
@@ -354,7 +354,7 @@ def test_a_process_writes_once_in_ten_seconds_and_never_while_nothing_happens() 
     run_virtual(main)
 
 
-def test_whoever_is_killed_loses_at_most_the_last_ten_seconds() -> None:
+def test_a_killed_process_loses_at_most_ten_seconds_of_history() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         app = Headgate(storage=store, clock=clock)
@@ -373,7 +373,7 @@ def test_whoever_is_killed_loses_at_most_the_last_ten_seconds() -> None:
     run_virtual(main)
 
 
-def test_nobody_waits_for_a_store_that_takes_no_history_and_nothing_is_lost_for_minutes() -> None:
+def test_a_store_that_takes_no_history_delays_nothing_and_loses_none_for_minutes() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
         app = Headgate(storage=store, clock=clock)
@@ -396,7 +396,7 @@ def test_nobody_waits_for_a_store_that_takes_no_history_and_nothing_is_lost_for_
     run_virtual(main)
 
 
-def test_what_was_written_and_never_answered_is_counted_once() -> None:
+def test_a_history_write_without_a_reply_is_counted_once() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
         app = Headgate(storage=store, clock=clock)
@@ -418,7 +418,7 @@ def test_what_was_written_and_never_answered_is_counted_once() -> None:
     run_virtual(main)
 
 
-def test_of_a_store_that_stays_away_the_last_five_minutes_are_kept_and_the_rest_is_counted_as_lost() -> None:
+def test_during_an_outage_five_minutes_of_history_are_kept_and_the_rest_is_counted_as_lost() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
         app = Headgate(storage=store, clock=clock)
@@ -444,7 +444,7 @@ def test_of_a_store_that_stays_away_the_last_five_minutes_are_kept_and_the_rest_
     run_virtual(main)
 
 
-def test_history_that_the_store_cannot_hold_is_told_of_and_harms_nothing() -> None:
+def test_history_that_the_store_refuses_is_reported_and_harms_nothing() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
         store.refusal = TypeError("no such verb")
@@ -508,7 +508,7 @@ def test_without_history_nothing_is_counted_or_written() -> None:
 # ------------------------------------------------------------------------------------------------- how long
 
 
-def test_short_steps_are_forgotten_after_an_hour_and_longer_ones_are_kept() -> None:
+def test_short_steps_are_deleted_after_an_hour_and_longer_ones_are_kept() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         app = Headgate(storage=store, clock=clock)

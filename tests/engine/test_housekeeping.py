@@ -22,7 +22,7 @@ class Stuck(MemoryStorage):
         raise StorageUnavailable("lock timeout")
 
 
-def test_what_is_old_is_forgotten_although_nothing_can_expire() -> None:
+def test_old_history_is_deleted_although_no_job_can_expire() -> None:
     """The fault: one late job that was locked for long kept all that was old, for as long."""
 
     async def main(clock: VirtualClock) -> None:

@@ -140,7 +140,7 @@ def test_starts_that_are_a_little_late_write_nothing_more(limit: Limit) -> None:
     run_virtual(main)
 
 
-def test_a_job_that_was_charged_half_a_window_ago_goes_back_unspent() -> None:
+def test_a_job_charged_half_a_window_ago_is_returned_without_spending_an_attempt() -> None:
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         app = Headgate(storage=store, clock=clock)

@@ -120,7 +120,7 @@ def test_a_node_that_cannot_reach_the_store_leaves_a_mutex_before_another_enters
     run_virtual(main)
 
 
-def test_what_a_lost_lease_has_cancelled_goes_back_unspent_if_nobody_took_it() -> None:
+def test_jobs_cancelled_by_a_lost_lease_are_returned_if_no_other_node_has_them() -> None:
     async def main(clock: VirtualClock) -> None:
         cluster = Cluster(clock)
         app = cluster.app("one")
@@ -144,7 +144,7 @@ def test_what_a_lost_lease_has_cancelled_goes_back_unspent_if_nobody_took_it() -
     run_virtual(main)
 
 
-def test_jobs_without_permits_go_on_while_the_store_cannot_be_reached() -> None:
+def test_jobs_without_permits_continue_while_the_store_is_unavailable() -> None:
     async def main(clock: VirtualClock) -> None:
         cluster = Cluster(clock)
         app = cluster.app("one")
@@ -205,7 +205,7 @@ class LateReplies(MemoryStorage):
 
 
 @pytest.mark.parametrize("is_recovered", [True, False])
-def test_a_claim_that_is_heard_of_after_the_lease_starts_only_what_is_still_the_nodes_own(is_recovered: bool) -> None:
+def test_a_claim_answered_after_the_lease_starts_only_jobs_that_the_node_still_owns(is_recovered: bool) -> None:
     """The fault: the node started jobs that had been taken from it, and entered a mutex that another held."""
 
     async def main(clock: VirtualClock) -> None:
@@ -266,7 +266,7 @@ def test_a_node_whose_lease_has_run_out_claims_nothing_until_a_heartbeat_has_suc
 
 
 @pytest.mark.timeout(30)
-async def test_a_thread_is_told_that_its_lease_is_lost_and_keeps_its_permit_until_it_ends() -> None:
+async def test_a_thread_can_read_that_its_lease_is_lost_and_keeps_its_permit_until_it_ends() -> None:
     """It cannot be stopped; what it writes outside is to be fenced there."""
     # In real time: virtual time stands still while a thread works.
     clock = SystemClock()

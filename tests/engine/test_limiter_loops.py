@@ -21,7 +21,7 @@ def limiter_at(url: str, rate: str = "5/h") -> Limiter:
     return Limiter(StrictRate(rate, name=f"loops-{uuid4().hex}"), store=url)
 
 
-def test_a_second_run_of_asyncio_goes_on_with_the_same_budget(redis_url: str) -> None:
+def test_a_second_asyncio_run_continues_with_the_same_budget(redis_url: str) -> None:
     """The fault: the second raised an error of the first loop, which was closed."""
     limiter = limiter_at(redis_url, "3/h")
 
@@ -111,7 +111,7 @@ def test_a_loop_that_was_closed_without_its_generators_is_replaced(redis_url: st
     limiter.sync.close()
 
 
-def test_a_store_of_the_callers_own_stays_with_its_loop(redis_url: str) -> None:
+def test_a_store_given_by_the_caller_stays_with_its_loop(redis_url: str) -> None:
     store = open_store(redis_url, None)
     limiter = Limiter(StrictRate("5/h", name=uuid4().hex), store=store)
 

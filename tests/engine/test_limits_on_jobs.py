@@ -105,7 +105,7 @@ def test_a_mutex_excludes_every_task_that_names_the_same_resource() -> None:
     run_virtual(main)
 
 
-def test_a_permit_that_is_held_until_final_is_kept_across_retry_and_snooze_and_nobody_slips_in() -> None:
+def test_a_permit_held_until_final_is_kept_across_retry_and_snooze() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         seen: list[str] = []
@@ -167,7 +167,7 @@ def test_a_permit_that_is_held_while_running_is_free_while_its_job_snoozes() -> 
     run_virtual(main)
 
 
-def test_a_permit_that_is_held_until_success_outlives_a_failure_until_somebody_resets_it() -> None:
+def test_a_permit_held_until_success_is_kept_after_a_failure_until_a_reset() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         seen: list[str] = []
@@ -322,7 +322,7 @@ def test_rates_and_permits_are_charged_together_or_not_at_all() -> None:
 # --------------------------------------------------------------------------------------------------------- terms
 
 
-def test_a_job_that_is_refused_when_it_is_enqueued_is_told_as_one_that_failed() -> None:
+def test_a_job_that_is_rejected_at_enqueue_publishes_a_failure() -> None:
     """The fault: it was stored as failed, and no subscriber heard of it."""
 
     async def main(clock: VirtualClock) -> None:
@@ -369,7 +369,7 @@ def test_the_last_event_of_a_retry_that_its_limit_rejects_counts_its_attempts() 
     run_virtual(main)
 
 
-def test_a_job_that_is_not_to_wait_fails_at_once_and_says_for_which_limit() -> None:
+def test_a_job_that_must_not_wait_fails_immediately_and_names_the_limit() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -416,7 +416,7 @@ def test_a_job_can_be_cancelled_instead_of_failed_when_it_is_not_to_wait() -> No
     run_virtual(main)
 
 
-def test_a_retry_that_finds_no_budget_is_judged_again() -> None:
+def test_on_limit_applies_again_to_a_retry_without_budget() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -434,7 +434,7 @@ def test_a_retry_that_finds_no_budget_is_judged_again() -> None:
     run_virtual(main)
 
 
-def test_max_wait_rejects_what_is_known_to_take_longer_and_ends_what_turns_out_to() -> None:
+def test_max_wait_rejects_jobs_that_are_predicted_or_found_to_wait_longer() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         ran = 0
@@ -464,7 +464,7 @@ def test_max_wait_rejects_what_is_known_to_take_longer_and_ends_what_turns_out_t
     run_virtual(main)
 
 
-def test_retries_pass_a_rate_that_does_not_charge_them_but_never_a_permit() -> None:
+def test_retries_can_be_exempt_from_rates_but_never_from_permits() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         starts: list[tuple[str, int, float]] = []
@@ -488,7 +488,7 @@ def test_retries_pass_a_rate_that_does_not_charge_them_but_never_a_permit() -> N
     run_virtual(main)
 
 
-def test_a_settled_cost_gives_back_what_was_estimated_too_much() -> None:
+def test_a_settled_cost_returns_the_excess_of_the_estimate() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         starts: list[float] = []
@@ -633,7 +633,7 @@ def test_a_key_function_that_raises_can_refuse_the_job() -> None:
     run_virtual(main)
 
 
-def test_options_that_contradict_each_other_are_refused_where_they_are_declared() -> None:
+def test_options_that_contradict_each_other_are_refused_at_declaration() -> None:
     with pytest.raises(DeclarationError, match="max_wait"):
         RateLimit("1/s", on_limit="discard", max_wait=5)
     with pytest.raises(DeclarationError, match="on_limit='drop'"):
@@ -652,7 +652,7 @@ def test_options_that_contradict_each_other_are_refused_where_they_are_declared(
 # --------------------------------------------------------------------------------------------------- live control
 
 
-def test_a_raised_limit_holds_at_once_for_the_whole_backlog_and_unset_returns_to_the_code() -> None:
+def test_a_raised_limit_applies_to_the_whole_backlog_and_unset_restores_the_declared_one() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, concurrency=1000)
         starts: list[float] = []
@@ -715,7 +715,7 @@ def test_the_most_specific_setting_wins_and_a_tier_moves_all_its_keys() -> None:
     run_virtual(main)
 
 
-def test_a_paused_key_starts_nothing_and_its_neighbours_go_on() -> None:
+def test_a_paused_key_starts_nothing_and_other_keys_continue() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         started: Counter[str] = Counter()
@@ -747,7 +747,7 @@ def test_a_paused_key_starts_nothing_and_its_neighbours_go_on() -> None:
 
 
 @pytest.mark.parametrize("limit", [StrictRate("2/h", key="{tenant}"), DynamicWindow(per=3600, count=2, key="{tenant}")])
-def test_a_refusal_that_plain_code_meets_holds_jobs_back_until_it_is_lifted(limit: Limit) -> None:
+def test_a_refusal_that_plain_code_gets_delays_jobs_until_it_is_lifted(limit: Limit) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         app.limit("api", limit)
@@ -820,7 +820,7 @@ def test_a_limit_in_use_is_not_removed_and_an_unknown_one_is_named() -> None:
 # -------------------------------------------------------------------------------------------------------- promises
 
 
-def test_the_promise_names_place_limit_and_start_and_is_kept() -> None:
+def test_the_prediction_has_position_limit_and_start_and_is_kept() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, concurrency=50)
         started: dict[int, int] = {}
@@ -844,7 +844,7 @@ def test_the_promise_names_place_limit_and_start_and_is_kept() -> None:
     run_virtual(main)
 
 
-def test_enqueue_promises_a_start_when_asked_to() -> None:
+def test_enqueue_predicts_a_start_on_request() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -870,7 +870,7 @@ def test_enqueue_promises_a_start_when_asked_to() -> None:
     run_virtual(main)
 
 
-def test_explain_tells_what_is_missing_when_it_is_not_a_limit() -> None:
+def test_explain_says_what_a_job_waits_for_if_it_is_not_a_limit() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         app = Headgate(storage=store, clock=clock, concurrency=1)
@@ -895,7 +895,7 @@ def test_explain_tells_what_is_missing_when_it_is_not_a_limit() -> None:
     run_virtual(main)
 
 
-def test_the_audit_proves_a_limit_from_recorded_starts_and_tells_when_it_was_exceeded() -> None:
+def test_the_audit_proves_a_limit_from_recorded_starts_and_finds_when_it_was_exceeded() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -992,7 +992,7 @@ def test_jobs_and_plain_code_draw_on_one_budget() -> None:
     run_virtual(main)
 
 
-def test_keys_that_share_a_ceiling_are_rebalanced_and_a_newcomer_gets_its_part() -> None:
+def test_keys_that_share_a_capacity_are_rebalanced_for_a_new_key() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, concurrency=100)
         started: list[tuple[str, float]] = []
@@ -1127,7 +1127,7 @@ def test_a_rollback_takes_the_backlog_back_once_the_newer_release_is_gone(surviv
     run_virtual(main)
 
 
-def test_a_waiting_job_that_todays_cost_cannot_be_computed_for_is_not_started_and_stops_no_node() -> None:
+def test_a_waiting_job_whose_current_cost_cannot_be_computed_is_not_started() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         started: list[int] = []

@@ -44,7 +44,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import FullStorage
 
 
-def test_a_cancelled_error_of_the_handlers_own_is_an_ordinary_failure_and_is_retried() -> None:
+def test_a_cancelled_error_raised_by_the_handler_is_retried_as_a_failure() -> None:
     """The fault: an HTTP client's own CancelledError was recorded as "cancelled by the user" and never tried again."""
 
     async def main(clock: VirtualClock) -> None:
@@ -70,7 +70,7 @@ def test_a_cancelled_error_of_the_handlers_own_is_an_ordinary_failure_and_is_ret
     run_virtual(main)
 
 
-def test_a_timeout_of_the_handlers_own_library_is_an_ordinary_failure() -> None:
+def test_a_timeout_in_a_library_of_the_handler_is_an_ordinary_failure() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -111,7 +111,7 @@ def test_a_failing_job_behind_a_drained_limit_uses_up_its_retries() -> None:
     run_virtual(main)
 
 
-def test_every_acknowledged_payload_runs_whatever_else_waits_for_the_same_arguments() -> None:
+def test_every_acknowledged_payload_runs_although_equal_ones_wait() -> None:
     """The fault: a delayed job enqueued over a waiting one of the same key was lost although the caller got an id."""
 
     async def main(clock: VirtualClock) -> None:
@@ -151,7 +151,7 @@ def test_cancelling_a_final_job_changes_nothing() -> None:
     run_virtual(main)
 
 
-def test_a_finished_job_whose_record_fails_is_recorded_when_the_storage_is_back_and_runs_once() -> None:
+def test_an_ending_that_cannot_be_stored_is_stored_later_and_the_job_runs_once() -> None:
     """The fault: a storage error on the final write was swallowed, and the job ran again after a restart."""
 
     async def main(clock: VirtualClock) -> None:
@@ -268,7 +268,7 @@ def test_a_user_cancels_a_running_job_and_it_is_not_retried() -> None:
     run_virtual(main)
 
 
-def test_a_node_elsewhere_hears_of_a_cancellation_within_a_second() -> None:
+def test_another_node_gets_a_cancellation_within_a_second() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         runner, asker = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
@@ -346,7 +346,7 @@ def test_waiting_for_budget_does_not_count_towards_the_timeout() -> None:
     run_virtual(main)
 
 
-def test_a_handler_and_the_event_of_its_start_know_how_much_of_the_wait_was_for_a_limit() -> None:
+def test_a_handler_and_its_start_event_have_the_time_spent_waiting_for_a_limit() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, concurrency=1)
         started: list[tuple[float, float]] = []
@@ -373,7 +373,7 @@ def test_a_handler_and_the_event_of_its_start_know_how_much_of_the_wait_was_for_
     run_virtual(main)
 
 
-async def test_the_late_result_of_a_thread_whose_time_was_up_changes_nothing_and_its_slot_stays_taken() -> None:
+async def test_the_late_result_of_a_timed_out_thread_changes_nothing_and_its_slot_stays_taken() -> None:
     """The fault: a handler that overran its timeout went on unseen, and could complete a job recorded as failed."""
     # In real time: virtual time stands still while a thread works, and here it has to run out.
     app = Headgate("memory://", concurrency=1)
@@ -436,7 +436,7 @@ def test_snooze_and_rate_limited_spend_no_attempt() -> None:
     run_virtual(main)
 
 
-def test_shutdown_lets_jobs_finish_and_hands_the_rest_back_unspent() -> None:
+def test_shutdown_finishes_jobs_and_returns_the_rest_without_spending_an_attempt() -> None:
     """The fault: there was no drain; work in flight just stopped, and could overlap with its own second run."""
 
     async def main(clock: VirtualClock) -> None:
@@ -469,7 +469,7 @@ def test_shutdown_lets_jobs_finish_and_hands_the_rest_back_unspent() -> None:
     run_virtual(main)
 
 
-def test_a_node_that_was_taken_for_dead_drops_its_jobs_and_its_late_results_are_refused() -> None:
+def test_a_node_that_was_declared_dead_drops_its_jobs_and_its_late_results_are_refused() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         app = Headgate(storage=store, clock=clock)
@@ -526,7 +526,7 @@ def test_a_job_that_keeps_killing_its_node_is_failed_as_poisonous() -> None:
     run_virtual(main)
 
 
-def test_jobs_of_a_task_that_is_not_declared_here_wait_and_are_alarmed_once() -> None:
+def test_jobs_of_an_undeclared_task_wait_and_are_reported_once() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         newer, older = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
@@ -556,7 +556,7 @@ def test_jobs_of_a_task_that_is_not_declared_here_wait_and_are_alarmed_once() ->
 
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("how", ["gather", "group", "unawaited"])
-def test_what_a_task_of_a_handler_raises_ends_its_job_at_most(raised: type[BaseException], how: str) -> None:
+def test_an_error_in_a_task_of_a_handler_ends_at_most_its_job(raised: type[BaseException], how: str) -> None:
     """The fault: asyncio passes SystemExit and KeyboardInterrupt on from any task, which ended the worker."""
 
     async def main(clock: VirtualClock) -> None:
@@ -600,7 +600,7 @@ def test_what_a_task_of_a_handler_raises_ends_its_job_at_most(raised: type[BaseE
     run_virtual(main)
 
 
-def test_what_a_handler_raises_never_ends_the_node() -> None:
+def test_no_error_of_a_handler_ends_the_node() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
 
@@ -693,7 +693,7 @@ def test_a_job_that_is_not_started_in_time_expires() -> None:
     run_virtual(main)
 
 
-def test_throttling_is_told_once_and_then_in_summaries() -> None:
+def test_throttling_is_logged_once_and_then_in_summaries() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         events: list[JobThrottled] = []
@@ -738,7 +738,7 @@ def test_an_operator_retries_a_failed_job_with_all_its_tries() -> None:
     run_virtual(main)
 
 
-def test_a_wall_clock_that_steps_back_an_hour_stalls_no_job_and_mints_no_budget() -> None:
+def test_a_wall_clock_that_steps_back_an_hour_stalls_no_job_and_creates_no_budget() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         ran: list[int] = []
@@ -763,7 +763,7 @@ def test_a_wall_clock_that_steps_back_an_hour_stalls_no_job_and_mints_no_budget(
     run_virtual(main)
 
 
-def test_a_flood_of_new_keys_frees_no_key_from_its_limit() -> None:
+def test_many_new_keys_free_no_key_from_its_limit() -> None:
     """The fault: beyond a number of tracked keys, new ones ran without any limit."""
 
     async def main(clock: VirtualClock) -> None:

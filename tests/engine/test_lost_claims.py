@@ -56,7 +56,7 @@ def test_a_claim_whose_reply_was_lost_is_charged_once_and_its_job_is_run_once() 
     run_virtual(main)
 
 
-def test_a_claim_whose_reply_is_late_is_not_taken_for_lost() -> None:
+def test_a_claim_whose_reply_is_late_is_not_treated_as_lost() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = ForgetfulStorage(clock)
         storage.held_back = 23
@@ -65,7 +65,7 @@ def test_a_claim_whose_reply_is_late_is_not_taken_for_lost() -> None:
     run_virtual(main)
 
 
-def test_a_job_that_was_handed_back_and_claimed_anew_is_not_handed_back_while_that_claim_is_on_its_way() -> None:
+def test_a_returned_job_that_is_claimed_again_is_not_returned_during_that_claim() -> None:
     """The looks for the lost claim do not count for the one after it, or its job would be run twice at once."""
 
     async def main(clock: VirtualClock) -> None:

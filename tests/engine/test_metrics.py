@@ -70,7 +70,7 @@ def test_a_job_is_counted_from_when_it_is_enqueued_until_it_is_final_with_its_se
     run_virtual(main)
 
 
-def test_limits_tell_what_they_granted_and_met_closed_and_how_long_jobs_waited_but_never_a_key() -> None:
+def test_limit_metrics_have_grants_denials_and_waits_but_no_key() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         metrics = measured(app, store=True)
@@ -102,7 +102,7 @@ def test_limits_tell_what_they_granted_and_met_closed_and_how_long_jobs_waited_b
     run_virtual(main)
 
 
-def test_refused_attempts_are_returned_ones() -> None:
+def test_refused_attempts_are_counted_as_returned() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         metrics = measured(app)
@@ -176,7 +176,7 @@ def test_names_that_this_program_does_not_declare_share_one_label() -> None:
     run_virtual(main)
 
 
-def test_what_is_declared_is_there_with_zero_before_anything_happens() -> None:
+def test_declared_names_have_a_zero_before_anything_happens() -> None:
     """The fault: `increase` sees nothing of a counter that begins at 1, so the first poisonous job alerted nobody."""
 
     async def main(clock: VirtualClock) -> None:
@@ -200,7 +200,7 @@ def test_what_is_declared_is_there_with_zero_before_anything_happens() -> None:
     run_virtual(main)
 
 
-def test_a_handler_that_blocked_the_event_loop_is_seen_by_the_next_scrape_and_forgotten_after_a_minute() -> None:
+def test_a_blocked_event_loop_is_in_the_scrapes_of_one_minute() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         metrics = measured(app)
@@ -218,7 +218,7 @@ def test_a_handler_that_blocked_the_event_loop_is_seen_by_the_next_scrape_and_fo
     run_virtual(main)
 
 
-def test_the_fullest_keys_are_told_on_request_and_go_when_others_are_fuller() -> None:
+def test_the_fullest_keys_are_exported_on_request() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         metrics = measured(app, store=True, top_keys=1, max_age=0)
@@ -261,9 +261,7 @@ class StorageAway(MemoryStorage):
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs", "breaks"])
-def test_a_scrape_answers_in_time_and_with_all_that_is_counted_when_the_store_is_away(
-    how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_scrape_has_all_counters_while_the_store_is_unavailable(how: str, caplog: pytest.LogCaptureFixture) -> None:
     async def fails() -> None:
         raise HeadgateError("away")
 
@@ -350,7 +348,7 @@ async def test_each_store_can_be_read(stored: Headgate) -> None:
         assert value(metrics, "headgate_nodes", state="alive") == 1
 
 
-async def test_a_store_that_counts_for_long_is_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_counts_slowly_is_reported_as_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: until the first count was done the store counted as away, which is an alert."""
     app = Headgate("memory://")
     metrics = measured(app, store=True, max_age=0)
@@ -375,7 +373,7 @@ def test_without_metrics_no_event_of_a_job_is_made() -> None:
     assert app._bus.has_listener(JobFinished)
 
 
-def test_what_cannot_be_is_refused_with_a_word_on_what_to_do() -> None:
+def test_invalid_options_are_refused_with_advice() -> None:
     registry = CollectorRegistry()
     metrics = PrometheusMetrics(registry=registry)
     Headgate("memory://").instrument(metrics)
@@ -387,7 +385,7 @@ def test_what_cannot_be_is_refused_with_a_word_on_what_to_do() -> None:
         PrometheusMetrics(top_keys=3)
 
 
-async def test_a_registry_that_is_read_on_the_event_loop_itself_is_brought_up_to_date_beside_it() -> None:
+async def test_a_registry_read_on_the_event_loop_is_updated_in_the_background() -> None:
     """Other programs' own `/metrics` routes read the registry in one go."""
     app = Headgate("memory://")
     metrics = measured(app, store=True, max_age=0)
@@ -440,7 +438,7 @@ async def test_the_server_answers_while_the_event_loop_is_blocked() -> None:
         server.close()
 
 
-def test_each_word_for_an_operation_of_the_store_is_one_that_the_engine_uses() -> None:
+def test_each_label_of_a_store_operation_is_one_that_the_engine_uses() -> None:
     engine = Path(tally.__file__).parents[1] / "engine"
     source = "".join(path.read_text() for path in engine.glob("*.py"))
     assert [doing for doing in tally.OPS if f'"{doing}"' not in source] == []

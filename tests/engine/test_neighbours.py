@@ -110,7 +110,7 @@ def test_nodes_that_start_and_end_all_the_time_run_each_job_once(stores: Stores)
 
 
 @pytest.mark.parametrize(("heartbeat", "lease"), [(None, None), (1, 4), (10, 120)])
-def test_the_jobs_of_a_dead_node_are_taken_back_when_its_lease_is_over_and_not_before(
+def test_the_jobs_of_a_dead_node_are_recovered_when_its_lease_ends_and_not_before(
     heartbeat: float | None, lease: float | None
 ) -> None:
     """The fault: what a crash had left behind was looked for at the next start of a process and never between."""

@@ -51,7 +51,7 @@ def test_one_job_after_another_takes_one_claim_each() -> None:
     run_virtual(main)
 
 
-def test_at_rest_a_node_asks_for_jobs_only_when_something_may_have_changed() -> None:
+def test_an_idle_node_claims_only_after_changes() -> None:
     """The fault: a worker polled, so an idle one cost its database as much as a busy one, or found jobs late."""
 
     async def main(clock: VirtualClock) -> None:
@@ -98,7 +98,7 @@ def test_at_rest_a_node_asks_for_jobs_only_when_something_may_have_changed() -> 
         (None, {"mail": 3, "default": 6}),
     ],
 )
-def test_a_worker_serves_the_queues_it_is_told_to_with_the_slots_it_is_told(
+def test_a_worker_serves_the_configured_queues_with_the_configured_slots(
     asked: dict[str, int | None] | None, most: dict[str, int], tmp_path: Path
 ) -> None:
     async def main(clock: VirtualClock) -> None:
@@ -166,7 +166,7 @@ def test_a_worker_of_a_queue_that_is_not_declared_is_refused() -> None:
         asyncio.run(Headgate("memory://").run(handle_signals=False))
 
 
-async def test_a_worker_says_where_its_file_is(
+async def test_a_worker_logs_the_path_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The fault: a relative path was another file in each working directory, and two programs waited for each other."""

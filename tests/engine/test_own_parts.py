@@ -67,7 +67,7 @@ class OwnBuckets:
         return getattr(self._inner, verb)
 
 
-def test_an_app_works_on_a_storage_of_ones_own() -> None:
+def test_an_app_works_on_a_custom_storage() -> None:
     async def main(clock: VirtualClock) -> None:
         store: Any = OwnStorage(clock)
         app = Headgate(storage=store, clock=clock)
@@ -93,7 +93,7 @@ def test_an_app_works_on_a_storage_of_ones_own() -> None:
     run_virtual(main)
 
 
-def test_limits_are_kept_in_a_store_of_ones_own() -> None:
+def test_limits_are_kept_in_a_custom_store() -> None:
     async def main(clock: VirtualClock) -> None:
         buckets: Any = OwnBuckets(clock)
         app = Headgate("memory://", clock=clock)
@@ -137,7 +137,7 @@ def work_beside(clock: VirtualClock, bad: Any, *, policy: Any = "run") -> tuple[
 
 @pytest.mark.parametrize("verb", ["open", "take"])
 @pytest.mark.parametrize("instead", MISDEEDS.values(), ids=MISDEEDS.keys())
-def test_a_bucket_store_that_breaks_its_protocol_stops_no_node_and_holds_nothing_else_up(
+def test_a_bucket_store_that_breaks_its_protocol_stops_no_node_and_delays_no_other_job(
     verb: str, instead: Callable[[], Any]
 ) -> None:
     async def main(clock: VirtualClock) -> None:
@@ -166,7 +166,7 @@ def test_a_bucket_store_that_breaks_its_protocol_stops_no_node_and_holds_nothing
 
 
 @pytest.mark.parametrize("answer", BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
-def test_a_bucket_store_whose_answer_is_none_counts_as_one_that_cannot_be_asked(answer: Any) -> None:
+def test_a_bucket_store_that_returns_none_counts_as_unavailable(answer: Any) -> None:
     async def main(clock: VirtualClock) -> None:
         bad: Any = BadBuckets(clock, "take", returning(answer))
         app, started, events = work_beside(clock, bad, policy="wait")
@@ -186,7 +186,7 @@ def test_a_bucket_store_whose_answer_is_none_counts_as_one_that_cannot_be_asked(
     run_virtual(main)
 
 
-def test_a_rule_that_a_store_cannot_hold_lets_its_jobs_wait_and_stops_no_other_limit_of_the_store() -> None:
+def test_jobs_of_a_rule_that_a_store_cannot_hold_wait_and_other_limits_work() -> None:
     async def main(clock: VirtualClock) -> None:
         bad: Any = BadBuckets(clock, "take", raising(DeclarationError("beyond my numbers")))
         app, started, events = work_beside(clock, bad)
@@ -225,7 +225,7 @@ def test_a_bucket_store_that_refuses_and_says_it_is_open_is_asked_once_a_second(
 
 
 @pytest.mark.parametrize("instead", MISDEEDS.values(), ids=MISDEEDS.keys())
-def test_what_is_told_to_a_bucket_store_that_breaks_its_protocol_stops_no_node(instead: Callable[[], Any]) -> None:
+def test_writing_to_a_bucket_store_that_breaks_its_protocol_stops_no_node(instead: Callable[[], Any]) -> None:
     async def main(clock: VirtualClock) -> None:
         for verb in ("amend", "penalize", "snapshot"):
             bad: Any = BadBuckets(clock, verb, instead)
@@ -360,7 +360,7 @@ def beyond_all_numbers(_: int) -> int:
         lambda instant: True,
     ],
 )
-def test_a_trigger_of_ones_own_that_answers_with_nonsense_stops_its_own_schedule_alone(
+def test_a_custom_trigger_that_returns_an_invalid_instant_stops_only_its_schedule(
     verb: str, instead: Callable[[int], Any]
 ) -> None:
     async def main(clock: VirtualClock) -> None:
@@ -395,7 +395,7 @@ def test_a_trigger_of_ones_own_that_answers_with_nonsense_stops_its_own_schedule
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3), asyncio.CancelledError()])
-def test_a_trigger_of_ones_own_that_fails_from_the_start_stops_its_own_schedule_alone(error: BaseException) -> None:
+def test_a_custom_trigger_that_always_fails_stops_only_its_schedule(error: BaseException) -> None:
     async def main(clock: VirtualClock) -> None:
         app, runs = Headgate("memory://", clock=clock), Counter[str]()
         events: list[Event] = []
@@ -431,7 +431,7 @@ def test_a_trigger_of_ones_own_that_fails_from_the_start_stops_its_own_schedule_
         lambda _: object(),
     ],
 )
-def test_a_backoff_of_ones_own_that_answers_with_nonsense_loses_no_job_and_stops_no_node(backoff: Any) -> None:
+def test_a_custom_backoff_that_returns_an_invalid_delay_loses_no_job(backoff: Any) -> None:
     async def main(clock: VirtualClock) -> None:
         app, tries = Headgate("memory://", clock=clock), list[str]()
         failed: list[Event] = []
@@ -457,7 +457,7 @@ def test_a_backoff_of_ones_own_that_answers_with_nonsense_loses_no_job_and_stops
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3), asyncio.CancelledError(), GeneratorExit()])
-def test_a_key_of_ones_own_that_fails_later_stops_no_schedule_of_another_task(error: BaseException) -> None:
+def test_a_custom_key_that_fails_later_stops_no_schedule_of_another_task(error: BaseException) -> None:
     async def main(clock: VirtualClock) -> None:
         app, runs = Headgate("memory://", clock=clock), Counter[str]()
         crashed: list[Event] = []

@@ -122,7 +122,7 @@ def test_promise_2_an_exhausted_key_with_a_long_backlog_delays_no_other_key_and_
     run_virtual(main)
 
 
-def test_promise_3_a_waiting_job_holds_no_slot_and_nothing_in_the_node() -> None:
+def test_promise_3_a_waiting_job_uses_no_slot_and_no_memory_of_the_node() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, concurrency=1)
 
@@ -215,7 +215,7 @@ def test_twenty_jobs_at_once_at_fifteen_a_minute_start_on_the_promised_timeline(
     run_virtual(main)
 
 
-def test_start_empty_paces_from_the_first_job_also_across_a_restart() -> None:
+def test_start_empty_paces_from_the_first_job_across_a_restart() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         starts: list[float] = []

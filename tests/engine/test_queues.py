@@ -29,7 +29,7 @@ from tests.engine.bad_stores import DeafStorage
 # -------------------------------------------------------------------------------------------------------- pauses
 
 
-def test_a_paused_queue_starts_nothing_on_any_node_and_goes_on_at_once_when_it_is_resumed() -> None:
+def test_a_paused_queue_starts_nothing_on_any_node_and_continues_at_once_when_it_is_resumed() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         started: list[tuple[str, int]] = []
@@ -81,7 +81,7 @@ def test_a_paused_queue_starts_nothing_on_any_node_and_goes_on_at_once_when_it_i
     run_virtual(main)
 
 
-def test_a_pause_outlives_every_node() -> None:
+def test_a_pause_is_kept_without_any_node() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=MemoryStorage(clock), clock=clock)
 
@@ -100,7 +100,7 @@ def test_a_pause_outlives_every_node() -> None:
     run_virtual(main)
 
 
-def test_a_queue_that_nobody_declares_can_be_paused_only_if_it_has_jobs() -> None:
+def test_an_undeclared_queue_can_be_paused_only_if_it_has_jobs() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
@@ -122,7 +122,7 @@ def test_a_queue_that_nobody_declares_can_be_paused_only_if_it_has_jobs() -> Non
     run_virtual(main)
 
 
-def test_the_lag_of_a_queue_tells_for_how_long_a_job_has_lacked_a_slot() -> None:
+def test_the_lag_of_a_queue_is_how_long_a_ready_job_has_waited_for_a_slot() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, concurrency=1)
         may_end = asyncio.Event()
@@ -217,7 +217,7 @@ def test_no_more_jobs_of_a_queue_run_at_once_over_all_nodes_than_its_global_conc
     run_virtual(main)
 
 
-def test_what_ran_on_a_crashed_node_gives_its_places_in_the_queue_back() -> None:
+def test_jobs_of_a_crashed_node_return_their_places_in_the_queue() -> None:
     async def main(clock: VirtualClock) -> None:
         world = Watched(clock)
         world.doomed = {"doomed"}
@@ -245,7 +245,7 @@ def test_what_ran_on_a_crashed_node_gives_its_places_in_the_queue_back() -> None
     run_virtual(main)
 
 
-def test_a_global_concurrency_is_steered_live_like_any_limit() -> None:
+def test_a_global_concurrency_can_be_changed_at_run_time() -> None:
     async def main(clock: VirtualClock) -> None:
         world = Watched(clock, length=10)
         app = world.app("one", 2)
@@ -354,7 +354,7 @@ def test_a_global_concurrency_below_1_is_refused(count: int) -> None:
         app.task(name="send", queue="mail")(lambda: None)
 
 
-def test_the_names_of_queue_limits_cannot_be_taken() -> None:
+def test_the_names_of_queue_limits_are_reserved() -> None:
     app = Headgate("memory://")
     with pytest.raises(DeclarationError, match=r"names a limit 'queue:mail'.*global_concurrency"):
         app.limit("queue:mail", Concurrency(3))
@@ -369,7 +369,7 @@ def test_the_names_of_queue_limits_cannot_be_taken() -> None:
         app.task(name="queue:mail", limits=[StrictRate("1/m")])(_nothing)
 
 
-def test_declaring_a_queue_anew_replaces_what_was_said_of_it() -> None:
+def test_declaring_a_queue_again_replaces_its_options() -> None:
     app = Headgate("memory://")
     app.queue("mail", global_concurrency=3)
     task = app.task(name="send", queue="mail")(_nothing)

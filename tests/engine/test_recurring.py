@@ -236,7 +236,7 @@ def test_a_schedule_at_the_end_of_time_is_listed_and_ends() -> None:
     run_virtual(main)
 
 
-def test_a_first_instant_holds_until_it_has_come_whatever_else_is_declared_anew() -> None:
+def test_a_first_instant_is_kept_until_it_is_reached_across_new_declarations() -> None:
     async def main(clock: VirtualClock) -> None:
         app, journal = Headgate("memory://", clock=clock), Journal(clock)
 
@@ -408,7 +408,7 @@ def test_a_failure_never_stops_the_series_and_only_what_really_ran_counts() -> N
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError, TimeoutError, SystemExit, KeyboardInterrupt])
-def test_what_looks_like_a_cancellation_never_stops_the_series(raised: type[BaseException]) -> None:
+def test_a_cancelled_error_never_stops_the_series(raised: type[BaseException]) -> None:
     """The fault: one timeout of an HTTP client was taken for a user's cancellation, and ended the series for good."""
 
     async def main(clock: VirtualClock) -> None:
@@ -434,7 +434,7 @@ def test_what_looks_like_a_cancellation_never_stops_the_series(raised: type[Base
 
 
 @pytest.mark.parametrize(("misfire", "made_up"), [("skip", []), ("run_once", [36000]), ("run_all", [3600] * 10)])
-def test_what_was_missed_while_nobody_was_there(misfire: Any, made_up: list[float]) -> None:
+def test_occurrences_missed_while_no_node_ran(misfire: Any, made_up: list[float]) -> None:
     async def main(clock: VirtualClock) -> None:
         store, occurrences, skipped = MemoryStorage(clock), list[int](), list[Event]()
 
@@ -465,7 +465,7 @@ def test_what_was_missed_while_nobody_was_there(misfire: Any, made_up: list[floa
     run_virtual(main)
 
 
-def test_a_year_of_seconds_is_skipped_without_being_walked_through() -> None:
+def test_a_year_of_missed_seconds_is_skipped_without_iterating() -> None:
     async def main(clock: VirtualClock) -> None:
         asked = 0
 
@@ -528,7 +528,7 @@ def test_an_occurrence_is_skipped_while_the_one_before_is_not_over(overlap: Any,
     run_virtual(main)
 
 
-def test_a_series_faster_than_its_limit_is_told_at_declaration_and_does_not_pile_up() -> None:
+def test_a_series_faster_than_its_limit_is_reported_and_does_not_pile_up() -> None:
     async def main(clock: VirtualClock) -> None:
         app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
         app.subscribe(told.append, ScheduleTooFast)
@@ -598,7 +598,7 @@ def test_an_occurrence_that_a_limit_defers_past_the_end_is_skipped() -> None:
     run_virtual(main)
 
 
-def test_triggering_it_now_leaves_the_rhythm_alone_and_counts() -> None:
+def test_triggering_a_schedule_now_keeps_its_times_and_counts_as_a_run() -> None:
     async def main(clock: VirtualClock) -> None:
         app, journal = Headgate("memory://", clock=clock), Journal(clock)
 
@@ -705,7 +705,7 @@ def test_many_nodes_enqueue_each_occurrence_once() -> None:
         run_virtual(main, seed=seed)
 
 
-def test_a_node_fires_only_schedules_whose_task_it_knows() -> None:
+def test_a_node_fires_only_schedules_whose_task_it_has() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
         knowing, other = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
@@ -726,7 +726,7 @@ def test_a_node_fires_only_schedules_whose_task_it_knows() -> None:
     run_virtual(main)
 
 
-def test_a_trigger_of_ones_own_is_run_by_nodes_that_declare_it_and_told_if_it_fails() -> None:
+def test_a_custom_trigger_is_run_by_nodes_that_declare_it_and_its_errors_are_reported() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal, told = MemoryStorage(clock), Journal(clock), list[Event]()
 
@@ -778,7 +778,7 @@ def test_a_trigger_of_ones_own_is_run_by_nodes_that_declare_it_and_told_if_it_fa
     run_virtual(main)
 
 
-def test_a_broken_trigger_takes_neither_the_node_nor_other_schedules_along() -> None:
+def test_a_failing_trigger_stops_neither_the_node_nor_other_schedules() -> None:
     async def main(clock: VirtualClock) -> None:
         app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
         app.subscribe(told.append, ScheduleFailed)
@@ -806,7 +806,7 @@ def test_a_broken_trigger_takes_neither_the_node_nor_other_schedules_along() -> 
     run_virtual(main)
 
 
-def test_a_trigger_that_fails_when_it_is_asked_again_is_told_once() -> None:
+def test_a_trigger_that_fails_again_is_reported_once() -> None:
     """It fails where its occurrence is due, and again where its schedule is declared once more a minute later."""
 
     async def main(clock: VirtualClock) -> None:
@@ -838,7 +838,7 @@ def test_a_trigger_that_fails_when_it_is_asked_again_is_told_once() -> None:
     run_virtual(main)
 
 
-def test_a_trigger_that_cannot_describe_itself_is_told_once_and_takes_no_other_schedule_along() -> None:
+def test_a_trigger_that_cannot_be_described_is_reported_once_and_stops_no_other_schedule() -> None:
     async def main(clock: VirtualClock) -> None:
         app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
         app.subscribe(told.append, ScheduleFailed)
@@ -892,7 +892,7 @@ def test_an_occurrence_that_moves_to_the_limits_of_a_new_release_is_still_skippe
     run_virtual(main)
 
 
-def test_a_new_release_with_other_limits_is_asked_for_them_when_an_occurrence_is_due() -> None:
+def test_the_limits_of_an_occurrence_are_those_of_the_release_that_fires_it() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
 
@@ -916,7 +916,7 @@ def test_a_new_release_with_other_limits_is_asked_for_them_when_an_occurrence_is
     run_virtual(main)
 
 
-def test_code_that_cannot_await_has_the_same_verbs() -> None:
+def test_sync_code_has_the_same_methods() -> None:
     app = Headgate("memory://")
 
     @app.task
@@ -949,7 +949,7 @@ def test_code_that_cannot_await_has_the_same_verbs() -> None:
         ({"trigger": Every}, "is not a trigger; pass Cron"),
     ],
 )
-def test_what_can_never_work_is_refused_where_it_is_declared(options: dict[str, Any], why: str) -> None:
+def test_impossible_schedules_are_refused_at_declaration(options: dict[str, Any], why: str) -> None:
     app = Headgate("memory://")
 
     @app.task
@@ -963,7 +963,7 @@ def test_what_can_never_work_is_refused_where_it_is_declared(options: dict[str, 
         app.schedule(Calendar())(pull.using(delay=timedelta(seconds=1)))
 
 
-def test_a_payload_that_no_longer_fits_fails_its_occurrence_instead_of_passing_its_limits_by() -> None:
+def test_an_occurrence_with_a_misfit_payload_fails_instead_of_bypassing_its_limits() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
@@ -990,7 +990,7 @@ def test_a_payload_that_no_longer_fits_fails_its_occurrence_instead_of_passing_i
     run_virtual(main)
 
 
-def test_a_schedule_of_a_renamed_task_goes_on_under_its_alias() -> None:
+def test_a_schedule_of_a_renamed_task_continues_under_its_alias() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
         old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
@@ -1037,7 +1037,7 @@ def test_occurrences_that_queue_up_run_one_after_another_and_none_is_skipped() -
     run_virtual(main)
 
 
-def test_all_that_was_missed_runs_in_line() -> None:
+def test_all_missed_occurrences_run_one_after_another() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
 
@@ -1063,7 +1063,7 @@ def test_all_that_was_missed_runs_in_line() -> None:
     run_virtual(main)
 
 
-def test_what_is_of_one_job_only_cannot_be_said_of_a_schedule() -> None:
+def test_options_of_a_single_job_are_refused_for_a_schedule() -> None:
     app = Headgate("memory://")
 
     @app.task
@@ -1073,7 +1073,7 @@ def test_what_is_of_one_job_only_cannot_be_said_of_a_schedule() -> None:
         app.schedule(Every(hours=1))(pull.using(unique_key="x"))
 
 
-def test_at_rest_nothing_is_polled_but_a_look_in_thirty_seconds() -> None:
+def test_an_idle_store_is_polled_every_thirty_seconds_only() -> None:
     async def main(clock: VirtualClock) -> None:
         class Counting(MemoryStorage):
             looks = 0

@@ -80,7 +80,7 @@ def test_two_programs_and_plain_code_share_one_budget_exactly_and_use_all_of_it(
     run_virtual(main)
 
 
-def test_a_waiting_job_asks_the_other_store_once_for_each_slot_and_not_all_the_time() -> None:
+def test_a_waiting_job_requests_each_slot_of_the_other_store_once() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)
         app = Headgate("memory://", clock=clock)
@@ -99,7 +99,7 @@ def test_a_waiting_job_asks_the_other_store_once_for_each_slot_and_not_all_the_t
     run_virtual(main)
 
 
-def test_what_nobody_takes_is_given_back() -> None:
+def test_unused_starts_are_returned() -> None:
     """One slot is free, three starts are fetched for it: the two that are left must not be lost to the others."""
 
     async def main(clock: VirtualClock) -> None:
@@ -119,7 +119,7 @@ def test_what_nobody_takes_is_given_back() -> None:
     run_virtual(main)
 
 
-def test_while_the_other_store_is_away_jobs_run_or_wait_as_declared_and_none_is_lost() -> None:
+def test_while_the_other_store_is_unavailable_jobs_run_or_wait_as_declared() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)
         shared.is_away = True
@@ -188,7 +188,7 @@ def test_costs_settlements_and_live_rules_reach_the_other_store() -> None:
     run_virtual(main)
 
 
-def test_a_start_that_was_never_charged_elsewhere_gives_nothing_back_there() -> None:
+def test_a_start_that_was_not_charged_in_the_other_store_refunds_nothing_there() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)
         shared.is_away = True
@@ -216,7 +216,7 @@ def test_a_start_that_was_never_charged_elsewhere_gives_nothing_back_there() -> 
     run_virtual(main)
 
 
-def test_what_jobs_settle_last_reaches_the_other_store_before_the_node_ends() -> None:
+def test_the_last_settled_costs_reach_the_other_store_before_the_node_ends() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock, delay=0.05)
         app = Headgate("memory://", clock=clock)
@@ -235,7 +235,7 @@ def test_what_jobs_settle_last_reaches_the_other_store_before_the_node_ends() ->
     run_virtual(main)
 
 
-def test_amendments_do_not_make_jobs_wait_for_a_store_that_is_away() -> None:
+def test_corrections_of_charges_do_not_wait_for_an_unavailable_store() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock, delay=2.0)
         app = Headgate("memory://", clock=clock)
@@ -259,7 +259,7 @@ def test_amendments_do_not_make_jobs_wait_for_a_store_that_is_away() -> None:
     run_virtual(main)
 
 
-def test_operators_see_and_reset_what_is_kept_elsewhere() -> None:
+def test_operators_read_and_reset_buckets_in_another_store() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)
         app = Headgate("memory://", clock=clock)
@@ -281,7 +281,7 @@ def test_operators_see_and_reset_what_is_kept_elsewhere() -> None:
     run_virtual(main)
 
 
-def test_a_refusal_that_one_program_meets_holds_all_of_them_back() -> None:
+def test_a_refusal_that_one_program_gets_delays_all_programs() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock, delay=0.001)
         limit = RateLimit("10/s", key="{tenant}", name="api", store=shared)
@@ -321,7 +321,7 @@ def test_a_refusal_that_one_program_meets_holds_all_of_them_back() -> None:
     run_virtual(main)
 
 
-def test_a_store_that_is_set_up_badly_is_told_of_once() -> None:
+def test_a_misconfigured_store_is_reported_once() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)
         shared.advice = "it forgets"

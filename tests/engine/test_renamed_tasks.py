@@ -21,7 +21,7 @@ class Invoice(pydantic.BaseModel):
     note: str | None = None
 
 
-def test_jobs_stored_under_an_alias_run_with_the_task_of_today_and_keep_their_name() -> None:
+def test_jobs_stored_under_an_alias_run_with_the_current_task_and_keep_their_name() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         older, newer = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
@@ -58,7 +58,7 @@ def test_jobs_stored_under_an_alias_run_with_the_task_of_today_and_keep_their_na
     run_virtual(main)
 
 
-def test_the_backlog_under_an_alias_is_moved_to_the_limits_of_today() -> None:
+def test_the_backlog_under_an_alias_is_moved_to_the_current_limits() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         older, newer = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
@@ -86,7 +86,7 @@ def test_the_backlog_under_an_alias_is_moved_to_the_limits_of_today() -> None:
     run_virtual(main)
 
 
-def test_a_job_of_a_task_that_nobody_knows_waits_for_the_release_that_does() -> None:
+def test_a_job_of_an_unknown_task_waits_for_a_release_that_has_it() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         before, broken, repaired = (Headgate(storage=store, clock=clock) for _ in range(3))
@@ -180,7 +180,7 @@ def test_old_arguments_are_upgraded_and_stay_stored_as_they_were() -> None:
     run_virtual(main)
 
 
-def test_an_upgrade_that_fails_is_five_tries_and_the_bytes_stay_for_the_fix() -> None:
+def test_a_failing_upgrade_uses_five_tries_and_keeps_the_stored_payload() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         older, newer, fixed = (Headgate(storage=store, clock=clock) for _ in range(3))
@@ -228,7 +228,7 @@ DAMAGED = [
 ]
 
 
-async def test_damaged_rows_are_set_aside_and_the_worker_goes_on(tmp_path: Path) -> None:
+async def test_damaged_rows_are_skipped_and_the_worker_continues(tmp_path: Path) -> None:
     """The fault: one row that could not be read stopped the loop that read it, and with it all other jobs."""
     app = Headgate(f"sqlite:///{tmp_path}/jobs.db")
 

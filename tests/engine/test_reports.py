@@ -59,7 +59,7 @@ async def messages(app: Headgate, job_id: str) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ progress
 
 
-def test_progress_is_seen_within_a_second_and_the_store_hears_of_it_once_a_second() -> None:
+def test_progress_is_stored_once_a_second() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
         app = Headgate(storage=storage, clock=clock)
@@ -129,7 +129,7 @@ def test_progress_is_a_number_from_0_to_1(said: Any) -> None:
     run_virtual(main)
 
 
-def test_a_long_word_about_progress_is_cut_and_kept_as_text() -> None:
+def test_a_long_progress_message_is_cut_and_stored_as_text() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -149,7 +149,7 @@ def test_a_long_word_about_progress_is_cut_and_kept_as_text() -> None:
     run_virtual(main)
 
 
-def test_a_thread_says_how_far_it_is_and_logs() -> None:
+def test_a_thread_can_report_progress_and_log() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -173,7 +173,7 @@ def test_a_thread_says_how_far_it_is_and_logs() -> None:
 # ---------------------------------------------------------------------------------------------------------- logs
 
 
-def test_what_a_handler_logs_is_there_when_its_job_is_final() -> None:
+def test_the_log_lines_of_a_handler_are_stored_when_its_job_is_final() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -209,7 +209,7 @@ def test_what_a_handler_logs_is_there_when_its_job_is_final() -> None:
     run_virtual(main)
 
 
-def test_a_node_that_has_stopped_listens_to_no_logging_any_more() -> None:
+def test_a_stopped_node_captures_no_logging() -> None:
     async def main(clock: VirtualClock) -> None:
         def state() -> object:
             return logging.Logger.callHandlers, list(logging.getLogger().handlers)
@@ -244,7 +244,7 @@ def test_lines_below_info_are_not_kept_unless_they_are_asked_for() -> None:
     run_virtual(main)
 
 
-def test_the_first_thousand_lines_are_kept_and_one_that_tells_of_the_rest() -> None:
+def test_the_first_thousand_lines_are_kept_and_one_counts_the_rest() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
         app = Headgate(storage=storage, clock=clock, retry=RetryPolicy(retries=1, base=1))
@@ -326,7 +326,7 @@ def test_a_line_that_cannot_be_formatted_never_fails_its_job() -> None:
     run_virtual(main)
 
 
-def test_lines_go_to_ordinary_logging_as_well_and_tell_their_job(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_go_to_ordinary_logging_with_their_job_id(caplog: pytest.LogCaptureFixture) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -346,7 +346,7 @@ def test_lines_go_to_ordinary_logging_as_well_and_tell_their_job(caplog: pytest.
     run_virtual(main)
 
 
-def test_what_headgate_itself_logs_is_not_what_a_job_has_logged() -> None:
+def test_log_lines_of_headgate_are_not_log_lines_of_a_job() -> None:
     """A subscriber that is woken by a handler runs in the handler's context."""
 
     async def main(clock: VirtualClock) -> None:
@@ -395,7 +395,7 @@ def test_logs_are_kept_when_an_attempt_fails_times_out_or_is_cancelled() -> None
     run_virtual(main)
 
 
-def test_logs_are_kept_when_the_node_is_told_to_end() -> None:
+def test_logs_are_kept_when_the_node_is_asked_to_stop() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
         app = Headgate(storage=storage, clock=clock, grace=0)
@@ -420,7 +420,7 @@ def test_logs_are_kept_when_the_node_is_told_to_end() -> None:
     run_virtual(main)
 
 
-def test_a_store_that_is_away_loses_no_line() -> None:
+def test_an_unavailable_store_loses_no_line() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
         app = Headgate(storage=storage, clock=clock)
@@ -444,7 +444,7 @@ def test_a_store_that_is_away_loses_no_line() -> None:
     run_virtual(main)
 
 
-def test_a_node_that_was_declared_dead_writes_nothing_into_what_another_does() -> None:
+def test_a_node_that_was_declared_dead_writes_nothing_to_jobs_of_another() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
         app = Headgate(storage=storage, clock=clock)
@@ -477,7 +477,7 @@ def test_a_node_that_was_declared_dead_writes_nothing_into_what_another_does() -
     run_virtual(main)
 
 
-def test_what_a_thread_says_that_outlives_its_attempt_takes_nothing_from_the_next_one() -> None:
+def test_lines_of_a_thread_that_outlives_its_attempt_do_not_count_for_the_next_one() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
         reporter = Reporter("node-1", storage, clock=clock, bus=EventBus(), most_lines=10, lowest=logging.INFO)
@@ -576,7 +576,7 @@ def test_a_report_that_the_store_cannot_keep_is_dropped_with_one_warning_and_end
     run_virtual(main)
 
 
-def test_a_job_that_never_stops_talking_keeps_no_ending_waiting() -> None:
+def test_a_job_that_logs_all_the_time_delays_no_ending() -> None:
     """One flush once went on for as long as anything new had been said, and endings waited for it to end."""
 
     async def main(clock: VirtualClock) -> None:
@@ -652,7 +652,7 @@ def test_what_the_garbage_collector_logs_while_a_line_is_taken_freezes_nothing_a
     run_virtual(main)
 
 
-def test_who_says_nothing_costs_no_report() -> None:
+def test_a_job_without_progress_and_logs_writes_no_report() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
         app = Headgate(storage=storage, clock=clock)
@@ -671,7 +671,7 @@ def test_who_says_nothing_costs_no_report() -> None:
 # --------------------------------------------------------------------------------------------- audit, retention
 
 
-def test_a_task_beats_its_app_and_a_job_beats_its_task() -> None:
+def test_the_task_overrides_the_app_and_the_job_overrides_the_task() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, audit="errors")
 
@@ -695,7 +695,7 @@ def test_a_task_beats_its_app_and_a_job_beats_its_task() -> None:
 
 
 @pytest.mark.parametrize("declare", ["app", "task", "using"])
-def test_an_unknown_audit_level_is_refused_where_it_is_said(declare: str) -> None:
+def test_an_unknown_audit_level_is_refused_at_declaration(declare: str) -> None:
     word: Any = "verbose"
 
     async def work() -> None: ...
@@ -708,7 +708,7 @@ def test_an_unknown_audit_level_is_refused_where_it_is_said(declare: str) -> Non
         declared()
 
 
-def test_final_jobs_are_kept_for_as_long_as_the_way_they_ended_says() -> None:
+def test_final_jobs_are_kept_for_the_retention_of_their_state() -> None:
     async def main(clock: VirtualClock) -> None:
         kept = {"succeeded": 3600, "failed": 3 * 3600}
         app = Headgate("memory://", clock=clock, retention=kept, retry=RetryPolicy(retries=0))
@@ -739,7 +739,7 @@ def test_final_jobs_are_kept_for_as_long_as_the_way_they_ended_says() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_a_hundred_thousand_final_jobs_are_pruned_in_steps_between_which_others_have_their_turn() -> None:
+def test_a_hundred_thousand_final_jobs_are_pruned_in_portions() -> None:
     async def main(clock: VirtualClock) -> None:
         sizes: list[int] = []
 
@@ -773,7 +773,7 @@ def test_a_hundred_thousand_final_jobs_are_pruned_in_steps_between_which_others_
     run_virtual(main)
 
 
-def test_what_people_do_to_a_schedule_is_kept_with_who_did_it() -> None:
+def test_actions_on_a_schedule_are_recorded_with_their_actor() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 

@@ -152,7 +152,7 @@ def test_an_attempts_resource_sees_how_it_ended_and_is_closed_to_the_end(how: st
     run_virtual(main)
 
 
-def test_a_resource_that_swallows_errors_makes_no_success_of_a_failure() -> None:
+def test_a_resource_that_swallows_errors_does_not_turn_a_failure_into_a_success() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
 
@@ -219,7 +219,7 @@ def test_an_attempt_whose_commit_fails_has_failed_also_behind_a_resource_that_sw
     run_virtual(main)
 
 
-def test_a_nodes_resource_that_ends_on_its_own_is_opened_anew_for_the_next_attempt() -> None:
+def test_a_nodes_resource_that_ends_on_its_own_is_opened_again_for_the_next_attempt() -> None:
     """The fault: a connection whose reader died was given, closed, to each attempt until the node was started anew."""
 
     async def main(clock: VirtualClock) -> None:
@@ -291,7 +291,7 @@ def test_a_resource_that_fails_to_open_fails_the_attempt_and_is_tried_again(scop
     run_virtual(main)
 
 
-def test_an_attempt_that_is_cancelled_while_a_resource_opens_takes_it_from_nobody() -> None:
+def test_an_attempt_that_is_cancelled_while_a_resource_opens_does_not_close_it_for_others() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
         opened: list[int] = []
@@ -348,7 +348,7 @@ def test_resources_of_a_node_close_in_reverse_order_of_their_opening_and_in_thei
     run_virtual(main)
 
 
-def test_a_resource_that_hangs_or_raises_when_it_is_closed_does_not_keep_the_node() -> None:
+def test_a_resource_that_hangs_or_raises_in_closing_does_not_stop_the_node_from_ending() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         told: list[Event] = []
@@ -377,7 +377,7 @@ def test_a_resource_that_hangs_or_raises_when_it_is_closed_does_not_keep_the_nod
     run_virtual(main)
 
 
-async def test_what_a_thread_was_given_stays_open_until_the_thread_has_ended() -> None:
+async def test_resources_of_a_thread_stay_open_until_the_thread_ends() -> None:
     """The fault: the session was closed when the attempt's time was up, under the thread that still used it."""
     # In real time: virtual time stands still while a thread works.
     app = Headgate("memory://", concurrency=1)
@@ -456,7 +456,7 @@ async def test_a_thread_with_a_resource_that_leaves_the_program_ends_only_its_at
         assert failed.value.error_type == "SystemExit"
 
 
-def test_resources_of_one_type_are_told_apart_by_name() -> None:
+def test_resources_of_one_type_are_distinguished_by_name() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -490,7 +490,7 @@ def test_resources_of_one_type_are_told_apart_by_name() -> None:
     run_virtual(main)
 
 
-async def test_a_resource_is_no_argument_of_its_task() -> None:
+async def test_a_resource_is_not_an_argument_of_its_task() -> None:
     world = World(None)
 
     @world.app.task(limits=[StrictRate("1/h", key="{tenant}")])
@@ -506,7 +506,7 @@ async def test_a_resource_is_no_argument_of_its_task() -> None:
         world.app.task(name="other", limits=[StrictRate("1/h", key="{session}")])(work.function)
 
 
-def test_what_can_never_be_given_to_anyone_is_an_error_where_it_is_declared() -> None:
+def test_a_resource_that_can_never_be_injected_is_refused_at_declaration() -> None:
     app = World(None).app
 
     async def plain() -> int:

@@ -16,7 +16,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 HOUR = 3600
 
 
-def test_who_waits_too_long_for_a_result_is_told_and_the_job_goes_on() -> None:
+def test_waiting_too_long_for_a_result_raises_and_the_job_continues() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -61,7 +61,7 @@ def test_the_error_of_a_failed_job_comes_with_the_traceback_of_its_last_attempt(
     run_virtual(main)
 
 
-def test_many_wait_for_one_result_before_and_after_it_is_there() -> None:
+def test_many_callers_can_wait_for_one_result() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 

@@ -135,7 +135,7 @@ def test_a_timeout_is_tried_again_unless_a_filter_says_otherwise(filters: dict[s
     run_virtual(main)
 
 
-def test_a_backoff_that_makes_no_sense_is_told_of_and_the_job_is_tried_again() -> None:
+def test_an_invalid_backoff_is_reported_and_the_job_is_retried() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         events: list[Event] = []
@@ -175,7 +175,7 @@ def nested(times: int = 2000) -> Exception:
 
 @pytest.mark.parametrize("error", [Forgetful, Sleepy, nested])
 @pytest.mark.parametrize("in_thread", [False, True])
-def test_an_error_that_cannot_even_be_looked_at_spends_its_attempt(error: Any, in_thread: bool) -> None:
+def test_an_error_that_cannot_be_inspected_spends_its_attempt(error: Any, in_thread: bool) -> None:
     """It once broke out of the attempt: the job stayed running, was taken up anew, and ran for ever."""
 
     async def main(clock: VirtualClock) -> None:

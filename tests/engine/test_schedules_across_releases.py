@@ -71,7 +71,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, dict[st
     return request.getfixturevalue("postgres_url"), {"schema": request.getfixturevalue("postgres_schema")}
 
 
-async def test_the_schedule_of_a_renamed_task_goes_on_under_its_new_name(shared: tuple[Any, dict[str, Any]]) -> None:
+async def test_the_schedule_of_a_renamed_task_continues_under_its_new_name(shared: tuple[Any, dict[str, Any]]) -> None:
     """The fault: the old row stayed, its task was still known by its alias, and every invoice went out twice."""
     store, options = shared
     async with (old := before(store, max_runs=9, **options)):
@@ -116,7 +116,7 @@ def test_each_occurrence_runs_once_through_a_rolling_deploy_that_renames_its_tas
     run_virtual(main)
 
 
-def test_a_rename_that_is_rolled_back_takes_its_schedule_back_once_the_newer_release_is_gone() -> None:
+def test_a_rolled_back_rename_restores_the_schedule_when_the_newer_release_is_gone() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         async with (old := before(store, clock=clock)):
@@ -140,7 +140,7 @@ def test_a_rename_that_is_rolled_back_takes_its_schedule_back_once_the_newer_rel
     run_virtual(main)
 
 
-def test_of_two_rows_of_a_task_that_got_its_alias_too_late_one_stays() -> None:
+def test_of_two_schedules_of_a_task_with_a_late_alias_one_stays() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         async with before(store, clock=clock):
@@ -155,7 +155,7 @@ def test_of_two_rows_of_a_task_that_got_its_alias_too_late_one_stays() -> None:
     run_virtual(main)
 
 
-def test_an_older_release_that_stores_its_own_at_the_last_moment_is_set_right_within_a_minute() -> None:
+def test_a_schedule_that_an_older_release_stored_last_is_corrected_within_a_minute() -> None:
     """It had asked whether it is the newest before the newer one started, and writes after that one has written."""
 
     async def main(clock: VirtualClock) -> None:
@@ -219,7 +219,7 @@ def test_a_name_that_another_schedule_of_the_same_code_has_stays_with_it() -> No
     run_virtual(main)
 
 
-def test_a_worker_of_an_older_release_that_starts_again_does_not_bring_its_trigger_back() -> None:
+def test_a_restarted_worker_of_an_older_release_does_not_restore_its_trigger() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         old, new, told = Every(minutes=10), Cron("30 * * * *"), list[Event]()
@@ -257,7 +257,7 @@ def test_a_schedule_that_was_removed_is_not_declared_again_by_the_workers_that_r
     run_virtual(main)
 
 
-def test_a_schedule_that_is_overdue_and_whose_task_nobody_declares_is_told_once() -> None:
+def test_an_overdue_schedule_of_an_undeclared_task_is_reported_once() -> None:
     """It stood still without a word: what is due is asked for by the tasks that a node knows."""
 
     async def main(clock: VirtualClock) -> None:
@@ -278,7 +278,7 @@ def test_a_schedule_that_is_overdue_and_whose_task_nobody_declares_is_told_once(
     run_virtual(main)
 
 
-def test_a_schedule_that_is_overdue_and_whose_own_trigger_nobody_declares_is_told_once() -> None:
+def test_an_overdue_schedule_with_an_undeclared_custom_trigger_is_reported_once() -> None:
     class Tens:
         def next_after(self, instant: int) -> int | None:
             return (instant // (600 * SECOND) + 1) * 600 * SECOND

@@ -67,7 +67,7 @@ async def test_a_key_that_moves_keeps_what_it_has_used_by_its_own_time() -> None
     assert await two.run_all(two.south) == late[:3]
 
 
-async def test_a_shard_refuses_what_it_does_not_own_and_says_who_does() -> None:
+async def test_a_shard_refuses_keys_of_another_shard_and_names_that_shard() -> None:
     two = Two()
     await two.north.leave_key(KEY, "south")
     with pytest.raises(OnItsWay):
@@ -76,7 +76,7 @@ async def test_a_shard_refuses_what_it_does_not_own_and_says_who_does() -> None:
         await two.add(two.south)
 
 
-async def test_a_batch_that_stalls_is_refused_after_its_key_came_home_and_left_again() -> None:
+async def test_a_stalled_batch_is_refused_after_its_key_returned_and_left_again() -> None:
     two = Two()
     (job,) = await two.add(two.north)
     await two.move(two.north, two.south)
@@ -89,7 +89,7 @@ async def test_a_batch_that_stalls_is_refused_after_its_key_came_home_and_left_a
     assert await two.run_all(two.south) == []
 
 
-async def test_a_batch_that_was_delivered_is_not_kept_when_its_key_comes_home() -> None:
+async def test_a_delivered_batch_is_deleted_when_its_key_returns() -> None:
     two = Two()
     (job,) = await two.add(two.north)
     await two.move(two.north, two.south)
@@ -102,7 +102,7 @@ async def test_a_batch_that_was_delivered_is_not_kept_when_its_key_comes_home() 
     assert await two.run_all(two.north) == []
 
 
-async def test_a_mover_that_stalls_does_not_let_go_of_a_key_that_leaves_for_another_time() -> None:
+async def test_a_stalled_move_does_not_release_a_key_that_moves_a_second_time() -> None:
     two = Two()
     epoch = await two.hand_over(two.north, two.south)
     await two.north.let_go(KEY, epoch)
@@ -112,7 +112,7 @@ async def test_a_mover_that_stalls_does_not_let_go_of_a_key_that_leaves_for_anot
     assert two.north.executor_of(KEY).owner == "north"
 
 
-async def test_a_job_on_its_way_is_cancelled_where_it_arrives() -> None:
+async def test_a_job_that_moves_between_shards_is_cancelled_on_arrival() -> None:
     two = Two()
     (job,) = await two.add(two.north)
     await two.move(two.north, two.south)

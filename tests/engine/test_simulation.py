@@ -26,7 +26,7 @@ _ON_FILES = [
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("first", _CHUNKS if ONLY is None else [int(ONLY)])
-def test_every_world_ends_with_nothing_lost_and_no_limit_exceeded(first: int) -> None:
+def test_every_simulation_loses_no_job_and_exceeds_no_limit(first: int) -> None:
     for seed in range(first, first + CHUNK) if ONLY is None else [first]:
         try:
             simulate(seed)
@@ -40,7 +40,7 @@ def test_every_world_ends_with_nothing_lost_and_no_limit_exceeded(first: int) ->
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("seed", _ON_FILES)
-def test_a_world_on_a_sqlite_file_ends_the_same_way(seed: int, tmp_path: Path) -> None:
+def test_a_simulation_on_a_sqlite_file_loses_no_job_and_exceeds_no_limit(seed: int, tmp_path: Path) -> None:
     # Its threads are the machine's, so that a seed does not replay exactly.
     def make_store(clock: Clock) -> SqliteStorage:
         return SqliteStorage(tmp_path / "world.db", clock, synchronous="OFF")
@@ -48,7 +48,7 @@ def test_a_world_on_a_sqlite_file_ends_the_same_way(seed: int, tmp_path: Path) -
     simulate(seed, steps=25, make_store=make_store)
 
 
-def test_the_same_seed_is_the_same_world() -> None:
+def test_the_same_seed_runs_the_same_simulation() -> None:
     one, other = simulate(7), simulate(7)
     assert one.history.starts == other.history.starts
     assert len(one.history.starts) > 20

@@ -14,7 +14,7 @@ from headgate.jobs.event import Event, JobFinished
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
-def test_a_subscriber_that_hangs_does_not_keep_the_app_from_closing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_subscriber_that_hangs_does_not_delay_closing_the_app(caplog: pytest.LogCaptureFixture) -> None:
     """The fault: a worker could not be stopped any more, not even by a second signal."""
 
     async def main(clock: VirtualClock) -> None:
@@ -52,7 +52,7 @@ def test_a_subscriber_that_hangs_does_not_keep_the_app_from_closing(caplog: pyte
 
 
 @pytest.mark.parametrize("how", ["cancelled", "exit", "interrupt"])
-def test_a_subscriber_that_raises_anything_is_told_the_next_event(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_subscriber_that_raises_gets_the_next_event(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """The fault: an error that is no Exception ended the delivery without a word, or the whole program."""
 
     async def main(clock: VirtualClock) -> None:

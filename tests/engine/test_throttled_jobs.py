@@ -13,7 +13,7 @@ from headgate.jobs.event import Event, JobRetried, JobThrottled
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
-def test_a_retry_that_its_limit_holds_back_is_seen_to_wait_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_retry_that_waits_for_a_limit_is_shown_as_waiting_after_a_restart(tmp_path: Path) -> None:
     """The fault: a retry that waited for its limit looked as if it ran, for as long as it waited; nothing in the store
     said what it waited for, and a restart forgot that it did."""
 
@@ -78,7 +78,7 @@ class Session:
     """What each attempt of a job has its own of."""
 
 
-def test_what_a_job_needs_to_run_is_made_when_it_starts_and_not_while_it_waits() -> None:
+def test_a_payload_is_decoded_when_its_job_starts() -> None:
     """The fault: a handler was made, with all that it needs, for a job that was then put off, dropped or rejected, and
     nothing of that was ever let go of."""
 
@@ -136,7 +136,7 @@ def test_what_a_job_needs_to_run_is_made_when_it_starts_and_not_while_it_waits()
     run_virtual(main)
 
 
-def test_who_leaves_the_line_leaves_no_hole_in_the_budget() -> None:
+def test_a_job_that_stops_waiting_wastes_no_budget() -> None:
     """The fault: each job had booked its slot, and the slots of those that were cancelled, or given up on, stayed
     empty while others waited behind them."""
 

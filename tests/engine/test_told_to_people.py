@@ -13,7 +13,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
-def test_a_full_rate_tells_its_next_slot_although_nobody_waits_for_it() -> None:
+def test_a_full_rate_has_its_next_slot_although_no_job_waits_for_it() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -34,7 +34,7 @@ def test_a_full_rate_tells_its_next_slot_although_nobody_waits_for_it() -> None:
     run_virtual(main)
 
 
-def test_how_long_a_job_waits_is_told_in_the_units_that_people_use() -> None:
+def test_waits_are_shown_in_readable_units() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
@@ -55,7 +55,7 @@ def test_how_long_a_job_waits_is_told_in_the_units_that_people_use() -> None:
     run_virtual(main)
 
 
-def test_an_overview_counts_all_that_waits_and_tells_unknown_tasks_with_the_first_look() -> None:
+def test_the_first_overview_counts_waiting_jobs_and_names_unknown_tasks() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         app, other = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)

@@ -74,7 +74,7 @@ def trace_id(span: ReadableSpan) -> int:
     return found.trace_id
 
 
-def test_an_attempt_links_to_who_enqueued_it_and_holds_what_its_handler_does(traced: Traced) -> None:
+def test_the_span_of_an_attempt_links_to_the_enqueue_and_contains_the_spans_of_its_handler(traced: Traced) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         app.instrument(traced.instrument)
@@ -131,7 +131,7 @@ def test_an_attempt_links_to_who_enqueued_it_and_holds_what_its_handler_does(tra
     run_virtual(main)
 
 
-def test_a_throttled_job_tells_how_long_its_limits_held_it_back(traced: Traced) -> None:
+def test_the_span_of_a_throttled_job_has_the_wait_for_its_limits(traced: Traced) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         app.instrument(traced.instrument)
@@ -193,7 +193,7 @@ def test_a_processor_of_spans_that_raises_fails_no_enqueue_no_job_and_no_callbac
     assert [record.name for record in caplog.records].count("headgate.tracing") == 1
 
 
-def test_a_run_can_be_a_child_of_who_enqueued_it_instead() -> None:
+def test_the_span_of_a_run_can_be_a_child_of_the_enqueue() -> None:
     traced = Traced(run_as="child")
 
     async def main(clock: VirtualClock) -> None:
@@ -243,7 +243,7 @@ def test_each_attempt_is_a_span_of_its_own_with_its_error(traced: Traced) -> Non
     run_virtual(main)
 
 
-def test_what_is_no_failure_is_told_as_what_it_is(traced: Traced) -> None:
+def test_snoozes_and_cancellations_are_not_failures_in_spans(traced: Traced) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         app.instrument(traced.instrument)
@@ -292,7 +292,7 @@ def test_many_jobs_are_sent_in_one_span_that_all_of_them_link_to(traced: Traced)
     run_virtual(main)
 
 
-def test_the_jobs_of_a_chain_and_of_a_batch_link_to_who_enqueued_it(traced: Traced) -> None:
+def test_the_jobs_of_a_chain_and_of_a_batch_link_to_the_enqueue(traced: Traced) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         app.instrument(traced.instrument)
@@ -318,7 +318,7 @@ def test_the_jobs_of_a_chain_and_of_a_batch_link_to_who_enqueued_it(traced: Trac
     run_virtual(main)
 
 
-def test_an_occurrence_of_a_schedule_follows_nobody_and_names_its_schedule(traced: Traced) -> None:
+def test_an_occurrence_of_a_schedule_has_no_link_and_names_its_schedule(traced: Traced) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         app.instrument(traced.instrument)
@@ -337,7 +337,7 @@ def test_an_occurrence_of_a_schedule_follows_nobody_and_names_its_schedule(trace
     run_virtual(main)
 
 
-def test_callbacks_have_a_span_beside_that_of_the_attempt(traced: Traced) -> None:
+def test_callbacks_have_their_own_span(traced: Traced) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         app.instrument(traced.instrument)
@@ -363,7 +363,7 @@ def test_callbacks_have_a_span_beside_that_of_the_attempt(traced: Traced) -> Non
     run_virtual(main)
 
 
-async def test_plain_functions_see_their_span_in_their_thread_and_so_does_who_enqueues_from_one(
+async def test_plain_functions_have_their_span_in_their_thread(
     traced: Traced,
 ) -> None:
     app = Headgate("memory://")
@@ -388,7 +388,7 @@ async def test_plain_functions_see_their_span_in_their_thread_and_so_does_who_en
     assert sent.parent.span_id == span_id(traced.one("request"))
 
 
-async def test_a_process_task_can_go_on_with_the_span_of_its_attempt(traced: Traced, tmp_path: Path) -> None:
+async def test_a_process_task_can_continue_the_span_of_its_attempt(traced: Traced, tmp_path: Path) -> None:
     app = Headgate(f"sqlite:///{tmp_path}/jobs.db")
     app.instrument(traced.instrument)
     work = app.task(process=True)(traced_bodies.current_span)
@@ -398,7 +398,7 @@ async def test_a_process_task_can_go_on_with_the_span_of_its_attempt(traced: Tra
     assert ids == f"{span_id(traced.one('process default')):016x}"
 
 
-def test_headers_of_the_users_own_stay_and_what_the_handler_enqueues_is_part_of_its_trace(traced: Traced) -> None:
+def test_headers_of_the_user_stay_and_jobs_of_the_handler_join_its_trace(traced: Traced) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         app.instrument(traced.instrument)
@@ -423,7 +423,7 @@ def test_headers_of_the_users_own_stay_and_what_the_handler_enqueues_is_part_of_
     run_virtual(main)
 
 
-def test_keys_are_hashed_with_a_salt_on_request_and_never_told() -> None:
+def test_keys_are_never_exported_except_hashed_on_request() -> None:
     hashes: list[object] = []
     for salt in ("one", "one", "two"):
         traced = Traced(key_salt=salt)
@@ -468,7 +468,7 @@ def test_an_enqueue_that_fails_is_an_error_of_its_span(traced: Traced) -> None:
     run_virtual(main)
 
 
-def test_jobs_in_a_transaction_of_the_callers_are_traced_too(traced: Traced, tmp_path: Path) -> None:
+def test_jobs_in_a_transaction_of_the_caller_are_traced_too(traced: Traced, tmp_path: Path) -> None:
     import sqlite3
 
     app = Headgate(f"sqlite:///{tmp_path}/jobs.db")
@@ -491,7 +491,7 @@ def test_jobs_in_a_transaction_of_the_callers_are_traced_too(traced: Traced, tmp
     asyncio.run(main())
 
 
-def test_an_app_is_traced_by_one_only(traced: Traced) -> None:
+def test_an_app_has_one_tracer(traced: Traced) -> None:
     app = Headgate("memory://")
     app.instrument(traced.instrument)
     with pytest.raises(DeclarationError, match="has a tracer already"):

@@ -12,7 +12,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
-def test_handles_and_events_tell_what_was_stored_what_was_kept_and_what_was_replaced() -> None:
+def test_handles_and_events_show_whether_a_job_was_stored_kept_or_replaced() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=MemoryStorage(clock), clock=clock)
 
@@ -57,7 +57,7 @@ def test_a_key_that_cannot_be_kept_is_refused_at_once(key: object) -> None:
         sync.using(unique_key=key)  # type: ignore[arg-type]
 
 
-def test_a_policy_needs_a_key_and_has_to_be_one_of_three() -> None:
+def test_on_conflict_needs_a_key_and_is_one_of_three_values() -> None:
     app = Headgate("memory://")
 
     @app.task

@@ -40,7 +40,7 @@ class Narrow(MemoryStorage):
             raise StorageUnavailable("away")
 
 
-def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_told() -> None:
+def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_reported() -> None:
     """It once ended every node that took the job."""
 
     async def main(clock: VirtualClock) -> None:
@@ -106,7 +106,7 @@ def test_a_settled_cost_is_a_whole_number_up_to_a_billion(cost: Any) -> None:
     run_virtual(main)
 
 
-def test_a_strict_rate_remembers_of_a_settled_cost_what_closes_its_window_and_no_more() -> None:
+def test_a_strict_rate_stores_only_the_part_of_a_settled_cost_that_closes_its_window() -> None:
     rule = StrictRate("100/m", margin=0).rule
     second = 1_000_000
     _, state = rule.take((), 0, 2)
@@ -116,7 +116,7 @@ def test_a_strict_rate_remembers_of_a_settled_cost_what_closes_its_window_and_no
     assert rule.amend(state, 0, 1_000_000_000, 0, 5) == (0,) * 5
 
 
-def test_a_debt_that_no_database_could_hold_is_cut_also_when_a_rate_is_lowered() -> None:
+def test_a_debt_beyond_the_range_of_a_database_is_cut_when_a_rate_is_lowered() -> None:
     """Once such a rate was declared, every claim and so every node that started failed."""
     fast, slow = RateLimit("100/m").rule, RateLimit("1/d").rule
     _, state = fast.take(None, 0)

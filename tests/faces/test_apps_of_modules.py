@@ -89,7 +89,7 @@ def test_a_command_shows_what_a_module_of_tasks_raises_from_its_own_line_on(tmp_
 
 
 @pytest.mark.parametrize("imports", ["tasks", ["a b"], [1], None, [""], [".tasks"]])
-def test_what_is_no_list_of_modules_is_refused(imports: object) -> None:
+def test_an_invalid_list_of_modules_is_refused(imports: object) -> None:
     with pytest.raises(DeclarationError, match="is not a list of module names"):
         Headgate("memory://", imports=imports)  # type: ignore[arg-type]
 
@@ -133,7 +133,7 @@ def test_a_module_that_imports_the_script_gets_the_app_of_the_script(tmp_path: P
     assert done.stdout.split() == ["acme", "True"], done.stderr
 
 
-def test_a_script_that_was_imported_by_its_tasks_is_told_of_both_apps(tmp_path: Path) -> None:
+def test_an_app_script_that_is_imported_twice_is_reported_with_both_apps(tmp_path: Path) -> None:
     done = run_script(tmp_path, first="import tasks")
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("headgate.errors.DeclarationError")]
@@ -148,9 +148,7 @@ def test_a_script_that_was_imported_by_its_tasks_is_told_of_both_apps(tmp_path: 
         ("shop.mails.send", "import module 'shop.mails' by Headgate(imports=['shop.mails'])"),
     ],
 )
-def test_a_worker_without_a_task_says_what_it_has_and_what_to_import(
-    task: str, advice: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_without_tasks_says_what_to_import(task: str, advice: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "headgate"):
         log_event(TaskUnknown(at=0, task=task, declared=[f"task_{n}" for n in range(22)]))
         log_event(TaskUnknown(at=0, task=task))
@@ -186,7 +184,7 @@ def test_a_function_that_returns_the_app_names_it(shop: Path) -> None:
         locate("corner_shop.factory:web")
 
 
-def test_a_name_that_is_no_app_is_answered_with_the_apps_there_are(shop: Path) -> None:
+def test_an_unknown_app_name_is_refused_with_the_existing_apps(shop: Path) -> None:
     with pytest.raises(AppNotFound, match=r"is a package with the modules corner_shop\.app, corner_shop\.factory"):
         locate("corner_shop:app")
     with pytest.raises(AppNotFound, match=r"module 'corner_shop\.app' has no 'app'; write corner_shop\.app:jobs$"):

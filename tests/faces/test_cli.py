@@ -164,7 +164,7 @@ def wait_for_end(pid: int) -> None:
 # ------------------------------------------------------------------------------------------- finding commands
 
 
-def test_the_list_of_commands_shows_what_each_says_of_itself() -> None:
+def test_the_list_of_commands_shows_their_descriptions() -> None:
     context = main.make_context("headgate", ["status"])
     for name, lazy in COMMANDS.items():
         command = main.get_command(context, name)
@@ -207,13 +207,13 @@ def test_the_help_of_the_worker_documents_its_exit_codes() -> None:
         (":app", ["does not name an app"]),
     ],
 )
-def test_an_app_that_cannot_be_found_is_told_in_one_line(project: Project, target: str, parts: list[str]) -> None:
+def test_an_app_that_cannot_be_found_is_reported_in_one_line(project: Project, target: str, parts: list[str]) -> None:
     for command in (["worker"], ["status"], ["jobs", "list"], ["limits", "list"]):
         expected = [part.format(name=project.name) for part in parts]
         assert_one_line(call(*command, target.format(name=project.name)), 1, *expected)
 
 
-def test_a_missing_dependency_of_the_module_is_not_taken_for_a_missing_module(tmp_path: Path, project: Project) -> None:
+def test_a_missing_dependency_of_a_module_is_not_reported_as_a_missing_module(tmp_path: Path, project: Project) -> None:
     broken = Project(tmp_path, "import no_such_dependency\n")
     result = call("status", broken.target)
     assert result.exit_code == 1
@@ -232,12 +232,12 @@ def test_the_app_is_named_by_the_argument_the_option_or_the_environment(project:
     assert_one_line(call("jobs", "list", project.target, "other:app"), 2, "unexpected arguments")
 
 
-def test_an_unknown_storage_url_is_told_in_one_line(tmp_path: Path, project: Project) -> None:
+def test_an_unknown_storage_url_is_reported_in_one_line(tmp_path: Path, project: Project) -> None:
     odd = Project(tmp_path, 'from headgate import Headgate\napp = Headgate("oracle://x")\n')
     assert_one_line(call("status", odd.target), 1, "storage URL 'oracle://x' has an unknown scheme")
 
 
-def test_an_app_without_a_url_is_told_in_one_line(tmp_path: Path, project: Project) -> None:
+def test_an_app_without_a_url_is_reported_in_one_line(tmp_path: Path, project: Project) -> None:
     nowhere = Project(tmp_path, "from headgate import Headgate\napp = Headgate()\n")
     for command in ("status", "worker", "migrate"):
         for url in ("", "  "):
@@ -246,7 +246,7 @@ def test_an_app_without_a_url_is_told_in_one_line(tmp_path: Path, project: Proje
     assert not (tmp_path / "headgate.db").exists()
 
 
-def test_a_file_that_is_no_database_is_told_in_one_line(tmp_path: Path, project: Project) -> None:
+def test_a_file_that_is_no_database_is_reported_in_one_line(tmp_path: Path, project: Project) -> None:
     (tmp_path / "jobs.db").write_text("this is a letter, not a database. " * 100)
     assert_one_line(call("status", project.target), 1, "jobs.db")
 
@@ -277,7 +277,7 @@ def test_a_listing_for_people_keeps_whole_ids_where_there_is_no_terminal(project
     assert call("jobs", "list", project.target, "--state", "failed").output == "Jobs: none\n"
 
 
-def test_show_tells_the_payload_and_every_attempt_with_its_error(project: Project) -> None:
+def test_show_prints_the_payload_and_every_attempt_with_its_error(project: Project) -> None:
     async def fail(app: Headgate) -> str:
         job = await app.tasks["bad"].enqueue()
         with pytest.raises(Exception, match="no such page"):
@@ -294,7 +294,7 @@ def test_show_tells_the_payload_and_every_attempt_with_its_error(project: Projec
     assert "Traceback" in text
 
 
-def test_show_tells_until_when_and_by_what_a_job_is_throttled(project: Project) -> None:
+def test_show_prints_the_limit_of_a_throttled_job_and_its_start(project: Project) -> None:
     async def throttle(app: Headgate) -> str:
         jobs = await app.tasks["sync"].enqueue_many([("acme", page) for page in range(3)])
         await jobs[1].result(timeout=10)
@@ -338,11 +338,11 @@ def test_show_tells_until_when_and_by_what_a_job_is_throttled(project: Project) 
     assert "Throttled" in call("status", project.target).output
 
 
-def test_a_job_that_is_not_there_is_told_in_one_line(project: Project) -> None:
+def test_an_unknown_job_is_reported_in_one_line(project: Project) -> None:
     assert_one_line(call("jobs", "show", project.target, "0-0"), 1, "no job 0-0 is stored")
 
 
-def test_cancel_and_retry_say_for_each_id_what_happened(project: Project) -> None:
+def test_cancel_and_retry_print_a_result_for_each_id(project: Project) -> None:
     first, second = project.enqueue("sync", "acme", 1), project.enqueue("sync", "acme", 2)
     cancelled = call("jobs", "cancel", project.target, first, second)
     assert cancelled.exit_code == 0
@@ -388,7 +388,7 @@ def test_queues_are_listed_paused_and_resumed(project: Project) -> None:
     assert_one_line(call("queues", "pause", project.target, "email"), 1, "queue 'email' is not declared", "emails")
 
 
-def test_schedules_that_nobody_fires_or_declares_any_more_are_told(project: Project) -> None:
+def test_schedules_without_a_node_or_declaration_are_reported(project: Project) -> None:
     """An overdue one was listed as due "in 0.0 s" for ever."""
     newer = Project(project.path, 'from headgate import Headgate\n\napp = Headgate("sqlite:///jobs.db")\n')
     project.do(schedule_is_stored, running=True)
@@ -481,7 +481,7 @@ app = Headgate(storage=Obstructed("jobs.db", SystemClock()))
 """
 
 
-def test_status_shows_what_stands_in_the_way_of_the_store(project: Project) -> None:
+def test_status_shows_the_blockers_of_the_store(project: Project) -> None:
     assert "In the way" not in call("status", project.target).output
     obstructed = Project(project.path, OBSTRUCTED)
     [blocker] = answer("status", obstructed.target)["blockers"]
@@ -492,7 +492,7 @@ def test_status_shows_what_stands_in_the_way_of_the_store(project: Project) -> N
     assert shown.split("In the way")[1].split()[-6:] == ["4711", "10", "min", "reports:", "SELECT", "1"]
 
 
-def test_keys_and_errors_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_and_errors_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("Keys", ("key",), [("[red]a[/red]\x1b[31m",), (None,)], empty="")
     printed = capsys.readouterr().out
     assert "[red]a[/red]\\x1b[31m" in printed
@@ -521,7 +521,7 @@ def test_a_worker_on_memory_is_refused(tmp_path: Path, project: Project) -> None
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_queues_that_make_no_sense_are_refused(project: Project) -> None:
+def test_invalid_queues_are_refused(project: Project) -> None:
     assert_one_line(call("worker", project.target, "-q", "emails:none"), 2, "whole number")
     assert_one_line(call("worker", project.target, "-q", "emails:0"), 2, "whole number")
     assert_one_line(call("worker", project.target, "-q", "emails", "-q", "emails:2"), 2, "given twice")
@@ -551,7 +551,7 @@ def test_a_worker_runs_jobs_until_sigterm_and_exits_0(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_runs_at_sigterm_is_let_finish(project: Project) -> None:
+def test_a_job_that_runs_at_sigterm_finishes(project: Project) -> None:
     started, may_end = project.pipe(), project.pipe()
     for task, pipe in (("write", started), ("read", may_end)):
         project.enqueue(task, pipe)
@@ -589,7 +589,7 @@ def test_a_second_signal_ends_a_worker_at_once(project: Project, task: str) -> N
 
 
 @pytest.mark.slow
-def test_a_grace_of_0_hands_running_jobs_back(project: Project) -> None:
+def test_a_grace_of_0_returns_running_jobs(project: Project) -> None:
     pipe = project.pipe()
     job = project.enqueue("forever", pipe)
     with project.worker("--grace", "0") as worker:
@@ -671,7 +671,7 @@ def test_workers_end_when_their_parent_is_killed(project: Project) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "ends_with", "lives"), [(7, KEPT_DYING, supervisor.SHORT_LIVES), (1, 1, 1)])
-async def test_workers_that_keep_dying_are_given_up(
+async def test_workers_that_keep_dying_are_not_restarted(
     code: int, ends_with: int, lives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 1 in the first life says that it can never start, so it is not tried again."""
@@ -682,7 +682,7 @@ async def test_workers_that_keep_dying_are_given_up(
     assert len(born.read_text()) == lives
 
 
-def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(project: Project) -> None:
+def test_limits_are_changed_from_the_command_line_and_the_backlog_follows(project: Project) -> None:
     async def fill(app: Headgate) -> str:
         jobs = await app.tasks["sync"].enqueue_many([("acme", page) for page in range(6)])
         await jobs[1].result(timeout=10)
@@ -741,7 +741,7 @@ def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(projec
 # --------------------------------------------------------------------------------------------------- migrate
 
 
-def test_migrate_makes_the_tables_once_and_a_dry_run_lists_them(project: Project) -> None:
+def test_migrate_creates_the_tables_once_and_a_dry_run_lists_them(project: Project) -> None:
     file = project.path / "jobs.db"
     file.unlink()
     missing = call("migrate", project.target, "--dry-run")
@@ -757,7 +757,7 @@ def test_migrate_makes_the_tables_once_and_a_dry_run_lists_them(project: Project
     assert project.state(project.enqueue("sync", "acme"))[0] is JobState.WAITING
 
 
-def test_migrate_refuses_what_a_newer_release_has_made(project: Project) -> None:
+def test_migrate_refuses_a_schema_of_a_newer_release(project: Project) -> None:
     call("migrate", project.target)
     with sqlite3.connect(project.path / "jobs.db") as file:
         file.execute("INSERT INTO migration VALUES (999, 'moved', 'x', 0)")
@@ -771,7 +771,7 @@ def test_migrate_has_nothing_to_do_in_memory(tmp_path: Path, project: Project) -
     assert call("migrate", in_memory.target).output == "up to date\n"
 
 
-def test_migrate_makes_the_tables_in_a_postgres(tmp_path: Path, project: Project, postgres_url: str) -> None:
+def test_migrate_creates_the_tables_in_a_postgres(tmp_path: Path, project: Project, postgres_url: str) -> None:
     schema = f"headgate_{uuid.uuid4().hex[:16]}"
     source = f"from headgate import Headgate\napp = Headgate({postgres_url!r}, schema={schema!r})\n"
     there = Project(tmp_path, source)
@@ -787,7 +787,7 @@ def test_migrate_makes_the_tables_in_a_postgres(tmp_path: Path, project: Project
     asyncio.run(drop())
 
 
-def test_the_next_occurrence_of_a_schedule_is_left_out(project: Project) -> None:
+def test_the_next_occurrence_of_a_schedule_is_skipped(project: Project) -> None:
     project.do(schedule_is_stored, running=True)
     first, second = answer("schedules", "next", project.target, "nightly", "--count", "2")
     assert answer("schedules", "skip", project.target, "nightly")["left_out"] == first
@@ -795,7 +795,7 @@ def test_the_next_occurrence_of_a_schedule_is_left_out(project: Project) -> None
 
 
 @pytest.mark.slow
-def test_a_worker_tells_on_sigusr1_what_it_is_doing_and_goes_on(project: Project) -> None:
+def test_a_worker_prints_its_state_on_sigusr1_and_continues(project: Project) -> None:
     with project.worker() as worker:
         lines_until(worker, "works on")
         worker.send_signal(signal.SIGUSR1)

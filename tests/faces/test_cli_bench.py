@@ -92,7 +92,7 @@ def wait_for(there: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_is_measured_beside_it_and_nothing_of_it_is_touched(tmp_path: Path) -> None:
+def test_bench_measures_a_new_file_beside_the_store_and_does_not_create_the_store(tmp_path: Path) -> None:
     app, told = Headgate(f"sqlite:///{tmp_path}/jobs.db"), list[str]()
     figures = asyncio.run(measure(app, SystemClock(), seconds=0.2, slots=7, say=told.append))
     assert figures.ground.store == str(tmp_path / "jobs.db")
@@ -108,9 +108,7 @@ def test_a_file_is_measured_beside_it_and_nothing_of_it_is_touched(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_database_is_measured_in_a_schema_of_its_own_which_goes_when_it_is_terminated(
-    tmp_path: Path, postgres_url: str
-) -> None:
+def test_bench_measures_in_its_own_schema_and_drops_it(tmp_path: Path, postgres_url: str) -> None:
     with database(postgres_url) as url, begun(url, cwd=tmp_path) as process:
         try:
             wait_for(lambda: schemas(url))
@@ -130,7 +128,7 @@ def test_a_database_is_measured_in_a_schema_of_its_own_which_goes_when_it_is_ter
     # Of those that come at once the kernel says which is the first.
     [((signal.SIGHUP,), {129}), ((signal.SIGINT, signal.SIGTERM, signal.SIGINT), {130, 143})],
 )
-def test_nothing_is_left_beside_a_file_whichever_signals_end_it(
+def test_bench_leaves_no_files_after_any_signal(
     tmp_path: Path, signals: tuple[signal.Signals, ...], codes: set[int]
 ) -> None:
     with begun(f"sqlite:///{tmp_path}/jobs.db", "--seconds", "60", cwd=tmp_path) as process:
@@ -145,7 +143,7 @@ def test_nothing_is_left_beside_a_file_whichever_signals_end_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_scratch_store_goes_however_often_its_user_is_cancelled(postgres_url: str) -> None:
+def test_a_scratch_store_is_deleted_after_any_number_of_cancellations(postgres_url: str) -> None:
     async def work(url: str, made: asyncio.Event) -> None:
         async with scratch_of(Headgate(url)):
             made.set()
@@ -186,7 +184,7 @@ def test_apps_on_a_scratch_store_share_it_and_have_settings_of_their_own(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_where_nothing_can_be_made_beside_it_is_said(tmp_path: Path) -> None:
+async def test_bench_reports_that_it_cannot_create_its_store(tmp_path: Path) -> None:
     with pytest.raises(DeclarationError, match="there can be no store beside memory:"):
         async with scratch_of(Headgate("memory://")):
             pass
@@ -195,7 +193,7 @@ async def test_where_nothing_can_be_made_beside_it_is_said(tmp_path: Path) -> No
             pass
 
 
-def test_what_cannot_be_measured_is_told_in_one_line() -> None:
+def test_stores_that_cannot_be_measured_are_reported_in_one_line() -> None:
     result = CliRunner().invoke(main, ["bench", "mysql://jobs"])
     assert result.exit_code == 1
     assert "'mysql://jobs' has an unknown scheme" in result.stderr
@@ -208,7 +206,7 @@ def test_percentiles_are_of_what_was_measured() -> None:
     assert MeasuredRate.of(1500, 2.0).per_second == 750
 
 
-def test_it_is_said_how_to_read_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_explains_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
     print_figures(FIGURES)
     told = capsys.readouterr().out
     assert "beside 9,900 jobs waiting for a limit" in told
@@ -217,7 +215,7 @@ def test_it_is_said_how_to_read_the_figures(capsys: pytest.CaptureFixture[str]) 
     assert not any("Others were at work" in line or "power cut" in line for line in advice(FIGURES))
 
 
-def test_what_makes_figures_doubtful_is_said() -> None:
+def test_bench_reports_what_makes_figures_doubtful() -> None:
     ground = Environment("postgresql://db/jobs", "PostgreSQL 18.1, fsync off", False, "3.13.1", "uvloop", 2, 6.0, None)
     told = "\n".join(advice(replace(FIGURES, ground=ground)))
     assert "Other programs were running (load 6 on 2 cores)" in told
@@ -225,12 +223,14 @@ def test_what_makes_figures_doubtful_is_said() -> None:
     assert "syncs" not in told
 
 
-def test_the_help_says_what_happens_to_the_jobs_of_the_user() -> None:
+def test_the_help_of_bench_says_what_happens_to_existing_jobs() -> None:
     assert "Your jobs are not touched" in CliRunner().invoke(main, ["bench", "--help"]).output
 
 
 @pytest.mark.parametrize("url", [None, ""])
-def test_a_bench_of_nothing_is_told_what_to_write(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bench_without_a_store_is_refused_with_what_to_write(
+    url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HEADGATE_URL", raising=False)
     monkeypatch.delenv("HEADGATE_APP", raising=False)
     if url is not None:

@@ -86,7 +86,7 @@ def test_every_command_but_those_that_serve_or_print_code_speaks_json() -> None:
             assert any("--json" in parameter.opts for parameter in verb.params), words
 
 
-def test_what_a_module_raises_is_shown_from_its_own_line_on(make: Make) -> None:
+def test_an_error_of_a_module_is_shown_from_its_own_line_on(make: Make) -> None:
     target = make("def connect():\n    raise RuntimeError('no password is set')\n\n\nconnect()\n")
     result = call("status", target)
     assert result.exit_code == 1
@@ -105,7 +105,7 @@ def test_a_syntax_error_is_shown_where_it_is(make: Make) -> None:
     assert "importlib" not in result.stderr
 
 
-def test_a_command_that_is_misspelt_is_guessed() -> None:
+def test_a_misspelt_command_is_suggested() -> None:
     result = call("wroker")
     assert result.exit_code == 2
     assert "No such command 'wroker'. Did you mean 'worker'?" in result.output
@@ -132,7 +132,7 @@ def test_ctrl_c_at_a_question_ends_with_130_as_well(
     assert capsys.readouterr().err.splitlines()[-1] == "Aborted!"
 
 
-def test_a_question_that_nobody_can_answer_says_what_to_do(make: Make) -> None:
+def test_a_question_without_a_terminal_says_which_option_to_use(make: Make) -> None:
     target = make(APP)
     make_tables(Path())
     result = call("schedules", "remove", target, "nightly", input="")
@@ -141,7 +141,7 @@ def test_a_question_that_nobody_can_answer_says_what_to_do(make: Make) -> None:
     assert result.stdout == ""
 
 
-def test_final_jobs_that_cannot_be_counted_in_a_moment_do_not_keep_the_status_waiting(make: Make) -> None:
+def test_a_slow_count_of_final_jobs_does_not_delay_the_status(make: Make) -> None:
     target = make(UNCOUNTABLE)
     told = call("status", target)
     assert told.exit_code == 0
@@ -151,14 +151,14 @@ def test_final_jobs_that_cannot_be_counted_in_a_moment_do_not_keep_the_status_wa
     assert [(queue["waiting"], queue["succeeded"]) for queue in answer["queues"]] == [(0, None)]
 
 
-def test_the_version_is_told_with_what_it_runs_on() -> None:
+def test_the_version_is_printed_with_python_and_platform() -> None:
     told = json.loads(call("version", "--json").stdout)
     assert told["python"] == ".".join(map(str, sys.version_info[:3]))
     assert call("version").stdout.startswith(f"headgate {told['headgate']}, Python {told['python']}")
     assert set(told["libraries"]) >= {"asyncpg", "watchfiles"}
 
 
-def test_a_port_that_cannot_be_is_told_in_one_line(make: Make) -> None:
+def test_an_invalid_port_is_reported_in_one_line(make: Make) -> None:
     result = call("status", make(APP.replace("sqlite:///jobs.db", "postgresql://postgres@127.0.0.1:99999/jobs")))
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: storage URL 'postgresql://postgres@127.0.0.1:99999/jobs' has port 99999")
@@ -185,7 +185,7 @@ def test_a_locale_without_utf8_changes_no_payload_and_breaks_no_table(make: Make
     assert shown["payload"] == {"tenant": "Müller ☃"}
 
 
-def test_an_output_that_takes_nothing_is_told_in_one_line() -> None:
+def test_a_failing_output_is_reported_in_one_line() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with Path("/dev/full").open("w") as full:
@@ -197,7 +197,7 @@ def test_an_output_that_takes_nothing_is_told_in_one_line() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_output_that_is_closed_is_nothing_to_write_to(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_output_is_not_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make(APP)
     make_tables(Path())
     monkeypatch.setattr(sys, "stdout", None)
@@ -208,7 +208,7 @@ def test_an_output_that_is_closed_is_nothing_to_write_to(make: Make, monkeypatch
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_that_this_user_may_not_read_is_told_in_one_line(make: Make) -> None:
+def test_an_unreadable_file_is_reported_in_one_line(make: Make) -> None:
     target = make(APP)
     assert call("migrate", target).exit_code == 0
     Path("jobs.db").chmod(0)

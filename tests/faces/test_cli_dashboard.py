@@ -59,7 +59,9 @@ def serving(target: str, *options: str, **environment: str) -> Iterator[tuple[su
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_its_link_signs_in_once_and_it_ends_with_0_while_somebody_listens(target: str, number: signal.Signals) -> None:
+def test_the_link_signs_in_once_and_the_server_exits_with_0_during_a_stream(
+    target: str, number: signal.Signals
+) -> None:
     with serving(target) as (process, link), httpx.Client(timeout=10) as client:
         url, _, token = link.partition("login?token=")
         assert len(token) >= 43
@@ -83,7 +85,7 @@ def test_its_link_signs_in_once_and_it_ends_with_0_while_somebody_listens(target
 
 
 @pytest.mark.slow
-def test_each_of_several_users_comes_in_with_their_own_password_and_role(target: str, tmp_path: Path) -> None:
+def test_several_users_sign_in_with_their_own_password_and_role(target: str, tmp_path: Path) -> None:
     hashed = CliRunner().invoke(main, ["password"], input="grace's password\n")
     assert hashed.exit_code == 0
     users = f"# who may come in\nada:admin:a password: with colons\n\ngrace:viewer:{hashed.output}"
@@ -141,7 +143,7 @@ def test_a_line_of_users_that_is_wrong_is_named_without_its_password(
 
 
 @pytest.mark.slow
-def test_with_a_password_it_lets_in_who_knows_it(target: str, tmp_path: Path) -> None:
+def test_a_password_signs_in(target: str, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("correct horse battery\n")
     password.chmod(0o600)
@@ -156,13 +158,13 @@ def test_with_a_password_it_lets_in_who_knows_it(target: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
-def test_without_a_user_it_listens_to_this_machine_only(target: str, host: str) -> None:
+def test_without_users_the_dashboard_listens_on_localhost_only(target: str, host: str) -> None:
     result = call("dashboard", target, "--host", host)
     assert result.exit_code == 2
     assert "there is no user" in result.output
 
 
-def test_a_taken_port_is_told_in_one_line(target: str) -> None:
+def test_a_taken_port_is_reported_in_one_line(target: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = call("dashboard", target, "--port", str(taken.getsockname()[1]))
     assert result.exit_code == 1
@@ -187,7 +189,7 @@ def test_a_user_needs_a_role_and_one_secret_that_is_not_weak(target: str, tmp_pa
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_what_a_shell_is_given_completes_commands(shell: str) -> None:
+def test_the_completion_script_of_a_shell_completes_commands(shell: str) -> None:
     script = call("completion", shell)
     assert script.exit_code == 0
     assert "_HEADGATE_COMPLETE" in script.output

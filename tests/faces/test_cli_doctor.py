@@ -53,7 +53,7 @@ def open_(target: str, *, attribute: str = "app", enqueue: str | None = None) ->
     asyncio.run(opened())
 
 
-def test_a_file_that_is_not_there_or_not_up_to_date_is_a_problem_and_stays_as_it_is(folder: Path) -> None:
+def test_a_missing_or_outdated_file_is_a_problem_and_is_not_changed(folder: Path) -> None:
     target = project(folder)
     code, found = examine(target)
     assert (code, found["store"][0]) == (1, "problem")
@@ -64,7 +64,7 @@ def test_a_file_that_is_not_there_or_not_up_to_date_is_a_problem_and_stays_as_it
     assert (folder / "jobs.db").stat().st_size == 0
 
 
-def test_a_healthy_file_has_no_problem_and_deep_looks_at_all_of_it(folder: Path) -> None:
+def test_a_healthy_file_has_no_problem_and_deep_reads_all_of_it(folder: Path) -> None:
     target = project(folder)
     open_(target)
     code, found = examine(target, "--deep")
@@ -76,7 +76,7 @@ def test_a_healthy_file_has_no_problem_and_deep_looks_at_all_of_it(folder: Path)
     assert "migrations" not in examine(target, "--quiet")[1]
 
 
-def test_work_that_nobody_does_is_found_and_told_with_what_to_do(folder: Path) -> None:
+def test_work_without_a_worker_is_found_with_advice(folder: Path) -> None:
     target = project(folder)
     open_(target, attribute="old", enqueue="renamed")
     code, found = examine(target)
@@ -89,7 +89,7 @@ def test_work_that_nobody_does_is_found_and_told_with_what_to_do(folder: Path) -
     assert "1 problem" in text
 
 
-def test_a_file_that_is_no_database_is_a_finding_not_a_crash(folder: Path) -> None:
+def test_a_file_that_is_not_a_database_is_a_finding(folder: Path) -> None:
     target = project(folder)
     (folder / "jobs.db").write_text("a letter " * 200)
     code, found = examine(target)

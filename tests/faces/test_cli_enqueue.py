@@ -150,7 +150,9 @@ def test_options_are_those_of_using(project: Project) -> None:
         ("snyc", "{}", "declares no task 'snyc'; did you mean 'sync'? It declares: Ship, charged, only, stopped, sync"),
     ],
 )
-def test_what_enqueue_would_refuse_is_told_in_one_line(project: Project, task: str, payload: str, said: str) -> None:
+def test_jobs_that_enqueue_refuses_are_reported_in_one_line(
+    project: Project, task: str, payload: str, said: str
+) -> None:
     result = project.enqueue(task, "--payload", payload)
     assert result.exit_code == 1
     [line] = result.stderr.splitlines()
@@ -164,7 +166,7 @@ def test_a_payload_may_come_from_stdin_over_several_lines(project: Project) -> N
     assert project.payloads() == [{"tenant": "acme"}]
 
 
-def test_handlers_and_positional_arguments_are_enqueued_as_they_are_shown(project: Project) -> None:
+def test_handlers_and_positional_arguments_are_enqueued_in_the_printed_form(project: Project) -> None:
     assert project.enqueue("only", "--payload", '{"tenant": "acme", "page": 2}').exit_code == 0
     assert project.enqueue("Ship", "--payload", '{"payload": {"number": 5}}').exit_code == 0
     assert project.payloads() == [{"tenant": "acme", "page": 2}, {"payload": {"number": 5}}]
@@ -182,7 +184,7 @@ def test_many_are_enqueued_from_lines(project: Project) -> None:
     assert told["ids"] == [project.stored()[-1].record.id]
 
 
-def test_a_bad_line_ends_it_and_what_was_stored_before_is_said(
+def test_a_bad_line_ends_the_command_which_reports_the_stored_jobs(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headgate.cli.enqueue.CHUNK", 2)
@@ -200,9 +202,7 @@ def test_a_bad_line_ends_it_and_what_was_stored_before_is_said(
     }
 
 
-def test_ctrl_c_finishes_the_jobs_that_are_being_stored_and_tells_them(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_finishes_storing_and_prints_the_stored_jobs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.cli.enqueue.CHUNK", 2)
     lines = "".join(f'{{"tenant": "{tenant}"}}\n' for tenant in ("0", "1", "stop", "3", "4"))
     result = project.enqueue("stopped", "--payloads", "-", input=lines)
@@ -212,7 +212,7 @@ def test_ctrl_c_finishes_the_jobs_that_are_being_stored_and_tells_them(
     assert [each["tenant"] for each in project.payloads()] == ["0", "1", "stop", "3"]
 
 
-def test_a_second_ctrl_c_ends_it_at_once_and_says_what_is_not_known(project: Project) -> None:
+def test_a_second_ctrl_c_ends_it_immediately_and_reports_what_is_unknown(project: Project) -> None:
     result = project.enqueue("stopped", "--payloads", "-", input='{"tenant": "stop"}\n{"tenant": "stop"}\n')
     assert result.exit_code == 130
     assert result.stderr == (
@@ -239,7 +239,7 @@ def test_a_dry_run_refuses_what_the_limits_of_the_task_refuse(project: Project, 
 
 @pytest.mark.parametrize("time", ["nan", "inf", "-5", "-5m", "1e400", "37000d", "soon"])
 @pytest.mark.parametrize("option", ["--delay", "--timeout"])
-def test_what_is_no_duration_is_refused_as_not_written_right(project: Project, option: str, time: str) -> None:
+def test_an_invalid_duration_is_a_usage_error(project: Project, option: str, time: str) -> None:
     result = project.enqueue("sync", "--payload", '{"tenant": "acme"}', f"{option}={time}")
     assert result.exit_code == 2
     assert f"{time!r} is not a duration" in result.stderr
@@ -253,7 +253,7 @@ def test_lines_that_would_all_be_one_job_are_refused(project: Project) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
-def test_jobs_whose_ids_cannot_be_printed_are_said_to_be_there(
+def test_jobs_whose_ids_cannot_be_printed_are_reported_as_stored(
     project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     Path("one.ndjson").write_text('{"tenant": "0"}\n')
@@ -290,9 +290,7 @@ def test_ctrl_c_ends_it_while_no_line_comes(project: Project) -> None:
     assert errors == f"stopped: {CHUNK} jobs of the first lines enqueued\n"
 
 
-def test_jobs_are_not_enqueued_where_nobody_will_find_them(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_are_not_enqueued_into_memory(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Project(tmp_path, APP.replace("sqlite:///jobs.db", "memory://"))
     assert "jobs on memory:// end with the process" in lost.enqueue("sync", "--payload", '{"tenant": "a"}').stderr
     Path("jobs.db").unlink()

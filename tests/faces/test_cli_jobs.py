@@ -101,7 +101,7 @@ def ids(*words: str) -> list[str]:
 # --------------------------------------------------------------------------------------------------- one job
 
 
-def test_show_tells_the_whole_story_of_a_job(project: Project) -> None:
+def test_show_prints_all_attempts_and_events_of_a_job(project: Project) -> None:
     (failed,) = project.run_until_final(("bad", 7))
     project.do(lambda app: app.admin.by("ada@desk").retry(failed))
     project.do(lambda app: app.admin.by("bob@desk").cancel(failed))
@@ -124,7 +124,7 @@ def test_show_tells_the_whole_story_of_a_job(project: Project) -> None:
         assert told in text
 
 
-def test_show_says_why_a_job_waits_and_how_far_one_is(project: Project) -> None:
+def test_show_prints_why_a_job_waits_and_its_progress(project: Project) -> None:
     first, second = project.enqueue("sync", "acme"), project.enqueue("sync", "acme")
     (failed,) = project.run_until_final(("bad", 1))
     assert project.states(first) == [JobState.SUCCEEDED]
@@ -225,7 +225,7 @@ def test_jobs_are_listed_by_every_filter(project: Project) -> None:
     assert (wrong.exit_code, "neither an instant" in wrong.output) == (2, True)
 
 
-def test_a_long_list_goes_over_pages(project: Project) -> None:
+def test_a_long_list_spans_pages(project: Project) -> None:
     async def work(app: Headgate) -> list[str]:
         return [job.id for job in await app.tasks["good"].enqueue_many([() for _ in range(1203)])]
 
@@ -234,7 +234,7 @@ def test_a_long_list_goes_over_pages(project: Project) -> None:
     assert ids("--count", "700") == every[::-1][:700]
 
 
-def test_many_jobs_are_changed_after_a_dry_run_and_a_question(project: Project) -> None:
+def test_many_jobs_are_changed_after_a_dry_run_and_a_confirmation(project: Project) -> None:
     bad = project.run_until_final(("bad", 1), ("bad", 2), ("good",))[:2]
     dry = answer("jobs", "retry", "--state", "failed", "--dry-run")
     assert dry == {"matched": 2, "changed": 2, "refused": {}, "is_dry_run": True, "is_cut": False}
@@ -258,7 +258,7 @@ def test_many_jobs_are_changed_after_a_dry_run_and_a_question(project: Project) 
     assert len({entry["actor"] for entry in kept}) == 1
 
 
-def test_a_failed_chain_is_retried_in_whatever_order_its_jobs_are_named(project: Project) -> None:
+def test_a_failed_chain_is_retried_with_its_jobs_in_any_order(project: Project) -> None:
     async def work(app: Headgate) -> list[str]:
         stored = await chain(app.tasks["bad"].call(1), app.tasks["good"].call(), app.tasks["good"].call()).enqueue()
         with suppress(JobCancelled):
@@ -274,7 +274,7 @@ def test_a_failed_chain_is_retried_in_whatever_order_its_jobs_are_named(project:
     assert project.states(root, second, last) == [JobState.WAITING] * 3
 
 
-def test_a_job_shows_what_it_has_otherwise_than_its_task(project: Project) -> None:
+def test_a_job_shows_the_options_that_differ_from_its_task(project: Project) -> None:
     id = project.enqueue(
         "good",
         unique_key="k-1",
@@ -291,7 +291,7 @@ def test_a_job_shows_what_it_has_otherwise_than_its_task(project: Project) -> No
         assert words in text, words
 
 
-def test_a_batch_is_known_by_its_id(project: Project) -> None:
+def test_a_batch_is_found_by_its_id(project: Project) -> None:
     """It was told to be a job that may have been pruned, and what followed it did not say how far it was."""
 
     async def work(app: Headgate) -> tuple[str, str]:
@@ -323,7 +323,7 @@ def test_a_batch_is_known_by_its_id(project: Project) -> None:
     assert answer("batches", "list", "--pending") == []
 
 
-def test_who_holds_a_permit_is_told_to_who_waits_for_it(project: Project) -> None:
+def test_the_holder_of_a_permit_is_shown_for_a_waiting_job(project: Project) -> None:
     """A permit that a failed job keeps until its success was held by nobody whom any command would name."""
 
     async def work(app: Headgate) -> tuple[str, str]:
@@ -346,7 +346,7 @@ def test_who_holds_a_permit_is_told_to_who_waits_for_it(project: Project) -> Non
     assert f"held by job {holder} (failed)" in call("limits", "list", "--key", "acme").output
 
 
-def test_a_job_of_a_node_that_is_gone_does_not_run_there(project: Project) -> None:
+def test_a_job_of_a_dead_node_is_not_shown_as_running(project: Project) -> None:
     async def work(app: Headgate) -> str:
         job = await app.tasks["good"].enqueue()
         await app._storage.join("node-x", "x")
@@ -363,7 +363,7 @@ def test_a_job_of_a_node_that_is_gone_does_not_run_there(project: Project) -> No
     assert ("has sent no heartbeat for 45 s" in told, "another node takes it" in told) == (True, True)
 
 
-def test_what_changes_nothing_says_so_and_is_not_kept(project: Project) -> None:
+def test_a_command_that_changes_nothing_says_so_and_is_not_recorded(project: Project) -> None:
     """`limits unset` and `resume` without effect used to be kept as deeds, and scripts took them for done."""
     for words in (
         ["limits", "unset", "sync:rate"],
@@ -379,13 +379,13 @@ def test_what_changes_nothing_says_so_and_is_not_kept(project: Project) -> None:
     assert len(answer("audit")) == 3
 
 
-def test_a_page_before_no_job_is_a_mistake(project: Project) -> None:
+def test_a_page_before_an_unknown_job_is_an_error(project: Project) -> None:
     project.enqueue("good")
     wrong = call("jobs", "list", "--before", "typo")
     assert (wrong.exit_code, "--before takes the id of a job" in wrong.output) == (2, True)
 
 
-def test_the_name_of_a_limit_is_not_taken_for_an_app(project: Project) -> None:
+def test_the_name_of_a_limit_is_not_parsed_as_an_app(project: Project) -> None:
     """A key without --key made `sync:rate` the module that was looked for."""
     wrong = call("limits", "reset", "sync:rate", "acme")
     assert (wrong.exit_code, f"it takes LIMIT, and the app is {project.target} already" in wrong.output) == (2, True)
@@ -416,13 +416,13 @@ def test_many_jobs_are_run_now_up_to_a_bound(project: Project) -> None:
 
 
 @pytest.mark.parametrize("verb", ["retry", "cancel", "run"])
-def test_what_is_not_said_clearly_is_refused(project: Project, verb: str) -> None:
+def test_ambiguous_selections_are_refused(project: Project, verb: str) -> None:
     for words in ([], ["--yes"], ["1-1", "--state", "failed"], ["1-1", "--all"], ["--all", "--json"]):
         result = call("jobs", verb, *words)
         assert result.exit_code == 2, (words, result.output)
 
 
-def test_a_bulk_goes_on_in_chunks_and_can_be_repeated(project: Project) -> None:
+def test_a_bulk_change_works_in_chunks_and_can_be_repeated(project: Project) -> None:
     async def work(app: Headgate) -> None:
         await app.tasks["good"].using(delay=60).enqueue_many([() for _ in range(450)])
         told: list[int] = []
@@ -442,7 +442,7 @@ def test_a_bulk_goes_on_in_chunks_and_can_be_repeated(project: Project) -> None:
     project.do(work)
 
 
-def test_any_number_of_jobs_that_cannot_be_changed_is_in_nobodys_way(project: Project) -> None:
+def test_jobs_that_cannot_be_changed_do_not_stop_a_bulk_change(project: Project) -> None:
     """What does not qualify used to count towards the bound, which was then met again and again, for ever."""
 
     async def work(app: Headgate) -> None:
@@ -471,7 +471,7 @@ def test_any_number_of_jobs_that_cannot_be_changed_is_in_nobodys_way(project: Pr
 # --------------------------------------------------------------------------------------------- the whole thing
 
 
-def test_a_look_at_what_is_not_there_does_not_make_it(project: Project) -> None:
+def test_reading_a_missing_file_does_not_create_it(project: Project) -> None:
     """From another directory every command made an empty file there, and said that all was well."""
     (project.path / "jobs.db").unlink()
     for line in ("status", "jobs list", "jobs count", "limits list", "nodes list", "queues list", "audit"):
@@ -486,7 +486,7 @@ def test_status_says_which_store_it_has_read(project: Project) -> None:
     assert f"Store: {path}" in call("status").output
 
 
-def test_status_tells_what_an_operator_needs(project: Project) -> None:
+def test_status_prints_what_an_operator_needs(project: Project) -> None:
     project.run_until_final(("bad", 1), ("good",))
     project.enqueue("sync", "acme")
     project.enqueue("good", delay=3600)
@@ -517,7 +517,7 @@ def test_status_tells_what_an_operator_needs(project: Project) -> None:
         assert word in text
 
 
-def test_nodes_tell_what_they_serve(project: Project) -> None:
+def test_nodes_show_their_queues_and_slots(project: Project) -> None:
     async def work(app: Headgate) -> list[Any]:
         await (await app.tasks["good"].enqueue()).result(timeout=15)
         return list(await app.admin.nodes())
@@ -543,7 +543,7 @@ def test_nodes_tell_what_they_serve(project: Project) -> None:
         assert word in text
 
 
-def test_what_people_did_is_told_with_who_did_it(project: Project) -> None:
+def test_the_audit_log_shows_actions_with_their_actors(project: Project) -> None:
     async def work(app: Headgate) -> None:
         ada, bob = app.admin.by("ada@desk"), app.admin.by("bob@desk")
         await ada.queues.pause("mail")
@@ -572,7 +572,7 @@ def test_what_people_did_is_told_with_who_did_it(project: Project) -> None:
     assert "bob@desk" in call("audit").output
 
 
-def test_whoever_does_not_say_who_they_are_is_the_user_of_their_process(project: Project) -> None:
+def test_the_default_actor_is_the_user_of_the_process(project: Project) -> None:
     id = project.enqueue("good", delay=60)
     assert call("jobs", "cancel", id).exit_code == 0
     (entry,) = answer("audit", "--subject", id)

@@ -60,7 +60,7 @@ def test_one_key_is_shown_with_its_budget_and_its_use(target: str) -> None:
     assert sum(point["used"] for point in found["history"]["points"]) == 2
 
 
-def test_a_key_that_was_never_used_is_told_and_an_unknown_limit_refused(target: str) -> None:
+def test_an_unused_key_is_reported_and_an_unknown_limit_is_refused(target: str) -> None:
     nobody = call("show", target, "sync:rate", "--key", "nobody")
     assert nobody.exit_code == 1
     assert "has used nothing" in nobody.output
@@ -75,7 +75,7 @@ def test_a_list_has_a_gauge_for_each_key_and_finds_keys_by_how_they_begin(target
     assert json.loads(call("list", target, "--key", "ac*", "--json").stdout) == []
 
 
-def test_a_key_is_a_pattern_only_where_it_is_said_to_be(target: str) -> None:
+def test_a_key_is_a_pattern_only_if_the_request_says_so(target: str) -> None:
     limit = "sync:rate"
 
     def settings() -> list[tuple[str, str]]:
@@ -119,7 +119,7 @@ def test_a_chart_of_use_ends_now_and_says_what_is_allowed() -> None:
 # --------------------------------------------------------------------------------------- tasks and schedules
 
 
-def test_tasks_are_listed_with_their_limits_and_what_waits(target: str) -> None:
+def test_tasks_are_listed_with_their_limits_and_waiting_jobs(target: str) -> None:
     result = CliRunner().invoke(main, ["tasks", target, "--json"])
     assert json.loads(result.stdout) == [{"task": "sync", "queue": "default", "limits": ["sync:rate"], "waiting": 0}]
     assert "sync:rate" in CliRunner().invoke(main, ["tasks", target]).output

@@ -58,7 +58,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     return Project(tmp_path, APP)
 
 
-def test_final_jobs_are_purged_by_how_they_ended_where_and_when_and_the_deed_is_kept(project: Project) -> None:
+def test_final_jobs_are_purged_by_state_queue_and_age_and_the_purge_is_recorded(project: Project) -> None:
     project.run(synced=300, failed=2)
     waiting = project.do(lambda app: app.tasks["sync"].enqueue("acme"))
     assert call("purge", project.target, "--older-than", "1h", "--yes").exit_code == 1
@@ -88,13 +88,13 @@ def test_a_purge_asks_first_and_deletes_nothing_if_the_answer_is_no(project: Pro
     assert project.counts()["default"][1] == 0
 
 
-def test_a_purge_that_does_not_say_what_or_cannot_ask_is_refused(project: Project) -> None:
+def test_a_purge_without_a_selection_or_a_confirmation_is_refused(project: Project) -> None:
     assert "select final jobs" in call("purge", project.target).output
     assert "--json does not ask" in call("purge", project.target, "--all", "--json").output
     assert call("purge", project.target, "--older-than", "soon").exit_code == 2
 
 
-def test_a_purge_that_is_interrupted_says_how_far_it_came(project: Project) -> None:
+def test_an_interrupted_purge_prints_how_many_it_deleted(project: Project) -> None:
     project.run(synced=1, failed=0)
     code = (
         "import asyncio, os, signal, sys\n"
@@ -118,7 +118,7 @@ def test_a_purge_that_is_interrupted_says_how_far_it_came(project: Project) -> N
     assert entry["detail"].startswith("1 job,")
 
 
-def test_what_is_not_final_is_not_purged() -> None:
+def test_jobs_that_are_not_final_are_not_purged() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         async with app.open():
@@ -128,7 +128,7 @@ def test_what_is_not_final_is_not_purged() -> None:
     run_virtual(main)
 
 
-def test_a_queue_is_purged_by_cancelling_what_waits_in_it(project: Project) -> None:
+def test_purging_a_queue_cancels_its_waiting_jobs(project: Project) -> None:
     project.do(lambda app: app.tasks["sync"].enqueue_many([("acme",)] * 3))
     project.do(lambda app: app.tasks["bad"].enqueue())
     assert answer("queues", "purge", project.target, "default", "--dry-run")["changed"] == 3
@@ -138,7 +138,7 @@ def test_a_queue_is_purged_by_cancelling_what_waits_in_it(project: Project) -> N
     assert call("queues", "purge", project.target, "default", "--yes").exit_code == 1
 
 
-def test_every_verb_answers_in_json(project: Project) -> None:
+def test_every_command_prints_json(project: Project) -> None:
     assert answer("queues", "pause", project.target, "mail") == {"queue": "mail", "is_paused": True, "changed": True}
     again = call("queues", "pause", project.target, "mail", "--json")
     assert (again.exit_code, json.loads(again.stdout)["changed"]) == (1, False)

@@ -52,9 +52,7 @@ def test_two_limits_are_compared_on_the_same_jobs() -> None:
     assert "Starts each" in text
 
 
-def test_the_limits_of_a_task_are_those_that_it_declares_and_what_if_one_were_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simulate_uses_the_declared_limits_and_can_replace_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"simulated_{uuid.uuid4().hex}"
     (tmp_path / f"{name}.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
@@ -90,7 +88,7 @@ def test_a_trace_says_when_jobs_come(tmp_path: Path) -> None:
         (["--limit", "1/m", "--run-time", "soon"], "not a duration"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(words: list[str], part: str) -> None:
+def test_invalid_values_are_refused_in_one_line(words: list[str], part: str) -> None:
     result = call(*words)
     assert result.exit_code in (1, 2)
     assert part in result.output.splitlines()[-1]

@@ -136,7 +136,7 @@ def on_terminal(project: Project, *options: str) -> Iterator[Screen]:
 
 
 @pytest.mark.slow
-def test_it_fills_the_screen_obeys_keys_and_leaves_the_terminal_as_it_was(project: Project) -> None:
+def test_top_fills_the_screen_obeys_keys_and_restores_the_terminal(project: Project) -> None:
     with on_terminal(project) as screen:
         before = screen.modes()
         end = screen.wait_for(b"no such page")
@@ -157,7 +157,7 @@ def test_it_fills_the_screen_obeys_keys_and_leaves_the_terminal_as_it_was(projec
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_it_and_the_terminal_is_as_it_was(project: Project, number: signal.Signals) -> None:
+def test_a_signal_ends_top_and_the_terminal_is_restored(project: Project, number: signal.Signals) -> None:
     with on_terminal(project) as screen:
         before = screen.modes()
         screen.wait_for(b"Throttled")
@@ -168,7 +168,7 @@ def test_a_signal_ends_it_and_the_terminal_is_as_it_was(project: Project, number
 
 
 @pytest.mark.slow
-def test_suspended_it_gives_the_terminal_back_and_continued_it_goes_on_at_its_new_size(project: Project) -> None:
+def test_top_restores_the_terminal_when_suspended_and_continues_at_the_new_size(project: Project) -> None:
     with on_terminal(project) as screen:
         before = screen.modes()
         screen.wait_for(b"Throttled")
@@ -192,7 +192,7 @@ def test_suspended_it_gives_the_terminal_back_and_continued_it_goes_on_at_its_ne
 # ------------------------------------------------------------------------------------------------- in a pipe
 
 
-def test_in_a_pipe_one_look_is_printed_as_text(project: Project) -> None:
+def test_in_a_pipe_top_prints_one_snapshot_as_text(project: Project) -> None:
     result = CliRunner().invoke(main, ["top", project.target])
     assert result.exit_code == 0, result.output
     for text in ("running 0", "throttled 3", "sync:rate", "2/m", "Last failures", "ValueError: no such page"):
@@ -200,7 +200,7 @@ def test_in_a_pipe_one_look_is_printed_as_text(project: Project) -> None:
     assert "\x1b" not in result.stdout
 
 
-def test_as_json_it_prints_a_line_for_each_look(project: Project) -> None:
+def test_as_json_top_prints_a_line_for_each_snapshot(project: Project) -> None:
     result = CliRunner().invoke(main, ["top", project.target, "--json", "--count", "2", "--interval", "0.2"])
     first, second = (json.loads(line) for line in result.stdout.splitlines())
     assert first["overview"]["totals"]["throttled"] == 3
@@ -209,7 +209,7 @@ def test_as_json_it_prints_a_line_for_each_look(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_while_the_store_is_away_it_says_so_and_goes_on(project: Project) -> None:
+def test_while_the_store_is_unavailable_top_says_so_and_continues(project: Project) -> None:
     hidden = project.path / "hidden"
     hidden.mkdir()
 
@@ -232,7 +232,7 @@ def test_while_the_store_is_away_it_says_so_and_goes_on(project: Project) -> Non
             process.kill()
 
 
-def test_a_store_that_is_not_there_is_told_in_one_line(project: Project) -> None:
+def test_a_missing_store_is_reported_in_one_line(project: Project) -> None:
     (project.path / "jobs.db").unlink()
     result = CliRunner().invoke(main, ["top", project.target])
     assert result.exit_code == 1

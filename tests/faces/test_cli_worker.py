@@ -59,7 +59,7 @@ def call(*words: str) -> Result:
 
 
 @pytest.mark.slow
-def test_a_draining_worker_ends_when_what_is_left_waits_for_a_limit(folder: Path) -> None:
+def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder: Path) -> None:
     target = f"drained_{uuid.uuid4().hex}:app"
     (folder / f"{target.removesuffix(':app')}.py").write_text(APP)
     (folder / "payloads").write_text("{}\n" * 5)
@@ -95,14 +95,14 @@ async def test_workers_that_have_drained_are_not_started_again(tmp_path: Path) -
         ("--reload", "--processes", "2"),
     ],
 )
-def test_what_contradicts_each_other_is_refused(words: tuple[str, ...]) -> None:
+def test_contradicting_options_are_refused(words: tuple[str, ...]) -> None:
     result = call("worker", "some:app", *words)
     assert result.exit_code == 2
     assert words[0] in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
-async def test_a_worker_starts_anew_with_each_change_and_after_it_died_of_a_mistake(
+async def test_a_reloading_worker_restarts_after_each_change_and_after_an_error(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     code, lives = folder / "code.py", folder / "lives"
@@ -144,7 +144,7 @@ async def test_a_worker_starts_anew_with_each_change_and_after_it_died_of_a_mist
     ],
     ids=["before it listens", "while the code is broken", "with an error"],
 )
-async def test_a_reloading_worker_that_is_told_to_stop_has_not_failed_unless_it_did(
+async def test_a_reloading_worker_that_is_asked_to_stop_exits_with_0_unless_it_failed(
     folder: Path, caplog: pytest.LogCaptureFixture, life: str, expected: int
 ) -> None:
     source = f"import signal, sys, time; started = lambda: open('started', 'w').close(); {life}"
@@ -158,7 +158,7 @@ async def test_a_reloading_worker_that_is_told_to_stop_has_not_failed_unless_it_
     assert ("exit code 7 instead of draining" in caplog.text) == (expected == 1)
 
 
-async def test_without_watchfiles_it_is_said_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_watchfiles_reload_says_how_to_install_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "watchfiles", None)
     with pytest.raises(DeclarationError, match=r"pip install 'headgate\[reload\]'"):
         await Reloader([sys.executable, "-c", "pass"], folder).run()

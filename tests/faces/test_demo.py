@@ -103,7 +103,7 @@ async def serving(clock: ManualClock, count: int, window: float) -> AsyncIterato
         await server.wait_closed()
 
 
-async def test_the_api_answers_429_to_whoever_exceeds_its_limit() -> None:
+async def test_the_api_returns_429_above_its_limit() -> None:
     clock = ManualClock()
     async with serving(clock, 2, 6.0) as api:
         statuses = [(await api.get("/call", tenant=tenant, job=f"job {tenant}")).status for tenant in "aabaa"]
@@ -119,7 +119,7 @@ async def test_the_api_answers_429_to_whoever_exceeds_its_limit() -> None:
     assert (totals.calls, totals.refused) == (7, 3)
 
 
-async def test_the_api_serves_many_connections_at_once_and_knows_its_pages() -> None:
+async def test_the_api_serves_many_connections_and_its_pages() -> None:
     async with serving(ManualClock(), 100, 1.0) as api:
         answers = await asyncio.gather(*(api.get("/call", tenant="a", job=str(number)) for number in range(50)))
         assert {answer.status for answer in answers} == {200}
@@ -192,12 +192,12 @@ def test_a_call_answered_429_breaks_the_limit() -> None:
     assert broken(judge(replace(GOOD, ledger=ledger))) == ["calls answered 429"]
 
 
-def test_the_limit_is_judged_by_the_instants_too_not_only_by_what_the_api_answered() -> None:
+def test_the_limit_is_also_checked_by_the_instants_of_the_calls() -> None:
     ledger = [*GOOD.ledger, RecordedCall(NOISY, "job-6", 24 * SECOND, 200)]
     assert broken(judge(replace(GOOD, ledger=ledger))) == ["calls answered 429"]
 
 
-def test_quiet_jobs_that_wait_too_long_or_never_come_break_their_promise() -> None:
+def test_jobs_of_quiet_tenants_that_wait_too_long_break_the_promise() -> None:
     late = [call if call.job != "quiet" else RecordedCall("quiet-01", "quiet", 7 * SECOND, 200) for call in GOOD.ledger]
     assert broken(judge(replace(GOOD, ledger=late))) == ["quiet tenants' wait"]
     never = [call for call in GOOD.ledger if call.job != "quiet"]
@@ -205,7 +205,7 @@ def test_quiet_jobs_that_wait_too_long_or_never_come_break_their_promise() -> No
     assert broken(judge(replace(GOOD, ledger=never, states=states))) == ["quiet tenants' wait"]
 
 
-def test_the_time_without_a_worker_is_nobodys_wait() -> None:
+def test_the_time_without_a_worker_does_not_count_as_wait() -> None:
     late = [call if call.job != "quiet" else RecordedCall("quiet-01", "quiet", 7 * SECOND, 200) for call in GOOD.ledger]
     alive = [(0, 5 * SECOND), (7 * SECOND - 1000, 25 * SECOND)]
     assert broken(judge(replace(GOOD, ledger=late, alive=alive))) == []
@@ -257,7 +257,7 @@ def test_percentiles_are_values_that_were_measured() -> None:
     assert percentile([float(number) for number in range(1, 201)], 0.99) == 198.0
 
 
-def test_a_scene_travels_to_another_process_as_it_is() -> None:
+def test_a_scene_is_passed_to_another_process_unchanged() -> None:
     scene = DemoLoad(seconds=12, url="sqlite:///x", port=7, endings="/tmp/endings")
     assert DemoLoad.from_environment(scene.environment()) == scene
     assert DemoLoad.from_environment({}) == DemoLoad()

@@ -46,7 +46,7 @@ def test_commands_are_accepted(words: list[str]) -> None:
     command.make_context(words[0], rest, parent=group)
 
 
-def test_probes_ask_what_the_worker_answers_where_it_listens() -> None:
+def test_probes_use_the_paths_and_the_port_of_the_worker() -> None:
     (worker,) = [container for container in containers() if "readinessProbe" in container]
     ports = {port["name"]: port["containerPort"] for port in worker["ports"]}
     assert f"--health-port={ports['health']}" in worker["args"]
@@ -55,7 +55,7 @@ def test_probes_ask_what_the_worker_answers_where_it_listens() -> None:
     assert paths == {"startupProbe": "/live", "livenessProbe": "/live", "readinessProbe": "/ready"}
 
 
-def test_what_stops_a_worker_waits_longer_than_its_grace() -> None:
+def test_stop_timeouts_are_longer_than_the_grace() -> None:
     deployment = next(manifest for manifest in MANIFESTS if manifest["metadata"]["name"] == "headgate-worker")
     assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 30
     assert int(COMPOSE["services"]["worker"]["stop_grace_period"].rstrip("s")) > 30

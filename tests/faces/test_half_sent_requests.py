@@ -110,7 +110,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_a_worker_runs_jobs_and_tells_its_metrics_while_and_after_1100_requests_are_half_sent(tmp_path: Path) -> None:
+def test_a_worker_serves_metrics_during_and_after_1100_half_sent_requests(tmp_path: Path) -> None:
     port = free_port()
     with serving(tmp_path, "worker", "project:app", "--metrics-port", str(port)) as worker:
         wait_for(tmp_path, "works on")
@@ -130,7 +130,7 @@ def test_a_worker_runs_jobs_and_tells_its_metrics_while_and_after_1100_requests_
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_a_dashboard_answers_while_and_after_1100_requests_are_half_sent(tmp_path: Path) -> None:
+def test_a_dashboard_responds_during_and_after_1100_half_sent_requests(tmp_path: Path) -> None:
     with serving(tmp_path, "dashboard", "project:app", "--port", "0") as process:
         link = wait_for(tmp_path, r"http://\S+token=\S+")
         port = httpx.URL(link).port
@@ -156,7 +156,7 @@ def metrics_port() -> Iterator[int]:
     server.close()
 
 
-def test_what_prometheus_asks_for_is_answered_as_before(metrics_port: int) -> None:
+def test_the_metrics_server_answers_prometheus(metrics_port: int) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{metrics_port}", timeout=10) as client:
         told = client.get("/metrics", headers={"Accept-Encoding": "gzip"})
         assert told.headers["content-encoding"] == "gzip"
@@ -171,7 +171,7 @@ def test_what_prometheus_asks_for_is_answered_as_before(metrics_port: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(40)
-def test_a_connection_is_closed_that_sends_its_request_byte_by_byte_or_only_a_part_of_its_second(
+def test_a_connection_that_sends_a_request_slowly_is_closed(
     metrics_port: int,
 ) -> None:
     for first in (b"", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"):

@@ -104,7 +104,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
     assert set(headgate.__all__) <= set(dir(headgate))
 
 
-def test_a_worker_loads_what_runs_jobs_and_all_of_it_before_the_first(tmp_path: Path) -> None:
+def test_a_worker_imports_what_runs_jobs_before_the_first_job(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(APP)
     subprocess.run([sys.executable, "-c", ENQUEUE], cwd=tmp_path, check=True)
     subprocess.run(

@@ -151,7 +151,7 @@ def labels_of(families: list[Metric]) -> dict[str, set[str]]:
     return found
 
 
-def test_the_worker_tells_every_metric_with_its_labels_and_none_that_is_not_listed(
+def test_the_worker_exports_every_documented_metric_and_no_other(
     scraped: tuple[list[Metric], str],
 ) -> None:
     told = labels_of(scraped[0])
@@ -163,7 +163,7 @@ def test_the_worker_tells_every_metric_with_its_labels_and_none_that_is_not_list
     assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in told} == listed
 
 
-def test_the_worker_tells_of_its_process_beside_what_it_counts(scraped: tuple[list[Metric], str]) -> None:
+def test_the_worker_exports_metrics_of_its_process(scraped: tuple[list[Metric], str]) -> None:
     assert "python_info{" in scraped[1]
     assert 'headgate_queue_depth{queue="default",state="waiting"} 3.0' in scraped[1]
 
@@ -182,7 +182,7 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield f"alert {rule['alert']!r}", rule["expr"]
 
 
-def test_every_query_of_the_dashboard_and_the_alerts_asks_for_what_there_is(
+def test_every_query_of_the_dashboard_and_the_alerts_uses_existing_metrics(
     scraped: tuple[list[Metric], str],
 ) -> None:
     told = labels_of(scraped[0])
@@ -203,7 +203,7 @@ def test_every_query_of_the_dashboard_and_the_alerts_asks_for_what_there_is(
     assert {metric.name for metric in (*COUNTED, *READ)} - asked == {"headgate_build_info"}
 
 
-def test_labels_that_alerts_speak_of_are_left_by_their_queries() -> None:
+def test_labels_in_the_text_of_alerts_are_kept_by_their_queries() -> None:
     for group in yaml.safe_load((GRAFANA / "alerts.yml").read_text())["groups"]:
         for rule in group["rules"]:
             said = " ".join(rule["annotations"].values())
@@ -243,7 +243,7 @@ def test_workers_of_a_supervisor_take_one_port_after_the_other_and_the_first_rea
         REGISTRY.unregister(metrics)  # type: ignore[arg-type]
 
 
-def test_a_supervisor_tells_each_worker_which_one_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_passes_each_worker_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # Each waits for the other, as the end of the first is that of both.
     program = f"""

@@ -82,7 +82,7 @@ def words_of(command: Sequence[str], target: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", READING, ids=" ".join)
-def test_a_command_makes_no_file(folder: Path, command: list[str]) -> None:
+def test_a_command_creates_no_file(folder: Path, command: list[str]) -> None:
     target = module(folder, "'sqlite:///jobs.db'", "migrate=True")
     result = call(*words_of(command, target))
     assert result.exit_code == 1, result.output
@@ -91,7 +91,7 @@ def test_a_command_makes_no_file(folder: Path, command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", READING, ids=" ".join)
-def test_a_command_makes_no_tables_in_an_empty_file(folder: Path, command: list[str]) -> None:
+def test_a_command_creates_no_tables_in_an_empty_file(folder: Path, command: list[str]) -> None:
     target = module(folder, "'sqlite:///jobs.db'", "migrate=True")
     (folder / "jobs.db").touch()
     result = call(*words_of(command, target))
@@ -101,7 +101,7 @@ def test_a_command_makes_no_tables_in_an_empty_file(folder: Path, command: list[
 
 
 @pytest.mark.parametrize("command", READING, ids=" ".join)
-def test_a_command_makes_no_schema(folder: Path, postgres_url: str, absent: str, command: list[str]) -> None:
+def test_a_command_creates_no_schema(folder: Path, postgres_url: str, absent: str, command: list[str]) -> None:
     target = module(folder, repr(postgres_url), f"schema={absent!r}", "migrate=True")
     result = call(*words_of(command, target))
     assert result.exit_code == 1, result.output
@@ -116,14 +116,16 @@ def test_a_misspelt_variable_is_named(folder: Path, postgres_url: str, absent: s
     assert f"there is no Headgate schema {absent!r}" in result.stderr
 
 
-def test_a_worker_on_postgresql_makes_no_schema_unless_it_may(folder: Path, postgres_url: str, absent: str) -> None:
+def test_a_worker_on_postgresql_creates_a_schema_only_with_migrate(
+    folder: Path, postgres_url: str, absent: str
+) -> None:
     result = call("worker", module(folder, repr(postgres_url), f"schema={absent!r}"))
     assert result.exit_code == 1
     assert f"there is no Headgate schema {absent!r}" in result.stderr
     assert ADVICE in result.stderr
 
 
-async def test_an_app_opens_a_database_without_tables_only_if_it_may_make_them(
+async def test_an_app_opens_a_database_without_tables_only_with_migrate(
     postgres_url: str, postgres_schema: str
 ) -> None:
     with pytest.raises(StorageUnusable, match=f"no Headgate schema '{postgres_schema}' in .*{ADVICE[:20]}"):
@@ -139,7 +141,7 @@ async def test_an_app_opens_a_database_without_tables_only_if_it_may_make_them(
         assert await opened.admin.counts() == []
 
 
-async def test_a_file_is_made_by_what_opens_it_to_enqueue_unless_it_may_not(tmp_path: Path) -> None:
+async def test_enqueueing_creates_the_file_unless_migrate_is_off(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
     with pytest.raises(StorageUnusable, match="there is no file"):
         async with Headgate(url, migrate=False).open():
@@ -151,7 +153,7 @@ async def test_a_file_is_made_by_what_opens_it_to_enqueue_unless_it_may_not(tmp_
         assert await app.admin.counts() == []
 
 
-async def test_the_dashboard_makes_no_file(tmp_path: Path) -> None:
+async def test_the_dashboard_creates_no_file(tmp_path: Path) -> None:
     app = Headgate(f"sqlite:///{tmp_path / 'jobs.db'}")
     async with client_of(dashboard(app, auth=EVERYBODY)) as client:
         answer = await client.get("/api/overview")

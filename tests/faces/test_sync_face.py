@@ -53,7 +53,7 @@ def app(tmp_path: Path) -> Iterator[Headgate]:
     app.sync.close()
 
 
-def test_an_operator_s_verbs_open_the_app_and_are_asked_in_one_line(app: Headgate) -> None:
+def test_admin_methods_open_the_app_by_themselves(app: Headgate) -> None:
     with pytest.raises(NotOpen):
         _ = app.admin
     job = app.tasks["sync_tenant"].using(delay=60).sync.enqueue("acme")
@@ -66,7 +66,7 @@ def test_an_operator_s_verbs_open_the_app_and_are_asked_in_one_line(app: Headgat
         app.sync.admin.status("nobody")
 
 
-def test_an_operator_has_the_same_verbs_with_and_without_await() -> None:
+def test_admin_has_the_same_methods_with_and_without_await() -> None:
     pairs = [
         (Admin, SyncAdmin),
         (LimitsAdmin, SyncLimitsAdmin),
@@ -82,7 +82,7 @@ def test_an_operator_has_the_same_verbs_with_and_without_await() -> None:
                 assert vars(sync)[name].verb is vars(admin)[name]
 
 
-def test_what_an_operator_reads_at_once_is_the_same_with_and_without_await(app: Headgate) -> None:
+def test_admin_values_are_the_same_with_and_without_await(app: Headgate) -> None:
     with app.open():
         admin, sync = app.admin, app.sync.admin
         assert (sync.address, sync.actor, sync.tasks) == (admin.address, admin.actor, admin.tasks)
@@ -149,7 +149,7 @@ def request(method: str, address: str) -> tuple[str, str]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
-async def test_views_of_a_forking_web_server_enqueue_look_and_cancel(server: str, place: tuple[str, str]) -> None:
+async def test_views_of_a_forking_web_server_enqueue_read_and_cancel(server: str, place: tuple[str, str]) -> None:
     with ThreadPoolExecutor(12) as clients:
         answers = list(clients.map(lambda number: request("POST", f"{server}/tenant-{number}"), range(60)))
     ids = {id for id, _ in answers}

@@ -273,7 +273,7 @@ async def test_a_rollback_leaves_nothing(driven: tuple[World, Any]) -> None:
     assert await world.app._storage.check() == []
 
 
-async def test_each_of_many_calls_keeps_its_own_options_there_as_well(driven: tuple[World, Any]) -> None:
+async def test_calls_in_a_transaction_keep_their_own_options(driven: tuple[World, Any]) -> None:
     """They were looked at for their arguments only: a job of next week ran at once, also when another task's."""
     world, begin = driven
     async with begin(world) as (connection, _run):
@@ -287,7 +287,7 @@ async def test_each_of_many_calls_keeps_its_own_options_there_as_well(driven: tu
     assert [(each.is_scheduled, each.priority) for each in statuses] == [(True, 7), (False, 3), (False, 3)]
 
 
-async def test_unique_keys_hold_there_as_well(driven: tuple[World, Any]) -> None:
+async def test_unique_keys_apply_in_a_transaction(driven: tuple[World, Any]) -> None:
     world, begin = driven
     first = await world.mail.using(unique_key="k").enqueue("ada")
     async with begin(world) as (connection, _run):
@@ -306,7 +306,7 @@ async def test_unique_keys_hold_there_as_well(driven: tuple[World, Any]) -> None
     assert world.ran == ["bob"]
 
 
-async def test_what_a_replaced_job_held_and_cost_is_given_back_after_the_commit(driven: tuple[World, Any]) -> None:
+async def test_the_permits_and_costs_of_a_replaced_job_are_returned_after_the_commit(driven: tuple[World, Any]) -> None:
     world, begin = driven
     for _ in range(2):
         # Two that run one after the other, as nobody is there: the second waits behind what the first weighs.
@@ -328,7 +328,7 @@ async def test_what_a_replaced_job_held_and_cost_is_given_back_after_the_commit(
     assert list(await world.app._storage.check()) == []
 
 
-async def test_a_savepoint_that_is_left_takes_its_job_with_it(driven: tuple[World, Any]) -> None:
+async def test_a_rolled_back_savepoint_removes_its_job(driven: tuple[World, Any]) -> None:
     world, begin = driven
     async with begin(world) as (connection, run):
         using = world.mail.using(connection=connection)
@@ -343,7 +343,7 @@ async def test_a_savepoint_that_is_left_takes_its_job_with_it(driven: tuple[Worl
     assert await world.app._storage.check() == []
 
 
-async def test_a_worker_hears_of_it_at_the_commit(stored: tuple[World, Any]) -> None:
+async def test_a_worker_is_notified_at_the_commit(stored: tuple[World, Any]) -> None:
     world, begin = stored
     async with world.app:
         async with begin(world) as (connection, _run):
@@ -363,7 +363,7 @@ async def test_time_priority_headers_and_limits_are_kept(stored: tuple[World, An
     assert [draw.key for draw in record.draws] == ["ada"]
 
 
-async def test_code_that_cannot_await_enqueues_on_its_own_connection(on_sqlite: World, on_postgres: World) -> None:
+async def test_sync_code_enqueues_on_its_own_connection(on_sqlite: World, on_postgres: World) -> None:
     def enqueue(world: World, connection: Any, how: Callable[[Any], Any]) -> str:
         with how(connection):
             (job,) = world.mail.using(connection=connection).sync.enqueue_many([("ada",)])
@@ -381,7 +381,7 @@ async def test_code_that_cannot_await_enqueues_on_its_own_connection(on_sqlite: 
     assert await is_there(on_postgres, await asyncio.to_thread(on_server))
 
 
-async def test_a_connection_that_must_be_awaited_is_refused_where_nobody_can(on_postgres: World) -> None:
+async def test_an_async_connection_is_refused_in_sync_code(on_postgres: World) -> None:
     connection = await asyncpg.connect(on_postgres.place)
     try:
         with pytest.raises(UnfitConnection, match="is async"):
@@ -390,7 +390,7 @@ async def test_a_connection_that_must_be_awaited_is_refused_where_nobody_can(on_
         await connection.close()
 
 
-async def test_without_a_transaction_nothing_is_stored_and_it_says_how_to_begin_one(
+async def test_without_a_transaction_nothing_is_stored_and_the_error_says_how_to_begin_one(
     on_sqlite: World, on_postgres: World
 ) -> None:
     connection = await asyncpg.connect(on_postgres.place)
@@ -444,7 +444,9 @@ async def test_a_connection_to_somewhere_else_is_refused_by_name(
 async def _nothing() -> None: ...
 
 
-async def test_a_server_without_the_tables_is_refused_and_the_callers_transaction_goes_on(on_postgres: World) -> None:
+async def test_a_server_without_the_tables_is_refused_and_the_transaction_of_the_caller_continues(
+    on_postgres: World,
+) -> None:
     server = await asyncpg.connect(on_postgres.place)
     try:
         await server.execute(f'ALTER SCHEMA "{on_postgres.schema}" RENAME TO "{on_postgres.schema[:28]}_x"')
@@ -470,7 +472,7 @@ async def test_under_another_isolation_a_unique_key_is_refused_and_a_plain_job_i
         await connection.close()
 
 
-async def test_what_is_no_connection_is_refused_by_its_type(on_sqlite: World) -> None:
+async def test_an_object_that_is_not_a_connection_is_refused_by_its_type(on_sqlite: World) -> None:
     with pytest.raises(UnfitConnection, match=r"builtins\.object"):
         await on_sqlite.mail.using(connection=object()).enqueue("ada")
 
@@ -485,7 +487,7 @@ async def test_an_app_in_memory_has_no_transactions() -> None:
         task.using(connection=object(), predict=True)
 
 
-async def test_a_transaction_that_stays_open_keeps_no_other_job_from_anybody(on_postgres: World) -> None:
+async def test_an_open_transaction_blocks_no_other_job(on_postgres: World) -> None:
     """An enqueue that is held open for half a minute must make no other enqueue or claim wait."""
     world = on_postgres
     async with postgres_in("asyncpg")(world) as (connection, _run), world.app:

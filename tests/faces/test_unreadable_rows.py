@@ -109,7 +109,7 @@ async def _asked(app: Headgate, *paths: str) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_worker_the_command_line_and_the_dashboard_go_on_beside_rows_that_cannot_be_read(
+def test_a_worker_the_command_line_and_the_dashboard_work_with_unreadable_rows(
     project: Project, tmp_path: Path
 ) -> None:
     module = project.module

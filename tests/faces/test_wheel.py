@@ -132,13 +132,13 @@ def test_a_run_without_pytest_asyncio_works_and_imports_nothing_of_headgate_by_i
     assert "4 passed" in run(*pytest_plain, "test_with_fixtures.py", cwd=project).stdout
 
 
-def test_pytest_does_not_mind_that_headgate_was_imported_before_it(programs: Path, project: Path) -> None:
+def test_the_plugin_works_if_headgate_was_imported_before_pytest(programs: Path, project: Path) -> None:
     main = "import headgate, pytest, sys; sys.exit(pytest.main(['-W', 'error', *sys.argv[1:]]))"
     ran = run(programs / "python", "-c", main, *ASYNCIO, "test_with_fixtures.py", cwd=project)
     assert "4 passed" in ran.stdout
 
 
-def test_an_app_that_is_not_named_is_asked_for(programs: Path, project: Path) -> None:
+def test_a_test_without_an_app_is_asked_to_name_one(programs: Path, project: Path) -> None:
     ran = run(
         programs / "python",
         "-m",

@@ -99,7 +99,7 @@ def test_a_worker_waits_for_a_store_that_is_not_there_yet(tmp_path: Path) -> Non
         assert process.wait(20) == 0
 
 
-def test_a_worker_that_shall_not_wait_ends_with_what_is_wrong(tmp_path: Path) -> None:
+def test_a_worker_that_does_not_wait_for_its_store_exits_with_the_error(tmp_path: Path) -> None:
     url = f"postgresql://jobs@127.0.0.1:{free_port()}/jobs"
     with worker(tmp_path, url, "--wait", "0") as process:
         _, said = process.communicate(timeout=20)
@@ -110,7 +110,7 @@ def test_a_worker_that_shall_not_wait_ends_with_what_is_wrong(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "sent", [b"GET / HTTP/1.1", b"\r\n\r\n", b"x" * 20_000, b"GET /live\r\n\r\n", b"\x00\xff \r\n\r\n"]
 )
-def test_what_is_no_request_disturbs_nothing(tmp_path: Path, sent: bytes) -> None:
+def test_an_invalid_request_does_not_disturb_the_server(tmp_path: Path, sent: bytes) -> None:
     port = free_port()
     with worker(tmp_path, "sqlite:///jobs.db", "--health-port", str(port)):
         until(port, "/ready", 200)
@@ -122,7 +122,7 @@ def test_what_is_no_request_disturbs_nothing(tmp_path: Path, sent: bytes) -> Non
         assert probe(port, "/ready") == (200, "ready")
 
 
-def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
+def test_a_taken_port_is_reported_immediately(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

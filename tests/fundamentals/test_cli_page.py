@@ -33,7 +33,7 @@ async def fill(app: Any) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_commands_of_the_page_do_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_run_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "shop.py").write_text(program)
     monkeypatch.chdir(tmp_path)
@@ -56,10 +56,10 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path: Path, monkeypatch: p
         assert result.exit_code == expected, f"{line}\n{result.output}\n{result.exception!r}"
 
 
-def test_the_reference_is_what_the_commands_say_of_themselves() -> None:
+def test_the_command_reference_is_up_to_date() -> None:
     assert writing.PAGE.read_text() == writing.reference(), "run `python docs/cli_reference.py`"
 
 
-def test_every_option_says_what_it_is_for() -> None:
+def test_every_option_has_a_description() -> None:
     silent = [line for line in writing.reference().splitlines() if line.startswith("| `-") and line.endswith("|  |")]
     assert silent == []

@@ -51,7 +51,7 @@ def test_the_examples_of_every_page_are_run_somewhere() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_a_page_do_what_it_says(page: str, tmp_path: Path, run_example: RunExample) -> None:
+def test_the_examples_of_a_page_run_as_documented(page: str, tmp_path: Path, run_example: RunExample) -> None:
     blocks = blocks_of((DOCS / page).read_text())
     run_example("\n\n".join(blocks), tmp_path)
 
@@ -70,9 +70,7 @@ def test_the_chains_and_batches_of_the_page_run(tmp_path: Path, run_example: Run
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_a_step_of_a_chain_reads_what_the_one_before_it_returned_as_the_page_says(
-    tmp_path: Path, run_example: RunExample
-) -> None:
+def test_a_step_of_a_chain_reads_the_previous_result_as_documented(tmp_path: Path, run_example: RunExample) -> None:
     page = (DOCS / "chains.md").read_text()
     (program,) = [block for block in blocks_of(page) if "current_job().follows" in block]
     assert f"It prints `{run_example(program, tmp_path).strip()}`" in page

@@ -83,7 +83,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("written", "message"), MISTAKES, ids=[written.splitlines()[-1] for written, _ in MISTAKES])
-def test_a_mistake_is_told_what_to_write_instead(written: str, message: str) -> None:
+def test_a_mistake_is_refused_with_what_to_write_instead(written: str, message: str) -> None:
     program = (
         f"from headgate import {NAMES}\n"
         'app = Headgate("memory://")\n'

@@ -81,7 +81,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_the_first_example_of_the_readme_does_what_it_says(tmp_path: Path, run_example: RunExample) -> None:
+def test_the_first_example_of_the_readme_runs_as_documented(tmp_path: Path, run_example: RunExample) -> None:
     example, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(example.strip().splitlines()) <= 25
     first, second = run_example(example, tmp_path).splitlines()
@@ -92,7 +92,7 @@ def test_the_first_example_of_the_readme_does_what_it_says(tmp_path: Path, run_e
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_the_verbs_of_the_readme_do_what_they_say(tmp_path: Path, run_example: RunExample) -> None:
+def test_the_methods_in_the_readme_work_as_documented(tmp_path: Path, run_example: RunExample) -> None:
     _, verbs = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     statements, first, declarations = verbs.partition("@app.schedule")
     # SQLite has one writer: what comes after it would wait for the transaction.

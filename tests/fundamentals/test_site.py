@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_the_site_of_the_docs_is_built_without_a_warning_and_knows_every_public_name(tmp_path: Path) -> None:
+def test_the_docs_build_without_a_warning_and_contain_every_public_name(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,

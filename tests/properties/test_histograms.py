@@ -28,7 +28,7 @@ def of(given_durations: list[int]) -> tuple[int, ...]:
 
 @thorough
 @given(durations, durations, durations)
-def test_what_is_counted_apart_is_what_is_counted_together(one: list[int], two: list[int], three: list[int]) -> None:
+def test_merged_histograms_equal_one_histogram_of_all_values(one: list[int], two: list[int], three: list[int]) -> None:
     together = of(one + two + three)
     assert trimmed(added(added(of(one), of(two)), of(three))) == together
     assert trimmed(added(of(three), added(of(two), of(one)))) == together

@@ -40,9 +40,7 @@ rules = st.one_of(
         st.tuples(st.integers(0, 500), st.sampled_from("abcdef"), st.integers(1, 3), st.integers(1, 4)), max_size=300
     ),
 )
-async def test_nobody_can_tell_what_the_store_has_forgotten(
-    rule: Gcra | SlidingLog, calls: list[tuple[int, str, int, int]]
-) -> None:
+async def test_eviction_is_not_observable(rule: Gcra | SlidingLog, calls: list[tuple[int, str, int, int]]) -> None:
     clock = ManualClock()
     store = MemoryBuckets(clock)
     remembered: dict[str, Any] = {}
@@ -64,7 +62,7 @@ async def test_nobody_can_tell_what_the_store_has_forgotten(
 
 @thorough
 @given(steps=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300), st.integers(1, 400)), max_size=500))
-def test_a_fading_map_forgets_nothing_that_is_not_idle(steps: list[tuple[int, int, int]]) -> None:
+def test_an_expiring_map_evicts_only_idle_entries(steps: list[tuple[int, int, int]]) -> None:
     fading: ExpiringMap[int] = ExpiringMap(lambda value: value)
     kept: dict[str, int] = {}
     now = 0
@@ -87,7 +85,7 @@ def test_a_fading_map_forgets_nothing_that_is_not_idle(steps: list[tuple[int, in
     period=st.integers(1, 1000),
     pauses=st.lists(st.integers(0, 400), max_size=200),
 )
-def test_a_gate_passes_whom_the_strict_rule_passes(count: int, period: int, pauses: list[int]) -> None:
+def test_a_rate_gate_grants_exactly_what_the_strict_rule_grants(count: int, period: int, pauses: list[int]) -> None:
     clock = ManualClock()
     gate = RateGate(count, per=period / SECOND, clock=clock)
     rule = SlidingLog(count, period)
@@ -112,9 +110,7 @@ LIMITS: list[Limit] = [
 
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.rule.describe())
 @pytest.mark.parametrize("seed", range(15))
-def test_whoever_comes_and_goes_those_who_stay_are_served_in_order_and_within_the_limit(
-    limit: Limit, seed: int
-) -> None:
+def test_waiters_are_served_in_order_within_the_limit_while_others_cancel(limit: Limit, seed: int) -> None:
     random = Random(seed)
     arrivals: dict[str, list[int]] = {"a": [], "b": []}
     served: dict[str, list[int]] = {"a": [], "b": []}

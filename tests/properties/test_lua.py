@@ -147,7 +147,7 @@ def tell(url: str, rules: Sequence[AnyRule], steps: Sequence[tuple[Any, ...]]) -
 @pytest.mark.parametrize("kind", RULES)
 @on_a_server
 @given(data=st.data())
-def test_a_script_decides_as_its_rule_does(redis_url: str, kind: str, data: st.DataObject) -> None:
+def test_a_lua_script_decides_like_its_rule(redis_url: str, kind: str, data: st.DataObject) -> None:
     rules = data.draw(st.tuples(RULES[kind], RULES[kind]))
     tell(redis_url, rules, data.draw(st.lists(STEPS, min_size=3, max_size=40)))
 
@@ -155,7 +155,7 @@ def test_a_script_decides_as_its_rule_does(redis_url: str, kind: str, data: st.D
 @pytest.mark.timeout(120)
 @on_a_server
 @given(data=st.data())
-def test_a_bucket_goes_from_one_kind_of_rule_to_another_as_in_python(redis_url: str, data: st.DataObject) -> None:
+def test_a_bucket_changes_its_kind_of_rule_in_lua_as_in_python(redis_url: str, data: st.DataObject) -> None:
     any_rule = st.one_of(*RULES.values())
     rules = data.draw(st.tuples(any_rule, any_rule))
     tell(redis_url, rules, data.draw(st.lists(STEPS, min_size=3, max_size=40)))

@@ -338,7 +338,7 @@ def test_a_cost_beyond_the_rule_is_an_error_whatever_the_state(case: Case, beyon
 
 @given(cases(st.one_of(gcras(start_empty=False), sliding_logs())), st.integers(0, 3))
 @thorough
-def test_a_state_forgotten_when_it_is_idle_is_not_missed(case: Case, later: int) -> None:
+def test_evicting_an_idle_state_changes_no_answer(case: Case, later: int) -> None:
     _, now, state = play(case)
     assume(state is not None)
     now = max(now, case.rule.idle_at(state) + later)
@@ -439,9 +439,7 @@ def test_without_jitter_no_retry_waits_less_than_the_one_before(base: float, cap
 
 @given(st.lists(st.floats(0, 10**6), min_size=1, max_size=10), st.integers(1, 30))
 @thorough
-def test_named_delays_are_never_negative_and_last_for_any_number_of_failures(
-    delays: Sequence[float], failures: int
-) -> None:
+def test_named_delays_are_never_negative_for_any_number_of_failures(delays: Sequence[float], failures: int) -> None:
     policy = RetryPolicy(delays=delays)
     assert policy.retries == len(delays)
     assert wait(policy, failures) >= 0
@@ -510,9 +508,7 @@ class Life:
 
 @given(st.integers(1, 50), st.integers(0, 49), outcomes, policies)
 @thorough
-def test_no_outcome_takes_a_running_job_where_it_may_not_go(
-    attempt: int, lost: int, outcome: Outcome, policy: RetryPolicy
-) -> None:
+def test_no_outcome_leads_to_a_forbidden_state(attempt: int, lost: int, outcome: Outcome, policy: RetryPolicy) -> None:
     assume(lost < attempt)
     life = Life(policy)
     life.spent, life.lost = attempt - 1, lost
@@ -561,9 +557,7 @@ def test_outcomes_that_spend_nothing_change_no_count_and_end_no_job(
 
 @given(policies, st.integers(0, 10), errors)
 @thorough
-def test_an_error_that_is_not_worth_a_retry_ends_the_job_whatever_is_left(
-    policy: RetryPolicy, lost: int, error: JobError
-) -> None:
+def test_an_error_that_is_not_retryable_ends_the_job(policy: RetryPolicy, lost: int, error: JobError) -> None:
     life = Life(policy)
     for _ in range(lost):
         life.attempt(LOST)
@@ -644,7 +638,7 @@ def test_postponing_moves_a_charge_and_never_adds_or_drops_one(cost: int, late: 
     burst=st.integers(1, 5),
     starts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 2), st.integers(0, 400)), min_size=1, max_size=12),
 )
-def test_moved_starts_of_a_rate_owe_at_least_what_they_would_if_they_had_been_charged_when_they_happened(
+def test_moved_starts_of_a_rate_are_charged_at_least_as_much_as_at_their_instant(
     count: int, burst: int, starts: list[tuple[int, int, int]]
 ) -> None:
     gcra = Gcra(count, 100, burst)

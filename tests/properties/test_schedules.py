@@ -71,9 +71,7 @@ def life(
 
 @thorough
 @given(triggers, looks, st.one_of(st.none(), st.integers(0, 200_000 * SECOND)))
-def test_with_all_made_up_for_each_instant_is_enqueued_once(
-    trigger: Trigger, waits: list[int], ends: int | None
-) -> None:
+def test_with_misfire_all_each_instant_is_enqueued_once(trigger: Trigger, waits: list[int], ends: int | None) -> None:
     until = None if ends is None else START + ends
     rules = ScheduleRules("{}", until=until, misfire="run_all", overlap="allow")
     enqueued, course, now = life(rules, trigger, waits)
@@ -86,7 +84,7 @@ def test_with_all_made_up_for_each_instant_is_enqueued_once(
 
 @thorough
 @given(triggers, looks, st.sampled_from(("run_once", "skip")), st.sampled_from(("allow", "queue", "skip")))
-def test_otherwise_no_instant_is_enqueued_twice_and_what_is_on_time_is_not_missed(
+def test_with_other_misfires_no_instant_is_enqueued_twice_and_none_on_time_is_missed(
     trigger: Trigger, waits: list[int], misfire: Misfire, overlap: Overlap
 ) -> None:
     rules = ScheduleRules("{}", misfire=misfire, overlap=overlap)
@@ -106,9 +104,7 @@ def test_otherwise_no_instant_is_enqueued_twice_and_what_is_on_time_is_not_misse
 
 @thorough
 @given(triggers, looks, st.integers(1, 30), st.sampled_from(("run_once", "run_all")))
-def test_never_more_than_its_runs_are_under_way(
-    trigger: Trigger, waits: list[int], max_runs: int, misfire: Misfire
-) -> None:
+def test_no_more_than_max_runs_are_open(trigger: Trigger, waits: list[int], max_runs: int, misfire: Misfire) -> None:
     rules = ScheduleRules("{}", max_runs=max_runs, misfire=misfire, overlap="allow")
     now, course = START, first_progress(ScheduleRules("{}"), trigger, START)
     for wait in waits:
@@ -152,7 +148,7 @@ def test_declared_again_it_fires_nothing_twice_whatever_its_trigger_and_the_cloc
     assert resumed.next_at > stepped
 
 
-def test_a_trigger_that_stands_still_is_an_error_and_no_endless_loop() -> None:
+def test_a_trigger_that_does_not_advance_is_an_error() -> None:
     class Still:
         def next_after(self, instant: int) -> int | None:
             return instant

@@ -761,7 +761,7 @@ async def drop_schema(url: str, schema: str) -> None:
 
 
 @pytest.mark.slow
-def test_postgres_does_what_the_model_says(postgres_url: str) -> None:
+def test_postgres_agrees_with_the_model(postgres_url: str) -> None:
     class PostgresMachine(StorageMachine):
         open_store = staticmethod(partial(postgres, postgres_url))
 

@@ -434,9 +434,7 @@ def test_a_window_comes_back_from_storage_as_it_was(rule: Counter, data: st.Data
 
 @given(counters, st.integers(0, 200))
 @thorough
-def test_a_window_that_stood_under_another_kind_of_rule_grants_nothing_until_it_is_over(
-    rule: Counter, past: int
-) -> None:
+def test_a_window_with_the_state_of_another_kind_of_rule_grants_nothing_until_it_ends(rule: Counter, past: int) -> None:
     now = NOON + past
     state: Any = rule.load("1:other:whatever", now)
     opens_at = rule.take(state, now)[0]
@@ -449,7 +447,7 @@ def test_a_window_that_stood_under_another_kind_of_rule_grants_nothing_until_it_
 @pytest.mark.parametrize("rules", [window_counters(), slice_counters], ids=["fixed", "sliding"])
 @given(data=st.data())
 @settings(deadline=None, max_examples=400)
-def test_a_window_that_goes_on_under_other_numbers_never_grants_more_than_those_allow(
+def test_a_window_with_changed_numbers_never_grants_more_than_they_allow(
     rules: st.SearchStrategy[Any], data: st.DataObject
 ) -> None:
     old, new = data.draw(rules), data.draw(rules)
@@ -469,7 +467,7 @@ def test_a_window_that_goes_on_under_other_numbers_never_grants_more_than_those_
 
 @given(counters, counters, st.data())
 @thorough
-def test_a_window_that_goes_on_under_other_numbers_is_closed_for_a_window_at_most(
+def test_a_window_with_changed_numbers_is_closed_for_at_most_one_window(
     old: Counter, new: Counter, data: st.DataObject
 ) -> None:
     assume(old.kind == new.kind)
@@ -542,7 +540,7 @@ def test_a_dynamic_window_grants_exactly_when_a_count_of_all_starts_would(
 
 @given(shared_counters(), st.data())
 @thorough
-def test_what_others_start_makes_a_key_wait_longer_and_never_shorter(rule: SharedCounter, data: st.DataObject) -> None:
+def test_starts_of_other_keys_never_shorten_the_wait_of_a_key(rule: SharedCounter, data: st.DataObject) -> None:
     _, now, state = play_shared(rule, data.draw(steps(rule.max_count, rule.period, "abcdef")))
     cost = data.draw(st.integers(1, rule.max_count))
     promised = rule.take(state, now, cost, key="a")[0]
@@ -701,7 +699,7 @@ def test_a_dynamic_window_comes_back_from_storage_as_it_was(rule: SharedCounter,
 
 @given(shared_counters(), shared_counters(), st.data())
 @settings(deadline=None, max_examples=400)
-def test_a_dynamic_window_that_goes_on_under_other_numbers_never_grants_more_than_those_allow(
+def test_a_dynamic_window_with_changed_numbers_never_grants_more_than_they_allow(
     old: SharedCounter, new: SharedCounter, data: st.DataObject
 ) -> None:
     past, now, state = play_shared(old, data.draw(steps(old.max_count, old.period, "abcde", ("try", "wait", "book"))))
@@ -726,7 +724,7 @@ def test_a_dynamic_window_that_goes_on_under_other_numbers_never_grants_more_tha
 
 @given(shared_counters(), st.integers(0, 200))
 @thorough
-def test_a_dynamic_window_that_stood_under_another_kind_of_rule_grants_nothing_until_it_is_over(
+def test_a_dynamic_window_with_the_state_of_another_kind_of_rule_grants_nothing_until_it_ends(
     rule: SharedCounter, past: int
 ) -> None:
     now = NOON + past

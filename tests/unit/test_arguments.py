@@ -75,7 +75,7 @@ def test_a_duration_is_seconds_a_timedelta_or_text(value: Any, seconds: float) -
 
 
 @pytest.mark.parametrize("value", NO_DURATIONS, ids=lambda value: f"{value!r:.30}")
-def test_what_is_no_duration_is_named_with_what_to_write(value: Any) -> None:
+def test_an_invalid_duration_is_refused_with_what_to_write(value: Any) -> None:
     shown = re.escape(repr(value)[:70])
     with pytest.raises(DeclarationError, match=rf"^task 'x': delay={shown}.* (is not a duration|is not finite); write"):
         parse_duration(value, "delay", "task 'x'")
@@ -211,7 +211,7 @@ async def test_every_public_duration_takes_seconds_a_timedelta_and_text(place: s
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "", "5 parsecs"], ids=repr)
-async def test_every_public_duration_refuses_what_is_none_by_its_value(place: str, value: Any) -> None:
+async def test_every_public_duration_refuses_invalid_values(place: str, value: Any) -> None:
     if ("HEADGATE" in place or "URL" in place) and value == "":
         pytest.skip("an empty variable or option is one that is not set")
     with pytest.raises(DeclarationError) as caught:
@@ -245,7 +245,7 @@ def test_what_programs_compute_is_bounded_instead_of_refused() -> None:
 # ---------------------------------------------------------------------------------------------------------- instants
 
 
-def test_a_number_in_place_of_an_instant_is_told_what_to_write() -> None:
+def test_a_number_in_place_of_an_instant_is_refused_with_what_to_write() -> None:
     task = _declared(Headgate("memory://"))
     for option in ("at", "expires_at"):
         with pytest.raises(DeclarationError, match=rf"{option}=1700000000.0 is a number; pass an aware datetime"):
@@ -300,7 +300,7 @@ def test_a_period_is_one_text_or_a_timedelta_too() -> None:
 
 
 @pytest.mark.parametrize("value", [5, 5.0, "5", True])
-def test_a_period_without_its_unit_is_told_what_to_write(value: Any) -> None:
+def test_a_period_without_its_unit_is_refused_with_what_to_write(value: Any) -> None:
     with pytest.raises(DeclarationError, match=r"does not name a unit; write Every\(minutes=5\)"):
         Every(value)
 

@@ -65,7 +65,7 @@ async def read(client: socket.socket) -> bytes:
     return await asyncio.to_thread(client.recv, 2**20)
 
 
-async def test_beyond_the_bound_the_connection_goes_that_has_waited_longest_without_a_request(
+async def test_above_the_bound_the_longest_idle_connection_is_closed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with serving(short, 4) as (server, port):
@@ -82,7 +82,7 @@ async def test_beyond_the_bound_the_connection_goes_that_has_waited_longest_with
     assert "4 connections are open, which is the most" in caplog.text
 
 
-async def test_a_flood_of_connections_writes_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+async def test_many_connections_write_few_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(short, 4) as (server, port):
         with connections(port, 100, HALF), connections(port, 50, b"not http at all\r\n\r\n"):
             await until(lambda: bool(caplog.records) and len(server.server_state.connections) <= 4)

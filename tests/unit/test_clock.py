@@ -23,7 +23,7 @@ from headgate.clock import (
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 
 
-def test_the_system_clock_tells_wall_time_in_microseconds() -> None:
+def test_the_system_clock_returns_wall_time_in_microseconds() -> None:
     before = time.time_ns() // 1000
     assert before <= SystemClock().now() <= time.time_ns() // 1000
 

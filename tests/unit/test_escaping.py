@@ -12,7 +12,7 @@ def test_one_line_stays_one_line_and_readable() -> None:
 
 
 @pytest.mark.parametrize("char", STEERING)
-def test_no_character_that_steers_a_terminal_or_turns_text_is_left(char: str) -> None:
+def test_control_and_direction_characters_are_removed(char: str) -> None:
     for escape in (one_line, printable, indented):
         assert char not in escape(f"before{char}after")
         assert escape(f"before{char}after") == f"before{repr(char)[1:-1]}after"

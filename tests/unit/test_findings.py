@@ -75,7 +75,7 @@ def bad(found: list[Finding]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("store", [SQLITE, POSTGRES, MemoryFacts()])
-def test_where_all_is_fine_nothing_is_said_to_be_done(store: StoreFacts) -> None:
+def test_findings_without_problems_have_no_advice(store: StoreFacts) -> None:
     found = findings_of(checkup(store, contradictions=[]))
     assert bad(found) == []
     assert all(each.advice is None for each in found)
@@ -105,7 +105,7 @@ def test_a_file_in_a_folder_that_is_shared_on_purpose_may_be_the_groups() -> Non
         ({"log_bytes": 2 * GIB}, "warning", "write-ahead log", "2048 MiB"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(change: dict[str, Any], level: str, check: str, part: str) -> None:
+def test_problems_of_a_file_are_found(change: dict[str, Any], level: str, check: str, part: str) -> None:
     found = findings_of(checkup(msgspec.structs.replace(SQLITE, **change)))
     assert bad(found) == [(level, check)]
     [told] = [each for each in found if each.level != "ok"]
@@ -140,17 +140,17 @@ def test_what_is_wrong_with_a_file_is_told(change: dict[str, Any], level: str, c
         ),
     ],
 )
-def test_what_is_wrong_with_a_server_is_told(change: dict[str, Any], level: str, check: str, part: str) -> None:
+def test_problems_of_a_server_are_found(change: dict[str, Any], level: str, check: str, part: str) -> None:
     found = findings_of(checkup(msgspec.structs.replace(POSTGRES, **change)))
     assert bad(found) == [(level, check)]
     assert part in next(each.seen for each in found if each.level != "ok")
 
 
-def test_a_pooler_with_a_way_around_it_is_fine() -> None:
+def test_a_pooler_with_a_direct_url_is_fine() -> None:
     assert bad(findings_of(checkup(msgspec.structs.replace(POSTGRES, is_pooled=True)))) == []
 
 
-def test_what_is_wrong_with_nodes_is_told() -> None:
+def test_problems_of_nodes_are_found() -> None:
     assert bad(findings_of(checkup(nodes=[]))) == [("warning", "nodes")]
     assert bad(findings_of(checkup(nodes=[], ready=3))) == [("problem", "nodes")]
     found = findings_of(checkup(nodes=[node(), node("silent", name="web-2:9")]))
@@ -166,7 +166,7 @@ def test_what_is_wrong_with_nodes_is_told() -> None:
     assert (told.check, told.advice) == ("releases", "end the deploy: restart old:1")
 
 
-def test_what_is_wrong_with_the_work_is_told() -> None:
+def test_problems_of_jobs_and_schedules_are_found() -> None:
     since = from_datetime(NOW - timedelta(minutes=10))
     found = findings_of(
         checkup(
@@ -191,7 +191,7 @@ def test_what_is_wrong_with_the_work_is_told() -> None:
     )
 
 
-def test_what_is_wrong_with_the_process_is_told() -> None:
+def test_problems_of_the_process_are_found() -> None:
     assert bad(process_findings(ProcessFacts((3, 13, 1), (3, 51, 3), True, True, None))) == []
     found = process_findings(ProcessFacts((3, 13, 1), (3, 51, 3), False, False, 256))
     assert bad(found) == [("problem", "time zones"), ("warning", "open files")]

@@ -190,7 +190,7 @@ def test_a_worker_runs_in_a_thread_that_is_not_the_main_one(tmp_path: Path) -> N
         assert app.sync.job(job.id).result(timeout=0) == 10
 
 
-def test_who_awaits_a_result_that_no_worker_will_bring_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_awaiting_a_result_without_a_worker_raises_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 

@@ -23,7 +23,7 @@ async def test_tests_that_share_a_server_have_schemas_of_their_own(postgres_url:
 
 
 @pytest.mark.skipif(URL in os.environ, reason="the server is somebody else's")
-async def test_a_server_that_nobody_kills_does_not_wait_for_the_disk(postgres_url: str) -> None:
+async def test_a_test_server_that_is_not_killed_does_not_sync_to_disk(postgres_url: str) -> None:
     connection = await asyncpg.connect(postgres_url)
     assert await connection.fetchval("SHOW fsync") == "off"
     await connection.close()
@@ -50,7 +50,7 @@ async def test_a_durable_server_still_has_what_it_committed_when_all_its_process
         await connection.close()
 
 
-async def test_a_frozen_server_answers_nobody_until_it_goes_on(tmp_path: Path) -> None:
+async def test_a_stopped_server_answers_only_after_it_resumes(tmp_path: Path) -> None:
     with server_in(tmp_path) as server:
         connection = await asyncpg.connect(server.url)
         server.freeze()
@@ -62,7 +62,7 @@ async def test_a_frozen_server_answers_nobody_until_it_goes_on(tmp_path: Path) -
         await connection.close()
 
 
-async def test_a_bouncer_gives_two_transactions_of_a_client_any_two_sessions(tmp_path: Path) -> None:
+async def test_pgbouncer_runs_two_transactions_of_a_client_in_any_two_sessions(tmp_path: Path) -> None:
     with server_in(tmp_path) as server, bouncer_before(server.url, tmp_path) as url:
         one = await asyncpg.connect(url, statement_cache_size=0)
         two = await asyncpg.connect(url, statement_cache_size=0)

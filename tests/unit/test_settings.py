@@ -146,7 +146,7 @@ def test_each_setting_is_an_argument_of_an_app(name: str) -> None:
 
 
 @pytest.mark.parametrize("url", [None, "", "  "])
-def test_an_app_that_does_not_say_where_jobs_live_is_refused(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_without_a_store_is_refused(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADGATE_URL", raising=False)
     if url is not None:
         monkeypatch.setenv("HEADGATE_URL", url)
@@ -156,13 +156,13 @@ def test_an_app_that_does_not_say_where_jobs_live_is_refused(url: str | None, mo
         assert part in str(caught.value)
 
 
-def test_an_argument_says_where_jobs_live_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_URL", " memory:// ")
     assert type(Headgate()._storage).__name__ == "MemoryStorage"
     assert type(Headgate("sqlite:///jobs.db")._storage).__name__ == "SqliteStorage"
 
 
-def test_a_store_of_ones_own_stands_in_the_place_of_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_store_can_be_passed_in_place_of_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_URL", "sqlite:///jobs.db")
     storage = MemoryStorage(SystemClock())
     assert Headgate(storage=storage)._storage is storage
@@ -193,6 +193,6 @@ def test_a_store_of_ones_own_stands_in_the_place_of_a_url(monkeypatch: pytest.Mo
         ("connections", "1"),
     ],
 )
-def test_a_variable_that_makes_no_sense_is_named(name: str, text: str) -> None:
+def test_an_invalid_variable_is_named(name: str, text: str) -> None:
     with pytest.raises(DeclarationError, match=f"(?i){name}"):
         load_settings({}, {f"HEADGATE_{name.upper()}": text})

@@ -36,7 +36,7 @@ async def test_a_cancellation_is_raised_when_the_work_is_done_however_often_it_i
     assert done == ["done"]
 
 
-async def test_an_error_of_the_work_goes_before_a_cancellation() -> None:
+async def test_an_error_of_the_work_takes_precedence_over_a_cancellation() -> None:
     go_on = asyncio.Event()
 
     async def fail() -> None:
@@ -52,7 +52,7 @@ async def test_an_error_of_the_work_goes_before_a_cancellation() -> None:
         await waiting
 
 
-async def test_work_that_somebody_else_cancels_ends_the_wait() -> None:
+async def test_work_that_is_cancelled_from_outside_ends_the_wait() -> None:
     working = asyncio.ensure_future(_until(asyncio.Event(), []))
     waiting = asyncio.create_task(shield_until_done(working))
     await asyncio.sleep(0)

@@ -73,7 +73,7 @@ def test_what_comes_at_the_same_instant_is_one_group() -> None:
 # -------------------------------------------------------------------------------------------------- outcome
 
 
-def test_the_engine_itself_keeps_a_strict_rate_and_the_outcome_says_so() -> None:
+def test_the_simulated_engine_keeps_a_strict_rate() -> None:
     asked = scenario(keyed(StrictRate("5/m"), "api", one_for_all=False))
     outcome = result_of_run(asked, run_scenario(asked))
     assert (outcome.ran, outcome.left, outcome.rejected) == (20, 0, 0)
@@ -86,12 +86,12 @@ def test_the_engine_itself_keeps_a_strict_rate_and_the_outcome_says_so() -> None
     assert sum(outcome.starts) == 20
 
 
-def test_the_same_scenario_comes_to_the_same_twice() -> None:
+def test_the_same_scenario_has_the_same_result_twice() -> None:
     asked = scenario(keyed(StrictRate("5/m"), "api", one_for_all=False), jobs=40, keys=3, run_time=0.3)
     assert run_scenario(asked) == run_scenario(asked)
 
 
-def test_what_is_left_when_it_is_cut_off_is_told() -> None:
+def test_jobs_left_at_the_end_are_counted() -> None:
     asked = scenario(keyed(StrictRate("5/m"), "api", one_for_all=True), longest=90.0)
     outcome = result_of_run(asked, run_scenario(asked))
     assert (outcome.ran, outcome.left, outcome.drained_at) == (10, 10, None)
@@ -99,21 +99,21 @@ def test_what_is_left_when_it_is_cut_off_is_told() -> None:
     assert "p75" not in outcome.starts_at
 
 
-def test_what_runs_at_once_is_judged_by_when_jobs_ran() -> None:
+def test_a_concurrency_is_checked_by_when_jobs_ran() -> None:
     asked = scenario(keyed(Concurrency(3), "api", one_for_all=True), run_time=1.0)
     [limit] = result_of_run(asked, run_scenario(asked)).limits
     assert (limit.highest, limit.bound, limit.is_within_limit) == (3, 3, True)
     assert most_at_once([SimulatedJob("a", 0, 0, 10), SimulatedJob("a", 0, 10, 20), SimulatedJob("a", 0, 5, 15)]) == 2
 
 
-def test_a_limit_that_was_exceeded_is_told_with_its_key() -> None:
+def test_a_limit_that_was_exceeded_is_reported_with_its_key() -> None:
     asked = scenario(keyed(StrictRate("2/m"), "api", one_for_all=False))
     ran = [SimulatedJob("a", 0, 0, 0), *(SimulatedJob("b", 0, at, at) for at in (0, 1, 59 * SECOND))]
     [limit] = result_of_run(asked, SimulationRun(ran, 0, 0)).limits
     assert (limit.key, limit.highest, limit.is_within_limit) == ("b", 3, False)
 
 
-def test_waits_are_told_of_the_busiest_the_median_and_the_lightest_key() -> None:
+def test_waits_are_reported_of_the_busiest_the_median_and_the_lightest_key() -> None:
     ran = [
         SimulatedJob(key, 0, at * SECOND, at * SECOND)
         for at, key in ((1, "a"), (2, "a"), (3, "c"), (4, "b"), (6, "b"), (9, "a"))

@@ -59,7 +59,7 @@ async def test_a_plain_handler_enqueues_through_the_loop_that_runs_it(tmp_path: 
         assert await (await parent.enqueue()).result(timeout=10) == 42
 
 
-async def test_a_sync_verb_on_the_event_loop_is_refused_instead_of_blocking_for_ever(tmp_path: Path) -> None:
+async def test_a_sync_method_on_the_event_loop_is_refused_instead_of_blocking_for_ever(tmp_path: Path) -> None:
     app = make_app(tmp_path)
     async with app.open():
         with pytest.raises(HeadgateError, match="await the verb itself"):
@@ -96,7 +96,7 @@ def test_a_child_that_is_forked_before_the_app_opens_has_an_app_of_its_own(tmp_p
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_that_is_forked_while_the_app_is_open_is_told_so(tmp_path: Path) -> None:
+def test_a_child_that_is_forked_while_the_app_is_open_gets_an_error(tmp_path: Path) -> None:
     app = make_app(tmp_path)
     task = app.tasks["add"]
     task.sync.enqueue(1, 1)

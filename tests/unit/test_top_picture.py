@@ -72,26 +72,26 @@ def test_a_key_counts_down_to_its_next_slot_as_time_passes() -> None:
     assert any("in 28.5 s" in line for line in shown(asked, LiveView(now=NOW + timedelta(seconds=1.5))))
 
 
-def test_trouble_is_told_also_where_there_was_no_look_yet() -> None:
+def test_an_error_is_shown_before_the_first_snapshot() -> None:
     assert any("the store does not answer: gone" in line for line in shown(None, LiveView(now=NOW, error="gone")))
     lines = shown(look(queue("a")), LiveView(now=NOW, error="gone", is_paused=True))
     assert any("the store does not answer: gone" in line for line in lines)
     assert any("PAUSED" in line for line in lines)
 
 
-def test_names_steer_neither_the_terminal_nor_the_colours() -> None:
+def test_names_control_neither_the_terminal_nor_the_colours() -> None:
     lines = shown(look(queue("[red]x\x1b[31m")), LiveView(now=NOW))
     assert any("[red]x\\x1b[31m" in line for line in lines)
 
 
-def test_throughput_is_the_last_minute_of_the_history_without_the_step_that_goes_on() -> None:
+def test_throughput_is_the_last_minute_of_the_history_without_the_unfinished_step() -> None:
     found = throughput_of([point(0, succeeded=999), point(20, succeeded=50, failed=10, enqueued=6), point(590)], NOW)
     assert (found.finished, found.failed, found.enqueued, found.started) == (1.0, 10 / 60, 0.1, 0.0)
     assert len(found.bars) == BARS
     assert (found.bars[-1], found.bars[-3]) == (999, 60)
 
 
-def test_without_a_history_throughput_is_what_two_looks_differ_by() -> None:
+def test_without_a_history_throughput_is_the_difference_of_two_snapshots() -> None:
     before = LiveSnapshot(NOW, overview(ended=10), [], None, [])
     after = replace(overview(ended=30), finals_at=NOW + timedelta(seconds=4))
     found = throughput_between(before, after)

@@ -69,7 +69,9 @@ class AuditingConformance(Conformance):
 
     # ------------------------------------------------------------------------------------------ deeds
 
-    async def test_what_people_do_to_a_job_is_kept_in_order(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_actions_of_people_on_a_job_are_recorded_in_order(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         id = await add(store_user)
         asked_at = clock.now()
         await store_user.storage.cancel(id, audit_record=audit_record("cancel", id, detail="because"))
@@ -82,13 +84,13 @@ class AuditingConformance(Conformance):
         assert retried.number > cancelled.number
 
     @pytest.mark.parametrize("audit", [AuditLevel.NONE, AuditLevel.ERRORS, AuditLevel.MINIMAL])
-    async def test_only_of_a_job_that_is_audited_in_full(self, store_user: StoreUser, audit: AuditLevel) -> None:
+    async def test_actions_are_recorded_only_at_the_level_full(self, store_user: StoreUser, audit: AuditLevel) -> None:
         id = await add(store_user, audit)
         await store_user.storage.cancel(id, audit_record=audit_record("cancel", id))
         await store_user.storage.retry(id, audit_record=audit_record("retry", id))
         assert await entries(store_user) == []
 
-    async def test_what_changes_nothing_is_not_kept(self, store_user: StoreUser) -> None:
+    async def test_actions_that_change_nothing_are_not_recorded(self, store_user: StoreUser) -> None:
         """Elsewhere a job that has succeeded becomes cancelled when somebody asks for it, and nobody can tell why."""
         done, waiting = await store_user.add(2)
         (job,) = await store_user.take(1)
@@ -107,7 +109,7 @@ class AuditingConformance(Conformance):
         )
         assert await entries(store_user) == []
 
-    async def test_a_retry_that_is_refused_for_a_unique_key_changes_nothing_and_is_not_kept(
+    async def test_a_retry_that_is_refused_for_a_unique_key_is_not_recorded(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         ended, rival = (replace(store_user.new(), unique_key="acme") for _ in range(2))
@@ -125,7 +127,7 @@ class AuditingConformance(Conformance):
         assert await store_user.record(ended.id) == before
         assert await entries(store_user) == []
 
-    async def test_what_people_do_to_limits_and_queues_is_kept(self, store_user: StoreUser) -> None:
+    async def test_actions_on_limits_and_queues_are_recorded(self, store_user: StoreUser) -> None:
         storage = store_user.storage
         store_user.rules = {"api": strict(1)}
         await store_user.succeed(*await store_user.take())
@@ -168,7 +170,7 @@ class AuditingConformance(Conformance):
         assert await entries(store_user, count=2, before=others[0].number, subject="default") == others[1:3]
         assert await entries(store_user, subject="other") == []
 
-    async def test_a_deed_is_cut_to_what_a_row_should_hold(self, store_user: StoreUser) -> None:
+    async def test_an_audit_record_is_cut_to_the_size_of_a_row(self, store_user: StoreUser) -> None:
         await store_user.storage.add_audit_record(AuditRecord("a" * 500, "did", "queue", "default", "d" * 5000))
         (entry,) = await entries(store_user)
         assert (len(entry.actor), len(entry.detail or "")) == (LONGEST_ACTOR, LONGEST_DETAIL)
@@ -200,7 +202,7 @@ class AuditingConformance(Conformance):
         await store_user.storage.run_now(job.id)
         assert (await store_user.take_one()).attempt == 2
 
-    async def test_running_now_passes_no_limit(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_run_now_does_not_bypass_a_limit(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         (first, second), (delayed,) = (
             await store_user.add(2, draws=[("api", "acme")]),
@@ -218,7 +220,7 @@ class AuditingConformance(Conformance):
         clock.advance(60)
         assert len(await store_user.take_ids()) == 1
 
-    async def test_running_now_wakes_a_lane_that_slept(self, store_user: StoreUser) -> None:
+    async def test_run_now_wakes_a_sleeping_lane(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(5)}
         id = await store_user.add_one(draws=[("api", "acme")], delay=3600)
         assert await store_user.take() == []
@@ -235,7 +237,7 @@ class AuditingConformance(Conformance):
         assert await store_user.storage.run_now("nobody") is None
         assert await entries(store_user) == []
 
-    async def test_patience_begins_when_a_job_is_run_now(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_max_wait_begins_when_a_job_is_run_now(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(1, draws=[("api", "acme")])
         await store_user.take()
@@ -268,7 +270,7 @@ class AuditingConformance(Conformance):
         ]
         assert await store_user.storage.prune(clock.now()) == 1
 
-    async def test_with_a_job_goes_all_that_is_known_of_it(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_job_is_deleted_with_all_its_rows(self, store_user: StoreUser, clock: ManualClock) -> None:
         gone, kept = await add(store_user), await add(store_user)
         jobs = await store_user.take()
         line = LogLine(1 << 20, clock.now(), 1, 20, "app", "hello")
@@ -301,7 +303,7 @@ class AuditingConformance(Conformance):
         pruned = [await store_user.storage.prune(clock.now(), count=500) for _ in range(9)]
         assert (sum(pruned), pruned[-1]) == (8, 0)
 
-    async def test_what_was_done_to_limits_and_queues_is_pruned_by_its_age(
+    async def test_audit_records_of_limits_and_queues_are_pruned_by_age(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         id = await add(store_user)
@@ -314,7 +316,7 @@ class AuditingConformance(Conformance):
         assert await store_user.storage.prune_audit(clock.now() - SECOND) == 0
         assert [entry.action for entry in await entries(store_user)] == ["did 2", "cancel"]
 
-    async def test_a_level_below_full_keeps_no_starts_of_attempts_that_it_does_not_keep(
+    async def test_a_level_below_full_keeps_no_starts_of_attempts_that_are_not_kept(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         """What a limit is proved by are the starts that are kept: those of jobs, and of the attempts that are kept."""

@@ -46,7 +46,7 @@ class BatchesConformance(Conformance):
         assert record == BatchRecord(batch, 4, 0, 2, 1, 1, started, clock.now())
         assert record.ended_as is JobState.FAILED
 
-    async def test_who_follows_a_batch_is_released_by_the_last_of_its_jobs(self, store_user: StoreUser) -> None:
+    async def test_followers_of_a_batch_are_released_by_the_last_of_its_jobs(self, store_user: StoreUser) -> None:
         batch, _ = await add_batch(store_user, 2)
         after = await follow(store_user, batch)
         first, second = await store_user.take()
@@ -55,7 +55,7 @@ class BatchesConformance(Conformance):
         await store_user.succeed(first)
         assert await store_user.take_ids() == [after]
 
-    async def test_an_unhappy_batch_cancels_who_needs_its_success(self, store_user: StoreUser) -> None:
+    async def test_a_failed_batch_cancels_the_followers_that_need_its_success(self, store_user: StoreUser) -> None:
         batch, _ = await add_batch(store_user, 2)
         strict_one, lenient = await follow(store_user, batch), await follow(store_user, batch, "any")
         first, second = await store_user.take()
@@ -84,7 +84,7 @@ class BatchesConformance(Conformance):
         pending = await storage.batches(pending_only=True, cursor=ids[0], count=5)
         assert [batch.id for batch in pending] == [ids[1]]
 
-    async def test_an_empty_batch_is_final_at_once(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_an_empty_batch_is_final_immediately(self, store_user: StoreUser, clock: ManualClock) -> None:
         batch, _ = await add_batch(store_user, 0)
         assert await batch_of(store_user, batch) == BatchRecord(batch, 0, 0, 0, 0, 0, clock.now(), clock.now())
         after = await follow(store_user, batch)
@@ -100,7 +100,7 @@ class BatchesConformance(Conformance):
         await store_user.succeed(*middle)
         assert await store_user.take_ids() == [last]
 
-    async def test_a_batch_that_is_cancelled_with_its_leader_tells_its_followers(self, store_user: StoreUser) -> None:
+    async def test_a_batch_that_is_cancelled_with_its_leader_ends_its_followers(self, store_user: StoreUser) -> None:
         (first,) = await store_user.add()
         batch, _ = await add_batch(store_user, 3, first)
         last = await follow(store_user, batch)
@@ -138,7 +138,9 @@ class BatchesConformance(Conformance):
         assert (await batch_of(store_user, id)).failed == 2
         assert await store_user.take_ids() == [after.id]
 
-    async def test_a_batch_goes_with_the_last_of_its_jobs(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_batch_is_deleted_with_the_last_of_its_jobs(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         batch, _ = await add_batch(store_user, 2)
         first, second = await store_user.take()
         await store_user.succeed(first)
@@ -152,7 +154,7 @@ class BatchesConformance(Conformance):
         with pytest.raises(LeaderNotFound):
             await follow(store_user, batch)
 
-    async def test_a_batch_whose_jobs_went_before_it_was_old_goes_when_there_is_nothing_else_to_prune(
+    async def test_a_batch_whose_jobs_were_deleted_earlier_is_pruned_by_its_own_age(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         """How long jobs are kept depends on how they ended, so the last one to go may be the first that ended."""
@@ -225,7 +227,7 @@ class BatchesConformance(Conformance):
         assert await store_user.take_ids() == [single]
 
     @pytest.mark.parametrize("is_running", [True, False], ids=["running", "waiting"])
-    async def test_a_batch_whose_last_job_is_cancelled_gives_its_permit_back(
+    async def test_a_batch_whose_last_job_is_cancelled_returns_its_permit(
         self, store_user: StoreUser, is_running: bool
     ) -> None:
         store_user.rules = {"mutex": at_once()}
@@ -240,7 +242,7 @@ class BatchesConformance(Conformance):
         assert (await batch_of(store_user, batch)).pending == 0
         assert await store_user.take_ids() == [single]
 
-    async def test_the_jobs_of_a_holding_batch_go_whatever_lanes_they_wait_in(self, store_user: StoreUser) -> None:
+    async def test_the_jobs_of_a_batch_with_a_permit_start_from_all_lanes(self, store_user: StoreUser) -> None:
         """The fault: a lane that waited for the mutex of its own batch would have waited for itself."""
         store_user.rules = {"mutex": at_once(), "api": strict(1)}
         queues = ("default", "other")
@@ -261,7 +263,7 @@ class BatchesConformance(Conformance):
         await store_user.succeed(job)
         assert await store_user.take_ids() == [late]
 
-    async def test_a_batch_that_is_claimed_queue_by_queue_is_not_in_its_own_way(self, store_user: StoreUser) -> None:
+    async def test_a_batch_that_is_claimed_queue_by_queue_does_not_block_itself(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(draws=MUTEX)
         single = await store_user.take_one()
@@ -286,7 +288,7 @@ class BatchesConformance(Conformance):
         assert await store_user.storage.reset(Draw("mutex", "a")) == 0
         assert await store_user.take_ids() == [single]
 
-    async def test_a_batch_that_comes_back_takes_its_permit_anew(self, store_user: StoreUser) -> None:
+    async def test_a_batch_that_comes_back_takes_its_permit_again(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         batch, _ = await hold(store_user, 1)
         job = await store_user.take_one()
@@ -300,7 +302,7 @@ class BatchesConformance(Conformance):
         assert (await store_user.take_one()).id == job.id
         assert await store_user.permits("mutex", "a") == {f"batch:{batch}": 1}
 
-    async def test_a_batch_that_is_resumed_goes_on_under_its_permit(self, store_user: StoreUser) -> None:
+    async def test_a_batch_that_is_resumed_continues_under_its_permit(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         _, (_, last) = await hold(store_user, 2)
         first = await store_user.take_one()
@@ -313,7 +315,7 @@ class BatchesConformance(Conformance):
         await store_user.succeed(first, taken)
         assert await store_user.take_ids() == [single]
 
-    async def test_batches_that_become_final_in_one_commit_all_give_their_permits_back(
+    async def test_batches_that_become_final_in_one_commit_all_return_their_permits(
         self, store_user: StoreUser
     ) -> None:
         """The fault: of several under one limit only the last gave its permit back, and the others kept theirs."""
@@ -328,7 +330,7 @@ class BatchesConformance(Conformance):
         assert await store_user.take_ids() == ids
 
     @pytest.mark.parametrize("how", ["expires", "is rejected"])
-    async def test_a_claim_that_drops_the_last_job_of_a_holding_batch_lets_others_go(
+    async def test_a_claim_that_drops_the_last_job_of_a_batch_releases_its_permit(
         self, store_user: StoreUser, clock: ManualClock, how: str
     ) -> None:
         """The fault: the claim closed the bucket for good that the batch, ending with that job, had just opened."""

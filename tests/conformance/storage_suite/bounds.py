@@ -44,7 +44,7 @@ def largest_cost(rule: AnyRule) -> int:
 
 class BoundsConformance(Conformance):
     @pytest.mark.parametrize("which", EXTREMES)
-    async def test_the_widest_limits_are_charged_refused_and_shown(
+    async def test_the_largest_limits_are_charged_refused_and_shown(
         self, store_user: StoreUser, storage: Store, clock: ManualClock, which: str
     ) -> None:
         rule = EXTREMES[which].rule

@@ -24,7 +24,7 @@ from tests.conformance.storage_suite.store_user import (
 class BudgetsConformance(Conformance):
     # ----------------------------------------------------------------------------------------- limits
 
-    async def test_a_key_gets_its_budget_and_then_waits_for_its_next_slot(
+    async def test_a_key_uses_its_budget_and_then_waits_for_its_next_slot(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(3)}
@@ -110,7 +110,7 @@ class BudgetsConformance(Conformance):
         assert record.throttled_until == clock.now() + 3600 * SECOND
         assert (await store_user.claim()).next_in == 3600 * SECOND
 
-    async def test_costs_are_what_is_charged(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_each_job_is_charged_its_cost(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"tokens": strict(10)}
         ids = [(await store_user.add(draws=[("tokens", "acme")], costs=(cost,)))[0] for cost in (4, 5, 2, 1)]
         assert await store_user.take_ids() == ids[:2]
@@ -132,7 +132,7 @@ class BudgetsConformance(Conformance):
         clock.advance(60)
         assert await store_user.take_ids() == ids[1:]
 
-    async def test_a_costly_job_is_not_starved_by_cheap_newcomers(
+    async def test_a_costly_job_is_not_starved_by_cheap_jobs_added_later(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"tokens": strict(10), "own": strict(1000)}
@@ -150,7 +150,7 @@ class BudgetsConformance(Conformance):
         else:
             pytest.fail("the costly job never started")
 
-    async def test_a_job_that_could_never_start_fails_and_the_others_go_on(
+    async def test_a_job_that_can_never_start_fails_and_the_others_start(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"tokens": strict(10), "other": strict(1)}
@@ -303,9 +303,7 @@ class BudgetsConformance(Conformance):
                 clock.advance(0.4)
         assert taken[:6] == ['"a"', '"b"', '"c"'] * 2
 
-    async def test_lanes_that_got_nothing_stay_before_those_that_were_not_looked_at_yet(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_lanes_that_got_nothing_stay_before_those_that_were_not_read_yet(self, store_user: StoreUser) -> None:
         store_user.rules = {"shared": strict(1, per=1), "own": strict(100)}
         # One addition: their lanes are a microsecond apart, and one claim looks at a few of them.
         jobs = [store_user.new(draws=[("shared", ""), ("own", str(number))]) for number in range(30)]
@@ -338,7 +336,7 @@ class BudgetsConformance(Conformance):
         assert set(taken) <= {job.id for job in jobs[:100]}
         assert len(set(taken)) == 63
 
-    async def test_a_bucket_that_grants_more_than_there_is_room_for_stays_open(
+    async def test_a_bucket_that_grants_more_than_there_are_slots_stays_open(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"shared": strict(3, per=10), "own": strict(100)}
@@ -350,7 +348,7 @@ class BudgetsConformance(Conformance):
         clock.advance(10)
         assert len(await store_user.take()) == 3
 
-    async def test_a_bucket_whose_waiting_lanes_were_emptied_is_open_to_newcomers(
+    async def test_a_bucket_whose_waiting_lanes_were_emptied_is_open_to_new_lanes(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"tokens": strict(10), "own": strict(100)}
@@ -387,7 +385,7 @@ class BudgetsConformance(Conformance):
         assert sum(1 for job in claimed.jobs if job.gated) == 5
         assert len(claimed.jobs) == 10
 
-    async def test_the_odd_slot_goes_to_whoever_is_named_first(self, store_user: StoreUser) -> None:
+    async def test_the_odd_slot_goes_to_the_kind_that_is_named_first(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         await store_user.add(50)
         await store_user.add(50, draws=[("api", "acme")])
@@ -396,7 +394,7 @@ class BudgetsConformance(Conformance):
         claimed = await store_user.claim(5, gated_first=False)
         assert sum(1 for job in claimed.jobs if job.gated) == 2
 
-    async def test_what_one_half_leaves_the_other_takes(self, store_user: StoreUser) -> None:
+    async def test_slots_that_one_half_does_not_use_go_to_the_other(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(3)}
         await store_user.add(50, draws=[("api", "acme")])
         await store_user.add(50)
@@ -410,9 +408,7 @@ class BudgetsConformance(Conformance):
         assert sum(1 for job in taken if not job.gated) == 2
         assert len(taken) == 10
 
-    async def test_an_exhausted_key_does_not_touch_its_neighbours(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_an_exhausted_key_does_not_delay_other_keys(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(2000, draws=[("api", "noisy")])
         await store_user.take()
@@ -423,9 +419,7 @@ class BudgetsConformance(Conformance):
             assert sorted(job.id for job in claimed.jobs) == sorted(neighbour + ungated)
             assert list(claimed.throttled) == []
 
-    async def test_many_exhausted_keys_do_not_touch_a_fresh_one(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_many_exhausted_keys_do_not_delay_a_new_one(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.storage.add([store_user.new(draws=[("api", str(number % 500))]) for number in range(1000)])
         assert len(await store_user.take(2000)) == 500
@@ -465,7 +459,7 @@ class BudgetsConformance(Conformance):
         clock.step_wall(86400)
         assert store_user.storage.limit_now() == begin + SECOND
 
-    async def test_immediate_jobs_run_on_when_the_wall_clock_steps_back(
+    async def test_immediate_jobs_still_run_when_the_wall_clock_steps_back(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -522,7 +516,9 @@ class BudgetsConformance(Conformance):
 
     # ------------------------------------------------------------------------------ how long limits held jobs back
 
-    async def test_a_job_is_told_how_long_a_limit_held_it_back(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_claimed_job_has_the_time_that_a_limit_delayed_it(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         store_user.rules = {"api": strict(2)}
         await store_user.add(4, draws=[("api", "acme")])
         assert [job.throttled_for for job in await store_user.take()] == [0, 0]
@@ -552,7 +548,7 @@ class BudgetsConformance(Conformance):
         assert (late.id, late.throttled_for) == (newcomer, 0)
         assert told == [65 * SECOND, 65 * SECOND]
 
-    async def test_the_time_of_a_permit_that_was_held_is_time_behind_the_limit(
+    async def test_waiting_for_a_held_permit_is_waiting_for_the_limit(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"one": at_once()}
@@ -565,7 +561,7 @@ class BudgetsConformance(Conformance):
         second = await store_user.take_one()
         assert (second.started_at - second.run_at, second.throttled_for) == (9 * SECOND, 7 * SECOND)
 
-    async def test_a_job_that_asked_for_a_time_is_held_back_from_then_on(
+    async def test_a_delayed_job_waits_for_a_limit_from_its_time_on(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
@@ -591,7 +587,7 @@ class BudgetsConformance(Conformance):
         clock.advance(3)
         assert (await store_user.take_one()).throttled_for == 300 * SECOND
 
-    async def test_a_limit_that_was_paused_has_held_jobs_back_until_it_was_resumed(
+    async def test_a_paused_limit_delays_jobs_until_it_is_resumed(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(10)}
@@ -603,7 +599,9 @@ class BudgetsConformance(Conformance):
         clock.advance(1)
         assert (await store_user.take_one()).throttled_for == 30 * SECOND
 
-    async def test_jobs_without_limits_are_never_held_back(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_jobs_without_limits_are_never_delayed_by_one(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         await store_user.add(1)
         clock.advance(30)
         assert (await store_user.take_one()).throttled_for == 0

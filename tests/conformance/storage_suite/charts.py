@@ -21,7 +21,7 @@ def at(steps: int) -> int:
 
 
 class ChartsConformance(Conformance):
-    async def test_what_several_nodes_count_of_one_step_is_added_up(self, store_user: StoreUser) -> None:
+    async def test_the_counts_of_several_nodes_in_one_step_are_added_up(self, store_user: StoreUser) -> None:
         await store_user.storage.add_history([JobsStep(10, "q", "t", AT, 1, 2, 3, 4, 5, 6, 70, 8, (1, 0, 2), (5,))], ())
         await store_user.storage.add_history(
             [JobsStep(10, "q", "t", AT, 10, 20, 30, 40, 50, 60, 7, 80, (4,), (0, 9))], ()
@@ -42,9 +42,7 @@ class ChartsConformance(Conformance):
         (row,) = await store_user.storage.jobs_history(10, "q", "t", AT)
         assert row.waits == tuple(3 * count for count in counts)
 
-    async def test_a_curve_is_told_from_an_instant_on_in_order_and_without_the_others(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_a_curve_is_read_from_an_instant_on_in_order_and_alone(self, store_user: StoreUser) -> None:
         places = [(10, "q", "t"), (10, "q", "u"), (10, "q", ALL), (10, ALL, ALL), (60, "q", "t")]
         rows = [JobsStep(*place, at(number), enqueued=number) for place in places for number in (3, 1, 2, 0)]
         await store_user.storage.add_history(rows, ())
@@ -53,7 +51,7 @@ class ChartsConformance(Conformance):
             assert list(found) == [JobsStep(*place, at(number), enqueued=number) for number in (1, 2, 3)]
         assert list(await store_user.storage.jobs_history(10, "nobody", "t", 0)) == []
 
-    async def test_of_a_task_in_all_queues_the_steps_of_each_are_told(self, store_user: StoreUser) -> None:
+    async def test_the_history_of_a_task_has_the_steps_of_each_queue(self, store_user: StoreUser) -> None:
         rows = [
             JobsStep(10, queue, task, at(number), enqueued=1)
             for queue in ("q", "r")
@@ -84,7 +82,7 @@ class ChartsConformance(Conformance):
         after = await store_user.storage.limit_history(10, "calls", "acme", at(1))
         assert list(after) == [LimitStep(10, "calls", "acme", at(1), -1)]
 
-    async def test_what_is_old_is_forgotten_in_small_steps_and_by_its_length(self, store_user: StoreUser) -> None:
+    async def test_old_steps_are_deleted_in_small_portions_and_by_their_length(self, store_user: StoreUser) -> None:
         jobs = [JobsStep(step, "q", "t", at(number), enqueued=1) for step in (10, 60) for number in range(5)]
         limits = [LimitStep(step, "calls", None, at(number), 1) for step in (10, 60) for number in range(5)]
         await store_user.storage.add_history(jobs, limits)
@@ -110,7 +108,7 @@ class ChartsConformance(Conformance):
         await store_user.storage.add_history(jobs[:1], (), Flush("a", 1))
         assert [row.enqueued for row in await store_user.storage.jobs_history(10, "q", "t0", AT)] == [1]
 
-    async def test_what_the_store_counts_itself_is_told_in_steps_of_every_length_and_curve(
+    async def test_counts_of_the_store_itself_are_in_steps_of_every_length_and_curve(
         self, store_user: StoreUser
     ) -> None:
         now = store_user.storage.now()
@@ -144,7 +142,7 @@ class ChartsConformance(Conformance):
         assert await store_user.unrun() == (1, 1)
 
     @pytest.mark.parametrize("name", ['"quoted"', "it's", "Zoë 🎈", "%s :name {}"])
-    async def test_any_name_is_a_name(self, store_user: StoreUser, name: str) -> None:
+    async def test_any_text_can_be_a_name(self, store_user: StoreUser, name: str) -> None:
         row, used = JobsStep(10, name, name, AT, enqueued=1), LimitStep(10, name, name, AT, 1)
         await store_user.storage.add_history([row], [used])
         assert list(await store_user.storage.jobs_history(10, name, name, AT)) == [row]

@@ -91,7 +91,7 @@ class DeploysConformance(Conformance):
         assert {job.id for job in unknown} == set(second) - set(running)
         assert list(await store_user.storage.gated_jobs(TASKS, unknown_to=frozenset({"api", "old"}))) == []
 
-    async def test_moved_jobs_draw_on_what_their_task_asks_for_now(
+    async def test_moved_jobs_draw_on_the_current_limits_of_their_task(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(2)}
@@ -106,7 +106,7 @@ class DeploysConformance(Conformance):
         assert await store_user.take_ids() == ids[4:]
         assert len(await store_user.storage.starts("api", "globex", 0)) == 4
 
-    async def test_a_moved_job_holds_and_pays_what_it_asks_for_now(self, store_user: StoreUser) -> None:
+    async def test_a_moved_job_holds_and_is_charged_for_its_new_draws(self, store_user: StoreUser) -> None:
         store_user.rules = {"one": at_once(), "api": strict(5)}
         permits = await store_user.add(3)
         costly = await store_user.add(3)
@@ -122,14 +122,14 @@ class DeploysConformance(Conformance):
         await store_user.succeed(*taken)
         assert await store_user.take_ids() == permits[1:2]
 
-    async def test_jobs_of_a_limit_that_nobody_knows_any_more_can_be_moved_to_none(self, store_user: StoreUser) -> None:
+    async def test_jobs_of_an_unknown_limit_can_be_moved_to_no_limit(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(2)}
         (id,) = await store_user.add(1, draws=[("gone", "acme")])
         assert await store_user.take() == []
         assert await store_user.storage.change_gates([GateChange(id, (Draw("gone", "acme"),), (), None, None)]) == 1
         assert await store_user.take_ids() == [id]
 
-    async def test_a_moved_job_keeps_the_permits_it_asks_for_and_gives_back_the_others(
+    async def test_a_moved_job_keeps_the_permits_it_still_needs_and_returns_the_others(
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"one": at_once(), "two": at_once(), "api": strict(100)}
@@ -175,7 +175,7 @@ class DeploysConformance(Conformance):
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
     @pytest.mark.parametrize("delay", [None, 1])
-    async def test_a_job_is_started_only_by_a_node_that_knows_its_gate(
+    async def test_a_job_is_started_only_by_a_node_that_has_its_gate(
         self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]], delay: float | None
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -190,7 +190,7 @@ class DeploysConformance(Conformance):
         assert sorted(job.id for job in (await store_user.claim(gates={"work": "a"})).jobs) == old
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
-    async def test_jobs_of_another_gate_hide_none_behind_them(
+    async def test_jobs_of_another_gate_block_none_behind_them(
         self, store_user: StoreUser, draws: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -234,7 +234,7 @@ class DeploysConformance(Conformance):
         assert await store_user.take_ids(gates={"work": "b"}) == [ids[1], ids[0], ids[2], late]
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
-    async def test_a_job_that_asks_for_the_same_under_another_gate_stays_where_it_is(
+    async def test_a_job_with_the_same_draws_under_another_gate_stays_in_its_lane(
         self, store_user: StoreUser, draws: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -268,9 +268,7 @@ class DeploysConformance(Conformance):
         await store_user.storage.cancel(ids[0])
         assert [job.id for job in await store_user.storage.gated_jobs(TASKS, ids=ids)] == ids[1:]
 
-    async def test_a_claim_says_that_it_met_lanes_of_limits_that_its_node_does_not_know(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_a_claim_returns_whether_it_skipped_lanes_of_unknown_limits(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(1, draws=[("api", "acme")])
         assert not (await store_user.claim()).has_unknown_lanes

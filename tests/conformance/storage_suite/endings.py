@@ -94,7 +94,7 @@ class EndingsConformance(Conformance):
         assert (await store_user.counts()) == QueueCounts("default", 0, 0, 1, 0, 0)
 
     @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
-    async def test_an_ending_whose_reply_was_lost_may_be_repeated(self, store_user: StoreUser, state: JobState) -> None:
+    async def test_an_ending_whose_reply_was_lost_can_be_repeated(self, store_user: StoreUser, state: JobState) -> None:
         """The fault: the repeat was refused, so nobody was told of an end that was stored."""
         await store_user.storage.join("node-b", "b")
         await store_user.add(2)
@@ -117,9 +117,7 @@ class EndingsConformance(Conformance):
         assert list(await store_user.storage.finish(store_user.node, wrong)) == [False] * 3
         assert list(await store_user.storage.finish("node-b", [ending])) == [False]
 
-    async def test_a_job_that_was_given_back_is_given_back_once(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_a_job_that_was_returned_is_returned_once(self, store_user: StoreUser, clock: ManualClock) -> None:
         await store_user.add()
         job = await store_user.take_one()
         back = Returned(job.id, job.fence, "failed", spent=True, run_at=clock.now() + SECOND, error=BOOM)
@@ -129,7 +127,7 @@ class EndingsConformance(Conformance):
         assert (await store_user.counts()).waiting == 1
 
     @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
-    async def test_what_ended_without_the_word_of_an_attempt_is_no_repeat(
+    async def test_an_ending_that_no_attempt_wrote_is_not_taken_for_a_repeat(
         self, store_user: StoreUser, clock: ManualClock, state: JobState
     ) -> None:
         """A job that was given back and then cancelled, or has expired, did not end as its late attempt says."""
@@ -172,7 +170,7 @@ class EndingsConformance(Conformance):
             assert (await store_user.record(job.id)).attempt == 0
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
-    async def test_a_job_that_is_handed_back_keeps_its_place(
+    async def test_a_job_that_is_returned_keeps_its_place(
         self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -185,7 +183,7 @@ class EndingsConformance(Conformance):
         assert (record.delayed, record.run_at, record.attempt) == (False, jobs[0].run_at, 0)
         assert await store_user.take_ids() == [ids[0], ids[1], ids[3]]
 
-    async def test_a_delayed_job_that_is_handed_back_stays_delayed(
+    async def test_a_delayed_job_that_is_returned_stays_delayed(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         await store_user.add(delay=5)
@@ -196,7 +194,7 @@ class EndingsConformance(Conformance):
         assert (record.delayed, record.run_at) == (True, job.run_at)
         assert await store_user.take_ids() == [job.id]
 
-    async def test_a_batch_of_endings_is_written_in_one_go(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_batch_of_endings_is_written_at_once(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100)}
         await store_user.add(2)
         await store_user.add(2, draws=[("api", "acme")])
@@ -230,7 +228,7 @@ class EndingsConformance(Conformance):
         await store_user.give_back(await store_user.take_one(), "snoozed")
         assert (await store_user.record(job.id)).error == BOOM
 
-    async def test_a_refusal_closes_the_buckets_for_everyone(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_refusal_closes_the_buckets_for_all_jobs(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100), "own": strict(100)}
         await store_user.add(draws=[("api", "acme"), ("own", "one")])
         job = await store_user.take_one()
@@ -273,7 +271,7 @@ class EndingsConformance(Conformance):
     # ------------------------------------------------------------------------------------- cancelling
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
-    async def test_a_cancelled_waiting_job_never_runs_and_leaves_no_hole(
+    async def test_a_cancelled_waiting_job_never_runs_and_wastes_no_slot(
         self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -287,9 +285,7 @@ class EndingsConformance(Conformance):
         assert await store_user.counts() == QueueCounts("default", 3, 0, 0, 0, 2)
         assert await store_user.take_ids() == [ids[1], ids[3], ids[4]]
 
-    async def test_cancelling_the_last_job_behind_a_bucket_leaves_nothing_to_wait_for(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_cancelling_the_last_job_behind_a_bucket_clears_its_timer(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         ids = await store_user.add(3, draws=[("api", "acme")])
         await store_user.take()
@@ -299,7 +295,7 @@ class EndingsConformance(Conformance):
         assert (bucket.waiting, bucket.opens_at) == (0, None)
         assert (await store_user.claim()).next_in is None
 
-    async def test_cancelling_the_last_delayed_job_leaves_nothing_to_wait_for(self, store_user: StoreUser) -> None:
+    async def test_cancelling_the_last_delayed_job_clears_its_timer(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         for draws in ((), (("api", "acme"),)):
             (id,) = await store_user.add(delay=60, draws=draws)
@@ -349,7 +345,7 @@ class EndingsConformance(Conformance):
         assert await store_user.storage.cancel(second.id) is JobState.FAILED
         assert [await store_user.record(first.id), await store_user.record(second.id)] == before
 
-    async def test_cancelling_an_unknown_job_is_none(self, store_user: StoreUser) -> None:
+    async def test_cancelling_an_unknown_job_returns_none(self, store_user: StoreUser) -> None:
         assert await store_user.storage.cancel("nobody") is None
 
     # --------------------------------------------------------------------------------------- retrying
@@ -428,7 +424,7 @@ class EndingsConformance(Conformance):
                 await store_user.storage.retry(id)
             assert await store_user.record(id) == before
 
-    async def test_retrying_an_unknown_job_is_none(self, store_user: StoreUser) -> None:
+    async def test_retrying_an_unknown_job_returns_none(self, store_user: StoreUser) -> None:
         assert await store_user.storage.retry("nobody") is None
 
     # -------------------------------------------------------------------------------------- expiring
@@ -449,7 +445,7 @@ class EndingsConformance(Conformance):
         assert await store_user.counts() == QueueCounts("default", 0, 2, 0, 3, 0)
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
-    async def test_an_expired_job_does_not_let_a_later_one_pass_the_next(
+    async def test_an_expired_job_does_not_change_the_order_of_those_behind_it(
         self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(2)}
@@ -520,7 +516,7 @@ class EndingsConformance(Conformance):
         assert [expired.id for expired in await store_user.storage.expire()] == [id]
 
     @pytest.mark.parametrize("by", ["claim", "expire"])
-    async def test_a_job_that_ends_without_another_attempt_is_told_with_those_it_had(
+    async def test_a_job_that_ends_without_another_attempt_reports_the_attempts_it_had(
         self, store_user: StoreUser, clock: ManualClock, by: str
     ) -> None:
         await store_user.add(expires_in=5)
@@ -575,7 +571,7 @@ class EndingsConformance(Conformance):
         assert await store_user.storage.prune(clock.now()) == 0
         assert await store_user.storage.prune(clock.now() + 1) == 1
 
-    async def test_a_pruned_job_leaves_its_neighbours_pages_whole(
+    async def test_pruning_a_job_leaves_the_pages_of_the_others_complete(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         ids = await store_user.add(6)
@@ -585,7 +581,7 @@ class EndingsConformance(Conformance):
         await store_user.storage.prune(clock.now())
         assert [record.id for record in await store_user.storage.jobs(JobFilter())] == ids[:2:-1]
 
-    async def test_idle_buckets_and_empty_lanes_are_forgotten(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_idle_buckets_and_empty_lanes_are_evicted(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.storage.add([store_user.new(draws=[("api", str(number))]) for number in range(20)])
         await store_user.succeed(*await store_user.take())
@@ -607,7 +603,7 @@ class EndingsConformance(Conformance):
             assert forgotten <= 6
         assert list(await store_user.storage.buckets()) == []
 
-    async def test_a_bucket_in_use_is_not_forgotten(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_bucket_in_use_is_not_evicted(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1), "refused": strict(100)}
         await store_user.add(3, draws=[("api", "waiting")])
         await store_user.add(draws=[("refused", "closed")])
@@ -625,7 +621,7 @@ class EndingsConformance(Conformance):
         assert len(await store_user.take()) == 1
         assert {bucket.draw.limit for bucket in await store_user.storage.buckets()} == {"api", "refused"}
 
-    async def test_a_bucket_that_is_drawn_on_again_is_not_forgotten(
+    async def test_a_bucket_that_is_drawn_on_again_is_not_evicted(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1), "own": strict(100)}
@@ -643,9 +639,7 @@ class EndingsConformance(Conformance):
         assert len(await store_user.take()) == 1
         assert (await store_user.counts()).running == len(ids)
 
-    async def test_forgetting_changes_nothing_for_a_strict_rate(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_eviction_changes_nothing_for_a_strict_rate(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(3, per=10)}
         starts: list[int] = []
         for second in range(100):
@@ -659,7 +653,7 @@ class EndingsConformance(Conformance):
         assert most_in_a_window(starts, 10 * SECOND) == 3
         assert len(starts) >= 29
 
-    async def test_forgetting_changes_nothing_for_a_rate_that_starts_empty(
+    async def test_eviction_changes_nothing_for_a_rate_that_starts_empty(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": RateLimit(5, per=10, start_empty=True).rule}

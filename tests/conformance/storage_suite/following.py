@@ -181,7 +181,7 @@ class FollowingConformance(Conformance):
         assert set(await store_user.states([leader, *others])) == {JobState.SUCCEEDED}
         await _release_all(store_user)
 
-    async def test_a_leader_that_is_retried_before_all_its_followers_were_told_keeps_those_blocked(
+    async def test_a_leader_that_is_retried_before_all_followers_are_released_keeps_the_rest_blocked(
         self, store_user: StoreUser
     ) -> None:
         leader = await store_user.add_one()
@@ -204,13 +204,13 @@ class FollowingConformance(Conformance):
         assert not await is_blocked(store_user, late)
         await _release_all(store_user)
 
-    async def test_where_nobody_is_left_to_be_released_nothing_is_done(self, store_user: StoreUser) -> None:
+    async def test_without_followers_left_a_release_does_nothing(self, store_user: StoreUser) -> None:
         await chain(store_user, 2)
         await store_user.succeed(await store_user.take_one())
         assert not (await store_user.storage.upkeep()).has_followers
         assert await store_user.storage.release_followers() == 0
 
-    async def test_a_follower_knows_whom_it_follows(self, store_user: StoreUser) -> None:
+    async def test_a_follower_stores_the_id_of_its_leader(self, store_user: StoreUser) -> None:
         first, second = await chain(store_user, 2)
         assert (await store_user.record(second)).origin == Origin(follows=first)
         await store_user.succeed(await store_user.take_one())
@@ -261,7 +261,7 @@ class FollowingConformance(Conformance):
         clock.advance(50)
         assert await store_user.take_ids() == [second]
 
-    async def test_many_follow_one(self, store_user: StoreUser) -> None:
+    async def test_many_jobs_can_follow_one_job(self, store_user: StoreUser) -> None:
         (first,) = await store_user.add()
         followers = [await follow(store_user, first) for _ in range(5)]
         await store_user.succeed(await store_user.take_one())
@@ -290,7 +290,7 @@ class FollowingConformance(Conformance):
             assert list(await store_user.storage.finish(store_user.node, [ending])) == [True]
         assert (await store_user.take_ids(), (await store_user.counts()).waiting) == ([second], 0)
 
-    async def test_a_paused_queue_takes_in_who_is_released(self, store_user: StoreUser) -> None:
+    async def test_followers_are_released_into_a_paused_queue(self, store_user: StoreUser) -> None:
         _first, second = await chain(store_user, 2)
         job = await store_user.take_one()
         await store_user.storage.pause_queue("default")
@@ -302,7 +302,7 @@ class FollowingConformance(Conformance):
     # --------------------------------------------------------------------------- leaders that do not succeed
 
     @pytest.mark.parametrize("ends", UNHAPPY, ids=lambda ends: ends.__name__.strip("_"))
-    async def test_whoever_follows_an_unhappy_end_is_cancelled_down_the_chain(
+    async def test_all_followers_of_a_failed_job_are_cancelled_down_the_chain(
         self, store_user: StoreUser, ends: Ending
     ) -> None:
         expires_in = 60 if ends in (_expire, _expire_in_a_claim) else None
@@ -322,14 +322,14 @@ class FollowingConformance(Conformance):
         assert await store_user.unrun() == (int(has_failed and not by_attempt), 2 + (not has_failed and not by_attempt))
 
     @pytest.mark.parametrize("ends", UNHAPPY, ids=lambda ends: ends.__name__.strip("_"))
-    async def test_whoever_follows_any_end_runs_after_it(self, store_user: StoreUser, ends: Ending) -> None:
+    async def test_a_follower_of_any_outcome_runs_after_each_outcome(self, store_user: StoreUser, ends: Ending) -> None:
         expires_in = 60 if ends in (_expire, _expire_in_a_claim) else None
         first = await store_user.add_one(expires_in=expires_in)
         second = await follow(store_user, first, "any")
         await ends(store_user, first)
         assert await store_user.take_ids() == [second]
 
-    async def test_a_job_that_its_limits_reject_tells_its_followers(self, store_user: StoreUser) -> None:
+    async def test_a_job_that_its_limits_reject_ends_its_followers(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(draws=[("api", "acme")])
         await store_user.take_one()
@@ -340,7 +340,7 @@ class FollowingConformance(Conformance):
         assert (await store_user.record(strict_one)).state is JobState.CANCELLED
         assert taken + await store_user.take_ids() == [lenient]
 
-    async def test_a_long_chain_is_cancelled_to_its_end(self, store_user: StoreUser) -> None:
+    async def test_a_long_chain_is_cancelled_completely(self, store_user: StoreUser) -> None:
         first, *others = await chain(store_user, 300)
         await store_user.storage.cancel(first)
         await _release_all(store_user)
@@ -351,7 +351,7 @@ class FollowingConformance(Conformance):
 
     # ------------------------------------------------------------------------------------------- adding
 
-    async def test_a_leader_that_has_succeeded_lets_its_followers_go_at_once(self, store_user: StoreUser) -> None:
+    async def test_a_follower_of_a_succeeded_job_is_ready_immediately(self, store_user: StoreUser) -> None:
         (first,) = await store_user.add()
         await store_user.succeed(await store_user.take_one())
         second = await follow(store_user, first)
@@ -376,7 +376,7 @@ class FollowingConformance(Conformance):
         await store_user.storage.add([first, second])
         assert await why(store_user, second.id) == (JobState.CANCELLED, LEADER_NOT_SUCCEEDED, first.id)
 
-    async def test_nobody_follows_what_is_not_stored(self, store_user: StoreUser) -> None:
+    async def test_a_follower_of_an_unknown_job_is_refused(self, store_user: StoreUser) -> None:
         lone, lost = store_user.new(), following(store_user, "nobody")
         with pytest.raises(LeaderNotFound, match="nobody"):
             await store_user.storage.add([lone, lost])
@@ -405,7 +405,9 @@ class FollowingConformance(Conformance):
         await store_user.succeed(await store_user.take_one())
         assert await store_user.take() == []
 
-    async def test_a_retried_leader_blocks_again_whom_it_had_cancelled(self, store_user: StoreUser) -> None:
+    async def test_a_retried_leader_blocks_the_followers_again_that_it_had_cancelled(
+        self, store_user: StoreUser
+    ) -> None:
         first, second, third = await chain(store_user, 3)
         fourth = await follow(store_user, second)
         await store_user.storage.cancel(fourth)
@@ -420,7 +422,7 @@ class FollowingConformance(Conformance):
             await store_user.succeed(job)
         assert await store_user.take() == []
 
-    async def test_who_was_retried_and_cancelled_by_hand_does_not_come_back_with_the_leader(
+    async def test_a_follower_that_was_cancelled_by_an_operator_does_not_return_with_its_leader(
         self, store_user: StoreUser
     ) -> None:
         first, second = await chain(store_user, 2)
@@ -445,7 +447,7 @@ class FollowingConformance(Conformance):
         assert await store_user.take_ids() == [second]
         assert await is_blocked(store_user, third)
 
-    async def test_a_follower_is_not_retried_before_what_went_wrong_ahead_of_it(self, store_user: StoreUser) -> None:
+    async def test_a_follower_is_not_retried_before_its_failed_leader(self, store_user: StoreUser) -> None:
         """The fault: it ran, so an order whose charge had failed was shipped by the retry that its error asked for."""
         charge, ship, mail = await chain(store_user, 3)
         await store_user.fail(await store_user.take_one())
@@ -464,7 +466,7 @@ class FollowingConformance(Conformance):
             assert job.id == id
             await store_user.succeed(job)
 
-    async def test_one_that_was_cancelled_by_hand_is_not_retried_before_its_leader_either(
+    async def test_a_follower_that_an_operator_cancelled_is_not_retried_before_its_leader(
         self, store_user: StoreUser
     ) -> None:
         first, second = await chain(store_user, 2)
@@ -476,7 +478,9 @@ class FollowingConformance(Conformance):
         await store_user.storage.retry(second)
         assert await is_blocked(store_user, second)
 
-    async def test_what_follows_a_failed_batch_is_not_retried_before_its_jobs(self, store_user: StoreUser) -> None:
+    async def test_a_follower_of_a_failed_batch_is_not_retried_before_the_jobs_of_the_batch(
+        self, store_user: StoreUser
+    ) -> None:
         batch, (good, bad) = await add_batch(store_user, 2)
         after = await follow(store_user, batch)
         last = await follow(store_user, after)
@@ -511,7 +515,7 @@ class FollowingConformance(Conformance):
         await store_user.succeed(await store_user.take_one())
         assert await store_user.take_ids() == [second]
 
-    async def test_a_retried_follower_gives_its_permits_back_while_it_is_blocked(self, store_user: StoreUser) -> None:
+    async def test_a_retried_follower_returns_its_permits_while_it_is_blocked(self, store_user: StoreUser) -> None:
         store_user.rules = {"lock": at_once()}
         (first,) = await store_user.add()
         await store_user.succeed(await store_user.take_one())
@@ -534,7 +538,9 @@ class FollowingConformance(Conformance):
         assert (record.state, record.error) == (JobState.FAILED, EXPIRED_ERROR)
         assert set(await store_user.take_ids()) == {first, third}
 
-    async def test_a_blocked_job_is_not_impatient(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_max_wait_does_not_count_while_a_job_is_blocked(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(draws=[("api", "acme")])
         await store_user.take_one()
@@ -551,7 +557,7 @@ class FollowingConformance(Conformance):
 
     # ---------------------------------------------------------------------------------------------- deploys
 
-    async def test_blocked_jobs_are_moved_to_what_their_task_asks_now(self, store_user: StoreUser) -> None:
+    async def test_blocked_jobs_are_moved_to_the_current_limits_of_their_task(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "new": strict(5)}
         (first,) = await store_user.add()
         second = await follow(store_user, first, draws=[("api", "acme")])
@@ -569,7 +575,7 @@ class FollowingConformance(Conformance):
         job = await store_user.take_one()
         assert (job.id, job.draws) == (second, draws)
 
-    async def test_a_limit_that_a_blocked_job_asks_for_is_in_use(self, store_user: StoreUser) -> None:
+    async def test_a_limit_that_a_blocked_job_draws_on_is_in_use(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         (first,) = await store_user.add()
         await follow(store_user, first, draws=[("api", "acme")])

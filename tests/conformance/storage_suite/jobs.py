@@ -49,7 +49,7 @@ class JobsConformance(Conformance):
         assert not record.cancel_requested
         assert record.lane_waiting == 1
 
-    async def test_a_job_says_which_process_enqueued_it(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_job_stores_which_process_enqueued_it(self, store_user: StoreUser, clock: ManualClock) -> None:
         """From its first day to its last, whatever other processes do with it."""
         here = store_user.new()
         names = ("web-1:77", "web-1:77", "h" * 190 + ":123456789", None)
@@ -62,7 +62,7 @@ class JobsConformance(Conformance):
         page = await store_user.storage.jobs(JobFilter())
         assert {record.id: record.enqueued_by for record in page} == told
 
-    async def test_a_job_that_was_never_added_is_none(self, store_user: StoreUser) -> None:
+    async def test_reading_an_unknown_job_returns_none(self, store_user: StoreUser) -> None:
         assert await store_user.storage.job("nobody") is None
         assert list(await store_user.storage.attempts("nobody")) == []
         assert list(await store_user.storage.final(["nobody"])) == []
@@ -126,7 +126,7 @@ class JobsConformance(Conformance):
             (bucket,) = await store_user.storage.buckets(limit=text or "one")
             assert bucket.draw == Draw(text or "one", text)
 
-    async def test_doing_nothing_is_allowed(self, store_user: StoreUser) -> None:
+    async def test_empty_calls_are_allowed(self, store_user: StoreUser) -> None:
         await store_user.storage.add([])
         assert list(await store_user.storage.finish(store_user.node, [])) == []
         assert list(await store_user.storage.final([])) == []
@@ -158,7 +158,7 @@ class JobsConformance(Conformance):
         assert (await store_user.take_one()).gated
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
-    async def test_no_more_is_claimed_than_there_is_room(
+    async def test_no_more_jobs_are_claimed_than_there_are_slots(
         self, store_user: StoreUser, draws: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -169,7 +169,7 @@ class JobsConformance(Conformance):
         rest = await store_user.take_ids(100)
         assert [job.id for job in first.jobs] + rest == ids
 
-    async def test_more_is_said_while_the_room_was_too_small(self, store_user: StoreUser) -> None:
+    async def test_more_is_true_if_the_slots_were_too_few(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         await store_user.add(3)
         assert (await store_user.claim(2)).more
@@ -178,7 +178,7 @@ class JobsConformance(Conformance):
         assert (await store_user.claim(2)).more
         assert not (await store_user.claim(2)).more
 
-    async def test_more_is_said_while_opened_buckets_are_left(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_more_is_true_while_opened_buckets_are_left(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         for key in "abc":
             await store_user.add(2, draws=[("api", key)])
@@ -195,7 +195,7 @@ class JobsConformance(Conformance):
         taken = [job.id for claimed in both for job in claimed.jobs]
         assert sorted(taken) == sorted(ids)
 
-    async def test_each_queue_has_its_own_room(self, store_user: StoreUser) -> None:
+    async def test_each_queue_has_its_own_slots(self, store_user: StoreUser) -> None:
         left = await store_user.add(5, queue="left")
         await store_user.add(5, queue="right")
         rooms = {"left": Room(5), "right": Room(2)}
@@ -203,7 +203,7 @@ class JobsConformance(Conformance):
         assert [job.id for job in claimed.jobs if job.queue == "left"] == left
         assert sum(1 for job in claimed.jobs if job.queue == "right") == 2
 
-    async def test_a_queue_that_was_not_asked_for_is_left_alone(self, store_user: StoreUser) -> None:
+    async def test_jobs_of_a_queue_that_was_not_requested_are_not_claimed(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(2, queue="other")
         await store_user.add(2, queue="other", draws=[("api", "acme")])
@@ -211,7 +211,7 @@ class JobsConformance(Conformance):
         assert (list(claimed.jobs), claimed.more) == ([], False)
         assert (await store_user.counts("other")).waiting == 4
 
-    async def test_what_comes_between_two_claims_that_take_all_they_can_is_seen_soon(
+    async def test_a_job_added_between_two_full_claims_is_found_soon(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         """A claim may go by what the last one has seen: jobs without limits, more than it could take."""
@@ -244,7 +244,7 @@ class JobsConformance(Conformance):
         assert sorted(job.id for job in claimed.jobs) == sorted(ids[8:] + gated)
         assert not claimed.more
 
-    async def test_a_job_of_an_unknown_task_is_passed_over(self, store_user: StoreUser) -> None:
+    async def test_a_job_of_an_unknown_task_is_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         for draws in ((), (("api", "acme"),)):
             strangers = await store_user.add(3, task="unknown", priority=9, draws=draws)
@@ -255,14 +255,14 @@ class JobsConformance(Conformance):
             assert not (await store_user.claim()).more
             assert await store_user.states(strangers) == [JobState.WAITING] * 3
 
-    async def test_many_jobs_of_an_unknown_task_block_nobody(self, store_user: StoreUser) -> None:
+    async def test_many_jobs_of_an_unknown_task_block_no_others(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         for draws in ((), (("api", "acme"),)):
             await store_user.add(700, task="unknown", draws=draws)
             known = await store_user.add(2, draws=draws)
             assert await store_user.take_ids(10) == known
 
-    async def test_a_node_that_knows_the_task_takes_what_another_passed_over(self, store_user: StoreUser) -> None:
+    async def test_a_node_that_has_the_task_takes_the_jobs_that_another_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         for draws in ((), (("api", "acme"),)):
             strangers = await store_user.add(3, task="unknown", draws=draws)
@@ -272,7 +272,7 @@ class JobsConformance(Conformance):
             late = await store_user.add(1, draws=draws)
             assert await store_user.take_ids(tasks={"work", "unknown"}) == [*strangers, *late]
 
-    async def test_a_lane_that_was_passed_over_as_a_whole_is_found_by_a_node_that_knows_it(
+    async def test_a_lane_that_was_skipped_completely_is_found_by_a_node_that_has_its_task(
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -280,7 +280,7 @@ class JobsConformance(Conformance):
         assert await store_user.take_ids() == []
         assert await store_user.take_ids(tasks={"work", "unknown"}) == strangers
 
-    async def test_a_due_job_of_an_unknown_task_keeps_nobody_awake(
+    async def test_a_due_job_of_an_unknown_task_causes_no_polling(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -291,7 +291,7 @@ class JobsConformance(Conformance):
         assert (list(claimed.jobs), claimed.more) == ([], False)
         assert claimed.next_in is None or claimed.next_in > 0
 
-    async def test_a_lane_with_an_unknown_limit_is_passed_over(self, store_user: StoreUser) -> None:
+    async def test_a_lane_with_an_unknown_limit_is_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(10)}
         strangers = await store_user.add(3, draws=[("elsewhere", "acme")])
         half_known = await store_user.add(3, draws=[("api", "acme"), ("elsewhere", "acme")])
@@ -303,7 +303,7 @@ class JobsConformance(Conformance):
         store_user.rules = {"api": strict(10), "elsewhere": strict(10)}
         assert sorted(await store_user.take_ids()) == sorted(strangers + half_known)
 
-    async def test_a_node_that_has_not_joined_is_given_nothing(self, store_user: StoreUser) -> None:
+    async def test_a_node_that_has_not_joined_claims_nothing(self, store_user: StoreUser) -> None:
         await store_user.add(2)
         claimed = await store_user.claim(node="stranger")
         assert list(claimed.jobs) == []
@@ -326,7 +326,7 @@ class JobsConformance(Conformance):
         assert [id for (id,) in taken] == [*high, *later_high, *middle, *low, *later_low]
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
-    async def test_a_delayed_job_that_is_due_stands_where_its_time_says(
+    async def test_a_due_delayed_job_is_ordered_by_its_time(
         self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -353,7 +353,7 @@ class JobsConformance(Conformance):
         assert await store_user.take_ids() == [*after, *before]
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
-    async def test_whatever_the_wall_clock_did_the_order_of_a_lane_is_one(
+    async def test_a_lane_has_one_order_after_any_steps_of_the_wall_clock(
         self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -395,7 +395,7 @@ class JobsConformance(Conformance):
         await store_user.add(delay=10, draws=[("api", "sleeper")])
         assert (await store_user.claim()).next_in == 10 * SECOND
 
-    async def test_nothing_to_wait_for_is_none(self, store_user: StoreUser) -> None:
+    async def test_next_in_is_none_if_there_is_nothing_to_wait_for(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(draws=[("api", "acme")])
         await store_user.take()
@@ -436,7 +436,7 @@ class JobsConformance(Conformance):
         taken = [id for _ in range(3) for id in await store_user.take_ids(10)]
         assert sorted(taken) == sorted(ids)
 
-    async def test_who_came_due_first_starts_first(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_the_lane_that_was_due_first_starts_first(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         (second,) = await store_user.add(delay=6, draws=[("api", "second")])
         (first,) = await store_user.add(delay=3, draws=[("api", "first")])
@@ -460,7 +460,7 @@ class JobsConformance(Conformance):
             await store_user.add(2)
         assert seen == ids[::-1]
 
-    async def test_jobs_are_found_by_what_they_are(self, store_user: StoreUser) -> None:
+    async def test_jobs_are_found_by_their_attributes(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(100)}
         store_user.tasks = {"work", "mail"}
         acme = await store_user.add(2, draws=[("api", "acme"), ("day", "all")])
@@ -495,7 +495,7 @@ class JobsConformance(Conformance):
         counts = await store_user.storage.counts()
         assert list(counts) == [QueueCounts("default", 1, 3, 2, 1, 1), QueueCounts("other", 2, 0, 0, 0, 0)]
 
-    async def test_a_throttled_job_tells_what_it_waits_for_and_until_when(
+    async def test_a_throttled_job_has_what_it_waits_for_and_until_when(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
@@ -554,7 +554,7 @@ class JobsConformance(Conformance):
 
     # --------------------------------------------------------------------------------------- watching
 
-    async def test_whoever_watches_is_woken_by_each_change(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_watchers_are_woken_by_each_change(self, store_user: StoreUser, clock: ManualClock) -> None:
         woken = asyncio.Event()
         unwatch = store_user.storage.watch(woken.set)
 
@@ -580,7 +580,7 @@ class JobsConformance(Conformance):
         await wakes()
         unwatch()
 
-    async def test_an_ending_by_which_nothing_can_be_claimed_wakes_who_waits_for_endings(
+    async def test_an_ending_after_which_no_job_can_start_wakes_those_that_wait_for_endings(
         self, store_user: StoreUser
     ) -> None:
         woken: list[str] = []
@@ -597,7 +597,7 @@ class JobsConformance(Conformance):
         await store_user.fail(job)
         assert "endings" in woken
 
-    async def test_a_watch_that_ended_is_silent(self, store_user: StoreUser) -> None:
+    async def test_a_watch_that_ended_is_not_notified(self, store_user: StoreUser) -> None:
         ended, still = asyncio.Event(), asyncio.Event()
         unwatch = store_user.storage.watch(ended.set)
         store_user.storage.watch(still.set)

@@ -162,7 +162,7 @@ class ListingConformance(Conformance):
             ("text", "100%_"),
         ],
     )
-    async def test_jobs_are_listed_by_what_they_are(self, store_user: StoreUser, name: str, value: str) -> None:
+    async def test_jobs_are_listed_by_their_attributes(self, store_user: StoreUser, name: str, value: str) -> None:
         await store_user.add(2)
         wanted = {
             "queue": lambda: store_user.new(queue="mail"),
@@ -241,12 +241,12 @@ class ListingConformance(Conformance):
         assert await found(store_user, queue="mail", limit="day", key="acme") == []
         assert len(await found(store_user, limit="day")) == 4
 
-    async def test_a_count_goes_on_from_its_cursor(self, store_user: StoreUser) -> None:
+    async def test_a_count_continues_from_its_cursor(self, store_user: StoreUser) -> None:
         ids = await store_user.add(5)
         assert await store_user.storage.count_jobs(JobFilter(cursor=ids[2]), 100) == 2
         assert await store_user.storage.count_jobs(JobFilter(cursor=ids[1], oldest_first=True), 100) == 3
 
-    async def test_pages_go_on_from_a_job_that_was_pruned_since(self, store_user: StoreUser) -> None:
+    async def test_pages_continue_from_a_job_that_was_pruned_since(self, store_user: StoreUser) -> None:
         ids = [await store_user.add_one(queue=queue) for queue in ("default", "default", "other", "default", "default")]
         await store_user.storage.cancel(ids[2])
         assert await store_user.storage.prune(store_user.clock.now() + 1) == 1
@@ -262,7 +262,7 @@ class ListingConformance(Conformance):
         assert list(await store_user.storage.jobs(JobFilter(cursor=ids[0]))) == []
         assert list(await store_user.storage.jobs(JobFilter(cursor=ids[4], oldest_first=True))) == []
 
-    async def test_a_node_tells_its_slots_and_version(self, store_user: StoreUser) -> None:
+    async def test_a_node_stores_its_slots_and_version(self, store_user: StoreUser) -> None:
         await store_user.storage.join("node-b", "b", queues={"default": 4, "mail": 1}, version="1.2.3")
         nodes = {node.id: node for node in await store_user.storage.nodes()}
         assert (nodes["node-b"].queues, nodes["node-b"].version) == ({"default": 4, "mail": 1}, "1.2.3")
@@ -283,9 +283,7 @@ class ListingConformance(Conformance):
         with pytest.raises(IllegalTransition, match=r"waits until .* is final"):
             await store_user.storage.run_now(follower.id)
 
-    async def test_jobs_that_pass_a_draw_when_they_are_tried_again_are_listed_under_it(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_jobs_whose_retry_is_exempt_from_a_draw_are_listed_under_it(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(9), "slot": at_once(9)}
         free = await store_user.add_one(draws=[("api", "acme")], free_retries=0b1)
         holder = await store_user.add_one(draws=[("slot", "acme")], hold="until_final")
@@ -300,7 +298,7 @@ class ListingConformance(Conformance):
             assert await found(store_user, key="acme", **asked) == [both, holder, free]
             assert await found(store_user, limit="slot", key="globex", **asked) == []
 
-    async def test_waiting_jobs_of_a_key_are_listed_whatever_they_wait_for(self, store_user: StoreUser) -> None:
+    async def test_waiting_jobs_of_a_key_are_listed_by_the_key_for_all_reasons(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         leader = store_user.new()
         follower = replace(store_user.new(draws=[("api", "acme")]), origin=Origin(follows=leader.id))

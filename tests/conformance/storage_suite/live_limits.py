@@ -49,7 +49,7 @@ def sliding(count: int) -> AnyRule:
 class LiveLimitsConformance(Conformance):
     # ----------------------------------------------------------------------------------------- setting
 
-    async def test_a_raised_limit_lets_the_backlog_go_at_once(self, store_user: StoreUser) -> None:
+    async def test_a_raised_limit_releases_the_backlog_immediately(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(2)}
         ids = await store_user.add(10, draws=API)
         assert await store_user.take_ids() == ids[:2]
@@ -58,7 +58,7 @@ class LiveLimitsConformance(Conformance):
         assert await store_user.take_ids() == ids[2:7]
         assert await store_user.take() == []
 
-    async def test_who_dies_after_the_commit_of_a_change_leaves_nobody_waiting_for_ever(
+    async def test_a_process_that_dies_after_committing_a_change_leaves_no_job_waiting(
         self, store_user: StoreUser, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store_user.rules = {"api": strict(10)}
@@ -80,7 +80,7 @@ class LiveLimitsConformance(Conformance):
         assert commits
         assert await store_user.take_ids() == ids
 
-    async def test_all_lines_of_the_limit_are_looked_at_again(self, store_user: StoreUser) -> None:
+    async def test_all_lanes_of_a_changed_limit_are_read_again(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1, per=3600), "other": strict(1, per=3600)}
         for key in "abcde":
             await store_user.add(3, draws=[("api", key)], queue="left" if key < "c" else "right")
@@ -92,7 +92,7 @@ class LiveLimitsConformance(Conformance):
         assert sorted(draw.key for job in taken for draw in job.draws if draw.limit == "api") == list("abcde")
         assert len(taken) == 5
 
-    async def test_a_lowered_limit_holds_at_once(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_lowered_limit_takes_effect_immediately(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(5)}
         await store_user.add(20, draws=API)
         assert len(await store_user.take(4)) == 4
@@ -101,14 +101,16 @@ class LiveLimitsConformance(Conformance):
         clock.advance(60)
         assert len(await store_user.take()) == 2
 
-    async def test_more_permits_let_more_go_at_once(self, store_user: StoreUser) -> None:
+    async def test_more_permits_release_more_jobs_immediately(self, store_user: StoreUser) -> None:
         store_user.rules = {"slots": at_once(1)}
         ids = await store_user.add(5, draws=[("slots", "")])
         assert await store_user.take_ids() == ids[:1]
         await store_user.set("slots", at_once(3))
         assert await store_user.take_ids() == ids[1:3]
 
-    async def test_fewer_permits_than_are_held_let_nobody_new_go_until_it_fits(self, store_user: StoreUser) -> None:
+    async def test_with_fewer_permits_than_are_held_no_job_starts_until_enough_are_returned(
+        self, store_user: StoreUser
+    ) -> None:
         store_user.rules = {"slots": at_once(3)}
         ids = await store_user.add(5, draws=[("slots", "")])
         jobs = await store_user.take()
@@ -118,7 +120,7 @@ class LiveLimitsConformance(Conformance):
             await store_user.succeed(job)
         assert await store_user.take_ids() == ids[3:4]
 
-    async def test_what_is_unset_is_as_declared_again(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_rule_that_is_unset_is_the_declared_one(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(2)}
         await store_user.add(20, draws=API)
         setting = await store_user.set("api", strict(1))
@@ -129,7 +131,7 @@ class LiveLimitsConformance(Conformance):
         assert len(await store_user.take()) == 2
         assert list(await store_user.storage.settings()) == []
 
-    async def test_a_declaration_does_not_beat_what_was_set(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_declaration_does_not_override_a_setting(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(2)}
         await store_user.add(20, draws=API)
         await store_user.set("api", strict(3))
@@ -175,7 +177,7 @@ class LiveLimitsConformance(Conformance):
         await store_user.unset(LimitSetting("nobody", "all"))
         assert len(await store_user.storage.settings()) == 3
 
-    async def test_a_setting_for_one_limit_leaves_the_others_alone(self, store_user: StoreUser) -> None:
+    async def test_a_setting_of_one_limit_does_not_change_others(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "other": strict(1)}
         await store_user.add(5, draws=[("other", "acme")])
         await store_user.set("api", strict(5))
@@ -207,7 +209,7 @@ class LiveLimitsConformance(Conformance):
         clock.advance(10)
         assert len(await store_user.take()) >= 1
 
-    async def test_a_pause_and_a_set_of_the_same_moment_both_hold(self, store_user: StoreUser) -> None:
+    async def test_a_pause_and_a_set_at_the_same_moment_both_take_effect(self, store_user: StoreUser) -> None:
         admin = LimitsAdmin(store_user.storage, {"api": strict(5)}, {}, "somebody")
         for round in range(20):
             limits: list[dict[str, str]] = [{}, {"key": f"k{round}"}, {"pattern": f"p{round}*"}, {"tier": f"t{round}"}]
@@ -218,7 +220,7 @@ class LiveLimitsConformance(Conformance):
                 assert all(await asyncio.gather(admin.resume("api", **whom), admin.unset("api", **whom)))
             assert list(await admin.settings()) == []
 
-    async def test_of_several_who_do_the_same_at_once_one_has_done_it(self, store_user: StoreUser) -> None:
+    async def test_of_several_equal_concurrent_changes_one_returns_that_it_changed(self, store_user: StoreUser) -> None:
         admin = LimitsAdmin(store_user.storage, {"api": strict(5)}, {}, "somebody")
         for _ in range(5):
             await asyncio.gather(*(admin.pause("api", key="acme") for _ in range(4)))
@@ -228,7 +230,7 @@ class LiveLimitsConformance(Conformance):
         actions = [entry.action for entry in await store_user.storage.audit_log(AuditFilter(count=100))]
         assert sorted(actions) == ["pause"] * 5 + ["resume"] * 5
 
-    async def test_an_edit_is_given_what_is_set_and_says_whether_it_changed_anything(
+    async def test_an_edit_gets_the_current_setting_and_returns_whether_it_changed_it(
         self, store_user: StoreUser
     ) -> None:
         about = LimitSetting("api", "key", "acme")
@@ -249,7 +251,7 @@ class LiveLimitsConformance(Conformance):
     # ----------------------------------------------------------------------------- steering by hostile keys
 
     @pytest.mark.parametrize("key", HOSTILE_KEYS)
-    async def test_a_key_is_steered_by_every_verb_whatever_signs_are_in_it_and_no_other_is(
+    async def test_every_operation_changes_exactly_the_named_key_with_any_characters(
         self, store_user: StoreUser, clock: ManualClock, key: str
     ) -> None:
         store_user.rules = {"api": strict(2)}
@@ -298,7 +300,7 @@ class LiveLimitsConformance(Conformance):
         assert [each.key for each in await admin.audit("api", key=key)] == [bucket_key(key)]
         assert [each.key for each in await admin.list("api", key="a*b")] == []
 
-    async def test_a_pattern_is_asked_for_by_its_own_name(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_pattern_is_passed_by_its_own_argument(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(2)}
         admin = LimitsAdmin(store_user.storage, store_user.rules, {}, "somebody")
         keys = ("stripe:a", "stripe:b", "paypal:a")
@@ -346,7 +348,7 @@ class LiveLimitsConformance(Conformance):
         assert [id for id in await store_user.take_ids() if id in ids] == ids[:2]
         assert len(await store_user.storage.starts("day", None, 0)) == 3
 
-    async def test_a_line_that_waits_already_is_paused_too(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_lanes_that_wait_already_are_paused_too(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         ids = await store_user.add(3, draws=API)
         await store_user.take()
@@ -366,7 +368,7 @@ class LiveLimitsConformance(Conformance):
         await store_user.set("api", strict(4))
         assert len(await store_user.take()) == 4
 
-    async def test_a_paused_mutex_lets_its_holder_end_and_nobody_in(self, store_user: StoreUser) -> None:
+    async def test_a_paused_mutex_lets_its_holder_end_and_starts_no_other(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         ids = await store_user.add(3, draws=[("mutex", "")])
         job = await store_user.take_one()
@@ -378,7 +380,7 @@ class LiveLimitsConformance(Conformance):
         await store_user.unset(setting)
         assert await store_user.take_ids() == ids[1:2]
 
-    async def test_a_pause_of_one_key_leaves_others_paused_by_another(self, store_user: StoreUser) -> None:
+    async def test_resuming_one_key_leaves_keys_paused_that_another_pause_covers(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(9)}
         await store_user.pause("api")
         key = await store_user.pause("api", "key", "acme")
@@ -387,7 +389,7 @@ class LiveLimitsConformance(Conformance):
         await store_user.unset(key)
         assert await store_user.take() == []
 
-    async def test_running_jobs_come_back_to_a_paused_limit(self, store_user: StoreUser) -> None:
+    async def test_running_jobs_return_their_permits_to_a_paused_limit(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(9)}
         (id,) = await store_user.add(1, draws=API)
         job = await store_user.take_one()
@@ -397,7 +399,7 @@ class LiveLimitsConformance(Conformance):
         await store_user.unset(setting)
         assert await store_user.take_ids() == [id]
 
-    async def test_a_paused_bucket_can_be_forgotten_and_stays_paused(
+    async def test_a_paused_bucket_can_be_evicted_and_stays_paused(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(9)}
@@ -430,7 +432,7 @@ class LiveLimitsConformance(Conformance):
         clock.advance(120)
         assert (await buckets.take(bucket, count=5)).granted == 2
 
-    async def test_a_slot_that_was_booked_before_a_pause_is_told_again_and_can_be_given_back(
+    async def test_a_slot_reserved_before_a_pause_is_returned_again_for_its_id_and_can_be_cancelled(
         self, store_user: StoreUser
     ) -> None:
         buckets, bucket = StoredBuckets(store_user.storage), Bucket("api", "acme", strict(1))
@@ -460,7 +462,7 @@ class LiveLimitsConformance(Conformance):
         clock.advance(30)
         assert await store_user.take_ids() == [id]
 
-    async def test_a_line_that_waits_already_is_penalised_too(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_lanes_that_wait_already_are_penalised_too(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         ids = await store_user.add(2, draws=API)
         await store_user.take()
@@ -481,7 +483,7 @@ class LiveLimitsConformance(Conformance):
         assert await store_user.storage.reset(ACME) == 0
         assert await store_user.take_ids() == [id]
 
-    async def test_a_penalty_without_any_job_is_remembered_and_forgotten_in_time(
+    async def test_a_penalty_without_jobs_is_stored_and_deleted_when_it_is_over(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(9)}
@@ -499,7 +501,7 @@ class LiveLimitsConformance(Conformance):
 
     # --------------------------------------------------------------------------------------- resetting
 
-    async def test_a_reset_bucket_is_as_good_as_new_and_its_line_goes_on_at_once(self, store_user: StoreUser) -> None:
+    async def test_a_reset_bucket_is_full_and_its_lanes_start_immediately(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(3)}
         ids = await store_user.add(9, draws=API)
         await store_user.add(9, draws=[("api", "other")])
@@ -508,7 +510,7 @@ class LiveLimitsConformance(Conformance):
         assert await store_user.take_ids() == ids[3:6]
         assert await store_user.take() == []
 
-    async def test_resetting_a_bucket_that_was_never_seen_is_fine(self, store_user: StoreUser) -> None:
+    async def test_resetting_an_unknown_bucket_does_nothing(self, store_user: StoreUser) -> None:
         assert await store_user.storage.reset(Draw("nobody", "knows")) == 0
         assert [bucket.waiting for bucket in await store_user.storage.buckets()] in ([], [0])
 
@@ -524,7 +526,7 @@ class LiveLimitsConformance(Conformance):
         assert [(await store_user.record(id)).held for id in ids] == [0, 0, 1, 0]
         assert await store_user.take_ids() == ids[3:]
 
-    async def test_a_waiting_job_whose_permit_was_reset_asks_for_it_again(
+    async def test_a_waiting_job_whose_permit_was_reset_waits_for_it_again(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(9)}
@@ -552,7 +554,7 @@ class LiveLimitsConformance(Conformance):
         again = await store_user.take_one()
         assert (again.id, again.draws) == (job.id, (Draw("mutex", ""),))
 
-    async def test_a_reset_lets_only_that_key_go(self, store_user: StoreUser) -> None:
+    async def test_a_reset_releases_only_that_key(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         for key in "ab":
             await store_user.add(2, draws=[("mutex", key)], hold="until_success")
@@ -563,7 +565,7 @@ class LiveLimitsConformance(Conformance):
 
     # -------------------------------------------------------------------------------------- forgetting
 
-    async def test_a_limit_that_jobs_wait_for_is_not_forgotten(self, store_user: StoreUser) -> None:
+    async def test_a_limit_that_jobs_wait_for_is_not_removed(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(9)}
         await store_user.add(2, draws=[*API, ("day", "")])
         await store_user.take()
@@ -575,7 +577,7 @@ class LiveLimitsConformance(Conformance):
         assert {bucket.draw.limit for bucket in await store_user.storage.buckets()} == {"api", "day"}
         assert await store_user.take() == []
 
-    async def test_a_limit_whose_permits_are_held_is_not_forgotten(self, store_user: StoreUser) -> None:
+    async def test_a_limit_whose_permits_are_held_is_not_removed(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(draws=[("mutex", "")], hold="until_success")
         job = await store_user.take_one()
@@ -588,7 +590,7 @@ class LiveLimitsConformance(Conformance):
         await store_user.storage.forget("mutex")
         assert list(await store_user.storage.buckets()) == []
 
-    async def test_a_forgotten_limit_leaves_nothing_behind(self, store_user: StoreUser) -> None:
+    async def test_a_removed_limit_leaves_no_rows(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "other": strict(1)}
         await store_user.add(draws=API)
         await store_user.add(draws=[("other", "")])
@@ -603,7 +605,7 @@ class LiveLimitsConformance(Conformance):
         assert len(await store_user.take()) == 1
         assert not await store_user.storage.forget("nobody")
 
-    async def test_a_limit_may_be_forgotten_while_jobs_that_drew_on_it_run(self, store_user: StoreUser) -> None:
+    async def test_a_limit_can_be_removed_while_jobs_that_drew_on_it_run(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(draws=API)
         job = await store_user.take_one()
@@ -616,7 +618,7 @@ class LiveLimitsConformance(Conformance):
 
     # -------------------------------------------------------------------------------- where a job stands
 
-    async def test_a_job_stands_in_its_lane_by_priority_time_and_arrival(
+    async def test_the_position_in_a_lane_is_by_priority_time_and_arrival(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
@@ -630,14 +632,14 @@ class LiveLimitsConformance(Conformance):
         assert {standing and standing.waiting for standing in places} == {5}
         assert {standing and standing.is_due for standing in places} == {True}
 
-    async def test_what_does_not_wait_stands_nowhere(self, store_user: StoreUser) -> None:
+    async def test_a_job_that_does_not_wait_has_no_position(self, store_user: StoreUser) -> None:
         ids = await store_user.add(2)
         running, done = await store_user.take()
         await store_user.succeed(done)
         assert [await store_user.storage.queue_position(id) for id in (*ids, "nobody")] == [None] * 3
         assert (await store_user.record(running.id)).state is JobState.RUNNING
 
-    async def test_a_standing_tells_what_is_waited_for_and_what_is_asked(
+    async def test_a_position_has_the_limit_that_is_waited_for_and_the_cost(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"tokens": strict(10), "mutex": at_once()}
@@ -658,7 +660,7 @@ class LiveLimitsConformance(Conformance):
         assert tokens.opens_at == store_user.storage.limit_now() + MINUTE
         assert (mutex.draw, mutex.waiting, mutex.opens_at) == (Draw("mutex", "m"), 0, None)
 
-    async def test_a_holder_that_waits_stands_in_the_lane_of_its_other_limits(self, store_user: StoreUser) -> None:
+    async def test_a_waiting_holder_of_a_permit_is_in_the_lane_of_its_other_limits(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once(), "tokens": strict(10)}
         await store_user.add(draws=[("mutex", ""), ("tokens", "")], costs=(1, 7), hold="until_final")
         job = await store_user.take_one()
@@ -668,7 +670,7 @@ class LiveLimitsConformance(Conformance):
         assert [bucket.draw for bucket in standing.buckets] == [Draw("tokens", "")]
         assert standing.demands == ((7,), (None,))
 
-    async def test_an_outlook_tells_where_the_next_job_would_stand(self, store_user: StoreUser) -> None:
+    async def test_the_predicted_position_is_that_of_the_next_job(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         empty = await store_user.storage.prediction_input("default", [ACME])
         assert (empty.position, empty.waiting, empty.behind) == (1, 1, None)
@@ -686,7 +688,7 @@ class LiveLimitsConformance(Conformance):
 
     # ---------------------------------------------------------------------------------- shared windows
 
-    async def test_keys_share_a_ceiling(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_keys_share_a_capacity(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"shared": shared(20)}
         for key in "ab":
             await store_user.add(30, draws=[("shared", key)])
@@ -696,7 +698,7 @@ class LiveLimitsConformance(Conformance):
         clock.advance(60)
         assert len(await store_user.take(100)) <= 20
 
-    async def test_a_key_without_a_share_waits_in_a_line_of_its_own(
+    async def test_a_key_without_a_share_waits_in_a_lane_of_its_own(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"shared": shared(4, min_count=4)}

@@ -18,7 +18,9 @@ from tests.conformance.storage_suite.store_user import (
 
 
 class NodesConformance(Conformance):
-    async def test_a_beat_tells_who_lives_and_what_a_node_owns(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_heartbeat_returns_the_live_nodes_and_the_jobs_of_the_node(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         await store_user.storage.join("node-b", "b")
         await store_user.add(3)
         jobs = await store_user.take(2)
@@ -39,7 +41,7 @@ class NodesConformance(Conformance):
             node.id: (node.beat, node.is_gone) for node in second.values()
         }
 
-    async def test_a_beat_tells_which_jobs_linger(self, store_user: StoreUser) -> None:
+    async def test_a_heartbeat_stores_the_lingering_jobs(self, store_user: StoreUser) -> None:
         await store_user.storage.beat(store_user.node)
         assert [node.lingering for node in await store_user.storage.nodes()] == [()]
         await store_user.storage.beat(store_user.node, lingering=["job-a", "job-b"])
@@ -47,9 +49,7 @@ class NodesConformance(Conformance):
         await store_user.storage.beat(store_user.node)
         assert [node.lingering for node in await store_user.storage.nodes()] == [()]
 
-    async def test_what_is_stored_is_dated_by_the_stores_own_now(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_stored_times_are_those_of_the_store(self, store_user: StoreUser, clock: ManualClock) -> None:
         storage = store_user.storage
         for step in (0, 3600, -7200):
             clock.step_wall(step)
@@ -62,16 +62,14 @@ class NodesConformance(Conformance):
             await storage.beat(store_user.node)
             assert [node.beat_at for node in await storage.nodes()] == [storage.now()]
 
-    async def test_a_finished_job_is_owned_no_more(self, store_user: StoreUser) -> None:
+    async def test_a_finished_job_has_no_owner(self, store_user: StoreUser) -> None:
         await store_user.add(2)
         first, second = await store_user.take()
         await store_user.succeed(first)
         await store_user.give_back(second)
         assert (await store_user.storage.beat(store_user.node)).owned == {}
 
-    async def test_what_a_claim_told_of_a_job_can_be_read_again(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_the_data_of_a_claimed_job_can_be_read_again(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100), "all": strict(100)}
         await store_user.add(draws=[("api", "acme"), ("all", "")], costs=(2, 3), headers={"a": "b"})
         clock.advance(1)
@@ -83,14 +81,14 @@ class NodesConformance(Conformance):
         assert again.fence == job.fence + 1
         assert (await store_user.record(job.id)).as_claimed() == again
 
-    async def test_a_beat_does_not_bring_a_node_back(self, store_user: StoreUser) -> None:
+    async def test_a_heartbeat_does_not_restore_a_dead_node(self, store_user: StoreUser) -> None:
         beat = await store_user.storage.beat("stranger")
         assert not beat.known
         assert beat.owned == {}
         assert (await store_user.storage.beat(store_user.node)).known
         assert [node.id for node in await store_user.storage.nodes()] == [store_user.node]
 
-    async def test_a_node_that_leaves_hands_its_jobs_back_unspent(
+    async def test_a_node_that_leaves_returns_its_jobs_without_spending_an_attempt(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -108,13 +106,13 @@ class NodesConformance(Conformance):
         await store_user.storage.join("node-b", "b")
         assert {job.attempt for job in await store_user.take(node="node-b")} == {1}
 
-    async def test_leaving_twice_is_fine(self, store_user: StoreUser) -> None:
+    async def test_leaving_twice_does_nothing(self, store_user: StoreUser) -> None:
         await store_user.storage.leave(store_user.node)
         recovered = await store_user.storage.leave(store_user.node)
         assert not recovered.returned
         assert not recovered.poisonous
 
-    async def test_a_node_that_still_beats_is_not_recovered(self, store_user: StoreUser) -> None:
+    async def test_a_node_with_heartbeats_is_not_recovered(self, store_user: StoreUser) -> None:
         await store_user.add()
         job = await store_user.take_one()
         await store_user.storage.beat(store_user.node)
@@ -153,7 +151,7 @@ class NodesConformance(Conformance):
         assert list(await store_user.storage.finish(store_user.node, [late])) == [False]
         assert (await store_user.record(again.id)).state is JobState.RUNNING
 
-    async def test_a_node_that_was_declared_dead_learns_it_and_may_join_again(self, store_user: StoreUser) -> None:
+    async def test_a_node_that_was_declared_dead_is_notified_and_can_join_again(self, store_user: StoreUser) -> None:
         await store_user.add(2)
         await store_user.take(1)
         await recover(store_user)
@@ -164,9 +162,7 @@ class NodesConformance(Conformance):
         assert (await store_user.storage.beat(store_user.node)).known
         assert len(await store_user.take()) == 2
 
-    async def test_a_node_that_is_known_and_joins_again_stays_as_it_is(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_a_node_that_joins_twice_stays_as_it_is(self, store_user: StoreUser, clock: ManualClock) -> None:
         """As it does after an answer that was lost."""
         await store_user.add()
         job = await store_user.take_one()
@@ -176,7 +172,7 @@ class NodesConformance(Conformance):
         assert list(await store_user.storage.nodes()) == list(before)
         assert set((await store_user.storage.beat(store_user.node)).owned) == {job.id}
 
-    async def test_two_that_notice_a_death_recover_once(self, store_user: StoreUser) -> None:
+    async def test_two_nodes_that_notice_a_death_recover_the_jobs_once(self, store_user: StoreUser) -> None:
         await store_user.add()
         await store_user.take_one()
         await store_user.storage.beat(store_user.node)
@@ -210,7 +206,7 @@ class NodesConformance(Conformance):
         await recover(store_user)
         assert (await store_user.record(job.id)).state is JobState.WAITING
 
-    async def test_a_job_of_a_gone_node_that_was_to_be_cancelled_is_cancelled(self, store_user: StoreUser) -> None:
+    async def test_a_job_of_a_dead_node_with_a_cancel_request_is_cancelled(self, store_user: StoreUser) -> None:
         await store_user.add(2)
         first, second = await store_user.take()
         await store_user.storage.cancel(first.id)
@@ -222,7 +218,7 @@ class NodesConformance(Conformance):
         assert list((await store_user.storage.leave("node-b")).returned) == []
         assert (await store_user.record(other.id)).state is JobState.CANCELLED
 
-    async def test_a_poisonous_job_that_was_to_be_cancelled_is_cancelled(self, store_user: StoreUser) -> None:
+    async def test_a_poisonous_job_with_a_cancel_request_is_cancelled(self, store_user: StoreUser) -> None:
         await store_user.add()
         for death in range(1, POISONOUS_AFTER + 1):
             job = await store_user.take_one()

@@ -38,7 +38,7 @@ class BrokenRule(Semaphore, frozen=True, tag="broken", tag_field="kind"):
 class PermitsConformance(Conformance):
     # ------------------------------------------------------------------------------------ taking turns
 
-    async def test_never_more_than_so_many_run_at_once(self, store_user: StoreUser) -> None:
+    async def test_no_more_jobs_than_the_count_run_at_once(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": at_once(3)}
         ids = await store_user.add(8, draws=[("api", "acme")])
         jobs = await store_user.take()
@@ -64,7 +64,7 @@ class PermitsConformance(Conformance):
             await store_user.succeed(job)
         assert order == ids
 
-    async def test_it_is_handed_over_across_queues_and_limits_in_the_order_of_arrival(
+    async def test_a_mutex_is_handed_over_across_queues_and_limits_in_the_order_of_arrival(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(100)}
@@ -88,7 +88,7 @@ class PermitsConformance(Conformance):
             await store_user.add(5, draws=[("api", key)])
         assert len(await store_user.take()) == 6
 
-    async def test_who_waits_for_a_permit_is_told_so_and_not_until_when(self, store_user: StoreUser) -> None:
+    async def test_a_job_that_waits_for_a_permit_has_no_predicted_start(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         holder, first, second = await store_user.add(3, draws=MUTEX)
         claims = [await store_user.claim() for _ in range(3)]
@@ -102,7 +102,7 @@ class PermitsConformance(Conformance):
         assert (bucket.opens_at, bucket.waiting, bucket.lanes) == (NEVER, 2, 1)
         assert await store_user.permits("mutex", "orders") == {holder: 1}
 
-    async def test_only_what_can_start_is_looked_at_when_a_permit_comes_back(
+    async def test_only_jobs_that_can_start_are_read_when_a_permit_is_returned(
         self, store_user: StoreUser, storage: Store
     ) -> None:
         store_user.rules = {"mutex": at_once(), "own": strict(100)}
@@ -120,7 +120,7 @@ class PermitsConformance(Conformance):
             after = self.writes(storage)
             assert before is None or after is None or after - before < 20
 
-    async def test_ten_thousand_wait_for_one_mutex(self, store_user: StoreUser) -> None:
+    async def test_ten_thousand_jobs_wait_for_one_mutex(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         jobs = [store_user.new(draws=MUTEX) for _ in range(10_000)]
         await store_user.storage.add(jobs)
@@ -130,7 +130,7 @@ class PermitsConformance(Conformance):
             await store_user.succeed(holder)
         assert (await store_user.counts()).waiting == 9_950
 
-    async def test_other_keys_flow_past_a_mutex_that_is_held(self, store_user: StoreUser) -> None:
+    async def test_jobs_of_other_keys_start_while_a_mutex_is_held(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(500, draws=MUTEX)
         await store_user.take()
@@ -143,7 +143,7 @@ class PermitsConformance(Conformance):
     # ------------------------------------------------------------------------------------- giving back
 
     @pytest.mark.parametrize("outcome", ["succeeded", "failed", "cancelled", "handed back", "snoozed", "retried"])
-    async def test_a_permit_comes_back_in_the_commit_that_ends_its_attempt(
+    async def test_a_permit_is_returned_in_the_commit_that_ends_its_attempt(
         self, store_user: StoreUser, clock: ManualClock, outcome: str
     ) -> None:
         store_user.rules = {"mutex": at_once()}
@@ -169,7 +169,7 @@ class PermitsConformance(Conformance):
         assert await store_user.permits("mutex", "orders") == {}
         assert await store_user.take_ids() == [waiting]
 
-    async def test_a_permit_that_comes_back_wakes_who_watches(self, store_user: StoreUser) -> None:
+    async def test_a_returned_permit_wakes_watchers(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(2, draws=MUTEX)
         job = await store_user.take_one()
@@ -179,7 +179,7 @@ class PermitsConformance(Conformance):
         assert woken
         unwatch()
 
-    async def test_a_permit_comes_back_when_its_holders_node_dies(self, store_user: StoreUser) -> None:
+    async def test_a_permit_is_returned_when_the_node_of_its_holder_dies(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         first, second = await store_user.add(2, draws=MUTEX)
         await store_user.take_one()
@@ -192,7 +192,7 @@ class PermitsConformance(Conformance):
         await store_user.storage.finish("node-b", [Finished(first, job.fence, JobState.SUCCEEDED)])
         assert await store_user.take_ids(node="node-b") == [second]
 
-    async def test_a_permit_comes_back_when_its_holders_node_leaves(self, store_user: StoreUser) -> None:
+    async def test_a_permit_is_returned_when_the_node_of_its_holder_leaves(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         ids = await store_user.add(2, draws=MUTEX)
         await store_user.take_one()
@@ -201,7 +201,7 @@ class PermitsConformance(Conformance):
         await store_user.storage.join(store_user.node, "a")
         assert await store_user.take_ids() == ids[:1]
 
-    async def test_a_poisonous_job_gives_its_permit_back(self, store_user: StoreUser) -> None:
+    async def test_a_poisonous_job_returns_its_permit(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         (poisonous,) = await store_user.add(draws=MUTEX, priority=1, hold="until_final")
         (next_one,) = await store_user.add(draws=MUTEX)
@@ -212,9 +212,7 @@ class PermitsConformance(Conformance):
         assert (await store_user.record(poisonous)).state is JobState.FAILED
         assert await store_user.take_ids() == [next_one]
 
-    async def test_a_job_asked_to_stop_gives_its_permit_back_instead_of_waiting_again(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_a_job_asked_to_stop_returns_its_permit_instead_of_waiting_again(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(draws=MUTEX, hold="until_success")
         job = await store_user.take_one()
@@ -225,7 +223,7 @@ class PermitsConformance(Conformance):
         assert (await store_user.record(job.id)).state is JobState.CANCELLED
         assert await store_user.take_ids() == [waiting]
 
-    async def test_a_late_finish_gives_nothing_back(self, store_user: StoreUser) -> None:
+    async def test_a_late_finish_returns_no_permit(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(2, draws=MUTEX)
         job = await store_user.take_one()
@@ -237,7 +235,7 @@ class PermitsConformance(Conformance):
         assert await store_user.permits("mutex", "orders") == {job.id: 1}
         assert await store_user.take(node="node-b") == []
 
-    async def test_cancelling_who_waits_leaves_the_holder_alone(self, store_user: StoreUser) -> None:
+    async def test_cancelling_a_waiting_job_does_not_change_the_holder(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         holder, cancelled, next_one = await store_user.add(3, draws=MUTEX)
         job = await store_user.take_one()
@@ -248,7 +246,7 @@ class PermitsConformance(Conformance):
         await store_user.succeed(job)
         assert await store_user.take_ids() == [next_one]
 
-    async def test_permits_held_are_not_forgotten(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_held_permits_are_not_evicted(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(draws=MUTEX, hold="until_final")
         job = await store_user.take_one()
@@ -263,7 +261,7 @@ class PermitsConformance(Conformance):
         await store_user.succeed(again)
         assert await store_user.take_ids() == [other]
 
-    async def test_a_bucket_that_nobody_holds_is_forgotten(self, store_user: StoreUser) -> None:
+    async def test_a_bucket_without_holders_is_evicted(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(draws=MUTEX, hold="until_success")
         job = await store_user.take_one()
@@ -278,7 +276,7 @@ class PermitsConformance(Conformance):
             await store_user.storage.evict()
         assert list(await store_user.storage.buckets()) == []
 
-    async def test_a_claim_that_breaks_leaves_nothing_held_and_nothing_charged(self, store_user: StoreUser) -> None:
+    async def test_a_claim_that_fails_holds_and_charges_nothing(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(1), "own": at_once()}
         draws = [*MUTEX, ("api", ""), ("own", "")]
         ids = await store_user.add(3, draws=draws)
@@ -290,7 +288,7 @@ class PermitsConformance(Conformance):
         assert (await store_user.storage.beat(store_user.node)).owned == {}
         assert sorted(await store_user.take_ids()) == sorted([ids[0], *ungated])
 
-    async def test_a_claim_that_breaks_leaves_those_that_wait_in_their_lines(
+    async def test_a_claim_that_fails_leaves_waiting_jobs_in_their_lanes(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"mutex": at_once(), "own": strict(100)}
@@ -309,7 +307,7 @@ class PermitsConformance(Conformance):
     # --------------------------------------------------------------------------- holding until the end
 
     @pytest.mark.parametrize("hold", KEEPS)
-    async def test_it_is_kept_across_a_retry_and_its_holder_goes_first(
+    async def test_a_permit_is_kept_across_a_retry_and_its_holder_starts_first(
         self, store_user: StoreUser, clock: ManualClock, hold: HoldUntil
     ) -> None:
         store_user.rules = {"mutex": at_once()}
@@ -330,7 +328,7 @@ class PermitsConformance(Conformance):
         assert await store_user.take_ids() == others[:1]
 
     @pytest.mark.parametrize("hold", KEEPS)
-    async def test_it_is_kept_when_handed_back_snoozed_or_lost(
+    async def test_a_permit_is_kept_when_its_job_is_returned_snoozed_or_lost(
         self, store_user: StoreUser, clock: ManualClock, hold: HoldUntil
     ) -> None:
         store_user.rules = {"mutex": at_once()}
@@ -358,7 +356,7 @@ class PermitsConformance(Conformance):
         await store_user.succeed(job)
         assert await store_user.permits("mutex", "orders") == {}
 
-    async def test_held_until_final_it_comes_back_with_a_failure(self, store_user: StoreUser) -> None:
+    async def test_a_permit_held_until_final_is_returned_by_a_failure(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(draws=MUTEX, hold="until_final")
         job = await store_user.take_one()
@@ -369,7 +367,7 @@ class PermitsConformance(Conformance):
         assert await store_user.take_ids() == [waiting]
 
     @pytest.mark.parametrize("hold", KEEPS)
-    async def test_a_holder_that_is_cancelled_while_it_waits_gives_it_back(
+    async def test_a_holder_that_is_cancelled_while_it_waits_returns_its_permit(
         self, store_user: StoreUser, hold: HoldUntil
     ) -> None:
         store_user.rules = {"mutex": at_once()}
@@ -382,7 +380,7 @@ class PermitsConformance(Conformance):
         assert (await store_user.record(job.id)).held == 0
         assert await store_user.take_ids() == [waiting]
 
-    async def test_a_holder_that_expires_gives_it_back(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_holder_that_expires_returns_its_permit(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(draws=MUTEX, hold="until_final", expires_in=5)
         job = await store_user.take_one()
@@ -394,7 +392,7 @@ class PermitsConformance(Conformance):
         assert await store_user.take_ids() == [waiting]
 
     @pytest.mark.parametrize("draws", [MUTEX, [*MUTEX, ("api", "")]], ids=["then ungated", "then gated"])
-    async def test_the_permit_of_a_holder_that_a_claim_finds_expired_is_there_at_once(
+    async def test_the_permit_of_a_holder_that_a_claim_finds_expired_is_free_immediately(
         self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(100)}
@@ -436,7 +434,7 @@ class PermitsConformance(Conformance):
         assert await store_user.take_ids() == ids[:2]
         assert await store_user.permits("slots") == dict.fromkeys(ids[:2], 1)
 
-    async def test_held_until_success_it_is_kept_by_a_failed_job_until_that_has_succeeded(
+    async def test_a_permit_held_until_success_is_kept_by_a_failed_job_until_it_succeeds(
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"mutex": at_once()}
@@ -454,7 +452,7 @@ class PermitsConformance(Conformance):
         await store_user.succeed(again)
         assert await store_user.take_ids() == [waiting]
 
-    async def test_held_until_success_it_comes_back_when_the_failed_job_is_reset(self, store_user: StoreUser) -> None:
+    async def test_a_permit_held_until_success_is_returned_by_a_reset(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(draws=MUTEX, hold="until_success")
         job = await store_user.take_one()
@@ -465,7 +463,7 @@ class PermitsConformance(Conformance):
         assert (await store_user.record(job.id)).held == 0
         assert await store_user.take_ids() == [waiting]
 
-    async def test_held_until_success_it_comes_back_when_the_failed_job_is_pruned(
+    async def test_a_permit_held_until_success_is_returned_when_the_failed_job_is_pruned(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"mutex": at_once()}
@@ -478,7 +476,9 @@ class PermitsConformance(Conformance):
         assert await store_user.storage.prune(clock.now()) == 1
         assert await store_user.take_ids() == [waiting]
 
-    async def test_a_failed_holder_that_is_retried_and_cancelled_gives_it_back(self, store_user: StoreUser) -> None:
+    async def test_a_failed_holder_that_is_retried_and_cancelled_returns_its_permit(
+        self, store_user: StoreUser
+    ) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(draws=MUTEX, hold="until_success")
         job = await store_user.take_one()
@@ -537,7 +537,7 @@ class PermitsConformance(Conformance):
             await store_user.succeed(job)
         assert await store_user.take_ids() == other
 
-    async def test_an_owner_is_no_job_of_that_name(self, store_user: StoreUser) -> None:
+    async def test_an_owner_is_not_the_job_with_that_id(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         (holder,) = await store_user.add(draws=MUTEX)
         await store_user.take_one()
@@ -576,7 +576,7 @@ class PermitsConformance(Conformance):
         assert await store_user.take_ids(queues=["right"]) == [right]
         assert await store_user.permits("mutex", "orders") == {"owner:batch": 2}
 
-    async def test_a_crashed_owner_gives_back_one_use_for_each_of_its_jobs(self, store_user: StoreUser) -> None:
+    async def test_a_crashed_owner_returns_one_use_for_each_of_its_jobs(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.storage.join("node-b", "b")
         mine, theirs = await store_user.add(2, draws=MUTEX, owner="batch")
@@ -620,7 +620,7 @@ class PermitsConformance(Conformance):
         assert await store_user.take() == []
         assert await store_user.permits("mutex", "orders") == {}
 
-    async def test_who_waits_for_a_rate_does_not_keep_others_from_the_permit(
+    async def test_a_job_that_waits_for_a_rate_does_not_block_the_permit_for_others(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(1)}
@@ -667,7 +667,7 @@ class PermitsConformance(Conformance):
             assert started == ([costly] if number == 2 else [])
 
     @pytest.mark.parametrize("limit", ["slots", "tokens"])
-    async def test_a_cheap_job_does_not_wait_for_what_a_rejected_costly_one_lacked(
+    async def test_a_cheap_job_does_not_wait_behind_a_rejected_costly_one(
         self, store_user: StoreUser, clock: ManualClock, limit: str
     ) -> None:
         store_user.rules = {"slots": at_once(3), "tokens": strict(3)}
@@ -682,7 +682,7 @@ class PermitsConformance(Conformance):
 
     @pytest.mark.parametrize("limit", ["slots", "tokens"])
     @pytest.mark.parametrize("same_lane", [True, False])
-    async def test_a_cheap_job_does_not_wait_for_what_a_cancelled_costly_one_lacked(
+    async def test_a_cheap_job_does_not_wait_behind_a_cancelled_costly_one(
         self, store_user: StoreUser, limit: str, same_lane: bool
     ) -> None:
         store_user.rules = {"slots": at_once(3), "tokens": strict(3), "own": strict(100)}
@@ -707,7 +707,9 @@ class PermitsConformance(Conformance):
 
     # ------------------------------------------------------------------------------------------ counts
 
-    async def test_lowered_below_what_is_held_nobody_new_goes_until_it_fits(self, store_user: StoreUser) -> None:
+    async def test_a_count_lowered_below_the_held_permits_starts_no_job_until_enough_are_returned(
+        self, store_user: StoreUser
+    ) -> None:
         store_user.rules = {"api": at_once(4)}
         ids = await store_user.add(8, draws=[("api", "")])
         jobs = await store_user.take()
@@ -743,9 +745,7 @@ class PermitsConformance(Conformance):
     # ------------------------------------------------------------------------------------ many at random
 
     @pytest.mark.parametrize("seed", range(3))
-    async def test_whatever_happens_nobody_shares_a_mutex(
-        self, store_user: StoreUser, clock: ManualClock, seed: int
-    ) -> None:
+    async def test_a_mutex_never_has_two_holders(self, store_user: StoreUser, clock: ManualClock, seed: int) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(20, per=10)}
         for number in range(60):
             draws = [("mutex", "ab"[number % 2]), ("api", "")]

@@ -10,7 +10,7 @@ from tests.conformance.storage_suite.store_user import Conformance, StoreUser
 class PurgingConformance(Conformance):
     """What `prune` promises of the jobs that it is given."""
 
-    async def test_of_these_jobs_only_the_final_ones_are_pruned_and_no_others(
+    async def test_pruning_named_jobs_prunes_only_the_final_ones(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         done, other, waiting = await store_user.add(3)
@@ -24,9 +24,7 @@ class PurgingConformance(Conformance):
         assert (counts.waiting, counts.succeeded) == (1, 1)
         assert await store_user.storage.prune(clock.now(), ids=[done]) == 0
 
-    async def test_these_jobs_are_pruned_by_how_and_when_they_ended(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_purged_jobs_are_selected_by_state_and_end(self, store_user: StoreUser, clock: ManualClock) -> None:
         first, second = await store_user.add(2)
         [one, two] = await store_user.take(2)
         await store_user.fail(one)

@@ -39,7 +39,7 @@ async def left(store_user: StoreUser, *queues: str) -> tuple[bool, bool]:
 class QueuesConformance(Conformance):
     # ----------------------------------------------------------------------------------------- counts
 
-    async def test_final_jobs_are_counted_from_their_end_until_they_come_back_or_are_forgotten(
+    async def test_final_jobs_are_counted_until_they_are_retried_or_deleted(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         ids = await store_user.add(6)
@@ -57,7 +57,7 @@ class QueuesConformance(Conformance):
         assert await store_user.storage.prune(clock.now()) == 2
         assert await store_user.counts() == QueueCounts("default", 3, 1, 0, 0, 0)
 
-    async def test_what_waits_and_runs_is_counted_without_the_final_jobs_too(self, store_user: StoreUser) -> None:
+    async def test_waiting_and_running_jobs_can_be_counted_without_final_ones(self, store_user: StoreUser) -> None:
         await store_user.add(3)
         jobs = await store_user.take(2)
         await store_user.succeed(jobs[0])
@@ -67,7 +67,7 @@ class QueuesConformance(Conformance):
 
     # ------------------------------------------------------------------------------------ what is left
 
-    async def test_work_is_left_while_it_waits_and_while_it_runs_on_any_node(self, store_user: StoreUser) -> None:
+    async def test_work_is_left_while_jobs_wait_or_run_on_any_node(self, store_user: StoreUser) -> None:
         assert await left(store_user) == (False, False)
         await store_user.add(1)
         assert await left(store_user) == (True, True)
@@ -78,7 +78,7 @@ class QueuesConformance(Conformance):
         await store_user.succeed(job)
         assert await left(store_user) == (False, False)
 
-    async def test_what_waits_for_its_time_a_limit_or_another_job_is_left_but_not_ready(
+    async def test_jobs_that_wait_for_a_time_a_limit_or_a_job_are_left_but_not_ready(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1, 60)}
@@ -97,9 +97,7 @@ class QueuesConformance(Conformance):
         assert await left(store_user, "mail") == (False, True)
         assert await left(store_user, "mail", "other") == (True, True)
 
-    async def test_what_is_of_other_queues_or_tasks_or_of_a_paused_queue_is_not_left(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_jobs_of_other_or_paused_queues_and_other_tasks_are_not_left(self, store_user: StoreUser) -> None:
         await store_user.add(1)
         await store_user.add(1, task="other", queue="mail")
         assert await left(store_user, "mail") == await left(store_user, "nothing") == (False, False)
@@ -116,7 +114,7 @@ class QueuesConformance(Conformance):
 
     # ----------------------------------------------------------------------------------------- pauses
 
-    async def test_a_paused_queue_gives_out_no_job_to_any_node(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_no_node_claims_a_job_of_a_paused_queue(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100)}
         await store_user.storage.join("node-b", "b")
         free = await store_user.add(2)
@@ -133,7 +131,7 @@ class QueuesConformance(Conformance):
         assert await store_user.storage.resume_queue("default")
         assert sorted(await store_user.take_ids()) == sorted(free + gated + late + later)
 
-    async def test_a_queue_that_is_paused_between_two_claims_gives_out_nothing(self, store_user: StoreUser) -> None:
+    async def test_no_job_is_claimed_from_a_queue_paused_between_two_claims(self, store_user: StoreUser) -> None:
         await store_user.add(12)
         assert [len((await store_user.claim(4)).jobs) for _ in range(2)] == [4, 4]
         await store_user.storage.pause_queue("default")
@@ -141,7 +139,7 @@ class QueuesConformance(Conformance):
         await store_user.storage.resume_queue("default")
         assert len((await store_user.claim(4)).jobs) == 4
 
-    async def test_other_queues_go_on(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_other_queues_continue(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(3, draws=[("api", "acme")])
         await store_user.storage.pause_queue("default")
@@ -156,7 +154,7 @@ class QueuesConformance(Conformance):
         await store_user.storage.resume_queue("default")
         assert len(await store_user.take(queues=BOTH)) == 1
 
-    async def test_lanes_of_a_paused_queue_keep_no_permit_from_others(self, store_user: StoreUser) -> None:
+    async def test_lanes_of_a_paused_queue_do_not_block_permits_for_others(self, store_user: StoreUser) -> None:
         store_user.rules = {"one": at_once()}
         first = await store_user.add_one(draws=[("one", "")])
         (holder,) = await store_user.take()
@@ -172,7 +170,7 @@ class QueuesConformance(Conformance):
         await store_user.succeed(second)
         assert await store_user.take_ids(queues=BOTH) == [waits]
 
-    async def test_keys_of_a_paused_queue_claim_no_share_of_a_ceiling(
+    async def test_keys_of_a_paused_queue_get_no_share_of_a_capacity(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         ceiling: Any = DynamicWindow(per=60, capacity=8, min_count=1).rule
@@ -201,7 +199,7 @@ class QueuesConformance(Conformance):
         await store_user.storage.resume_queue("default")
         assert await store_user.take_ids() == ids[1:2]
 
-    async def test_what_runs_in_a_paused_queue_goes_on(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_running_jobs_of_a_paused_queue_continue(self, store_user: StoreUser, clock: ManualClock) -> None:
         await store_user.add(3)
         done, returned, running = await store_user.take()
         await store_user.storage.pause_queue("default")
@@ -223,7 +221,7 @@ class QueuesConformance(Conformance):
         assert [dropped.id for dropped in await store_user.storage.expire()] == [late]
         assert await store_user.states([late, unwanted]) == [JobState.FAILED, JobState.CANCELLED]
 
-    async def test_pausing_and_resuming_tell_whether_they_changed_anything(
+    async def test_pausing_and_resuming_return_whether_they_changed_anything(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         storage = store_user.storage
@@ -245,7 +243,7 @@ class QueuesConformance(Conformance):
         assert not await storage.is_paused("a queue")
         assert list(await storage.queues()) == []
 
-    async def test_resuming_wakes_whoever_watches(self, store_user: StoreUser) -> None:
+    async def test_resuming_wakes_watchers(self, store_user: StoreUser) -> None:
         await store_user.storage.pause_queue("default")
         woken: list[Any] = []
         unwatch = store_user.storage.watch(lambda: woken.append(None))
@@ -293,7 +291,7 @@ class QueuesConformance(Conformance):
         clock.advance(15)
         assert await record_of(store_user) == QueueRecord("default", None, due_at, due_at)
 
-    async def test_a_job_without_limits_lacks_a_slot_since_it_is_ready(
+    async def test_the_lag_of_a_job_without_limits_is_since_it_is_ready(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         began = clock.now()
@@ -305,7 +303,7 @@ class QueuesConformance(Conformance):
         await store_user.take(1)
         assert await store_user.storage.queues() == []
 
-    async def test_a_job_whose_limits_are_open_lacks_a_slot_since_its_lane_is_due(
+    async def test_the_lag_of_a_job_with_open_limits_is_since_its_lane_is_due(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -322,9 +320,7 @@ class QueuesConformance(Conformance):
         clock.advance(60)
         assert (await record_of(store_user)).ready_at == due_at
 
-    async def test_a_job_behind_a_closed_bucket_lacks_more_than_a_slot(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_a_job_behind_a_closed_bucket_has_no_lag(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1), "one": at_once()}
         began = clock.now()
         await store_user.add(2, draws=[("api", "acme")])
@@ -339,9 +335,7 @@ class QueuesConformance(Conformance):
         await store_user.succeed(*first)
         assert (await record_of(store_user, "other")).ready_at == clock.now()
 
-    async def test_a_job_of_a_paused_queue_lacks_more_than_a_slot(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_a_job_of_a_paused_queue_has_no_lag(self, store_user: StoreUser, clock: ManualClock) -> None:
         began = clock.now()
         await store_user.add()
         await store_user.storage.pause_queue("default")
@@ -352,12 +346,12 @@ class QueuesConformance(Conformance):
 
     # -------------------------------------------------------------------------------------- in the way
 
-    async def test_nothing_stands_in_the_way_of_a_store_that_nobody_else_uses(self, store_user: StoreUser) -> None:
+    async def test_a_store_without_other_clients_has_no_blockers(self, store_user: StoreUser) -> None:
         await store_user.add(2)
         await store_user.take(1)
         assert list(await store_user.storage.blockers()) == []
 
-    async def test_a_store_tells_of_its_ground(self, store_user: StoreUser) -> None:
+    async def test_a_store_returns_facts_about_its_server(self, store_user: StoreUser) -> None:
         facts = await store_user.storage.facts()
         match facts:
             case SqliteFacts():

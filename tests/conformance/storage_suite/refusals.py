@@ -82,7 +82,7 @@ async def _leader_and_job(store_user: StoreUser, state: str) -> tuple[str, str]:
 class RefusalsConformance(Conformance):
     @pytest.mark.parametrize("verb", VERBS)
     @pytest.mark.parametrize("state", STATES)
-    async def test_each_verb_says_the_same_of_each_state_on_every_store(
+    async def test_each_operation_returns_the_same_for_each_state_on_every_store(
         self, store_user: StoreUser, verb: str, state: str
     ) -> None:
         storage = store_user.storage
@@ -112,11 +112,11 @@ class RefusalsConformance(Conformance):
         assert await storage.check() == []
 
     @pytest.mark.parametrize("verb", VERBS)
-    async def test_of_a_job_that_is_not_there_every_verb_says_none(self, store_user: StoreUser, verb: str) -> None:
+    async def test_every_operation_on_an_unknown_job_returns_none(self, store_user: StoreUser, verb: str) -> None:
         assert await VERBS[verb](store_user.storage, "nobody") is None
         assert await store_user.storage.audit_log(AuditFilter(subject="nobody")) == []
 
-    async def test_a_refused_retry_names_what_is_in_its_way(self, store_user: StoreUser) -> None:
+    async def test_a_refused_retry_names_the_job_that_blocks_it(self, store_user: StoreUser) -> None:
         storage = store_user.storage
         leader = await store_user.add_one()
         follower = replace(store_user.new(), origin=Origin(follows=leader))
@@ -139,7 +139,7 @@ class RefusalsConformance(Conformance):
             "first, or let it run"
         )
 
-    async def test_a_refused_job_is_told_why_in_the_same_words(self, store_user: StoreUser) -> None:
+    async def test_refusals_have_the_same_message_on_every_store(self, store_user: StoreUser) -> None:
         storage = store_user.storage
         lost = replace(store_user.new(), origin=Origin(follows="nobody"))
         with pytest.raises(LeaderNotFound) as unknown:
@@ -153,7 +153,9 @@ class RefusalsConformance(Conformance):
         assert await storage.job(lost.id) is None
         assert await storage.job(second.id) is None
 
-    async def test_a_limit_in_use_is_not_removed_and_says_by_how_many(self, store_user: StoreUser) -> None:
+    async def test_a_limit_in_use_is_not_removed_and_the_error_has_the_number_of_jobs(
+        self, store_user: StoreUser
+    ) -> None:
         store_user.rules = {"api": at_once(1)}
         await store_user.add(3, draws=[("api", "acme")])
         await store_user.take_one()
@@ -164,7 +166,7 @@ class RefusalsConformance(Conformance):
             "let them finish first"
         )
 
-    async def test_what_is_so_already_is_no_error(self, store_user: StoreUser) -> None:
+    async def test_a_change_to_the_same_state_is_not_an_error(self, store_user: StoreUser) -> None:
         storage = store_user.storage
         assert await storage.pause_queue("default")
         assert not await storage.pause_queue("default")
@@ -181,7 +183,7 @@ class RefusalsConformance(Conformance):
         assert list(await storage.attempts("nobody")) == []
         assert await storage.prune(0, ids=["nobody"]) == 0
 
-    async def test_a_time_that_has_passed_is_no_refusal(self, store_user: StoreUser) -> None:
+    async def test_a_time_in_the_past_is_not_refused(self, store_user: StoreUser) -> None:
         id = await store_user.add_one(delay=60)
         past = store_user.clock.now() - 60 * SECOND
         assert await store_user.storage.reschedule(id, run_at=past) is JobState.WAITING

@@ -98,7 +98,7 @@ class ReportsConformance(Conformance):
         assert list(await store_user.storage.logs(id)) == [line]
         assert (await store_user.record(id)).progress == said
 
-    async def test_lines_of_many_jobs_go_in_one_report_each_to_its_own(self, store_user: StoreUser) -> None:
+    async def test_one_report_stores_the_lines_of_many_jobs(self, store_user: StoreUser) -> None:
         await store_user.add(3)
         jobs = await store_user.take()
         reports = [AttemptReport(job.id, job.fence, None, lines(job, 0, 2, job.id + " {}")) for job in jobs]
@@ -106,7 +106,9 @@ class ReportsConformance(Conformance):
         for job in jobs:
             assert await messages(store_user, job.id) == [f"{job.id} 0", f"{job.id} 1"]
 
-    async def test_logs_go_on_over_attempts(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_the_log_of_a_job_continues_over_its_attempts(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         id = await store_user.add_one()
         first = await store_user.take_one()
         await report(store_user, first, *lines(first, 0, 2, "first {}"))
@@ -133,7 +135,7 @@ class ReportsConformance(Conformance):
         assert list(await store_user.storage.logs("nobody")) == []
 
     @pytest.mark.parametrize("sizes", [(8,), (3, 5), (5, 3), (4, 1, 3), (1,) * 8, (6, 2), (7, 1)])
-    async def test_the_first_lines_are_kept_and_one_that_tells_of_the_rest(
+    async def test_the_first_lines_are_kept_and_one_counts_the_rest(
         self, store_user: StoreUser, sizes: tuple[int, ...]
     ) -> None:
         id = await store_user.add_one()
@@ -144,7 +146,7 @@ class ReportsConformance(Conformance):
             first += size
         assert await messages(store_user, id) == [*(f"line {number}" for number in range(5)), too_many(5)]
 
-    async def test_as_many_lines_as_there_may_be_leave_no_word_of_more(self, store_user: StoreUser) -> None:
+    async def test_exactly_the_maximum_of_lines_adds_no_line_about_more(self, store_user: StoreUser) -> None:
         id = await store_user.add_one()
         job = await store_user.take_one()
         await report(store_user, job, *lines(job, 0, 5), most=5)
@@ -170,9 +172,7 @@ class ReportsConformance(Conformance):
             kept = await messages(store_user, id)
         assert kept == ([f"line {n}" for n in range(5)] if most > 5 else ["line 0", "line 1", "line 2", too_many(3)])
 
-    async def test_who_is_not_the_owner_any_more_reports_nothing(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_a_node_that_lost_its_job_cannot_report(self, store_user: StoreUser, clock: ManualClock) -> None:
         """A node that stood still and was declared dead must not write into what another one does."""
         id = await store_user.add_one()
         zombie = await store_user.take_one()
@@ -187,7 +187,7 @@ class ReportsConformance(Conformance):
         assert await messages(store_user, id) == ["owner"]
         assert (await store_user.record(id)).progress is None
 
-    async def test_a_job_that_does_not_run_reports_nothing(self, store_user: StoreUser) -> None:
+    async def test_a_report_of_a_job_that_does_not_run_is_refused(self, store_user: StoreUser) -> None:
         done, waiting, _ = await store_user.add(3)
         job = await store_user.take_one()
         await store_user.succeed(job)
@@ -200,7 +200,7 @@ class ReportsConformance(Conformance):
         assert await messages(store_user, done) == await messages(store_user, waiting) == []
         assert (await store_user.record(done)).state is JobState.SUCCEEDED
 
-    async def test_one_that_is_refused_keeps_no_other_from_it(self, store_user: StoreUser) -> None:
+    async def test_a_refused_report_does_not_affect_the_others(self, store_user: StoreUser) -> None:
         await store_user.add(2)
         gone, runs = await store_user.take()
         await store_user.succeed(gone)

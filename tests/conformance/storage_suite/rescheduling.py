@@ -21,7 +21,7 @@ async def later(store_user: StoreUser, id: str, seconds: float) -> JobState | No
 
 class ReschedulingConformance(Conformance):
     @pytest.mark.parametrize("draws", [(), LIMITED], ids=["open lane", "limited"])
-    async def test_a_ready_job_is_put_off(
+    async def test_a_ready_job_is_postponed(
         self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(10)}
@@ -40,7 +40,7 @@ class ReschedulingConformance(Conformance):
         assert await store_user.take_ids() == [first]
 
     @pytest.mark.parametrize("draws", [(), LIMITED], ids=["open lane", "limited"])
-    async def test_a_delayed_job_is_brought_forward(
+    async def test_a_delayed_job_is_moved_to_an_earlier_time(
         self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(10)}
@@ -56,14 +56,14 @@ class ReschedulingConformance(Conformance):
         assert (await store_user.record(id)).run_at == clock.now(), "what has passed is now"
         assert await store_user.take_ids() == [id]
 
-    async def test_who_is_ready_already_keeps_its_place(self, store_user: StoreUser) -> None:
+    async def test_a_job_that_is_already_ready_keeps_its_place(self, store_user: StoreUser) -> None:
         ids = await store_user.add(3)
         await later(store_user, ids[0], -100)
         await later(store_user, ids[1], 0)
         assert await store_user.take_ids() == ids
 
     @pytest.mark.parametrize("draws", [(), LIMITED], ids=["open lane", "limited"])
-    async def test_another_priority_is_another_place_in_its_lane(
+    async def test_another_priority_moves_a_job_in_its_lane(
         self, store_user: StoreUser, draws: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(10)}
@@ -73,7 +73,7 @@ class ReschedulingConformance(Conformance):
         assert (await store_user.record(ids[2])).priority == 9
         assert await store_user.take_ids() == [ids[2], ids[1], ids[3], ids[0]]
 
-    async def test_a_throttled_job_that_is_put_off_leaves_its_slot_to_the_next(
+    async def test_a_postponed_throttled_job_leaves_its_slot_to_the_next(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
@@ -85,7 +85,7 @@ class ReschedulingConformance(Conformance):
         clock.advance(240)
         assert await store_user.take_ids() == [ids[1]]
 
-    async def test_the_last_ready_job_of_a_lane_is_put_off_and_comes_back(
+    async def test_the_last_ready_job_of_a_lane_is_postponed_and_made_ready_again(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
@@ -98,9 +98,7 @@ class ReschedulingConformance(Conformance):
         clock.advance(5)
         assert await store_user.take_ids() == [second]
 
-    async def test_a_costly_job_that_is_put_off_keeps_nobody_waiting(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_a_postponed_costly_job_delays_no_other(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(3)}
         await store_user.add(1, draws=LIMITED, costs=(2,))
         await store_user.take_one()
@@ -110,7 +108,9 @@ class ReschedulingConformance(Conformance):
         await later(store_user, costly, 600)
         assert await store_user.take_ids() == [cheap]
 
-    async def test_its_attempts_and_its_key_are_kept(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_rescheduled_job_keeps_its_attempts_and_key(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         job = replace(store_user.new(), unique_key="k")
         await store_user.storage.add([job])
         await store_user.retry_later(await store_user.take_one(), 60)
@@ -120,7 +120,7 @@ class ReschedulingConformance(Conformance):
         clock.advance(5)
         assert (await store_user.take_one()).attempt == 2
 
-    async def test_patience_counts_from_the_new_time(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_max_wait_counts_from_the_new_time(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(1, draws=LIMITED)
         await store_user.take()
@@ -132,7 +132,7 @@ class ReschedulingConformance(Conformance):
         clock.advance(2)
         assert [dropped.id for dropped in await store_user.storage.expire()] == [id]
 
-    async def test_a_blocked_job_is_told_its_time_before_it_is_released(
+    async def test_a_blocked_job_can_be_rescheduled_before_it_is_released(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         leader = store_user.new()
@@ -144,7 +144,7 @@ class ReschedulingConformance(Conformance):
         clock.advance(60)
         assert await store_user.take_ids() == [follower.id]
 
-    async def test_only_a_job_that_waits_is_given_another_time(self, store_user: StoreUser) -> None:
+    async def test_only_a_waiting_job_can_be_rescheduled(self, store_user: StoreUser) -> None:
         await store_user.add(2)
         running, done = await store_user.take()
         await store_user.succeed(done)
@@ -154,7 +154,7 @@ class ReschedulingConformance(Conformance):
         assert await later(store_user, "nobody", 60) is None
         await store_user.succeed(running)
 
-    async def test_who_did_it_is_kept(self, store_user: StoreUser) -> None:
+    async def test_the_actor_of_a_reschedule_is_recorded(self, store_user: StoreUser) -> None:
         id = await store_user.add_one()
         await store_user.storage.reschedule(
             id, priority=1, audit_record=AuditRecord("ada", "reschedule", "job", id, "priority 1")

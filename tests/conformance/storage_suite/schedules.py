@@ -97,9 +97,7 @@ class SchedulesConformance(Conformance):
         page = await store_user.storage.schedules(after="a", count=2)
         assert [record.name for record in page] == ["b", "c"]
 
-    async def test_what_was_changed_meanwhile_is_not_overwritten(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_a_concurrent_change_is_not_overwritten(self, store_user: StoreUser, clock: ManualClock) -> None:
         own = ScheduleUser(store_user, clock)
         await own.put()
         assert not await store_user.storage.put_schedule(own.record(max_runs=9), replaces=None)
@@ -185,7 +183,7 @@ class SchedulesConformance(Conformance):
             )
         assert await own.counts() == (3, 0)
 
-    async def test_a_schedule_that_is_gone_fires_nothing(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_deleted_schedule_fires_nothing(self, store_user: StoreUser, clock: ManualClock) -> None:
         own = ScheduleUser(store_user, clock)
         await own.put()
         fired = own.fired(await own.read())
@@ -194,7 +192,7 @@ class SchedulesConformance(Conformance):
         assert await store_user.storage.fire([fired]) == [False]
         assert await store_user.take() == []
 
-    async def test_runs_are_what_really_ran(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_only_jobs_that_ran_count_as_runs(self, store_user: StoreUser, clock: ManualClock) -> None:
         own = ScheduleUser(store_user, clock)
         store_user.rules = {"api": strict(1)}
         await own.put()
@@ -264,7 +262,7 @@ class SchedulesConformance(Conformance):
         await store_user.succeed(job)
         assert await own.counts() == (1, 0)
 
-    async def test_declaring_again_keeps_the_count_unless_it_begins_anew(
+    async def test_declaring_again_keeps_the_count_unless_it_begins_again(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         own = ScheduleUser(store_user, clock)
@@ -282,7 +280,7 @@ class SchedulesConformance(Conformance):
         assert await store_user.storage.put_schedule(anew, replaces=again.revision, anew=True)
         assert await own.counts() == (0, 1)
 
-    async def test_one_that_was_removed_meets_its_old_jobs_when_it_is_there_again(
+    async def test_a_schedule_that_is_added_again_finds_its_old_jobs(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         own = ScheduleUser(store_user, clock)
@@ -307,7 +305,7 @@ class SchedulesConformance(Conformance):
         assert await store_user.storage.prune(clock.now()) == 1
         assert await own.counts() == (1, 0)
 
-    async def test_what_was_skipped_last_stays_told(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_the_last_skipped_occurrence_stays_recorded(self, store_user: StoreUser, clock: ManualClock) -> None:
         own = ScheduleUser(store_user, clock)
         await own.put()
         skipping = replace(own.fired(await own.read(), jobs=0), skipped="misfire", skipped_at=7)
@@ -316,7 +314,7 @@ class SchedulesConformance(Conformance):
         record = await own.read()
         assert (record.skipped, record.skipped_at) == ("misfire", 7)
 
-    async def test_a_schedule_takes_the_place_of_another_one_with_its_jobs_and_its_count(
+    async def test_a_schedule_replaces_another_with_its_jobs_and_its_count(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         own = ScheduleUser(store_user, clock)
@@ -361,7 +359,9 @@ class SchedulesConformance(Conformance):
         assert job.origin.occurs_at is not None
         assert await store_user.storage.check() == []
 
-    async def test_a_name_that_is_taken_is_not_given_away(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_taken_name_is_not_given_to_another_schedule(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         own = ScheduleUser(store_user, clock)
         await own.put("old")
         await own.put("new", max_runs=3)
@@ -371,7 +371,9 @@ class SchedulesConformance(Conformance):
         )
         assert [record.name for record in await store_user.storage.schedules()] == ["new", "old"]
 
-    async def test_of_many_that_take_a_schedule_over_one_does(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_of_many_concurrent_takeovers_of_a_schedule_one_succeeds(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         own = ScheduleUser(store_user, clock)
         await own.put("old")
         await own.fire("old", jobs=3)
@@ -386,9 +388,7 @@ class SchedulesConformance(Conformance):
         assert [record.name for record in await store_user.storage.schedules()] == ["new"]
         assert await own.counts("new") == (0, 3)
 
-    async def test_schedules_are_overdue_that_nobody_here_can_fire(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_schedules_that_no_node_can_fire_are_overdue(self, store_user: StoreUser, clock: ManualClock) -> None:
         own = ScheduleUser(store_user, clock)
         await own.put("later", task="other", due_in=50)
         await own.put("known", due_in=1)
@@ -407,7 +407,7 @@ class SchedulesConformance(Conformance):
         assert await overdue(unable=frozenset({"unable"}), count=1) == ["other"]
         assert list(await store_user.storage.overdue_schedules(WORK, before=clock.now() + SECOND)) == []
 
-    async def test_whoever_watches_is_woken(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_watchers_are_woken(self, store_user: StoreUser, clock: ManualClock) -> None:
         own = ScheduleUser(store_user, clock)
         woken: list[int] = []
         unwatch = store_user.storage.watch(lambda: woken.append(1))

@@ -57,7 +57,7 @@ class TermsConformance(Conformance):
         assert (await store_user.claim()).next_in is None
         assert await store_user.counts() == QueueCounts("default", 0, 2, 0, 2, 0)
 
-    async def test_a_retry_that_is_rejected_is_told_with_the_attempts_it_had(self, store_user: StoreUser) -> None:
+    async def test_a_rejected_retry_reports_the_attempts_it_had(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         (id,) = await store_user.add(draws=API, patience=0)
         job = await store_user.take_one()
@@ -81,7 +81,7 @@ class TermsConformance(Conformance):
         assert await store_user.take_ids() == ids[:3]
         assert await store_user.counts() == QueueCounts("default", 0, 3, 0, 297, 0)
 
-    async def test_whoever_watches_is_woken_by_a_rejection(self, store_user: StoreUser) -> None:
+    async def test_watchers_are_woken_by_a_rejection(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(2, draws=API, patience=0)
         woken: list[bool] = []
@@ -117,7 +117,7 @@ class TermsConformance(Conformance):
         assert await store_user.take_ids() == alone[:1]
         assert await store_user.permits("mutex") == {holder: 1}
 
-    async def test_a_rejected_retry_gives_its_permit_back(self, store_user: StoreUser) -> None:
+    async def test_a_rejected_retry_returns_its_permit(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "mutex": at_once()}
         (id,) = await store_user.add(draws=[*API, ("mutex", "")], patience=0, hold="until_final")
         (waiting,) = await store_user.add(draws=[("mutex", "")])
@@ -133,7 +133,7 @@ class TermsConformance(Conformance):
         assert [dropped.id for dropped in claimed.dropped] == [id]
         assert claimed.next_in is None
 
-    async def test_a_delayed_job_that_does_not_wait_is_judged_at_its_time(
+    async def test_a_delayed_job_that_does_not_wait_is_rejected_at_its_time(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
@@ -202,7 +202,7 @@ class TermsConformance(Conformance):
         assert error is not None
         assert error.type == REJECTED
 
-    async def test_patience_begins_anew_with_each_wait(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_max_wait_begins_again_with_each_wait(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1, per=600)}
         await store_user.add(draws=API, patience=30)
         job = await store_user.take_one()
@@ -253,7 +253,7 @@ class TermsConformance(Conformance):
 
     # ----------------------------------------------------------------------------------- free retries
 
-    async def test_a_free_retry_passes_the_rates_and_waits_for_the_others(
+    async def test_a_free_retry_is_exempt_from_rates_and_waits_for_permits(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1), "mutex": at_once()}
@@ -272,7 +272,7 @@ class TermsConformance(Conformance):
         assert [start.started_at for start in await store_user.storage.starts("api", None, 0)] == [job.charged_at]
 
     @pytest.mark.parametrize("has_time", [False, True], ids=["handed back", "retried"])
-    async def test_a_free_retry_is_no_more_patient_than_the_first_try(
+    async def test_a_free_retry_has_the_same_max_wait_as_the_first_try(
         self, store_user: StoreUser, clock: ManualClock, has_time: bool
     ) -> None:
         """The fault: one store started what the others had given up on."""
@@ -328,14 +328,16 @@ class TermsConformance(Conformance):
         await recover(store_user)
         assert await store_user.take(node="node-b") == []
 
-    async def test_a_free_retry_that_is_handed_back_stays_free(self, store_user: StoreUser) -> None:
+    async def test_a_free_retry_that_is_returned_stays_free(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(draws=API, free_retries=0b1)
         await store_user.retry_later(await store_user.take_one(), 0)
         await store_user.give_back(await store_user.take_one())
         assert len(await store_user.take()) == 1
 
-    async def test_a_job_retried_by_an_operator_pays_again(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_job_retried_by_an_operator_is_charged_again(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(draws=API, free_retries=0b1)
         await store_user.retry_later(await store_user.take_one(), 0)
@@ -362,7 +364,7 @@ class TermsConformance(Conformance):
 
     # ---------------------------------------------------------------------------- what starts cost in the end
 
-    async def test_a_refund_opens_the_bucket_for_its_line(self, store_user: StoreUser) -> None:
+    async def test_a_refund_opens_the_bucket_for_its_lanes(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         ids = await store_user.add(3, draws=API)
         job = await store_user.take_one()
@@ -371,7 +373,7 @@ class TermsConformance(Conformance):
         assert await store_user.take_ids() == ids[1:2]
         assert await store_user.take() == []
 
-    async def test_a_refund_wakes_who_watches(self, store_user: StoreUser) -> None:
+    async def test_a_refund_wakes_watchers(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(2, draws=API)
         job = await store_user.take_one()
@@ -381,7 +383,7 @@ class TermsConformance(Conformance):
         assert woken
         unwatch()
 
-    async def test_a_settled_cost_is_what_counts(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_settled_cost_replaces_the_charged_one(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"tokens": strict(10)}
         draws = [("tokens", "")]
         (big,) = await store_user.add(draws=draws, costs=(6,))
@@ -409,7 +411,7 @@ class TermsConformance(Conformance):
         clock.advance(1)
         assert await store_user.take_ids() == ids[1:]
 
-    async def test_amending_what_nobody_knows_changes_nothing(self, store_user: StoreUser) -> None:
+    async def test_amending_an_unknown_charge_changes_nothing(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         now = store_user.storage.limit_now()
         unknown = Amendment(Draw("elsewhere", ""), now, 1, now, 0)
@@ -420,7 +422,7 @@ class TermsConformance(Conformance):
         assert len(await store_user.take()) == 1
 
     @pytest.mark.parametrize("rule", [rate(100), rate(100, burst=200), strict(100), shared(100)])
-    async def test_a_cost_is_settled_the_same_whether_the_idle_bucket_was_forgotten_or_not(
+    async def test_settling_has_the_same_effect_after_an_idle_bucket_was_evicted(
         self, store_user: StoreUser, clock: ManualClock, rule: AnyRule
     ) -> None:
         store_user.rules = {"kept": rule, "forgotten": rule}
@@ -436,7 +438,7 @@ class TermsConformance(Conformance):
         assert await buckets.snapshot(Bucket("forgotten", "acme", rule)) == kept
         assert kept.used == (89 if rule.kind == "rate" else 0)
 
-    async def test_a_settled_cost_of_a_forgotten_bucket_holds_its_line_back(
+    async def test_a_settled_cost_of_an_evicted_bucket_delays_its_lanes(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": rate(60, burst=60)}
@@ -453,7 +455,7 @@ class TermsConformance(Conformance):
         clock.advance(1)
         assert await store_user.take_ids() == [id]
 
-    async def test_refunding_a_start_gives_no_permit_back(self, store_user: StoreUser) -> None:
+    async def test_refunding_a_start_returns_no_permit(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.add(2, draws=[("mutex", "")])
         job = await store_user.take_one()
@@ -481,7 +483,7 @@ class TermsConformance(Conformance):
         assert list(await store_user.storage.starts("api", None, began + 1)) == []
         assert list(await store_user.storage.starts("elsewhere", None, 0)) == []
 
-    async def test_every_attempt_that_started_is_among_them_newest_first(
+    async def test_the_recorded_starts_have_every_attempt_newest_first(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
@@ -537,7 +539,7 @@ class TermsConformance(Conformance):
             assert sorted(map(msgspec.structs.astuple, paged)) == sorted(map(msgspec.structs.astuple, every))
             assert [start.started_at for start in paged] == sorted((s.started_at for s in every), reverse=True)
 
-    async def test_a_start_that_a_limit_was_not_charged_for_is_none_of_its_pages(self, store_user: StoreUser) -> None:
+    async def test_the_starts_of_a_limit_exclude_those_it_was_not_charged_for(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100), "tokens": strict(100)}
         await store_user.add(2, draws=[*API, ("tokens", "")], free_retries=0b01)
         for job in await store_user.take():
@@ -548,7 +550,7 @@ class TermsConformance(Conformance):
         assert len(await store_user.storage.starts("tokens", None, 0, count=3)) == 3
         assert len(await store_user.storage.starts("api", None, 0, until=first.started_at, skip=2, count=5)) == 0
 
-    async def test_an_ending_records_what_its_start_came_to_be_charged(
+    async def test_an_ending_records_the_final_charge_of_its_start(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100), "tokens": strict(100)}
@@ -584,7 +586,7 @@ class TermsConformance(Conformance):
         starts = await store_user.storage.starts("tokens", "", 0)
         assert sorted(start.cost for start in starts) == [5, 30]
 
-    async def test_the_recorded_starts_prove_that_a_limit_held(self, store_user: StoreUser) -> None:
+    async def test_the_recorded_starts_prove_that_a_limit_was_kept(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(7, per=10)}
         await store_user.add(100, draws=API)
         await store_user.starts(100, step=0.7)

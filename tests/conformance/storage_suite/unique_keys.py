@@ -31,7 +31,7 @@ class UniqueKeysConformance(Conformance):
     async def waiting(self, store_user: StoreUser) -> int:
         return (await store_user.counts()).waiting
 
-    async def test_a_job_that_is_rejected_as_it_comes_ends_beside_the_one_that_runs(
+    async def test_a_job_that_is_rejected_at_enqueue_does_not_affect_the_running_one(
         self, store_user: StoreUser
     ) -> None:
         """A job that stood nowhere was looked for under its key until the store gave up."""
@@ -45,9 +45,7 @@ class UniqueKeysConformance(Conformance):
 
     # ------------------------------------------------------------------------------------------ keep, raise
 
-    async def test_a_second_job_under_a_key_is_not_stored_and_the_first_stands_for_it(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_a_second_job_with_a_key_is_not_stored_and_the_first_is_returned(self, store_user: StoreUser) -> None:
         first = await self.add(store_user, payload="1")
         assert await self.add(store_user, payload="2") == first
         record = await store_user.record(first)
@@ -68,7 +66,7 @@ class UniqueKeysConformance(Conformance):
         assert await self.waiting(store_user) == 0
 
     @pytest.mark.parametrize("is_running", [False, True])
-    async def test_raise_tells_which_job_stands_there_and_stores_none_of_the_call(
+    async def test_on_conflict_raise_names_the_existing_job_and_stores_nothing(
         self, store_user: StoreUser, is_running: bool
     ) -> None:
         first = await self.add(store_user)
@@ -82,9 +80,7 @@ class UniqueKeysConformance(Conformance):
         assert await self.waiting(store_user) == stored
         assert await store_user.storage.job(before.id) is None
 
-    async def test_a_key_that_comes_twice_in_one_call_is_as_if_one_came_after_the_other(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_a_key_twice_in_one_call_acts_like_two_calls(self, store_user: StoreUser) -> None:
         jobs = [unique(store_user, payload=payload) for payload in "123"]
         assert await store_user.storage.add(jobs) == {jobs[1].id: jobs[0].id, jobs[2].id: jobs[0].id}
         assert (await store_user.record(jobs[0].id)).payload == "1"
@@ -96,7 +92,7 @@ class UniqueKeysConformance(Conformance):
         assert await self.waiting(store_user) == 2
 
     @pytest.mark.parametrize("ending", ["succeeded", "failed", "cancelled"])
-    async def test_a_final_job_is_in_nobodys_way_and_stays_as_it_is(self, store_user: StoreUser, ending: str) -> None:
+    async def test_a_final_job_does_not_conflict_and_stays_as_it_is(self, store_user: StoreUser, ending: str) -> None:
         first = await self.add(store_user)
         if ending == "cancelled":
             await store_user.storage.cancel(first)
@@ -109,12 +105,12 @@ class UniqueKeysConformance(Conformance):
         assert (await store_user.record(first)).state is JobState(ending)
         assert await store_user.take_ids() == [second]
 
-    async def test_a_job_that_waits_for_its_retry_stands_there(self, store_user: StoreUser) -> None:
+    async def test_a_job_that_waits_for_its_retry_conflicts(self, store_user: StoreUser) -> None:
         first = await self.add(store_user)
         await store_user.retry_later(await store_user.take_one())
         assert await self.add(store_user) == first
 
-    async def test_an_expired_job_stands_there_no_more(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_an_expired_job_does_not_conflict(self, store_user: StoreUser, clock: ManualClock) -> None:
         first = await self.add(store_user, expires_in=5)
         clock.advance(6)
         await store_user.storage.expire()
@@ -128,20 +124,18 @@ class UniqueKeysConformance(Conformance):
         assert await store_user.storage.add([new]) == {}
         assert await store_user.take_ids() == []
 
-    async def test_a_job_that_its_limits_reject_at_once_stands_there_never(self, store_user: StoreUser) -> None:
+    async def test_a_job_that_is_rejected_at_enqueue_never_conflicts(self, store_user: StoreUser) -> None:
         rejected = replace(unique(store_user, rejection=JobError("LimitRejected", "no")), unique_key="acme")
         assert await store_user.storage.add([rejected]) == {}
         assert (await store_user.record(rejected.id)).state is JobState.FAILED
         assert await self.add(store_user, on_conflict="raise") != rejected.id
 
-    async def test_of_many_that_come_at_once_one_is_stored(self, store_user: StoreUser) -> None:
+    async def test_of_many_concurrent_duplicates_one_is_stored(self, store_user: StoreUser) -> None:
         ids = await asyncio.gather(*[self.add(store_user, payload=str(number)) for number in range(20)])
         assert len(set(ids)) == 1
         assert await self.waiting(store_user) == 1
 
-    async def test_a_duplicate_fails_alone_among_those_that_are_added_at_the_same_moment(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_a_duplicate_fails_alone_in_a_group_commit(self, store_user: StoreUser) -> None:
         first = await self.add(store_user)
         results = await asyncio.gather(
             *[store_user.add_one() for _ in range(5)],
@@ -175,7 +169,7 @@ class UniqueKeysConformance(Conformance):
         record = await store_user.record(first.id)
         assert (record.enqueued_at, record.enqueued_by) == (first.enqueued_at, "web-1:77")
 
-    async def test_an_immediate_job_that_a_delayed_one_replaces_runs_once_then_and_with_what_came_last(
+    async def test_an_immediate_job_replaced_by_a_delayed_one_runs_once_with_the_last_arguments(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         """Elsewhere the entry of the first stays in its channel: it is delivered at once with the old arguments and
@@ -191,7 +185,7 @@ class UniqueKeysConformance(Conformance):
         assert await store_user.take_ids() == []
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
-    async def test_a_delayed_job_can_be_had_at_once_or_at_another_time(
+    async def test_a_replacement_can_make_a_delayed_job_immediate_or_move_it(
         self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": at_once(100)}
@@ -232,7 +226,7 @@ class UniqueKeysConformance(Conformance):
         clock.advance(100)
         assert await store_user.take_ids(1) == [second]
 
-    async def test_with_another_key_it_goes_to_the_end_of_its_new_lane(
+    async def test_a_replacement_with_another_limit_key_goes_to_the_end_of_its_new_lane(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": at_once(100)}
@@ -245,16 +239,14 @@ class UniqueKeysConformance(Conformance):
         assert ([draw.key for draw in record.draws], record.lane_waiting) == (["globex"], 2)
         assert await store_user.take_ids() == [second, first]
 
-    async def test_it_can_go_to_another_queue(self, store_user: StoreUser) -> None:
+    async def test_a_replacement_can_move_a_job_to_another_queue(self, store_user: StoreUser) -> None:
         first = await self.add(store_user)
         await self.add(store_user, on_conflict="replace", queue="slow")
         assert await store_user.take_ids() == []
         assert (await store_user.record(first)).queue == "slow"
         assert await store_user.take_ids(queues=["slow"]) == [first]
 
-    async def test_a_retry_that_is_replaced_has_never_been_tried(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_a_replaced_retry_has_all_its_attempts_again(self, store_user: StoreUser, clock: ManualClock) -> None:
         first = await self.add(store_user)
         await store_user.retry_later(await store_user.take_one(), 60)
         await self.add(store_user, on_conflict="replace", payload="2")
@@ -263,7 +255,7 @@ class UniqueKeysConformance(Conformance):
         assert len(await store_user.storage.attempts(first)) == 1
         assert (await store_user.take_one()).attempt == 1
 
-    async def test_a_job_that_no_longer_draws_gives_back_the_permit_it_held(self, store_user: StoreUser) -> None:
+    async def test_a_job_that_no_longer_draws_returns_the_permit_it_held(self, store_user: StoreUser) -> None:
         rules: dict[str, Any] = {"mutex": Concurrency(1).rule}
         store_user.rules = rules
         first = await self.add(store_user, draws=[("mutex", "m")], hold="until_final")
@@ -275,9 +267,7 @@ class UniqueKeysConformance(Conformance):
         assert await store_user.permits("mutex", "m") == {}
         assert (await store_user.take_one()).payload == "3"
 
-    async def test_a_costly_job_that_is_replaced_lets_its_lane_be_looked_at(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_replacing_a_costly_job_makes_its_lane_due(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": rate(10, burst=10)}
         await store_user.add_one(draws=[("api", "a")], costs=(5,))
         await store_user.take_one()
@@ -298,13 +288,15 @@ class UniqueKeysConformance(Conformance):
         clock.advance(20)
         assert [job.payload for job in await store_user.take()] == ["99"]
 
-    async def test_of_many_that_replace_at_once_one_runs(self, store_user: StoreUser) -> None:
+    async def test_of_many_concurrent_replacements_one_runs(self, store_user: StoreUser) -> None:
         await asyncio.gather(
             *[self.add(store_user, on_conflict="replace", payload=str(number)) for number in range(20)]
         )
         assert len(await store_user.take()) == 1
 
-    async def test_a_replaced_job_expires_when_the_latest_says(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_a_replaced_job_expires_as_its_last_replacement_says(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         first = await self.add(store_user, expires_in=5)
         await self.add(store_user, on_conflict="replace", expires_in=50)
         clock.advance(10)
@@ -338,7 +330,7 @@ class UniqueKeysConformance(Conformance):
         assert [(job.id, job.payload) for job in taken] == [(successor, "2")]
         assert await store_user.take_ids() == []
 
-    async def test_what_replaces_next_swaps_the_successor(self, store_user: StoreUser) -> None:
+    async def test_a_second_replacement_replaces_the_successor(self, store_user: StoreUser) -> None:
         running, successor = await self.running(store_user)
         assert await self.add(store_user, on_conflict="replace", payload="3", queue="slow", priority=2) == successor
         assert await self.add(store_user, payload="4") == successor
@@ -351,7 +343,7 @@ class UniqueKeysConformance(Conformance):
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
     @pytest.mark.parametrize("outcome", ["retry", "snooze", "leave", "recover"])
-    async def test_a_running_job_that_would_wait_again_gives_its_place_to_its_successor(
+    async def test_a_running_job_with_a_successor_is_not_retried(
         self, store_user: StoreUser, outcome: str, draws: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": at_once(100)}
@@ -376,7 +368,7 @@ class UniqueKeysConformance(Conformance):
         assert await store_user.unrun() == (0, 1)
         assert [(job.id, job.payload) for job in await store_user.take()] == [(successor, "2")]
 
-    async def test_a_permit_of_the_one_that_gave_its_place_comes_back(self, store_user: StoreUser) -> None:
+    async def test_the_permit_of_a_job_replaced_by_its_successor_is_returned(self, store_user: StoreUser) -> None:
         rules: dict[str, Any] = {"mutex": Concurrency(1).rule}
         store_user.rules = rules
         running, successor = await self.running(store_user, draws=[("mutex", "m")], hold="until_final")
@@ -385,7 +377,7 @@ class UniqueKeysConformance(Conformance):
         assert await store_user.take_ids() == [successor]
         assert await store_user.permits("mutex", "m") == {successor: 1}
 
-    async def test_a_running_job_whose_successor_was_cancelled_is_tried_again_as_ever(
+    async def test_a_running_job_whose_successor_was_cancelled_is_retried(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         running, successor = await self.running(store_user)
@@ -394,7 +386,7 @@ class UniqueKeysConformance(Conformance):
         clock.advance(11)
         assert await store_user.take_ids() == [running.id]
 
-    async def test_a_running_job_that_is_cancelled_lets_its_successor_run(self, store_user: StoreUser) -> None:
+    async def test_the_successor_of_a_cancelled_running_job_runs(self, store_user: StoreUser) -> None:
         running, successor = await self.running(store_user)
         assert await store_user.storage.cancel(running.id) is JobState.RUNNING
         await store_user.give_back(running)
@@ -412,7 +404,7 @@ class UniqueKeysConformance(Conformance):
         await store_user.storage.retry(first)
         assert await store_user.take_ids() == [first]
 
-    async def test_of_two_that_run_under_one_key_one_waits_again(
+    async def test_of_two_running_jobs_with_one_key_one_is_retried(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         first = await self.add(store_user)
@@ -429,18 +421,14 @@ class UniqueKeysConformance(Conformance):
         clock.advance(1)
         assert len(await store_user.take()) == 1
 
-    async def test_a_job_that_follows_a_unique_one_follows_the_one_that_stands_for_it(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_a_follower_of_a_duplicate_follows_the_stored_job(self, store_user: StoreUser) -> None:
         first = await self.add(store_user)
         again = unique(store_user)
         after = replace(store_user.new(payload="2"), origin=Origin(follows=again.id))
         assert await store_user.storage.add([again, after]) == {again.id: first}
         assert await store_user.take_ids() == [first]
 
-    async def test_a_follower_that_was_cancelled_comes_back_only_if_nobody_waits_under_its_key(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_a_cancelled_follower_returns_only_if_no_job_has_its_key(self, store_user: StoreUser) -> None:
         leader = store_user.new()
         follower = replace(unique(store_user), origin=Origin(follows=leader.id))
         await store_user.storage.add([leader, follower])
@@ -453,7 +441,7 @@ class UniqueKeysConformance(Conformance):
 
     # --------------------------------------------------------------------------------------------- backlog
 
-    async def test_a_backlog_is_what_waits_in_the_lanes_of_a_queue(
+    async def test_the_backlog_of_a_queue_is_the_sum_of_its_lanes(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": at_once(1)}

@@ -105,7 +105,7 @@ def limit_page(limit: str, key: str | None = None) -> str:
 
 
 @pytest.mark.parametrize("part", [0, 1])
-async def test_every_page_is_for_everybody_and_runs_nothing_of_what_it_shows(
+async def test_every_page_is_accessible_and_executes_none_of_the_data_it_shows(
     browser: Browser, shop: Shop, screenshots: Path | None, part: int
 ) -> None:
     # What axe looks at does not depend on the store, and neither does how it looks.
@@ -206,7 +206,7 @@ async def test_many_jobs_are_changed_after_they_were_counted(browser: Browser, s
             await until(functools.partial(is_in, shop, job.id, "cancelled"))
 
 
-async def test_jobs_are_chosen_from_a_list_that_stands_still_meanwhile(browser: Browser, shop: Shop) -> None:
+async def test_a_list_does_not_change_while_jobs_are_selected(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["fail"]
     picked = [await task.enqueue("pick me") for _ in range(2)]
     for job in picked:
@@ -237,7 +237,7 @@ async def test_jobs_are_chosen_from_a_list_that_stands_still_meanwhile(browser: 
         await until(functools.partial(has_attempts, shop, late.id, 2))
 
 
-async def test_queues_and_schedules_are_steered(browser: Browser, shop: Shop) -> None:
+async def test_queues_and_schedules_are_changed(browser: Browser, shop: Shop) -> None:
     admin = shop.app.admin
     async with visiting(browser, shop) as visit:
         await visit.go("queues")
@@ -282,7 +282,7 @@ async def test_queues_and_schedules_are_steered(browser: Browser, shop: Shop) ->
             await admin.schedules.status(gone)
 
 
-async def test_limits_are_steered(browser: Browser, shop: Shop) -> None:
+async def test_limits_are_changed(browser: Browser, shop: Shop) -> None:
     limits = shop.app.admin.limits
     key = f"tenant {HOSTILE}"
     async with visiting(browser, shop) as visit:
@@ -341,7 +341,7 @@ async def test_limits_are_steered(browser: Browser, shop: Shop) -> None:
             await expect(visit.page.get_by_role("cell", name=action, exact=True).first).to_be_visible()
 
 
-async def test_a_limit_is_steered_for_all_its_keys_and_forgotten(browser: Browser, shop: Shop) -> None:
+async def test_a_limit_is_changed_for_all_its_keys_and_removed(browser: Browser, shop: Shop) -> None:
     limits = shop.app.admin.limits
     async with visiting(browser, shop) as visit:
         said = visit.page.get_by_role("status", name="Messages")
@@ -403,9 +403,7 @@ async def test_keys_go_to_pages_find_jobs_pause_and_help(browser: Browser, shop:
 
 
 @of_one_store
-async def test_what_turns_or_hides_text_is_escaped_on_the_page_and_on_the_clipboard(
-    browser: Browser, shop: Shop
-) -> None:
+async def test_control_characters_are_escaped_on_the_page_and_on_the_clipboard(browser: Browser, shop: Shop) -> None:
     key = "a\u202eb\x1b]0;c\nd'e"
     async with visiting(browser, shop) as visit:
         page = visit.page
@@ -458,9 +456,7 @@ async def test_lists_are_filtered_paged_and_copied_as_a_command(browser: Browser
 
 
 @of_one_store
-async def test_a_slow_search_is_told_of_and_not_begun_anew_by_what_happens_meanwhile(
-    browser: Browser, shop: Shop
-) -> None:
+async def test_a_slow_search_is_indicated_and_not_restarted_by_updates(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["send_mail"].using(delay=7200)
     sought = await task.enqueue("needle")
     answers = asyncio.Event()
@@ -489,9 +485,7 @@ async def test_a_slow_search_is_told_of_and_not_begun_anew_by_what_happens_meanw
 
 
 @of_one_store
-async def test_the_axis_of_a_chart_tells_its_marks_apart_however_small_the_values_are(
-    browser: Browser, shop: Shop
-) -> None:
+async def test_the_marks_of_an_axis_have_distinct_labels_for_small_values(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         await visit.go("nodes")
         for nothing in (0, None):
@@ -501,7 +495,7 @@ async def test_the_axis_of_a_chart_tells_its_marks_apart_however_small_the_value
 
 
 @of_one_store
-async def test_colours_and_bars_are_there_before_any_module_runs(browser: Browser, shop: Shop) -> None:
+async def test_colours_and_bars_are_shown_before_any_module_runs(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         page = visit.page
         await visit.go("nodes")
@@ -522,7 +516,7 @@ async def test_colours_and_bars_are_there_before_any_module_runs(browser: Browse
         await expect(page).to_have_url(shop.base + "limits")
 
 
-async def test_what_the_worker_does_arrives_without_a_reload_and_takes_no_focus(browser: Browser, shop: Shop) -> None:
+async def test_updates_appear_without_a_reload_and_keep_the_focus(browser: Browser, shop: Shop) -> None:
     told = shop.seeds.signal.with_name(f"told {uuid.uuid4()}")
     job = await shop.app.tasks["until_told"].enqueue(str(told))
     await until(lambda: is_in(shop, job.id, "running"))
@@ -543,7 +537,7 @@ async def test_what_the_worker_does_arrives_without_a_reload_and_takes_no_focus(
 
 
 @of_one_store
-async def test_a_page_tells_that_the_server_is_lost_and_that_it_is_back(browser: Browser, shop: Shop) -> None:
+async def test_a_page_shows_when_the_server_is_lost_and_back(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         await visit.go("queues")
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
@@ -574,7 +568,7 @@ async def test_live_updates_are_offline_while_the_server_hangs(browser: Browser,
 
 
 @of_one_store
-async def test_no_node_is_alive_is_a_warning(browser: Browser, shop: Shop) -> None:
+async def test_a_store_without_live_nodes_shows_a_warning(browser: Browser, shop: Shop) -> None:
     async def without_nodes(route: Route) -> None:
         answer = await route.fetch()
         overview = await answer.json()
@@ -601,7 +595,7 @@ async def test_a_missing_batch_is_called_a_batch(browser: Browser, shop: Shop) -
 
 
 @of_one_store
-async def test_somebody_signs_in_on_a_page_and_out_again_in_every_tab(
+async def test_a_user_signs_in_on_a_page_and_signs_out_in_every_tab(
     browser: Browser, shop: Shop, screenshots: Path | None
 ) -> None:
     axe = (files("axe_playwright_python") / "axe.min.js").read_text()
@@ -644,7 +638,7 @@ async def test_somebody_signs_in_on_a_page_and_out_again_in_every_tab(
 
 
 @of_one_store
-async def test_signing_in_takes_no_javascript(browser: Browser, shop: Shop) -> None:
+async def test_signing_in_works_without_javascript(browser: Browser, shop: Shop) -> None:
     context = await browser.new_context(java_script_enabled=False)
     try:
         page = await context.new_page()
@@ -661,7 +655,7 @@ async def test_signing_in_takes_no_javascript(browser: Browser, shop: Shop) -> N
 
 
 @of_one_store
-async def test_a_viewer_is_told_why_he_can_do_nothing(browser: Browser, shop: Shop) -> None:
+async def test_a_viewer_sees_why_actions_are_disabled(browser: Browser, shop: Shop) -> None:
     changes: list[str] = []
     async with visiting(browser, shop, who="vic") as visit:
         visit.page.on("request", lambda asked: changes.append(asked.url) if asked.method != "GET" else None)
@@ -699,7 +693,7 @@ async def test_an_operator_acts_on_jobs_and_not_on_limits(browser: Browser, shop
 
 
 @of_one_store
-async def test_an_address_that_means_no_page_is_told_so_on_a_page(browser: Browser, shop: Shop) -> None:
+async def test_an_unknown_address_shows_a_not_found_page(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         answer = await visit.page.goto(shop.base + f"nothing/{quote('<img src=x onerror=owned(9)>')}")
         assert answer is not None

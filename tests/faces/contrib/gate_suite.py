@@ -42,7 +42,7 @@ class Side(ABC):
 class GateSuite:
     """Subclass it in a module that has fixtures `server`, `side` and `worker`."""
 
-    def test_twenty_thousand_over_their_limit_hold_up_nobody_and_survive_a_kill(
+    def test_twenty_thousand_throttled_calls_delay_no_other_and_survive_a_kill(
         self, side: Side, worker: Worker, log: Log, key: str
     ) -> None:
         worker.kill()
@@ -80,7 +80,7 @@ class GateSuite:
         until(lambda: len(log.ids(key, "line")) > 200, 5, worker.log)
         assert_never_more(log.wait(key, 25, 5, worker), 20, 0.5)
 
-    def test_a_result_comes_though_the_call_waited(self, side: Side, worker: Worker, log: Log, key: str) -> None:
+    def test_a_throttled_call_returns_its_result(self, side: Side, worker: Worker, log: Log, key: str) -> None:
         assert side.results("doubled", [(key, number) for number in range(4)]) == [0, 2, 4, 6]
         assert_never_more(log.starts(key), 2, 0.4)
 

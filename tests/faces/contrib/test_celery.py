@@ -90,7 +90,7 @@ def side(m: Any) -> Side:
 
 
 class TestCelery(GateSuite):
-    def test_a_retry_tells_its_result(self, side: Side, worker: Worker, key: str) -> None:
+    def test_a_retried_call_returns_its_result(self, side: Side, worker: Worker, key: str) -> None:
         assert side.results("fails_once", [(key,)]) == [1]
 
 
@@ -107,7 +107,7 @@ def test_a_chord_has_all_its_results(m: Any, worker: Worker, log: Log, key: str)
     assert_never_more(log.starts(key), 2, 0.4)
 
 
-def test_a_call_that_expires_in_line_never_starts(m: Any, worker: Worker, log: Log, key: str) -> None:
+def test_a_call_that_expires_while_it_waits_never_starts(m: Any, worker: Worker, log: Log, key: str) -> None:
     for number in range(2):
         m.slowly.delay(key, number)
     m.slowly.apply_async((key, 2), expires=0.3)
@@ -156,7 +156,7 @@ def test_a_call_without_the_key_it_needs_is_refused_where_it_is_sent(m: Any) -> 
         ("1/s", "is not a limit"),
     ],
 )
-def test_a_limit_that_no_gate_can_keep_is_refused(m: Any, limit: Any, reason: str) -> None:
+def test_a_limit_that_a_gate_does_not_support_is_refused(m: Any, limit: Any, reason: str) -> None:
     m.gate.limit(m.unlimited, limit)
     try:
         with pytest.raises(DeclarationError, match=reason):
@@ -165,7 +165,7 @@ def test_a_limit_that_no_gate_can_keep_is_refused(m: Any, limit: Any, reason: st
         m.gate._declared.clear()
 
 
-def test_a_sender_that_cannot_reach_the_store_leaves_the_judgement_to_the_worker(
+def test_without_the_store_a_sender_leaves_the_check_to_the_worker(
     m: Any, worker: Worker, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = BlockingLines("redis://127.0.0.1:1/0", "celery", publish=m.gate._publish, find=m.gate._find)
@@ -173,7 +173,7 @@ def test_a_sender_that_cannot_reach_the_store_leaves_the_judgement_to_the_worker
     assert m.doubled.delay(key, 4).get(timeout=10) == 8
 
 
-def test_while_the_store_is_away_calls_run_or_come_again_later() -> None:
+def test_while_the_store_is_unavailable_calls_run_or_are_retried_later() -> None:
     # Others that this process makes stay the current app. The broker in memory is one for the whole process, so what
     # comes again later must find no other test's worker.
     app = Celery("away", broker="memory://", set_as_current=False)

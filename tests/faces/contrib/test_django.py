@@ -96,7 +96,7 @@ def test_a_function_of_any_arguments_gets_them_as_they_were_passed(worker: Any) 
     assert (found.args, found.kwargs) == ([1, [2, 3]], {"name": "x"})
 
 
-def test_coroutines_run_and_are_enqueued_and_looked_at_from_coroutines(worker: Any) -> None:
+def test_coroutines_run_and_are_enqueued_and_read_from_coroutines(worker: Any) -> None:
     async def scenario() -> Any:
         result = await worker.add_soon.aenqueue(1, 2)
         while not result.is_finished:
@@ -112,7 +112,7 @@ def test_a_coroutine_of_a_worker_enqueues(worker: Any) -> None:
     assert ended(worker.add.get_result(later)).return_value == 7
 
 
-def test_jobs_of_a_task_that_was_renamed_run_and_tell_their_results(worker: Any) -> None:
+def test_jobs_of_a_renamed_task_run_and_return_their_results(worker: Any) -> None:
     # As a process of the release before has enqueued it.
     app = Headgate(os.environ["HEADGATE_URL"], synchronous="OFF")
 
@@ -125,7 +125,7 @@ def test_jobs_of_a_task_that_was_renamed_run_and_tell_their_results(worker: Any)
     assert ended(result).return_value == 5
 
 
-def test_a_failed_task_tells_its_errors(worker: Any) -> None:
+def test_a_failed_task_has_its_errors(worker: Any) -> None:
     result = ended(worker.fail.enqueue("out of stock"))
     assert result.status == "FAILED"
     (error,) = result.errors
@@ -135,7 +135,7 @@ def test_a_failed_task_tells_its_errors(worker: Any) -> None:
         _ = result.return_value
 
 
-def test_a_task_with_context_knows_its_attempt_and_the_errors_before_it(worker: Any) -> None:
+def test_a_task_with_context_has_its_attempt_and_earlier_errors(worker: Any) -> None:
     result = ended(worker.third_time.enqueue("lamp"))
     assert result.return_value == [3, 2, {"args": ["lamp"]}]
     assert result.attempts == 3
@@ -165,7 +165,7 @@ def test_a_task_waits_until_it_may_run(worker: Any) -> None:
 
 
 @pytest.mark.parametrize(("told", "kept"), [(-100, 0), (-1, 4), (0, 4), (20, 5), (100, 9)])
-def test_a_priority_of_django_is_one_of_ours(shop: Any, told: int, kept: int) -> None:
+def test_a_priority_of_django_is_mapped_to_one_of_headgate(shop: Any, told: int, kept: int) -> None:
     later = timezone.now() + timedelta(days=1)
     result = shop.add.using(priority=told, run_after=later).enqueue(1)
     status = tasks.task_backends["default"].app.sync.job(result.id).status()
@@ -173,7 +173,7 @@ def test_a_priority_of_django_is_one_of_ours(shop: Any, told: int, kept: int) ->
     assert shop.add.get_result(result.id).task.priority == told
 
 
-def test_signals_tell_of_a_task_when_it_is_enqueued_starts_and_has_ended(worker: Any) -> None:
+def test_signals_are_sent_when_a_task_is_enqueued_starts_and_ends(worker: Any) -> None:
     with (
         heard(signals.task_enqueued) as enqueued,
         heard(signals.task_started) as started,
@@ -190,7 +190,7 @@ def test_signals_tell_of_a_task_when_it_is_enqueued_starts_and_has_ended(worker:
             assert finished.get(timeout=5) == (id, status, 1)
 
 
-def test_what_a_signal_tells_of_the_end_is_what_is_stored(worker: Any) -> None:
+def test_the_signal_at_the_end_has_the_stored_result(worker: Any) -> None:
     told: SimpleQueue[Any] = SimpleQueue()
 
     def hear(task_result: Any, **_: Any) -> None:
@@ -227,7 +227,7 @@ def test_a_result_that_is_not_there_or_of_another_task_is_refused(shop: Any) -> 
         shop.add.get_result(other.id)
 
 
-def test_what_cannot_be_a_task_is_refused_where_it_is_made(shop: Any) -> None:
+def test_an_invalid_task_is_refused_when_it_is_created(shop: Any) -> None:
     def inner() -> None: ...
 
     with pytest.raises(InvalidTask):
@@ -237,7 +237,7 @@ def test_what_cannot_be_a_task_is_refused_where_it_is_made(shop: Any) -> None:
             shop.add.using(**options)
 
 
-def test_arguments_that_cannot_be_stored_are_refused_and_nothing_is(shop: Any) -> None:
+def test_arguments_that_cannot_be_stored_are_refused_and_no_job_is_stored(shop: Any) -> None:
     with heard(signals.task_enqueued) as enqueued:
         with pytest.raises(TypeError, match="Unsupported type"):
             shop.add.enqueue(object())
@@ -273,7 +273,7 @@ def test_a_task_that_is_enqueued_in_a_transaction_is_gone_if_it_rolls_back(worke
         result.refresh()
 
 
-def test_a_savepoint_takes_its_tasks_with_it(worker: Any) -> None:
+def test_a_rolled_back_savepoint_removes_its_tasks(worker: Any) -> None:
     with transaction.atomic():
         kept = worker.add.enqueue(1)
         with transaction.atomic():
@@ -284,7 +284,7 @@ def test_a_savepoint_takes_its_tasks_with_it(worker: Any) -> None:
         lost.refresh()
 
 
-def test_in_a_transaction_of_another_database_it_is_enqueued_after_the_commit_under_the_id_told_before(
+def test_in_a_transaction_of_another_database_a_task_is_enqueued_after_the_commit_with_the_returned_id(
     worker: Any,
 ) -> None:
     task = worker.add.using(backend="beside")
@@ -316,7 +316,7 @@ def test_a_job_leaves_no_connection_to_the_thread_that_ran_it(worker: Any) -> No
 # ------------------------------------------------------------------------------------------------------------- limits
 
 
-def test_a_limit_on_a_task_holds_for_each_key(worker: Any) -> None:
+def test_a_limit_on_a_task_applies_to_each_key(worker: Any) -> None:
     first, second, other = (worker.sync_tenant.enqueue(tenant) for tenant in ("acme", "acme", "globex"))
     assert ended(first).return_value == "acme"
     assert ended(other).return_value == "globex"
@@ -331,7 +331,7 @@ def test_a_refusal_of_the_callee_spends_no_attempt(worker: Any) -> None:
     assert (result.return_value, result.attempts, result.errors) == (1, 1, [])
 
 
-def test_options_of_headgate_do_no_harm_under_another_backend(shop: Any) -> None:
+def test_options_of_headgate_are_ignored_by_another_backend(shop: Any) -> None:
     immediate = f"{tasks.__name__}.backends.immediate.ImmediateBackend"
     with override_settings(TASKS={"default": {"BACKEND": immediate}}):
         assert shop.sync_tenant.enqueue("acme").return_value == "acme"
@@ -344,12 +344,12 @@ def backend(**params: Any) -> HeadgateBackend:
     return HeadgateBackend("default", params)
 
 
-def test_options_that_cannot_work_are_told_at_once(shop: Any) -> None:
+def test_invalid_options_are_reported_immediately(shop: Any) -> None:
     with pytest.raises(InvalidTaskBackend, match="unknown OPTIONS url"):
         backend(OPTIONS={"app": "x:y", "url": "sqlite:///jobs.db"})
 
 
-def test_a_check_tells_of_an_app_that_is_not_there_and_of_an_unknown_database(shop: Any) -> None:
+def test_a_system_check_reports_a_missing_app_and_an_unknown_database(shop: Any) -> None:
     assert backend(OPTIONS={"app": "tests.faces.contrib.shop.jobs:app"}).check() == []
     found = [
         *backend(OPTIONS={"app": "no.such.module:app"}).check(),

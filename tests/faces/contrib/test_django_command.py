@@ -88,9 +88,7 @@ async def notes(url: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_other_words_of_the_command_line_work_on_the_app_of_a_backend(
-    environment: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_the_other_commands_work_on_the_app_of_a_backend(environment: Mapping[str, str], tmp_path: Path) -> None:
     def manage(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*MANAGE, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=15, check=False

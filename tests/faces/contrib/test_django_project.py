@@ -133,7 +133,7 @@ def test_a_project_without_an_app_runs_jobs_and_keeps_its_own_log(project: Proje
         ("postgresql", {"NAME": "s", "USER": "", "PASSWORD": "", "HOST": "::1", "PORT": ""}, "postgresql://[::1]/s"),
     ],
 )
-def test_the_place_of_the_jobs_follows_from_databases(vendor: str, settings: dict[str, Any], url: str) -> None:
+def test_the_store_url_is_derived_from_databases(vendor: str, settings: dict[str, Any], url: str) -> None:
     assert jobs_url(vendor, settings) == url
 
 
@@ -146,6 +146,6 @@ def test_the_place_of_the_jobs_follows_from_databases(vendor: str, settings: dic
         ("postgresql", {"NAME": "", "USER": "", "PASSWORD": "", "HOST": "", "PORT": "", "OPTIONS": {"service": "x"}}),
     ],
 )
-def test_a_database_without_a_place_for_jobs_asks_for_an_app(vendor: str, settings: dict[str, Any]) -> None:
+def test_an_unsupported_database_needs_an_app(vendor: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ImproperlyConfigured, match="HEADGATE_URL"):
         jobs_url(vendor, settings)

@@ -101,7 +101,7 @@ def test_a_delay_is_kept_and_then_the_limit(m: Any, worker: Worker, log: Log, ke
     assert_never_more(starts, 2, 0.4)
 
 
-def test_a_message_without_the_key_it_needs_is_refused_where_it_is_sent_and_fails_where_it_comes(
+def test_a_message_without_its_key_is_refused_by_the_sender_and_fails_in_the_worker(
     m: Any, worker: Worker, log: Log
 ) -> None:
     with pytest.raises(PayloadError, match="its key is empty; nothing was published"):
@@ -111,7 +111,7 @@ def test_a_message_without_the_key_it_needs_is_refused_where_it_is_sent_and_fail
     assert not log.starts("needs_a_key")
 
 
-def test_a_limit_that_no_gate_can_keep_is_refused(m: Any) -> None:
+def test_a_limit_that_a_gate_does_not_support_is_refused(m: Any) -> None:
     m.gate.limit(m.unlimited, Concurrency(3))
     try:
         with pytest.raises(DeclarationError, match="a gate keeps rates and windows"):
@@ -132,7 +132,7 @@ def test_a_second_limit_of_an_actor_and_a_second_gate_of_a_broker_are_refused() 
 
 
 @pytest.mark.parametrize("wish", ["run", "wait"])
-def test_while_the_store_is_away_messages_run_or_come_again_later(wish: Any) -> None:
+def test_while_the_store_is_unavailable_messages_run_or_are_retried_later(wish: Any) -> None:
     broker = StubBroker()
     broker.emit_after("process_boot")
     gate = DramatiqGate(broker, store=AWAY)

@@ -77,7 +77,7 @@ async def test_an_app_that_was_used_before_the_application_started_moves_to_its_
         assert await asyncio.to_thread(jobs.sync.run, loop()) is asyncio.get_running_loop()
 
 
-async def test_the_applications_own_lifespan_runs_inside_of_the_apps_and_its_state_reaches_requests() -> None:
+async def test_the_lifespan_of_the_application_runs_inside_that_of_the_app() -> None:
     jobs = Headgate("memory://")
     seen: list[object] = []
 
@@ -101,7 +101,7 @@ async def test_the_applications_own_lifespan_runs_inside_of_the_apps_and_its_sta
     assert len(set(seen)) == 2
 
 
-async def test_what_the_own_lifespan_raises_closes_the_app_and_is_told() -> None:
+async def test_an_error_of_the_lifespan_closes_the_app_and_is_raised() -> None:
     jobs = Headgate("memory://")
 
     @asynccontextmanager
@@ -138,7 +138,7 @@ def is_healthy(client: httpx.AsyncClient, path: str = "/healthz") -> Callable[[]
     return ask
 
 
-async def test_health_tells_of_a_store_that_does_not_answer() -> None:
+async def test_health_reports_a_store_that_does_not_answer() -> None:
     class Away(MemoryStorage):
         async def nodes(self) -> Any:
             raise StorageUnavailable("connection refused")
@@ -173,7 +173,7 @@ def uvicorn(folder: Path, *options: str, worker: bool = False) -> Iterator[tuple
 
 
 @pytest.mark.slow
-async def test_a_server_that_stops_lets_its_jobs_end_within_the_grace(tmp_path: Path) -> None:
+async def test_a_server_that_stops_finishes_its_jobs_within_the_grace(tmp_path: Path) -> None:
     with uvicorn(tmp_path, worker=True) as (server, address):
         async with httpx.AsyncClient(base_url=address) as client:
             await until(is_healthy(client))

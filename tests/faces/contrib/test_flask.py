@@ -47,7 +47,7 @@ def worker(environment: dict[str, str]) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("worker")
-async def test_views_enqueue_from_threads_of_forked_servers_and_handlers_have_the_applications_context(
+async def test_views_of_forked_servers_enqueue_and_handlers_have_the_application_context(
     address: str, environment: dict[str, str]
 ) -> None:
     async with httpx.AsyncClient(base_url=address, timeout=10) as client:

@@ -110,7 +110,7 @@ server.server_close()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", USES)
-def test_the_examples_of_the_page_do_what_it_says(framework: str, tmp_path: Path) -> None:
+def test_the_examples_of_the_page_run_as_documented(framework: str, tmp_path: Path) -> None:
     section = re.split(r"^## ", PAGE, flags=re.MULTILINE)
     (chapter,) = [each for each in section if each.startswith(framework)]
     for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", chapter, re.DOTALL):

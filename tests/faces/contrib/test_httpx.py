@@ -179,9 +179,7 @@ VALUES = (
 
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from([200, 403, 429, 503]), st.dictionaries(NAMES, VALUES, max_size=6), st.datetimes())
-def test_whatever_a_server_says_is_a_wait_that_can_be_kept(
-    status: int, headers: Mapping[str, str], now: datetime
-) -> None:
+def test_any_retry_after_header_gives_a_valid_wait(status: int, headers: Mapping[str, str], now: datetime) -> None:
     refused = refused_for(status, headers, now.replace(tzinfo=UTC))
     closed = closed_for(status, headers, now.replace(tzinfo=UTC))
     assert refused is None or 0 < refused <= HORIZON
@@ -215,7 +213,7 @@ def answering(clock: VirtualClock, *answers: httpx.Response) -> tuple[httpx.Mock
     return httpx.MockTransport(answer), seen
 
 
-def test_requests_wait_for_their_turn_by_host() -> None:
+def test_requests_wait_by_host() -> None:
     async def main(clock: VirtualClock) -> None:
         server, seen = answering(clock)
         limiter = Limiter(RateLimit("1/s", burst=1), clock=clock)
@@ -228,7 +226,7 @@ def test_requests_wait_for_their_turn_by_host() -> None:
     run_virtual(main)
 
 
-def test_a_refusal_closes_its_key_for_as_long_as_the_server_says() -> None:
+def test_a_refusal_closes_its_key_for_the_time_the_server_requests() -> None:
     async def main(clock: VirtualClock) -> None:
         server, seen = answering(clock, httpx.Response(429, headers={"Retry-After": "30"}))
         limiter = Limiter(RateLimit("10/s", burst=10), clock=clock)
@@ -246,7 +244,7 @@ def test_a_refusal_closes_its_key_for_as_long_as_the_server_says() -> None:
     run_virtual(main)
 
 
-def test_a_refusal_that_one_client_meets_holds_all_of_them_back() -> None:
+def test_a_refusal_that_one_client_gets_delays_all_clients() -> None:
     async def main(clock: VirtualClock) -> None:
         server, seen = answering(clock, httpx.Response(429, headers={"Retry-After": "30"}))
         limit, store = RateLimit("10/s", name="partner"), MemoryBuckets(clock)
@@ -264,7 +262,7 @@ def test_a_refusal_that_one_client_meets_holds_all_of_them_back() -> None:
     run_virtual(main)
 
 
-def test_an_answer_is_handed_on_though_nobody_can_be_told_that_it_refuses(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_response_is_returned_although_the_refusal_cannot_be_stored(caplog: pytest.LogCaptureFixture) -> None:
     class Leaving(MemoryBuckets):
         async def penalize(self, bucket: Bucket, closed_for: int) -> None:
             raise StorageUnavailable("it has just gone")
@@ -292,7 +290,7 @@ class Unread(httpx.AsyncByteStream, httpx.SyncByteStream):
         self.is_closed = True
 
 
-def test_a_request_that_is_given_up_while_a_refusal_is_stored_keeps_no_connection() -> None:
+def test_a_request_cancelled_while_a_refusal_is_stored_leaks_no_connection() -> None:
     class Slow(MemoryBuckets):
         async def penalize(self, bucket: Bucket, closed_for: int) -> None:
             await asyncio.sleep(60)
@@ -311,7 +309,7 @@ def test_a_request_that_is_given_up_while_a_refusal_is_stored_keeps_no_connectio
     run_virtual(main)
 
 
-def test_an_error_of_the_limiter_is_raised_and_keeps_no_connection() -> None:
+def test_an_error_of_the_limiter_is_raised_and_leaks_no_connection() -> None:
     class Broken(MemoryBuckets):
         async def penalize(self, bucket: Bucket, closed_for: int) -> None:
             raise RuntimeError("this should not be")
@@ -336,7 +334,7 @@ def test_an_error_of_the_limiter_is_raised_and_keeps_no_connection() -> None:
     assert [body.is_closed for body in bodies] == [True, True]
 
 
-def test_whoever_waits_for_the_limiter_also_hears_of_a_refusal() -> None:
+def test_requests_that_wait_for_the_limiter_are_delayed_by_a_refusal() -> None:
     async def main(clock: VirtualClock) -> None:
         server, seen = answering(clock, httpx.Response(503, headers={"Retry-After": "30"}))
         limiter = Limiter(RateLimit("1/s", burst=1), clock=clock)
@@ -351,7 +349,7 @@ def test_whoever_waits_for_the_limiter_also_hears_of_a_refusal() -> None:
     run_virtual(main)
 
 
-def test_a_request_whose_turn_comes_too_late_is_not_sent() -> None:
+def test_a_request_that_would_wait_too_long_is_not_sent() -> None:
     async def main(clock: VirtualClock) -> None:
         server, seen = answering(clock, httpx.Response(200), httpx.Response(429, headers={"Retry-After": "30"}))
         limiter = Limiter(RateLimit("1/m", burst=2), clock=clock)
@@ -371,7 +369,7 @@ def test_a_request_whose_turn_comes_too_late_is_not_sent() -> None:
     run_virtual(main)
 
 
-def test_a_key_may_be_what_a_function_says_of_the_request() -> None:
+def test_a_key_can_be_computed_from_the_request() -> None:
     async def main(clock: VirtualClock) -> None:
         server, seen = answering(clock)
         limiter = Limiter(RateLimit("1/s", burst=1), clock=clock)
@@ -413,7 +411,7 @@ def test_a_permit_is_held_until_the_answer_has_been_read() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"ok"])
-def test_an_answer_that_was_read_before_it_came_holds_no_permit(content: bytes) -> None:
+def test_a_response_without_a_stream_holds_no_permit(content: bytes) -> None:
     """As those of caches are, and of tests."""
     server = httpx.MockTransport(lambda _: httpx.Response(200, content=content))
 
@@ -430,7 +428,7 @@ def test_an_answer_that_was_read_before_it_came_holds_no_permit(content: bytes) 
             assert blocking.get("http://a/").content == content
 
 
-def test_a_request_that_fails_gives_its_permit_back() -> None:
+def test_a_request_that_fails_returns_its_permit() -> None:
     async def main(clock: VirtualClock) -> None:
         def fail(_: httpx.Request) -> httpx.Response:
             raise httpx.ConnectError("no route")
@@ -491,7 +489,7 @@ def test_a_blocking_client_does_the_same(server: str) -> None:
 # --------------------------------------------------------------------------------------------------------- in a handler
 
 
-def test_in_a_job_a_refusal_puts_it_back_without_spending_an_attempt() -> None:
+def test_in_a_job_a_refusal_returns_it_without_spending_an_attempt() -> None:
     async def main(clock: VirtualClock) -> None:
         server, seen = answering(clock, httpx.Response(429, headers={"Retry-After": "60"}))
         jobs = Headgate("memory://", clock=clock, random=Random(1))

@@ -102,7 +102,7 @@ class TestTaskiq(GateSuite):
     """As every gate."""
 
 
-async def test_while_the_store_is_away_tasks_run() -> None:
+async def test_while_the_store_is_unavailable_tasks_run() -> None:
     broker = InMemoryBroker()
     gate = TaskiqGate(broker, store=AWAY)
 
@@ -118,7 +118,7 @@ async def test_while_the_store_is_away_tasks_run() -> None:
     await broker.shutdown()
 
 
-def test_what_a_gate_cannot_keep_is_refused_where_it_is_declared() -> None:
+def test_limits_that_a_gate_does_not_support_are_refused_at_declaration() -> None:
     broker = InMemoryBroker()
     gate = TaskiqGate(broker, store=AWAY)
     with pytest.raises(DeclarationError, match="is not a limit"):

@@ -76,7 +76,7 @@ async def test_queues_are_paused_and_resumed(app: Headgate) -> None:
         assert await act(client, "/queues/nothing/pause", expected=404) == "unknown_queue"
 
 
-async def test_limits_are_steered(app: Headgate) -> None:
+async def test_limits_are_changed(app: Headgate) -> None:
     async with app.open(), browser(app) as client:
         path = f"/limits/{API}"
         assert await act(client, f"{path}/set", {"rule": "7/m", "key": HOSTILE}) == {"changed": True}
@@ -101,7 +101,7 @@ async def test_limits_are_steered(app: Headgate) -> None:
             assert await act(client, f"{path}/set", body, expected=422) == "declaration_error"
 
 
-async def test_a_key_is_a_pattern_only_where_it_is_said_to_be(app: Headgate) -> None:
+async def test_a_key_is_a_pattern_only_if_the_request_says_so(app: Headgate) -> None:
     async with app.open(), browser(app) as client:
         path = f"/limits/{API}"
         longest = "k" * 3000
@@ -128,7 +128,7 @@ async def test_a_key_is_a_pattern_only_where_it_is_said_to_be(app: Headgate) -> 
         assert list(await app.admin.limits.settings(LIMIT)) == []
 
 
-async def test_what_is_not_there_is_not_removed_and_leaves_no_audit_entry(app: Headgate) -> None:
+async def test_removing_an_unknown_object_leaves_no_audit_record(app: Headgate) -> None:
     async with app.open(), browser(app) as client:
         for path, code in (("/limits/nope", "unknown_limit"), ("/schedules/nope", "schedule_not_found")):
             answer = await client.delete(f"/api{path}")
@@ -168,7 +168,7 @@ async def test_schedules_are_paused_fired_skipped_and_removed(app: Headgate) -> 
             assert [entry.action for entry in entries] == ["remove", "resume", "pause", "trigger", "skip"]
 
 
-async def test_who_has_changed_something_sees_at_once_what_came_of_it(app: Headgate) -> None:
+async def test_a_change_is_visible_to_its_author_immediately(app: Headgate) -> None:
     async with app.open(), browser(app) as client:
         for is_paused, action in ((True, "pause"), (False, "resume"), (True, "pause")):
             (queue,) = (await client.get("/api/queues")).json()["items"]

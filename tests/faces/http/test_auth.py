@@ -74,7 +74,7 @@ def test_the_roles_of_the_endpoints_are_these() -> None:
     assert all(each.method == "GET" for each in ENDPOINTS if each.needs == "viewer")
 
 
-async def test_who_is_not_known_is_refused_without_a_window_of_the_browser() -> None:
+async def test_an_unauthenticated_request_is_refused_without_a_browser_prompt() -> None:
     app = make_app()
     async with app.open(), client(dashboard(app, auth=BasicAuth(PASSWORDS))) as asking:
         for wrong in ({}, basic("ada", "wrong password"), basic("nobody", "x"), {"Authorization": "Basic ???"}):
@@ -85,7 +85,7 @@ async def test_who_is_not_known_is_refused_without_a_window_of_the_browser() -> 
 
 
 @pytest.mark.parametrize("auth", [None, "", "nobody", "local", lambda request: User("ada", "admin")])
-def test_a_dashboard_that_is_not_told_who_may_see_it_is_refused_where_it_is_declared(auth: Any) -> None:
+def test_a_dashboard_without_auth_is_refused_at_declaration(auth: Any) -> None:
     with pytest.raises(DeclarationError, match="decides who may use it") as refused:
         dashboard(make_app(), auth=auth)
     assert "BasicAuth(ada=" in str(refused.value)
@@ -96,7 +96,7 @@ def test_a_dashboard_that_is_not_told_who_may_see_it_is_refused_where_it_is_decl
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "DELETE", "PROPFIND")
 
 
-async def test_nobody_gets_past_the_guard_by_any_route_or_method() -> None:
+async def test_no_route_or_method_bypasses_authentication() -> None:
     """The routes as they are served, not as they are declared: one that was put in without its guard is among them."""
     app = make_app()
     guarded = dashboard(app, auth=BasicAuth(PASSWORDS))
@@ -114,7 +114,7 @@ async def test_nobody_gets_past_the_guard_by_any_route_or_method() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_the_description_says_who_may_ask_for_what_and_it_is_so(role: Role) -> None:
+async def test_the_roles_in_the_openapi_description_are_enforced(role: Role) -> None:
     app = make_app()
     described = json.loads(openapi(ENDPOINTS))["paths"]
     async with app.open(), client(dashboard(app, auth=BasicAuth(PASSWORDS))) as asking:
@@ -131,7 +131,7 @@ async def test_the_description_says_who_may_ask_for_what_and_it_is_so(role: Role
                 assert is_refused is (ROLES.index(role) < needs), (method, path, answer.text)
 
 
-async def test_what_changes_something_needs_the_token_of_the_session() -> None:
+async def test_changes_need_the_token_of_the_session() -> None:
     app = make_app()
     site = dashboard(app, auth=BasicAuth(PASSWORDS))
     async with app.open(), client(site) as asking:
@@ -144,7 +144,7 @@ async def test_what_changes_something_needs_the_token_of_the_session() -> None:
                 assert (answer.status_code, answer.json()["error"]["code"]) == (403, "bad_token")
 
 
-async def test_a_token_is_good_in_every_process_that_knows_the_same_passwords() -> None:
+async def test_a_token_is_valid_in_every_process_with_the_same_passwords() -> None:
     app = make_app()
     async with app.open():
         tokens = []
@@ -157,7 +157,7 @@ async def test_a_token_is_good_in_every_process_that_knows_the_same_passwords() 
         assert other.json()["token"] != tokens[0]
 
 
-async def test_a_token_tells_its_user_nothing_of_the_passwords_of_others() -> None:
+async def test_a_token_reveals_nothing_about_other_passwords() -> None:
     """Were it signed with them, whoever sees their own could try theirs on it, where no throttle is in the way."""
     app = make_app()
     async with app.open():
@@ -201,7 +201,7 @@ async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], i
             assert refused is not is_let_in, (endpoint, answer.text)
 
 
-async def test_where_nothing_may_be_changed_no_admin_changes_anything() -> None:
+async def test_a_read_only_dashboard_refuses_changes_by_admins() -> None:
     app = make_app()
     async with app.open(), client(dashboard(app, auth=EVERYBODY, read_only=True)) as asking:
         session = (await asking.get("/api/session")).json()
@@ -212,7 +212,7 @@ async def test_where_nothing_may_be_changed_no_admin_changes_anything() -> None:
             assert answer.json()["error"]["code"] == "read_only"
 
 
-async def test_a_trusted_proxy_says_under_which_host_it_was_asked() -> None:
+async def test_the_host_is_taken_from_a_trusted_proxy() -> None:
     app = make_app()
     site = dashboard(app, auth=BasicAuth(PASSWORDS), trusted_proxies=["10.0.0.1"])
     asked = {"X-Forwarded-Host": "jobs.example", "Origin": "https://jobs.example"} | of("admin")
@@ -222,7 +222,7 @@ async def test_a_trusted_proxy_says_under_which_host_it_was_asked() -> None:
         assert (await stranger.post("/api/queues/default/pause", headers=asked)).status_code == 403
 
 
-def test_an_address_is_one_however_it_is_written() -> None:
+def test_addresses_in_different_notations_are_equal() -> None:
     trusted = frozenset({"10.0.0.1"})
     for forwarded in ("198.51.100.1", "198.51.100.1:4711", "6.6.6.6, 198.51.100.1:4712", "::ffff:198.51.100.1"):
         assert peer_of("10.0.0.1", forwarded, trusted) == "198.51.100.1"
@@ -250,7 +250,7 @@ async def test_a_bearer_token_needs_no_other_and_serves_a_browser_as_a_password(
         assert (await asking.get("/api/session", headers={"Authorization": "Bearer nope"})).status_code == 401
 
 
-async def test_a_callback_tells_who_it_is_and_what_is_done_is_kept_under_that_name() -> None:
+async def test_the_user_of_an_auth_callback_is_the_actor_of_its_actions() -> None:
     app = make_app()
 
     async def who(request: Request) -> User | None:
@@ -271,7 +271,7 @@ async def test_a_callback_tells_who_it_is_and_what_is_done_is_kept_under_that_na
             assert (await asking.get("/api/session")).json()["user"] == "sync"
 
 
-def test_weak_and_missing_credentials_are_refused_where_they_are_declared() -> None:
+def test_weak_and_missing_credentials_are_refused_at_declaration() -> None:
     refused: list[Any] = [
         lambda: BasicAuth(),
         lambda: BasicAuth(ada=("admin", "short")),

@@ -77,7 +77,7 @@ def test_each_wrong_password_of_a_user_from_an_address_takes_longer_up_to_a_boun
     in_virtual_time(test)
 
 
-def test_a_right_password_is_never_refused_however_many_wrong_ones_come_with_it() -> None:
+def test_a_right_password_is_accepted_after_any_number_of_wrong_ones() -> None:
     async def test(it: Asking) -> None:
         async def flood() -> None:
             number = 0
@@ -103,7 +103,7 @@ def test_a_right_password_is_never_refused_however_many_wrong_ones_come_with_it(
     in_virtual_time(test)
 
 
-def test_another_user_and_another_address_wait_for_nothing() -> None:
+def test_another_user_and_another_address_are_not_delayed() -> None:
     async def test(it: Asking) -> None:
         await it.guess(10)
         assert await it.status("otto", RIGHT) == (200, 0)
@@ -115,7 +115,7 @@ def test_another_user_and_another_address_wait_for_nothing() -> None:
     in_virtual_time(test)
 
 
-def test_a_trusted_proxy_says_from_which_address_a_guess_comes() -> None:
+def test_the_address_of_a_guess_is_taken_from_a_trusted_proxy() -> None:
     async def test(it: Asking) -> None:
         for number in range(9):
             # What stands before the last address anybody can have written.
@@ -129,7 +129,7 @@ def test_a_trusted_proxy_says_from_which_address_a_guess_comes() -> None:
     in_virtual_time(test, proxies=("10.0.0.1",))
 
 
-def test_waiting_tells_nothing_of_a_password_that_is_guessed_with_others_at_once() -> None:
+def test_delays_reveal_nothing_about_passwords_guessed_concurrently() -> None:
     async def test(it: Asking) -> None:
         await it.guess(10)
         guesses = [f"another {number}" for number in range(20)]
@@ -141,7 +141,7 @@ def test_waiting_tells_nothing_of_a_password_that_is_guessed_with_others_at_once
     in_virtual_time(test)
 
 
-def test_a_right_password_and_ten_quiet_minutes_end_the_waiting() -> None:
+def test_a_right_password_or_ten_quiet_minutes_end_the_delay() -> None:
     async def test(it: Asking) -> None:
         await it.guess(10)
         await it.status("ada", RIGHT)
@@ -153,7 +153,7 @@ def test_a_right_password_and_ten_quiet_minutes_end_the_waiting() -> None:
     in_virtual_time(test)
 
 
-def test_the_password_of_yesterday_counts_once_however_often_it_is_shown() -> None:
+def test_the_same_wrong_password_counts_once() -> None:
     async def test(it: Asking) -> None:
         for _ in range(30):
             assert await it.status("ada", "of yesterday") == (401, 0)
@@ -211,7 +211,7 @@ def test_a_flood_of_guesses_floods_no_log_and_is_counted_there(caplog: pytest.Lo
     assert all(re.fullmatch(r"failed sign-in of 'user \d+' from '203\.0\.113\.7'", line) for line in told[:-1])
 
 
-def test_what_is_remembered_of_guesses_is_bounded() -> None:
+def test_the_memory_for_guesses_is_bounded() -> None:
     async def main(clock: VirtualClock) -> None:
         failures = SignInFailures(clock)
         for number in range(MOST_REMEMBERED + 500):

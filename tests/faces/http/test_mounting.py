@@ -80,7 +80,7 @@ async def test_a_path_of_a_mount_is_data_in_the_page_as_any_other() -> None:
         assert "&quot;&gt;&lt;script&gt;/" in answer.text
 
 
-async def test_it_opens_the_app_with_the_first_request_and_closes_what_it_opened(tmp_path: Path) -> None:
+async def test_the_dashboard_opens_the_app_with_the_first_request_and_closes_it(tmp_path: Path) -> None:
     app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
     await app.migrate()
     site = dashboard(app, auth=EVERYBODY)
@@ -95,7 +95,7 @@ async def test_it_opens_the_app_with_the_first_request_and_closes_what_it_opened
         _ = app.admin
 
 
-def test_it_begins_anew_on_another_loop_after_it_has_ended(tmp_path: Path) -> None:
+def test_the_dashboard_starts_again_on_another_loop(tmp_path: Path) -> None:
     """As under a test client, or a server that reloads what it serves: its lifespan begins and ends more than once."""
     app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
     asyncio.run(app.migrate())
@@ -119,7 +119,7 @@ def test_it_begins_anew_on_another_loop_after_it_has_ended(tmp_path: Path) -> No
             _ = app.admin
 
 
-async def test_what_somebody_else_has_opened_stays_open() -> None:
+async def test_an_app_that_other_code_opened_stays_open() -> None:
     app = make_app()
     site = dashboard(app, auth=EVERYBODY)
     async with app.open():
@@ -129,7 +129,7 @@ async def test_what_somebody_else_has_opened_stays_open() -> None:
         assert list(await app.admin.counts()) == []
 
 
-async def test_an_app_that_threads_have_opened_is_asked_on_their_loop(postgres_url: str, postgres_schema: str) -> None:
+async def test_an_app_opened_by_threads_is_used_on_their_loop(postgres_url: str, postgres_schema: str) -> None:
     """A view of the host that enqueues with `.sync` opens the app on a loop of its own, with its connections."""
     app = make_app(postgres_url, schema=postgres_schema)
     site = dashboard(app, auth=EVERYBODY)
@@ -168,7 +168,7 @@ def test_an_app_that_was_opened_by_a_mounted_dashboard_is_closed_with_the_loop(
 
 
 @pytest.mark.slow
-def test_without_its_packages_headgate_works_and_the_dashboard_says_what_is_missing() -> None:
+def test_without_its_packages_the_dashboard_names_what_is_missing() -> None:
     program = """
 import sys
 import headgate

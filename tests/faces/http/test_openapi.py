@@ -66,7 +66,7 @@ def stage() -> Iterator[tuple[asyncio.Runner, Any, Seeds]]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
-def test_whatever_fits_the_description_is_answered_as_it_says(
+def test_every_valid_request_gets_a_described_response(
     stage: tuple[asyncio.Runner, Any, Seeds], operation: Any
 ) -> None:
     """No answer is a 5xx, each status and each body is one that is described, and no page is longer than it may be."""

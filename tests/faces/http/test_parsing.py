@@ -48,7 +48,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         "&".join(f"a{number}=1" for number in range(60)),
     ],
 )
-async def test_a_query_that_makes_no_sense_is_refused_with_a_sentence(client: httpx.AsyncClient, query: str) -> None:
+async def test_an_invalid_query_is_refused_with_a_message(client: httpx.AsyncClient, query: str) -> None:
     answer = await client.get(f"/api/jobs?{query}")
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "bad_request"
@@ -84,9 +84,7 @@ async def test_endpoints_without_parameters_take_none(client: httpx.AsyncClient)
         (b'{"rule": "1/m"}', "application/json; charset=utf-8", 404),
     ],
 )
-async def test_a_body_that_is_not_what_is_asked_for_is_refused(
-    client: httpx.AsyncClient, body: bytes, kind: str, status: int
-) -> None:
+async def test_an_invalid_body_is_refused(client: httpx.AsyncClient, body: bytes, kind: str, status: int) -> None:
     answer = await client.post("/api/limits/nothing/set", content=body, headers={"Content-Type": kind})
     assert answer.status_code == status, answer.text
 
@@ -95,13 +93,13 @@ async def test_a_body_that_is_not_what_is_asked_for_is_refused(
     "until",
     ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9999-12-31T23:59:59.999999Z", "2001-01-01T00:00:00Z"],
 )
-async def test_a_penalty_ends_at_an_instant_that_can_be_told(client: httpx.AsyncClient, until: str) -> None:
+async def test_a_penalty_ends_at_an_instant_in_range(client: httpx.AsyncClient, until: str) -> None:
     answer = await client.post("/api/limits/permits/penalize", json={"until": until})
     assert answer.status_code == 400, answer.text
     assert (await client.get("/api/limits")).status_code == 200
 
 
-async def test_a_query_of_bytes_that_are_no_text_is_refused_as_any_other() -> None:
+async def test_a_query_that_is_not_utf8_is_refused() -> None:
     """A client that is no browser sends what it likes; a library would escape it."""
     app = make_app()
     told: list[Any] = []
@@ -117,7 +115,7 @@ async def test_a_query_of_bytes_that_are_no_text_is_refused_as_any_other() -> No
     assert b"the query cannot be read" in told[1]["body"]
 
 
-async def test_a_path_writes_no_lines_of_its_own_into_the_log(
+async def test_a_path_cannot_inject_lines_into_the_log(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(storage: MemoryStorage, id: str) -> None:
@@ -143,7 +141,7 @@ async def test_a_body_without_a_length_is_not_read_beyond_its_bound(client: http
     assert read < 10
 
 
-async def test_a_store_that_is_away_is_a_503_that_says_when_to_ask_again() -> None:
+async def test_an_unavailable_store_is_a_503_with_retry_after() -> None:
     class Away(MemoryStorage):
         async def open(self, *, migrate: bool = True) -> None:
             raise StorageUnavailable("the database does not answer")
@@ -159,7 +157,7 @@ async def test_a_store_that_is_away_is_a_503_that_says_when_to_ask_again() -> No
         assert (await client.get("/")).status_code == 200
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for_and_one_that_breaks_off_is_no_failure(
+async def test_a_missing_body_times_out_and_an_interrupted_one_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("headgate.http.endpoint.SLOWEST_BODY", 0.01)

@@ -30,7 +30,7 @@ async def ask(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
     return found
 
 
-async def test_each_endpoint_tells_what_is_in_the_store(app: Headgate) -> None:
+async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None:
     async with app.open():
         seeds = await seed(app)
         async with browser(app) as client:

@@ -89,7 +89,7 @@ def test_a_hidden_value_is_found_however_it_was_written_into_a_text() -> None:
         assert "q" not in redaction.text(text, secrets)
 
 
-def test_what_is_short_or_empty_is_not_looked_for_everywhere() -> None:
+def test_short_or_empty_values_are_not_redacted_everywhere() -> None:
     redaction = Redaction(["pin"])
     assert redaction.secrets('{"pin": "1"}') == frozenset()
     assert redaction.secrets('{"pin": true}') == frozenset()
@@ -169,7 +169,7 @@ def path_of(endpoint: Endpoint, seeds: Seeds, job: str) -> str:
     return f"/api{path.replace('{limit}', 'permits').replace('{name}', 'hourly')}"
 
 
-async def test_no_endpoint_shows_a_hidden_value_to_anybody() -> None:
+async def test_no_endpoint_shows_a_hidden_value() -> None:
     app = make_app()
     async with app.open():
         seeds = await seed(app)
@@ -229,7 +229,7 @@ async def test_a_list_hides_in_errors_what_the_headers_hide() -> None:
             assert f"the server refused '{HIDDEN}'" in answer.text
 
 
-async def test_the_audit_log_does_not_tell_what_payloads_were_searched_for() -> None:
+async def test_the_audit_log_does_not_contain_payload_searches() -> None:
     storage = MemoryStorage(SystemClock())
     app = make_app(storage=storage)
     async with app.open():
@@ -243,7 +243,7 @@ async def test_the_audit_log_does_not_tell_what_payloads_were_searched_for() -> 
             assert PASSWORD not in told
 
 
-async def test_a_search_does_not_tell_a_hidden_value_letter_by_letter() -> None:
+async def test_a_search_does_not_reveal_a_hidden_value() -> None:
     app = make_app()
     auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator", "admin")})
     async with app.open(), client(dashboard(app, auth=auth, redact=["password"])) as asking:
@@ -267,7 +267,7 @@ class Obstructed(MemoryStorage):
         return [Blocker("blocks", 4711, self.now(), what, "UPDATE account SET iban = 'DE89', password = 'hunter22'")]
 
 
-async def test_statements_of_others_are_for_operators_in_the_overview_and_in_the_stream() -> None:
+async def test_only_operators_see_statements_of_other_sessions() -> None:
     app = make_app(storage=Obstructed(SystemClock()))
     auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator")})
     site = dashboard(app, auth=auth, redact=["password"])

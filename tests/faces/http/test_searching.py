@@ -62,7 +62,7 @@ async def locked_jobs(url: str, schema: str) -> AsyncIterator[Callable[[], Any]]
         await connection.close()
 
 
-async def test_forty_searches_in_payloads_do_not_hold_up_the_overview_and_lists(app: Headgate) -> None:
+async def test_forty_payload_searches_do_not_delay_the_overview_and_lists(app: Headgate) -> None:
     async with app.open(), client(dashboard(app, auth=EVERYBODY)) as asking:
         await app.tasks["answer"].enqueue_many([("why? " * 20,)] * 5000)
         asked = {"text": "nowhere to be found"}
@@ -128,7 +128,7 @@ async def test_a_search_that_takes_too_long_is_ended_and_says_what_to_do(
         assert (await asking.get("/api/jobs/count")).json()["count"] == 5000
 
 
-async def test_a_search_of_somebody_who_has_gone_ends_in_the_database(
+async def test_a_search_of_a_disconnected_client_is_cancelled_in_the_database(
     on_postgres: Headgate, postgres_url: str, postgres_schema: str
 ) -> None:
     site = dashboard(on_postgres, auth=EVERYBODY)

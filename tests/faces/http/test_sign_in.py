@@ -132,7 +132,7 @@ async def test_a_browser_that_came_by_https_through_a_proxy_gets_a_secure_cookie
             assert ("secure" in answer.headers["set-cookie"].lower()) is is_secure
 
 
-async def test_somebody_is_signed_in_to_a_dashboard_and_to_another_below_its_path() -> None:
+async def test_sessions_of_a_dashboard_and_one_below_its_path_are_separate() -> None:
     app = make_app()
     host = Starlette(
         routes=[Mount("/ops/jobs", dashboard(app, auth=users())), Mount("/", dashboard(app, auth=users()))]
@@ -162,7 +162,7 @@ async def test_a_sign_in_leads_nowhere_but_to_this_dashboard(place: str, leads_t
         assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
 
 
-async def test_no_page_of_another_site_signs_somebody_in_or_out() -> None:
+async def test_a_page_of_another_site_cannot_sign_a_user_in_or_out() -> None:
     app = make_app()
     async with app.open(), client(dashboard(app, auth=users())) as asking:
         for elsewhere in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
@@ -231,7 +231,7 @@ async def listen(site: Any, cookies: dict[str, str], begun: asyncio.Event, ended
     await site(scope | {"client": ("127.0.0.1", 1), "http_version": "1.1", "root_path": ""}, receive, send)
 
 
-async def test_who_has_no_session_has_none_to_end() -> None:
+async def test_signing_out_without_a_session_does_nothing() -> None:
     app = make_app()
     async with client(dashboard(app, auth=BearerAuth({"t" * 20: User("deploy")}))) as asking:
         answer = await asking.post("/logout", headers={"Authorization": "Bearer " + "t" * 20})
@@ -339,14 +339,14 @@ async def test_a_one_time_token_is_no_password_and_no_bearer_token() -> None:
         {"Via": "1.0 nginx", "Connection": "close"},
     ],
 )
-async def test_nobody_is_an_admin_for_being_at_this_machine_or_behind_its_proxy(headers: dict[str, str]) -> None:
+async def test_a_local_address_or_proxy_grants_no_role(headers: dict[str, str]) -> None:
     app = make_app()
     async with client(dashboard(app, auth=OneTimeToken())) as asking:
         assert (await asking.get("/api/overview", headers=headers)).status_code == 401
         assert (await asking.get("/", headers=VISIT | headers)).status_code == 401
 
 
-async def test_a_link_on_another_site_leads_to_the_page_of_whoever_is_signed_in() -> None:
+async def test_a_link_on_another_site_opens_the_page_for_a_signed_in_user() -> None:
     """A browser leaves a strict cookie out of such a visit; one that begins at the page itself has it."""
     app = make_app()
     async with app.open(), client(dashboard(app, auth=users())) as asking:
@@ -356,7 +356,7 @@ async def test_a_link_on_another_site_leads_to_the_page_of_whoever_is_signed_in(
         assert "http-equiv" not in page.text
 
 
-async def test_a_callback_says_where_one_signs_in() -> None:
+async def test_an_auth_callback_can_set_the_sign_in_url() -> None:
     app = make_app()
     auth = CallbackAuth(lambda request: None, sign_in_url="/accounts/login?next=/jobs&x=\"'")
     async with client(dashboard(app, auth=auth)) as asking:
@@ -368,7 +368,7 @@ async def test_a_callback_says_where_one_signs_in() -> None:
         CallbackAuth(lambda request: None, sign_in_url="javascript:alert(1)")
 
 
-async def test_a_password_may_be_kept_as_a_hash_that_does_not_tell_it() -> None:
+async def test_a_password_can_be_configured_as_a_hash() -> None:
     app = make_app()
     stored = str(PasswordHash.of(PASSWORD))
     assert stored.startswith("scrypt$")
@@ -393,12 +393,12 @@ async def test_a_password_may_be_kept_as_a_hash_that_does_not_tell_it() -> None:
         "scrypt$1073741824$8$1$" + "a" * 16 + "$" + "A" * 43 + "=",
     ],
 )
-def test_a_hash_that_cannot_be_checked_is_refused_where_it_is_declared(stored: str) -> None:
+def test_a_hash_that_cannot_be_checked_is_refused_at_declaration(stored: str) -> None:
     with pytest.raises(DeclarationError, match="password hash"):
         BasicAuth(ada=("admin", stored))
 
 
-async def test_a_form_that_is_none_is_refused_and_not_read_without_end() -> None:
+async def test_an_invalid_form_is_refused_and_read_up_to_a_bound() -> None:
     app = make_app()
     async with client(dashboard(app, auth=users())) as asking:
         assert (await asking.post("/login", json={"name": "ada"})).status_code == 415

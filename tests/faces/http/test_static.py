@@ -46,7 +46,7 @@ def test_a_module_imports_what_is_there_and_by_relative_paths(module: Path) -> N
 
 
 @pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
-def test_a_module_never_reads_data_as_markup_and_asks_nobody_else(module: Path) -> None:
+def test_a_module_never_parses_data_as_markup_and_sends_no_request_elsewhere(module: Path) -> None:
     text = module.read_text()
     assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text) == []
     assert set(re.findall(r"https?://[^\s\"'`]+", text)) <= {"http://www.w3.org/2000/svg"}
@@ -58,7 +58,7 @@ def test_a_module_says_what_it_is_for(module: Path) -> None:
 
 
 @pytest.mark.parametrize("sheet", SHEETS, ids=names(SHEETS))
-def test_a_sheet_brings_nothing_from_elsewhere(sheet: Path) -> None:
+def test_a_stylesheet_loads_nothing_from_elsewhere(sheet: Path) -> None:
     for name in re.findall(r"url\(([^)]*)\)", sheet.read_text()):
         assert (sheet.parent / name.strip("\"'")).is_file(), f"{sheet}: {name}"
 

@@ -112,7 +112,7 @@ def parsed(event: str) -> tuple[str, str, Any]:
 
 
 @live
-async def test_what_is_going_on_is_sent_at_once_and_whenever_it_has_changed(it: Live) -> None:
+async def test_the_overview_is_sent_immediately_and_after_each_change(it: Live) -> None:
     events, first = await it.begun()
     await it.enqueue("a")
     before = it.clock.monotonic()
@@ -133,7 +133,7 @@ async def test_while_nothing_changes_only_a_heartbeat_is_sent_after_15_seconds(i
 
 
 @live
-async def test_however_many_listen_the_store_is_read_once_a_second_and_not_at_all_when_nobody_does(it: Live) -> None:
+async def test_the_store_is_read_once_a_second_for_all_listeners_and_not_without_any(it: Live) -> None:
     async def browser() -> None:
         async for _ in it.listen():
             pass
@@ -152,7 +152,7 @@ async def test_however_many_listen_the_store_is_read_once_a_second_and_not_at_al
 
 
 @live
-async def test_a_browser_that_reads_slowly_is_told_that_it_missed_something_and_nothing_is_kept_for_it(
+async def test_a_slow_browser_is_notified_of_missed_updates_and_nothing_is_buffered_for_it(
     it: Live,
 ) -> None:
     (slow, _), (quick, _) = await it.begun(), await it.begun()
@@ -166,7 +166,7 @@ async def test_a_browser_that_reads_slowly_is_told_that_it_missed_something_and_
 
 
 @live
-async def test_a_browser_that_comes_back_is_not_told_what_it_knows(it: Live) -> None:
+async def test_a_browser_that_reconnects_gets_no_repeated_updates(it: Live) -> None:
     first, id = await it.begun()
     await first.aclose()
     again = it.listen(known=id)
@@ -184,7 +184,7 @@ async def test_a_stream_lives_for_half_a_minute_and_lets_the_browser_come_back_a
 
 
 @live
-async def test_streams_end_when_the_site_ends_and_no_other_begins_until_it_begins_anew(it: Live) -> None:
+async def test_streams_end_with_the_site_and_begin_again_with_it(it: Live) -> None:
     events, _ = await it.begun()
     before = it.clock.monotonic()
     it.stream.end()
@@ -195,7 +195,7 @@ async def test_streams_end_when_the_site_ends_and_no_other_begins_until_it_begin
     assert await anext(it.listen()) == HELLO
 
 
-def test_streams_end_within_a_second_when_the_server_is_told_to_end() -> None:
+def test_streams_end_within_a_second_when_the_server_is_asked_to_stop() -> None:
     told = [False]
 
     async def test(it: Live) -> None:
@@ -210,7 +210,7 @@ def test_streams_end_within_a_second_when_the_server_is_told_to_end() -> None:
 
 
 @for_two
-async def test_one_browser_too_many_is_refused_and_told_what_to_do_instead(it: Live) -> None:
+async def test_a_browser_above_the_limit_is_refused_with_advice(it: Live) -> None:
     (first, _), (_second, _) = await it.begun(), await it.begun()
     assert (await it.refusal()).code == "too_many_streams"
     await first.aclose()
@@ -218,7 +218,7 @@ async def test_one_browser_too_many_is_refused_and_told_what_to_do_instead(it: L
 
 
 @for_two
-async def test_browsers_that_come_all_at_once_are_no_more_than_may_listen(it: Live) -> None:
+async def test_concurrent_browsers_do_not_exceed_the_limit(it: Live) -> None:
     arriving = [it.listen() for _ in range(5)]
     first = await asyncio.gather(*(anext(each) for each in arriving))
     assert first == [HELLO] * 2 + ["retry: 5000\n\n"] * 3
@@ -226,7 +226,7 @@ async def test_browsers_that_come_all_at_once_are_no_more_than_may_listen(it: Li
 
 
 @live
-async def test_a_stream_ends_when_the_store_is_away_and_none_begins_until_it_is_back(it: Live) -> None:
+async def test_a_stream_ends_when_the_store_is_unavailable(it: Live) -> None:
     events, _ = await it.begun()
     it.source.error = StorageUnavailable("away")
     assert [event async for event in events] == []

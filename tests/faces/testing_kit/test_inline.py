@@ -26,7 +26,7 @@ def jobs() -> Iterator[Workbench]:
         yield jobs
 
 
-async def test_to_enqueue_is_to_run(jobs: Workbench) -> None:
+async def test_enqueueing_runs_the_job(jobs: Workbench) -> None:
     job = await shop.greet.enqueue("ada", polite=True)
     assert await job.result() == "dear ada"
     jobs.assert_enqueued(shop.greet, "ada")
@@ -34,13 +34,13 @@ async def test_to_enqueue_is_to_run(jobs: Workbench) -> None:
     assert await (await shop.compute.enqueue(0)).result() == 0
 
 
-async def test_what_a_job_enqueues_runs_inside_of_it(jobs: Workbench) -> None:
+async def test_jobs_enqueued_by_a_job_run_inside_it(jobs: Workbench) -> None:
     await shop.fan_out.enqueue(["a", "b"])
     await shop.greet_twice("c")
     assert shop.seen == [("a", False), ("b", False), ("c", False), ("c", True)]
 
 
-async def test_the_handlers_own_error_is_raised_and_the_retry_waits(jobs: Workbench) -> None:
+async def test_the_error_of_the_handler_is_raised_and_the_retry_waits(jobs: Workbench) -> None:
     with pytest.raises(ConnectionError, match="attempt 1"):
         await shop.flaky.enqueue(1)
     (job,) = jobs.all_enqueued(shop.flaky)
@@ -68,7 +68,7 @@ async def test_errors_are_kept_where_the_test_says_so() -> None:
         assert jobs.all_enqueued(state="failed")[0].task == "broken"
 
 
-async def test_limits_hold_nothing_back_and_delays_wait_for_time_to_pass(jobs: Workbench) -> None:
+async def test_limits_delay_nothing_and_delays_wait_for_time_to_pass(jobs: Workbench) -> None:
     await shop.sync_tenant.enqueue_many([("acme",)] * 40)
     assert len(shop.seen) == 40
     await shop.greet.using(delay=60).enqueue("later")
@@ -77,7 +77,7 @@ async def test_limits_hold_nothing_back_and_delays_wait_for_time_to_pass(jobs: W
     assert len(shop.seen) == 41
 
 
-def test_code_that_cannot_await_runs_its_jobs_in_its_own_thread(jobs: Workbench) -> None:
+def test_sync_code_runs_its_jobs_in_its_own_thread(jobs: Workbench) -> None:
     assert shop.where.sync.enqueue("here").result() == "here"
     assert shop.seen == [threading.current_thread().name, "no loop"]
     shop.fan_out_blocking.sync.enqueue(["x"])

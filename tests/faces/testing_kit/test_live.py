@@ -51,7 +51,7 @@ async def test_a_file_may_be_the_store(tmp_path: Path) -> None:
     assert (tmp_path / "jobs.db").exists()
 
 
-def test_code_that_cannot_await_has_a_real_engine_beside_it(tmp_path: Path) -> None:
+def test_sync_code_has_a_real_engine_in_another_thread(tmp_path: Path) -> None:
     with live(shop.app, file=tmp_path / "jobs.db") as running:
         assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
         shop.fan_out.sync.enqueue(["a", "b"])
@@ -131,7 +131,7 @@ def api_with(its_lifespan: Any) -> FastAPI:
 
 @pytest.mark.filterwarnings("ignore:Using `httpx` with `starlette.testclient`")
 @pytest.mark.parametrize("its_lifespan", LIFESPANS, ids=["none", "documented", "with worker", "opens", "runs jobs"])
-def test_behind_a_test_client_an_application_has_the_engine_of_the_test(its_lifespan: Any) -> None:
+def test_an_application_behind_a_test_client_uses_the_engine_of_the_test(its_lifespan: Any) -> None:
     from starlette.testclient import TestClient
 
     with live(shop.app) as running:
@@ -182,7 +182,7 @@ def frozen_by_time_machine() -> AbstractContextManager[object]:
 
 
 @pytest.mark.parametrize("frozen", [frozen_by_freezegun, frozen_by_time_machine])
-def test_manual_begins_at_a_frozen_time_and_goes_on_by_itself(
+def test_manual_mode_begins_at_a_frozen_time_and_has_its_own_clock(
     frozen: Callable[[], AbstractContextManager[object]],
 ) -> None:
     with frozen(), manual(shop.app) as jobs:
@@ -216,7 +216,7 @@ def test_hours_pass_at_once_on_virtual_time() -> None:
     run_virtual(main)
 
 
-def test_events_tell_what_they_tell_in_production() -> None:
+def test_events_are_the_same_as_in_production() -> None:
     async def main(clock: VirtualClock) -> None:
         async with live(shop.app) as running:
             told: list[Event] = []

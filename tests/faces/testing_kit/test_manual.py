@@ -39,7 +39,7 @@ async def test_what_is_enqueued_waits_until_it_is_drained(jobs: Workbench) -> No
     jobs.assert_enqueued(shop.greet, "ada", count=1)
 
 
-async def test_the_apps_own_store_is_its_own_again_afterwards() -> None:
+async def test_the_app_has_its_own_store_again_after_the_test() -> None:
     before = dict(vars(shop.app))
     with manual(shop.app) as jobs:
         await shop.greet.enqueue("ada")
@@ -51,7 +51,7 @@ async def test_the_apps_own_store_is_its_own_again_afterwards() -> None:
         assert jobs.all_enqueued() == []
 
 
-async def test_an_app_of_ones_own_class_stays_of_it() -> None:
+async def test_an_app_of_a_subclass_keeps_its_class() -> None:
     class Shop(Headgate):
         def greeting(self) -> str:
             return "hello"
@@ -98,7 +98,7 @@ async def test_arguments_are_checked_as_in_production(jobs: Workbench) -> None:
     await jobs.drain()
 
 
-async def test_a_failed_assertion_tells_what_was_enqueued_nearest_first(jobs: Workbench) -> None:
+async def test_a_failed_assertion_lists_the_enqueued_jobs_nearest_first(jobs: Workbench) -> None:
     await shop.ship.enqueue(shop.Order(7, []))
     await shop.greet.enqueue("bob", polite=True)
     await shop.greet.using(delay=60).enqueue("ada")
@@ -126,12 +126,12 @@ async def test_a_failed_assertion_tells_what_was_enqueued_nearest_first(jobs: Wo
         jobs.assert_enqueued(shop.greet, nam="ada")
 
 
-async def test_nothing_enqueued_is_said_in_one_line(jobs: Workbench) -> None:
+async def test_a_failed_assertion_without_jobs_is_one_line(jobs: Workbench) -> None:
     with pytest.raises(AssertionError, match="nothing was enqueued at all"):
         jobs.assert_enqueued(shop.greet)
 
 
-async def test_delays_are_met_at_their_own_moment(jobs: Workbench) -> None:
+async def test_delayed_jobs_run_at_their_time(jobs: Workbench) -> None:
     await shop.greet.using(delay=60).enqueue("later")
     await shop.greet.using(at=jobs.now + timedelta(seconds=30)).enqueue("sooner")
     jobs.assert_enqueued(shop.greet, "later", delay=60.5)
@@ -156,7 +156,7 @@ async def test_retries_are_followed_through_their_waits(jobs: Workbench) -> None
     assert await job.result() == 3
 
 
-async def test_a_job_that_fails_for_good_is_raised_with_the_handlers_own_error(jobs: Workbench) -> None:
+async def test_a_job_that_fails_for_good_is_raised_with_the_error_of_the_handler(jobs: Workbench) -> None:
     await shop.broken.enqueue()
     with pytest.raises(JobFailed, match="broken") as failed:
         await jobs.drain()
@@ -176,7 +176,7 @@ async def test_limits_hold_under_the_clock_of_the_test(jobs: Workbench) -> None:
     assert len(await jobs.drain()) == 2
 
 
-async def test_schedules_fire_when_time_goes_on(jobs: Workbench) -> None:
+async def test_schedules_fire_when_time_advances(jobs: Workbench) -> None:
     await jobs.travel(hours=5)
     assert shop.seen == ["report"] * 5
 
@@ -194,13 +194,13 @@ async def test_what_a_job_enqueues_and_what_follows_it_is_drained_too(jobs: Work
     assert (await both.wait()).succeeded == 2
 
 
-async def test_a_result_that_nothing_will_bring_is_not_waited_for(jobs: Workbench) -> None:
+async def test_waiting_for_a_result_that_no_job_can_produce_raises(jobs: Workbench) -> None:
     job = await shop.greet.enqueue("ada")
     with pytest.raises(HeadgateError, match=r"nothing runs by itself.*drain\(\) first"):
         await job.result(timeout=60)
 
 
-async def test_a_full_queue_is_told_of_at_once() -> None:
+async def test_a_full_queue_raises_immediately() -> None:
     app = Headgate("postgresql://127.0.0.1:1/none")
     app.queue("small", max_backlog=1)
 
@@ -230,7 +230,7 @@ async def test_one_job_is_run_alone_and_is_not_among_those_enqueued(jobs: Workbe
     jobs.assert_enqueued(shop.greet, "a")
 
 
-def test_code_that_cannot_await_enqueues_into_the_test(jobs: Workbench) -> None:
+def test_sync_code_enqueues_into_the_test(jobs: Workbench) -> None:
     job = shop.greet.sync.enqueue("ada")
     shop.where.sync.enqueue("here")
     shop.fan_out_blocking.sync.enqueue(["x", "y"])
@@ -277,7 +277,7 @@ def test_a_connection_is_not_touched_and_the_job_is_there_at_once(jobs: Workbenc
     connection.close()
 
 
-async def test_a_job_is_found_by_all_that_using_says(jobs: Workbench) -> None:
+async def test_a_job_is_found_by_all_options_of_using(jobs: Workbench) -> None:
     await shop.greet.using(priority=5, headers={"a": "b"}, unique_key="k").enqueue("ada")
     found = jobs.assert_enqueued(shop.greet, priority=5, headers={"a": "b"}, unique_key="k")
     assert (found.priority, found.headers, found.unique_key, found.attempt) == (5, {"a": "b"}, "k", 0)
@@ -285,7 +285,7 @@ async def test_a_job_is_found_by_all_that_using_says(jobs: Workbench) -> None:
         jobs.assert_enqueued(shop.greet, priority=6, headers={"a": "c"}, unique_key="other")
 
 
-async def test_time_begins_where_the_test_says() -> None:
+async def test_time_begins_at_the_instant_of_the_test() -> None:
     with manual(shop.app, now=datetime(2030, 1, 1, tzinfo=UTC)) as jobs:
         await shop.greet.enqueue("ada")
         assert jobs.all_enqueued()[0].run_at == datetime(2030, 1, 1, tzinfo=UTC)
@@ -293,7 +293,7 @@ async def test_time_begins_where_the_test_says() -> None:
         assert shop.seen.count("report") == 24
 
 
-async def test_a_job_that_enqueues_itself_for_ever_is_told_of(jobs: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_enqueues_itself_for_ever_raises(jobs: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     app = Headgate("memory://")
 
     @app.task
@@ -307,14 +307,14 @@ async def test_a_job_that_enqueues_itself_for_ever_is_told_of(jobs: Workbench, m
             await mine.drain(until="idle")
 
 
-async def test_resources_are_opened_and_callbacks_told_before_the_drain_returns(jobs: Workbench) -> None:
+async def test_resources_and_callbacks_run_before_the_drain_returns(jobs: Workbench) -> None:
     job = await shop.with_session.enqueue()
     await jobs.drain()
     assert sorted(map(str, shop.seen)) == ["('told', True)", "closed", "opened"]
     assert await job.result() is True
 
 
-async def test_a_drain_that_is_cancelled_ends_what_it_ran_and_gives_the_job_back(jobs: Workbench) -> None:
+async def test_a_cancelled_drain_stops_its_job_and_returns_it(jobs: Workbench) -> None:
     await shop.hang.enqueue()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(jobs.drain(), 0.05)
@@ -328,7 +328,7 @@ async def test_a_limiter_made_at_import_draws_on_the_buckets_of_the_test(jobs: W
     assert [bucket.draw.limit for bucket in await jobs._storage.buckets()] == ["outside"]
 
 
-async def test_operators_steer_what_is_in_the_test(jobs: Workbench) -> None:
+async def test_operators_change_jobs_and_limits_of_the_test(jobs: Workbench) -> None:
     job = await shop.greet.enqueue("ada")
     await shop.app.admin.queues.pause("default")
     assert len(await jobs.drain(until="idle")) == 0

@@ -15,7 +15,7 @@ from headgate.jobs.job import JobState
 from headgate.storage.records import JobFilter
 
 
-def test_what_stands_in_a_call_are_the_fields_of_a_query() -> None:
+def test_the_arguments_of_a_call_are_the_fields_of_a_query() -> None:
     assert list(JobCriteria.__annotations__) == list(JobQuery.__struct_fields__)
     assert set(JobsQuery.__struct_fields__) == {*JobQuery.__struct_fields__, "order", "before", "count"}
     assert {*FLAGS, *METAVARS} <= set(JobQuery.__struct_fields__)
@@ -34,7 +34,7 @@ def test_every_field_of_a_query_reaches_the_store() -> None:
     assert JobQuery().filter() == JobFilter()
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_values_are_refused() -> None:
     for said in ({"text": ""}, {"text": "x" * 201}, {"view": "never"}, {"state": "lost"}):
         with pytest.raises(DeclarationError):
             JobQuery(**said)  # type: ignore[arg-type]

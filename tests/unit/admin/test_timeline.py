@@ -30,13 +30,13 @@ def test_a_job_that_waits_was_enqueued() -> None:
     assert told(NEW) == [(0, "enqueued")]
 
 
-def test_a_running_job_is_told_to_run() -> None:
+def test_the_story_of_a_running_job_has_its_start() -> None:
     running = replace(NEW, state=JobState.RUNNING, node="node-1", attempt=1, started_at=5 * SECOND)
     assert told(running) == [(0, "enqueued"), (5, "started"), (5, "is running")]
     assert told(replace(running, cancel_requested=True))[-1] == (5, "is running, and its cancellation was requested")
 
 
-def test_a_success_after_failures_is_told_in_order() -> None:
+def test_the_story_of_a_success_after_failures_is_in_order() -> None:
     done = replace(NEW, state=JobState.SUCCEEDED, attempt=3, started_at=30 * SECOND, finished_at=31 * SECOND)
     assert told(done, attempt(1, 1, 2), attempt(2, 10, 11)) == [
         (0, "enqueued"),
@@ -56,7 +56,7 @@ def test_a_failure_names_its_last_attempt_once() -> None:
     assert told(failed) == [(0, "enqueued"), (1, "started"), (2, "final: failed")]
 
 
-def test_what_people_did_stands_where_it_was_done() -> None:
+def test_actions_of_people_are_in_order_of_time() -> None:
     cancelled = replace(NEW, state=JobState.CANCELLED, attempt=1, started_at=SECOND, finished_at=9 * SECOND)
     entry = AuditEntry(7, 5 * SECOND, "ada@here", "cancel", "job", "job-1", "it was late")
     moments = timeline(cancelled, [attempt(1, 1, 2, "snoozed")], [entry])

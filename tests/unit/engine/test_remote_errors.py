@@ -29,7 +29,7 @@ def names_of(kind: type[BaseException]) -> tuple[str, ...]:
     "kind",
     [ValueError, OSError, UnicodeDecodeError, ExceptionGroup, KeyError, SystemExit, Demanding, Both, StopIteration],
 )
-def test_a_remade_error_is_one_of_all_its_classes_and_says_what_the_first_said(kind: type[BaseException]) -> None:
+def test_a_rebuilt_error_has_all_its_classes_and_its_text(kind: type[BaseException]) -> None:
     error = rebuild_error(ErrorClass(names_of(kind), "what it said"))
     assert isinstance(error, kind)
     assert str(error) == "what it said"

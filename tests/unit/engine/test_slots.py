@@ -21,7 +21,7 @@ def test_the_odd_slot_goes_to_each_kind_in_turn() -> None:
     assert [slots.rooms()["mail"].gated_first for _ in range(4)] == [False, True, False, True]
 
 
-def test_counting_free_slots_takes_nobodys_turn() -> None:
+def test_counting_free_slots_does_not_change_the_turn() -> None:
     slots = Slots({"mail": 1, "video": 3})
     turns = []
     for _ in range(4):

@@ -50,7 +50,7 @@ def test_the_values_of_a_set_and_those_without_it_are_all_in_their_order(flags: 
 
 
 @given(flags)
-def test_what_is_spread_is_what_was_left_out_and_the_rest(flags: list[bool]) -> None:
+def test_spread_is_the_inverse_of_without(flags: list[bool]) -> None:
     draws, values = draws_where(flags), list(range(len(flags)))
     assert spread(without(values, draws), draws, -1) == [-1 if flag else value for value, flag in enumerate(flags)]
 

@@ -38,11 +38,11 @@ def test_a_fraction_is_from_nothing_to_all(fraction: float) -> None:
         percentile((1,), fraction, 1)
 
 
-def test_what_is_longer_than_all_bounds_is_told_by_the_longest() -> None:
+def test_values_above_all_bounds_are_counted_in_the_last_bucket() -> None:
     assert percentile(of([5 * 10**12, 7 * 10**12]), 0.5, 7 * 10**12) == 7 * 10**12
 
 
-def test_nothing_above_the_longest_is_answered() -> None:
+def test_no_percentile_is_above_the_last_bound() -> None:
     assert percentile(of([1_000_001] * 10), 0.95, 1_000_001) == 1_000_001
 
 

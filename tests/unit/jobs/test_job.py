@@ -19,7 +19,7 @@ JOB = NewJob(
 )
 
 
-def test_waiting_and_running_are_not_final_and_all_else_is() -> None:
+def test_all_states_but_waiting_and_running_are_final() -> None:
     assert [state for state in JobState if not state.is_final] == [JobState.WAITING, JobState.RUNNING]
 
 
@@ -98,7 +98,7 @@ def test_text_that_no_database_can_keep_is_escaped() -> None:
     assert msgspec.json.decode(msgspec.json.encode(error), type=JobError) == error
 
 
-def test_an_error_crosses_into_storage_without_what_it_lacks() -> None:
+def test_a_stored_error_omits_empty_fields() -> None:
     assert msgspec.json.encode(JobError("ValueError", "no")) == b'{"type":"ValueError","message":"no"}'
 
 

@@ -73,7 +73,7 @@ def test_the_failure_after_the_last_retry_finishes_the_job() -> None:
     assert ending(Failed(ERROR), attempt=3) == Finished("job", 7, JobState.FAILED, error=ERROR)
 
 
-def test_a_failure_that_is_not_worth_another_try_finishes_the_job_at_once() -> None:
+def test_a_failure_that_is_not_retryable_finishes_the_job_immediately() -> None:
     assert ending(Failed(ERROR, retryable=False)) == Finished("job", 7, JobState.FAILED, error=ERROR)
 
 

@@ -14,13 +14,13 @@ from headgate.jobs.state import JobState
 from headgate.settings import load_settings
 
 
-def test_one_duration_is_for_all_final_jobs_and_not_for_what_people_did() -> None:
+def test_one_duration_applies_to_final_jobs_and_not_to_audit_records() -> None:
     assert retention_of(3600) == Retention(3600, 3600, 3600, 90 * DAY)
     assert retention_of(timedelta(days=1)).failed == DAY
     assert Retention() == retention_of(7 * DAY)
 
 
-def test_a_mapping_says_it_of_some_and_leaves_the_others() -> None:
+def test_a_mapping_sets_some_durations_and_keeps_the_others() -> None:
     given = retention_of({"succeeded": 3600, "failed": timedelta(days=30)})
     assert given == Retention(3600, 30 * DAY, 7 * DAY, 90 * DAY)
     of = [given.of(state) for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)]
@@ -37,7 +37,7 @@ def test_a_mapping_says_it_of_some_and_leaves_the_others() -> None:
         ("audit=365d", Retention(audit=365 * DAY)),
     ],
 )
-def test_the_environment_says_it_as_text(text: str, expected: Retention) -> None:
+def test_retention_can_be_set_as_text_in_the_environment(text: str, expected: Retention) -> None:
     assert parse_retention(text) == expected
     assert load_settings({}, {"HEADGATE_RETENTION": text}).retention == expected
 
@@ -52,12 +52,12 @@ def test_text_that_cannot_be_read_is_refused(text: str) -> None:
     "given",
     [0, -1, True, "soon", "", {"succeeded": 0}, {"running": 5}, {"failed": "1x"}, None, float("nan"), timedelta.max],
 )
-def test_what_makes_no_sense_is_refused(given: Any) -> None:
+def test_invalid_values_are_refused(given: Any) -> None:
     with pytest.raises(DeclarationError, match="retention"):
         retention_of(given)
 
 
-def test_an_argument_beats_the_environment() -> None:
+def test_an_argument_overrides_the_environment() -> None:
     environment = {"HEADGATE_RETENTION": "1h", "HEADGATE_AUDIT": "Errors", "HEADGATE_LOG_LEVEL": "debug"}
     assert load_settings({"retention": {"failed": 60}}, environment).retention == Retention(failed=60)
     settings = load_settings({}, environment)
@@ -68,7 +68,7 @@ def test_an_argument_beats_the_environment() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"audit": "all"}, {"log_lines": -1}, {"log_lines": 1_000_000}, {"log_level": "LOUD"}]
 )
-def test_other_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+def test_other_invalid_settings_are_refused(wrong: dict[str, object]) -> None:
     (name,) = wrong
     with pytest.raises(DeclarationError, match=name):
         load_settings(wrong, {})

@@ -80,12 +80,12 @@ def test_a_backoff_that_says_none_gives_up_with_retries_left() -> None:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused_where_it_is_written(options: dict[str, Any], reason: str) -> None:
+def test_invalid_values_are_refused_at_declaration(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(DeclarationError, match=reason):
         RetryPolicy(**options)
 
 
-def test_a_number_in_the_place_of_a_policy_is_told_what_to_write() -> None:
+def test_a_number_in_the_place_of_a_policy_is_refused_with_what_to_write() -> None:
     app = Headgate("memory://")
     with pytest.raises(DeclarationError, match=r"write retry=RetryPolicy\(retries=3\)"):
         app.task(retry=5)(test_a_constant_delay_is_the_same_each_time)  # type: ignore[call-overload]
@@ -104,7 +104,7 @@ def test_giving_up_goes_before_retrying_where_both_filters_name_an_error() -> No
     assert not RetryPolicy(give_up_on=RetryPolicy.DATABASE).accepts(ConnectionResetError())
 
 
-def test_of_a_group_every_error_has_to_be_worth_another_try() -> None:
+def test_every_error_of_a_group_must_be_retryable() -> None:
     policy = RetryPolicy(retry_on=RetryPolicy.NETWORK)
     assert policy.accepts(ExceptionGroup("", [ConnectionResetError(), ExceptionGroup("", [TimeoutError()])]))
     assert not policy.accepts(ExceptionGroup("", [ConnectionResetError(), ValueError()]))
@@ -256,7 +256,7 @@ def test_the_filters_of_the_task_hold_for_a_job_with_a_policy_of_its_own() -> No
         (RetryPolicy(retry_on=RetryPolicy.NETWORK), "retry_on"),
     ],
 )
-def test_what_cannot_be_stored_with_a_job_is_pointed_to_the_task(policy: RetryPolicy, named: str) -> None:
+def test_a_policy_that_cannot_be_stored_with_a_job_belongs_to_the_task(policy: RetryPolicy, named: str) -> None:
     app = Headgate("memory://")
 
     @app.task
@@ -271,7 +271,7 @@ def test_what_cannot_be_stored_with_a_job_is_pointed_to_the_task(policy: RetryPo
 # ------------------------------------------------------------------------------------------------------- defaults
 
 
-def test_a_task_goes_before_its_queue_and_a_queue_before_the_app() -> None:
+def test_a_task_overrides_its_queue_and_a_queue_overrides_the_app() -> None:
     app = Headgate("memory://", retry=RetryPolicy(retries=1), timeout=10)
     app.queue("mail", retry=RetryPolicy(retries=2), timeout=timedelta(seconds=20))
 

@@ -79,7 +79,7 @@ def test_a_cost_above_the_count_is_an_error() -> None:
         Concurrency(3, cost=4)
 
 
-def test_a_return_by_somebody_who_holds_nothing_changes_nothing() -> None:
+def test_returning_a_permit_that_is_not_held_changes_nothing() -> None:
     rule = Concurrency(2).rule
     state = held_by(rule, "a")
     assert rule.give(state, "stranger") == state
@@ -122,7 +122,7 @@ def test_the_bound_is_how_many_run_at_once_whatever_the_window() -> None:
     assert [Concurrency(20).rule.bound(window) for window in (1, HOUR)] == [20, 20]
 
 
-def test_a_bucket_may_be_forgotten_when_nobody_holds_a_permit() -> None:
+def test_a_bucket_without_holders_can_be_evicted() -> None:
     rule = Concurrency(1).rule
     assert rule.idle_at(rule.give(held_by(rule, "a"), "a")) <= NOON
 
@@ -136,12 +136,12 @@ def test_holders_come_back_from_storage_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("stored", [None, "1:rate:27:15:60", "1:strict:"])
-def test_under_another_kind_of_rule_nobody_held_a_permit(stored: str | None) -> None:
+def test_the_state_of_another_kind_of_rule_has_no_holders(stored: str | None) -> None:
     assert load_permits(stored) == NO_PERMITS
 
 
 @pytest.mark.parametrize("stored", ["2:concurrency:{}", "1:concurrency:", "1:concurrency:[1", '1:concurrency:["a"]'])
-def test_of_permits_whose_holders_cannot_be_read_none_is_free(stored: str) -> None:
+def test_permits_with_unreadable_holders_are_all_taken(stored: str) -> None:
     rule = Concurrency(3).rule
     unknown = rule.load(stored, NOON)
     assert rule.hold(unknown, NOON, "a")[0] == NEVER
@@ -156,7 +156,7 @@ def test_a_count_that_is_none_is_refused(count: Any) -> None:
         Concurrency(count)
 
 
-def test_an_unknown_hold_and_a_store_elsewhere_are_refused() -> None:
+def test_an_unknown_hold_and_another_store_are_refused() -> None:
     hold: Any = "always"
     with pytest.raises(DeclarationError, match="hold='always' must be 'running', 'until_final' or 'until_success'"):
         Concurrency(3, hold=hold)

@@ -113,7 +113,7 @@ def test_a_thousand_keys_are_active_and_the_next_one_waits() -> None:
     assert rule.take(state, NOW, key="tenant-999")[0] == NOW
 
 
-def test_a_newcomer_waits_for_what_the_first_has_used_and_goes_before_it() -> None:
+def test_a_new_key_waits_for_the_budget_of_the_first_and_is_served_before_it() -> None:
     state = start(FAIR, "first", 20)
     newcomer, _ = FAIR.take(state, NOW, key="newcomer")
     first, _ = FAIR.take(state, NOW, key="first")
@@ -121,7 +121,7 @@ def test_a_newcomer_waits_for_what_the_first_has_used_and_goes_before_it() -> No
     assert first == NOON + HOUR + 1
 
 
-def test_the_first_still_comes_after_a_newcomer_that_has_begun_in_the_same_microsecond() -> None:
+def test_the_first_key_is_served_after_a_new_one_of_the_same_microsecond() -> None:
     state = start(FAIR, "first", 20)
     state = start(FAIR, "newcomer", 3, NOON + HOUR, state)
     assert FAIR.take(state, NOON + HOUR, key="first")[0] == NOON + HOUR + 1
@@ -134,7 +134,7 @@ def test_a_key_that_has_room_is_not_held_up_at_the_turn_of_a_slice() -> None:
     assert MOVING.take(state, NOON + 2 * MINUTE, key="first")[0] == NOON + 2 * MINUTE
 
 
-def test_a_newcomer_cuts_the_share_of_a_key_at_once() -> None:
+def test_a_new_key_reduces_the_share_of_a_key_immediately() -> None:
     state = start(FAIR, "first", 12)
     state = start(FAIR, "newcomer", 1, NOW, state)
     # Twelve is more than half of twenty: the first is done for this hour, though eight are left.
@@ -142,7 +142,7 @@ def test_a_newcomer_cuts_the_share_of_a_key_at_once() -> None:
     assert in_turns(FAIR, ["first", "newcomer"], NOW, state) == {"first": 0, "newcomer": 7}
 
 
-def test_in_a_sliding_window_places_pass_to_a_newcomer_as_they_leave() -> None:
+def test_in_a_sliding_window_a_new_key_gets_places_as_they_expire() -> None:
     state = None
     for minute in range(20):
         state = start(MOVING, "first", 1, NOON + minute * MINUTE, state)
@@ -159,7 +159,7 @@ def test_in_a_sliding_window_places_pass_to_a_newcomer_as_they_leave() -> None:
     assert MOVING.take(state, now, key="first")[0] == now
 
 
-def test_a_key_that_leaves_the_window_gives_its_share_to_those_that_stay() -> None:
+def test_the_share_of_a_key_that_leaves_the_window_goes_to_the_others() -> None:
     state = start(MOVING, "gone", 1, NOON)
     state = start(MOVING, "stays", 10, NOON + 5 * MINUTE, state)
     assert MOVING.take(state, NOON + 6 * MINUTE, key="stays")[0] == NOON + HOUR + 1
@@ -186,7 +186,7 @@ def test_keys_that_do_not_divide_the_capacity_leave_the_rest_to_those_that_came_
     assert in_turns(FAIR, ["c", "b", "a"], NOW, state) == {"c": 5, "b": 6, "a": 6}
 
 
-def test_a_key_that_comes_back_is_the_last_to_have_become_active() -> None:
+def test_a_key_that_becomes_active_again_is_the_last_active_one() -> None:
     rule = DynamicWindow(per=3600, capacity=3).rule
     state = start(rule, "a", 3)
     booked_b, state = rule.take(state, NOW, key="b")
@@ -258,14 +258,14 @@ def test_a_reservation_keeps_the_state_and_books_one_slot_after_another() -> Non
     assert booked == [SECOND, SECOND, MINUTE + 1, MINUTE + 1, 2 * MINUTE + 1]
 
 
-def test_a_clock_that_goes_back_mints_no_budget_and_closes_no_key_longer_than_without_the_step() -> None:
+def test_a_clock_that_steps_back_creates_no_budget_and_closes_no_key_longer() -> None:
     state = start(FAIR, "a", 20)
     for back in (MINUTE, HOUR, 24 * HOUR):
         assert FAIR.take(state, NOW - back, key="a")[0] == NOON + HOUR + 1
         assert FAIR.take(state, NOW - back, key="b")[0] == NOON + HOUR
 
 
-def test_a_refund_gives_its_place_back_to_all() -> None:
+def test_a_refund_frees_its_place_for_all_keys() -> None:
     state = start(FAIR, "a", 20)
     refunded = FAIR.amend(state, NOW, 5, NOW, 0, key="a")
     assert FAIR.snapshot(refunded, NOW, key="a").used == 15
@@ -290,7 +290,7 @@ def test_a_refund_does_not_bring_back_what_a_key_had_before_the_window() -> None
     assert (refunded.used, refunded.active) == (1, 1)
 
 
-def test_a_settled_cost_counts_for_what_it_came_to() -> None:
+def test_a_settled_cost_counts_with_its_final_value() -> None:
     state = start(FAIR, "a", 1, cost=5)
     settled = FAIR.amend(state, NOW, 5, NOW, 30, key="a")
     assert FAIR.snapshot(settled, NOW, key="a").used == 30
@@ -311,7 +311,7 @@ def test_what_has_left_the_window_is_not_brought_back() -> None:
     assert FAIR.amend(state, NOW, 1, NOW, 9, key="b") == state
 
 
-def test_a_bucket_may_be_forgotten_when_nobody_is_active_any_more() -> None:
+def test_a_bucket_without_active_keys_can_be_evicted() -> None:
     state = start(FAIR, "a", 1)
     assert FAIR.idle_at(state) == NOON + HOUR + 1
     assert FAIR.idle_at(FAIR.amend(state, NOW, 1, NOW, 0, key="a")) == NOON
@@ -378,7 +378,7 @@ def test_a_window_that_begins_to_slide_waits_until_it_knows_all_that_it_holds(op
         assert moving.take(loaded, now, key="b")[0] == NOON + 59 * MINUTE
 
 
-def test_under_a_longer_period_nobody_starts_until_what_is_not_known_cannot_matter() -> None:
+def test_under_a_longer_period_nothing_starts_until_unknown_starts_have_expired() -> None:
     longer = DynamicWindow(per=24 * 3600, capacity=480, slices=24).rule
     state = start(FAIR, "a", 20, NOON + MINUTE)
     loaded = longer.load(FAIR.dump(state), NOON + MINUTE)

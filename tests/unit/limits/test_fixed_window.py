@@ -108,7 +108,7 @@ def test_a_reservation_keeps_the_state_and_books_one_window_after_another() -> N
     assert rule.take(state, NOON + SECOND)[0] == NOON + 2 * MINUTE, "nothing is let in before what is booked"
 
 
-def test_a_clock_that_goes_back_mints_no_budget_and_closes_no_key_longer_than_without_the_step() -> None:
+def test_a_clock_that_steps_back_creates_no_budget_and_closes_no_key_longer() -> None:
     rule = FixedWindow("15/m").rule
     _, state = start_all(rule, 15)
     for back in (1, SECOND, MINUTE, DAY):
@@ -147,7 +147,7 @@ def test_a_declared_cost_above_the_count_is_refused_at_declaration() -> None:
         FixedWindow("15/m", cost=16)
 
 
-def test_a_refund_gives_its_place_back_while_the_window_lasts() -> None:
+def test_a_refund_frees_its_place_while_the_window_lasts() -> None:
     rule = FixedWindow("15/m").rule
     _, state = start_all(rule, 15)
     refunded = rule.amend(state, NOON, 5, NOON, 0)
@@ -189,7 +189,7 @@ def test_what_a_window_that_is_over_held_is_not_brought_back() -> None:
     assert rule.amend(state, NOON, 1, NOON, 9) == state
 
 
-def test_a_bucket_may_be_forgotten_when_its_window_is_over() -> None:
+def test_a_bucket_can_be_evicted_when_its_window_is_over() -> None:
     rule = FixedWindow("15/m").rule
     _, state = start_all(rule, 3, NOON + SECOND)
     assert rule.idle_at(state) == NOON + MINUTE
@@ -238,7 +238,7 @@ def test_a_shorter_window_counts_all_that_the_longer_one_held_until_it_is_over()
     assert new.take(loaded, NOON + 20 * SECOND)[0] == NOON + MINUTE
 
 
-def test_a_longer_window_takes_the_shorter_ones_before_it_for_full() -> None:
+def test_a_longer_window_counts_earlier_shorter_ones_as_full() -> None:
     old, new = FixedWindow("15/m").rule, FixedWindow("900/h").rule
     now = NOON + 30 * MINUTE + SECOND
     _, state = start_all(old, 3, now)

@@ -190,7 +190,7 @@ def test_a_header_is_read_from_the_job() -> None:
     assert key_of(header("customer"), {"customer": "acme", "tenant": "other"}, page=2) == "acme"
 
 
-def test_the_header_is_the_tenant_unless_named() -> None:
+def test_the_default_header_is_the_tenant() -> None:
     assert key_of(header(), {"tenant": "acme"}, page=2) == "acme"
 
 

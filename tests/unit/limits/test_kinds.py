@@ -79,7 +79,7 @@ def test_numbers_that_a_later_version_has_given_a_default_may_be_missing() -> No
         "15/m",
     ],
 )
-def test_a_text_that_is_no_known_rule_is_told_the_kinds_there_are(text: str) -> None:
+def test_a_text_that_is_no_known_rule_is_refused_with_the_known_kinds(text: str) -> None:
     with pytest.raises(DeclarationError, match="'concurrency', 'dynamic', 'fixed', 'rate', 'sliding', 'strict'"):
         load_rule(text)
 

@@ -153,7 +153,7 @@ def test_a_rule_that_is_not_in_the_list_cannot_be_read(monkeypatch: pytest.Monke
         load_rule(dump_rule(RestBetween(30).rule))
 
 
-def test_people_spell_it_in_place_of_another_rate_and_another_rate_in_its_place() -> None:
+def test_the_new_rule_can_replace_another_rate_and_vice_versa() -> None:
     rest = RestBetween(30).rule
     assert spelled_limit(rest, "90s").rule == RestBetween(90).rule
     rate = spelled_limit(rest, "15/m", kind="strict").rule

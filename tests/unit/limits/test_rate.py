@@ -62,19 +62,19 @@ def test_a_count_takes_its_period_apart(per: Duration, period: int) -> None:
         "9" * 20 + "/m",
     ],
 )
-def test_a_text_that_is_no_rate_is_told_the_accepted_forms(text: str) -> None:
+def test_a_text_that_is_not_a_rate_is_refused_with_the_accepted_forms(text: str) -> None:
     with pytest.raises(DeclarationError, match=r'"10/s", "100/m", "500/h", "1000/d" or "15/30s"') as caught:
         parse_rate(text, None)
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("rate", [15.0, None, True, ("15", "m")])
-def test_a_value_that_is_no_rate_is_told_the_accepted_forms(rate: object) -> None:
+def test_a_value_that_is_not_a_rate_is_refused_with_the_accepted_forms(rate: object) -> None:
     with pytest.raises(DeclarationError, match=r'"15/30s", or as a count with per=60'):
         parse_rate(rate, 60)  # type: ignore[arg-type]
 
 
-def test_a_count_without_a_period_is_told_the_accepted_forms() -> None:
+def test_a_count_without_a_period_is_refused_with_the_accepted_forms() -> None:
     with pytest.raises(DeclarationError, match=r"a rate of 15 needs its period.*or as a count with per=60"):
         parse_rate(15, None)
 

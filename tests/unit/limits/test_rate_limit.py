@@ -153,7 +153,7 @@ def test_a_frozen_clock_grants_exactly_the_burst() -> None:
         assert rule.take(state, NOON)[0] > NOON
 
 
-def test_a_clock_that_goes_back_mints_no_budget() -> None:
+def test_a_clock_that_steps_back_creates_no_budget() -> None:
     rule = RateLimit("15/m").rule
     _, state = start_all(rule, 15)
     for back in (1, SECOND, MINUTE, 24 * HOUR):
@@ -275,7 +275,7 @@ def test_a_start_empty_bucket_shows_one_start() -> None:
     assert (snapshot.used, snapshot.available, snapshot.opens_at) == (14, 1, NOON)
 
 
-def test_a_full_bucket_may_be_forgotten() -> None:
+def test_a_full_bucket_can_be_evicted() -> None:
     rule = RateLimit("15/m").rule
     _, state = start_all(rule, 15)
     assert rule.idle_at(state) == NOON + MINUTE
@@ -358,7 +358,7 @@ def test_a_rate_rule_is_a_rule() -> None:
     assert rule.kind == "rate"
 
 
-def test_a_start_that_never_began_is_given_back_if_it_was_the_last() -> None:
+def test_a_start_that_never_began_is_returned_if_it_was_the_last() -> None:
     rule = RateLimit("15/m", burst=2).rule
     _, one = rule.take(None, NOON)
     _, two = rule.take(one, NOON + SECOND)

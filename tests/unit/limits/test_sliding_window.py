@@ -139,7 +139,7 @@ def test_a_reservation_keeps_the_state_and_books_one_window_after_another() -> N
     assert seconds(booked) == [1, 1, 60, 60, 120]
 
 
-def test_a_clock_that_goes_back_mints_no_budget_and_closes_no_key_longer_than_without_the_step() -> None:
+def test_a_clock_that_steps_back_creates_no_budget_and_closes_no_key_longer() -> None:
     rule = SlidingWindow("15/m", slices=6).rule
     _, state = start_all(rule, 15)
     for back in (1, SECOND, MINUTE, DAY):
@@ -179,7 +179,7 @@ def test_a_declared_cost_above_the_count_is_refused_at_declaration() -> None:
         SlidingWindow("15/m", cost=16)
 
 
-def test_a_refund_gives_its_place_back() -> None:
+def test_a_refund_frees_its_place() -> None:
     rule = SlidingWindow("15/m", slices=6).rule
     _, state = start_all(rule, 15)
     refunded = rule.amend(state, NOON, 5, NOON, 0)
@@ -187,7 +187,7 @@ def test_a_refund_gives_its_place_back() -> None:
     assert rule.take(refunded, NOON + SECOND, 6)[0] == NOON + MINUTE
 
 
-def test_a_reservation_that_is_given_back_leaves_its_slot_to_the_next() -> None:
+def test_a_reservation_that_is_returned_leaves_its_slot_to_the_next() -> None:
     rule = SlidingWindow("2/m", slices=6).rule
     _, state = start_all(rule, 2)
     slot, booked = rule.take(state, NOON)
@@ -218,7 +218,7 @@ def test_what_has_left_the_window_is_not_brought_back() -> None:
     assert rule.amend(state, NOON, 1, NOON, 9) == state
 
 
-def test_a_bucket_may_be_forgotten_when_its_last_slice_has_left() -> None:
+def test_a_bucket_can_be_evicted_when_its_last_slice_has_left() -> None:
     rule = SlidingWindow("15/m", slices=6).rule
     _, state = start_all(rule, 3, NOON + SECOND)
     _, state = start_all(rule, 1, NOON + 11 * SECOND, state)
@@ -272,7 +272,7 @@ def test_coarser_slices_count_a_start_as_late_as_it_may_have_been() -> None:
     assert old.take(finer, now)[0] == NOON + 79 * MINUTE, "it may have started at any instant until 12:20"
 
 
-def test_a_longer_window_takes_the_shorter_ones_before_it_for_full() -> None:
+def test_a_longer_window_counts_earlier_shorter_ones_as_full() -> None:
     old, new = SlidingWindow("500/h").rule, SlidingWindow("12000/d", slices=24).rule
     _, state = start_all(old, 3, NOON)
     loaded = new.load(old.dump(state), NOON)

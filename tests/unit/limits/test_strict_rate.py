@@ -113,7 +113,7 @@ def test_a_reservation_keeps_the_state_and_books_one_slot_after_another() -> Non
     assert seconds(booked) == [0, 0, 60, 60, 120, 120]
 
 
-def test_a_clock_that_goes_back_mints_no_budget() -> None:
+def test_a_clock_that_steps_back_creates_no_budget() -> None:
     rule = exact("15/m")
     _, state = start_all(rule, 15)
     for back in (1, SECOND, MINUTE, 24 * HOUR):
@@ -192,7 +192,7 @@ def test_a_negative_margin_is_refused() -> None:
         StrictRate("15/m", margin=-0.1)
 
 
-def test_the_log_forgets_starts_that_no_longer_count() -> None:
+def test_the_log_drops_starts_that_no_longer_count() -> None:
     rule = exact("15/m")
     state: Starts | None = None
     for number in range(1000):
@@ -213,7 +213,7 @@ def test_a_snapshot_shows_what_counts_and_what_is_left() -> None:
     assert (none_left.used, none_left.available, none_left.opens_at) == (15, 0, NOON + MINUTE)
 
 
-def test_a_bucket_may_be_forgotten_when_its_last_start_no_longer_counts() -> None:
+def test_a_bucket_can_be_evicted_when_its_last_start_no_longer_counts() -> None:
     rule = exact("15/m")
     _, state = start_all(rule, 3)
     _, state = start_all(rule, 1, NOON + 10 * SECOND, state)

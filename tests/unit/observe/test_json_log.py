@@ -50,7 +50,7 @@ def test_an_error_is_there_with_its_type_its_message_and_its_traceback_in_the_sa
     assert told["error"]["traceback"].endswith("ValueError: no such page")
 
 
-def test_what_is_passed_under_a_name_that_a_line_has_is_kept_beside_it() -> None:
+def test_a_field_with_a_reserved_name_is_kept_under_another_name() -> None:
     """The fault: it was dropped, and nobody was told."""
     told = line(JsonFormatter({"service": "billing"}), level="of the sea", service="other", extra=1)
     assert told["level"] == "INFO"
@@ -58,7 +58,7 @@ def test_what_is_passed_under_a_name_that_a_line_has_is_kept_beside_it() -> None
     assert told["extra"] == {"level": "of the sea", "service": "other", "extra": 1}
 
 
-def test_what_has_no_json_form_never_costs_the_line() -> None:
+def test_a_value_without_a_json_form_does_not_drop_the_line() -> None:
     class Odd:
         def __repr__(self) -> str:
             raise RuntimeError
@@ -72,7 +72,7 @@ def test_what_has_no_json_form_never_costs_the_line() -> None:
     assert told["keys"] == {"(1, 2)": 3}
 
 
-def test_a_line_out_of_a_handler_tells_its_job() -> None:
+def test_a_log_line_of_a_handler_has_its_job() -> None:
     app = Headgate("memory://")
     told: list[dict[str, Any]] = []
 
@@ -91,7 +91,7 @@ def test_a_line_out_of_a_handler_tells_its_job() -> None:
     assert job_fields() == {}
 
 
-def test_a_line_of_headgates_own_tells_its_event_and_the_fields_of_it() -> None:
+def test_a_log_line_of_headgate_has_its_event_and_fields() -> None:
     records: list[logging.LogRecord] = []
 
     class Keep(logging.Handler):

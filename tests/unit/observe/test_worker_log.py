@@ -161,7 +161,7 @@ async def test_a_node_inside_a_program_logs_each_job_when_asked(caplog: pytest.L
     ("setting", "asked", "is_logged"),
     [(None, None, True), (False, None, False), (False, True, True), (True, False, False), (True, None, True)],
 )
-async def test_a_worker_logs_each_job_unless_the_command_or_the_setting_says_no(
+async def test_a_worker_logs_each_job_unless_an_option_turns_it_off(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, setting: bool | None, asked: bool | None, is_logged: bool
 ) -> None:
     app = Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF", log_jobs=setting)

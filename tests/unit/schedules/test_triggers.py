@@ -165,7 +165,7 @@ def test_an_hourly_cron_runs_in_each_real_hour() -> None:
                 assert trigger.next_after(instant + (hour - 1) * 3600 * SECOND) == instant + hour * 3600 * SECOND
 
 
-def test_a_day_that_a_zone_left_out_is_made_up_for_at_its_end() -> None:
+def test_an_occurrence_on_a_day_that_a_zone_skipped_runs_at_its_end() -> None:
     """Samoa went from 29 to 31 December 2011."""
     assert runs(Calendar(at="9:00", tz="Pacific/Apia"), "2011-12-29 00:00", 3, "Pacific/Apia") == [
         "2011-12-29 09:00",
@@ -228,7 +228,7 @@ def test_what_can_be_written(expression: str, after: str, expected: str) -> None
         ("0 0 31 4,6,9,11 *", "has no day that ever comes"),
     ],
 )
-def test_what_is_no_cron_is_refused_where_it_is_declared_and_told_the_forms(expression: str, why: str) -> None:
+def test_an_invalid_cron_is_refused_at_declaration_with_the_accepted_forms(expression: str, why: str) -> None:
     with pytest.raises(ValueError, match='write "minute hour day month weekday", or six fields') as caught:
         Cron(expression)
     assert why in str(caught.value)
@@ -267,7 +267,7 @@ def test_a_zone_that_does_not_exist_is_refused_with_a_similar_one() -> None:
         ({"on": {1, 2}}, "neither a value nor a list of values"),
     ],
 )
-def test_a_calendar_that_cannot_be_is_refused_where_it_is_declared(arguments: dict[str, object], why: str) -> None:
+def test_an_impossible_calendar_is_refused_at_declaration(arguments: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=r"write Calendar\(at=") as caught:
         Calendar(**arguments)  # type: ignore[arg-type]
     assert why in str(caught.value)
@@ -285,7 +285,7 @@ def test_a_calendar_that_cannot_be_is_refused_where_it_is_declared(arguments: di
         ({"minutes": 5, "start": datetime(2026, 1, 1)}, "must be an aware datetime"),  # noqa: DTZ001
     ],
 )
-def test_an_interval_that_cannot_be_is_refused_where_it_is_declared(arguments: dict[str, object], why: str) -> None:
+def test_an_impossible_interval_is_refused_at_declaration(arguments: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match="Every") as caught:
         Every(**arguments)  # type: ignore[arg-type]
     assert why in str(caught.value)
@@ -305,7 +305,7 @@ def test_an_interval_that_cannot_be_is_refused_where_it_is_declared(arguments: d
         Every(days=36_500, start=datetime(9990, 1, 1, tzinfo=UTC)),
     ],
 )
-def test_the_end_of_time_is_answered_and_not_searched_for(trigger: Trigger) -> None:
+def test_a_trigger_beyond_the_last_instant_ends_without_a_search(trigger: Trigger) -> None:
     assert trigger.next_after(from_datetime(datetime(9999, 12, 30, tzinfo=UTC))) is None
     assert trigger.next_after(1 << 62) is None
     assert trigger.latest_at_or_before(-(1 << 62)) is None
@@ -334,7 +334,7 @@ def test_a_trigger_is_described_and_read_back_as_it_was_stored(trigger: Trigger,
     assert load_trigger(dump_trigger(started)) == started
 
 
-def test_a_trigger_of_ones_own_is_stored_by_its_description() -> None:
+def test_a_custom_trigger_is_stored_by_its_description() -> None:
     class FullMoon:
         def next_after(self, instant: int) -> int | None:
             return instant + 1
@@ -351,7 +351,7 @@ def test_a_trigger_of_ones_own_is_stored_by_its_description() -> None:
     assert not isinstance(stored, Trigger)
 
 
-def test_what_a_newer_version_stored_is_refused_in_words() -> None:
+def test_a_trigger_of_a_newer_version_is_refused_with_a_message() -> None:
     with pytest.raises(ValueError, match="not a trigger of this version"):
         load_trigger('{"kind":"tides"}')
     with pytest.raises(ValueError, match="not a trigger of this version"):

@@ -42,7 +42,7 @@ class Counting:
         await self._finals.close()
 
 
-def test_what_is_counted_quickly_is_there_with_the_first_look_and_a_second_old_at_most() -> None:
+def test_fast_counts_are_in_the_first_read_and_at_most_a_second_old() -> None:
     async def main(clock: VirtualClock) -> None:
         counting = Counting(clock, takes=0.001)
         for times in (1, 1, 2, 2, 3):
@@ -54,7 +54,7 @@ def test_what_is_counted_quickly_is_there_with_the_first_look_and_a_second_old_a
     run_virtual(main)
 
 
-def test_what_takes_long_is_waited_for_by_nobody_and_takes_no_more_than_a_fiftieth_of_the_store() -> None:
+def test_slow_counts_delay_no_reader_and_take_at_most_a_fiftieth_of_the_store() -> None:
     async def main(clock: VirtualClock) -> None:
         counting = Counting(clock, takes=2)
         began = clock.monotonic()
@@ -78,7 +78,7 @@ def test_what_takes_long_is_waited_for_by_nobody_and_takes_no_more_than_a_fiftie
     run_virtual(main)
 
 
-def test_a_count_that_the_store_refuses_takes_nothing_else_with_it_and_is_asked_no_more_often() -> None:
+def test_a_failing_count_affects_no_other_and_is_not_repeated_more_often() -> None:
     """As on PostgreSQL, which ends what takes longer than its statement timeout."""
 
     async def main(clock: VirtualClock) -> None:

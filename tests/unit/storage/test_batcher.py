@@ -82,7 +82,7 @@ async def test_writes_that_come_in_one_turn_of_the_loop_share_a_commit(batcher: 
     assert commits.groups == [["a", "b", "c"]]
 
 
-async def test_what_comes_during_a_commit_is_the_next_one_in_the_order_it_came(
+async def test_writes_during_a_commit_are_in_the_next_one_in_their_order(
     batcher: Batcher[str], commits: Commits
 ) -> None:
     (first,) = write(batcher, "a")
@@ -134,9 +134,7 @@ async def test_a_commit_that_fails_fails_its_group_and_not_the_next(batcher: Bat
     assert await asyncio.gather(*later) == ["c committed"]
 
 
-async def test_a_caller_that_is_cancelled_undoes_nothing_and_disturbs_nobody(
-    batcher: Batcher[str], commits: Commits
-) -> None:
+async def test_a_cancelled_caller_undoes_nothing_and_affects_no_other(batcher: Batcher[str], commits: Commits) -> None:
     in_flight = write(batcher, "a", "b")
     await commits.begun(1)
     waiting = write(batcher, "c", "d")
@@ -154,7 +152,7 @@ async def test_a_caller_that_is_cancelled_undoes_nothing_and_disturbs_nobody(
     assert commits.groups == [["a", "b"], ["c", "d"]], "what was handed over is written"
 
 
-async def test_the_failure_of_a_caller_that_is_gone_is_nobodys(batcher: Batcher[str], commits: Commits) -> None:
+async def test_the_failure_of_a_cancelled_caller_is_dropped(batcher: Batcher[str], commits: Commits) -> None:
     commits.failing["a"] = ValueError("a is bad")
     writes = write(batcher, "a", "b")
     await commits.begun(1)
@@ -179,7 +177,7 @@ async def test_drain_returns_when_nothing_is_left(batcher: Batcher[str], commits
     assert all(each.done() for each in writes)
 
 
-async def test_after_a_drain_it_goes_on(batcher: Batcher[str], commits: Commits) -> None:
+async def test_writes_work_after_a_drain(batcher: Batcher[str], commits: Commits) -> None:
     for count, word in enumerate("ab", 1):
         (one,) = write(batcher, word)
         await commits.begun(count)
@@ -188,7 +186,7 @@ async def test_after_a_drain_it_goes_on(batcher: Batcher[str], commits: Commits)
         await batcher.drain()
 
 
-async def test_when_its_flight_is_cancelled_nobody_waits_for_ever(batcher: Batcher[str], commits: Commits) -> None:
+async def test_when_a_commit_is_cancelled_no_caller_waits_for_ever(batcher: Batcher[str], commits: Commits) -> None:
     in_flight = write(batcher, "a")
     await commits.begun(1)
     waiting = write(batcher, "b")
@@ -200,7 +198,7 @@ async def test_when_its_flight_is_cancelled_nobody_waits_for_ever(batcher: Batch
     assert all(each.cancelled() for each in done)
 
 
-async def test_when_its_flight_is_cancelled_before_it_begins_nobody_waits_for_ever(
+async def test_when_a_commit_is_cancelled_before_it_begins_no_caller_waits_for_ever(
     batcher: Batcher[str], commits: Commits
 ) -> None:
     # As at the end of a loop, which cancels all its tasks.

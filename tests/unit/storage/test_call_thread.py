@@ -31,7 +31,7 @@ async def wait_for_its_end() -> None:
             assert not thread.is_alive()
 
 
-async def test_calls_run_in_its_thread_in_their_order(thread: CallThread) -> None:
+async def test_calls_run_in_the_thread_in_their_order(thread: CallThread) -> None:
     ran: list[int] = []
 
     def run(number: int) -> str:
@@ -47,13 +47,13 @@ async def test_the_loop_runs_calls_in_it_as_in_any_executor(thread: CallThread) 
     assert await asyncio.get_running_loop().run_in_executor(thread, pow, 2, 10) == 1024
 
 
-async def test_an_error_is_its_callers(thread: CallThread) -> None:
+async def test_an_error_is_raised_in_its_caller(thread: CallThread) -> None:
     with pytest.raises(ZeroDivisionError):
         await thread.submit(divmod, 1, 0)
     assert await thread.submit(divmod, 7, 2) == (3, 1)
 
 
-async def test_a_caller_that_is_cancelled_disturbs_nobody(thread: CallThread) -> None:
+async def test_a_cancelled_caller_affects_no_other(thread: CallThread) -> None:
     may_end = threading.Event()
     first, second = thread.submit(may_end.wait), thread.submit(pow, 2, 3)
     first.cancel()
@@ -79,7 +79,7 @@ def test_calls_of_two_loops_answer_their_own(thread: CallThread) -> None:
     assert [asyncio.run(ask(number)) for number in (3, 4)] == [9, 16]
 
 
-def test_a_loop_that_was_closed_meanwhile_is_not_answered(thread: CallThread) -> None:
+def test_a_closed_loop_gets_no_answer(thread: CallThread) -> None:
     may_end = threading.Event()
 
     async def leave() -> None:
@@ -94,7 +94,7 @@ def test_a_loop_that_was_closed_meanwhile_is_not_answered(thread: CallThread) ->
     assert asyncio.run(ask()) == 4
 
 
-def test_virtual_time_stands_still_while_it_works(thread: CallThread) -> None:
+def test_virtual_time_does_not_advance_while_the_thread_works(thread: CallThread) -> None:
     async def main(clock: VirtualClock) -> int:
         began = clock.monotonic()
         timer = asyncio.get_running_loop().call_later(3600, lambda: None)
@@ -105,7 +105,7 @@ def test_virtual_time_stands_still_while_it_works(thread: CallThread) -> None:
     assert run_virtual(main) == 0
 
 
-async def test_it_ends_after_the_calls_that_wait(thread: CallThread) -> None:
+async def test_the_thread_ends_after_waiting_calls(thread: CallThread) -> None:
     last = thread.submit(pow, 2, 5)
     thread.shutdown()
     thread.shutdown()
@@ -113,7 +113,7 @@ async def test_it_ends_after_the_calls_that_wait(thread: CallThread) -> None:
     await wait_for_its_end()
 
 
-async def test_it_ends_with_its_owner() -> None:
+async def test_the_thread_ends_with_its_owner() -> None:
     thread = CallThread(NAME)
     await thread.submit(pow, 2, 5)
     del thread
@@ -121,7 +121,7 @@ async def test_it_ends_with_its_owner() -> None:
     await wait_for_its_end()
 
 
-async def test_it_keeps_nothing_alive_that_it_has_run(thread: CallThread) -> None:
+async def test_the_thread_keeps_no_reference_to_finished_calls(thread: CallThread) -> None:
     class Work:
         def __call__(self) -> None:
             raise ValueError("it fails")

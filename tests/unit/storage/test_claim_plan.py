@@ -72,19 +72,19 @@ def asked(claimed: Claimed) -> list[tuple[Draw, int]]:
 
 
 @pytest.mark.parametrize("cost", [None, 1, 60])
-def test_a_starving_bucket_is_asked_what_the_first_job_in_line_costs(cost: int | None) -> None:
+def test_a_starving_bucket_fetches_the_cost_of_its_first_job(cost: int | None) -> None:
     claimed = claim(a_plan(a_bucket()), [a_lane()], [], [a_head(cost)])
     assert asked(claimed) == [(TOKENS, cost or 1)]
     assert not claimed.jobs
 
 
-def test_a_starving_bucket_is_closed_until_it_is_asked_again_and_no_claim_follows_at_once() -> None:
+def test_a_starving_bucket_is_closed_until_the_next_fetch_and_causes_no_claim() -> None:
     claimed = claim(a_plan(a_bucket()), [a_lane()], [], [a_head(60)])
     assert claimed.next_in == SECOND
     assert not claimed.more
 
 
-def test_a_job_that_was_refused_elsewhere_waits_until_it_was_told_to_and_nothing_is_fetched_for_less() -> None:
+def test_a_job_refused_by_another_store_waits_and_no_smaller_cost_is_fetched() -> None:
     opens_at = NOW + 600 * SECOND
     claimed = claim(a_plan(a_bucket(refused(60, opens_at))), [a_lane()], [], [a_head(60)])
     assert not claimed.starved
@@ -92,18 +92,18 @@ def test_a_job_that_was_refused_elsewhere_waits_until_it_was_told_to_and_nothing
     assert not claimed.more
 
 
-def test_a_cheaper_job_than_the_one_that_was_refused_is_asked_for() -> None:
+def test_a_smaller_cost_than_the_refused_one_is_fetched() -> None:
     claimed = claim(a_plan(a_bucket(refused(60, NOW + 600 * SECOND))), [a_lane()], [], [a_head(59)])
     assert asked(claimed) == [(TOKENS, 59)]
 
 
-def test_the_first_of_lanes_that_share_a_starving_bucket_says_the_cost_whatever_comes_after_it() -> None:
+def test_the_first_lane_of_a_starving_bucket_sets_the_fetched_cost() -> None:
     lanes = [a_lane("first"), a_lane("second", None)]
     claimed = claim(a_plan(a_bucket()), lanes[:1], lanes[1:], [a_head(60, "first"), a_head(5, "second")])
     assert asked(claimed) == [(TOKENS, 60)]
 
 
-def test_a_starving_bucket_of_which_no_lane_was_visited_stays_open_and_is_not_asked() -> None:
+def test_a_starving_bucket_without_a_visited_lane_stays_open_and_fetches_nothing() -> None:
     bucket = a_bucket()
     plan = a_plan(bucket)
     claimed = claim(plan, [], [], [])
@@ -113,7 +113,7 @@ def test_a_starving_bucket_of_which_no_lane_was_visited_stays_open_and_is_not_as
     assert not claimed.more
 
 
-def test_lanes_behind_starving_buckets_take_no_room_from_those_that_can_go() -> None:
+def test_lanes_behind_starving_buckets_use_no_slots_of_others() -> None:
     draws = [Draw("tokens", str(number)) for number in range(4)]
     lanes = [a_lane(f"lane {draw.key}", draw.key, [draw]) for draw in draws]
     filled = FetchedBalance(5, NOW, NOW, NOW, RULE.real.describe())
@@ -126,7 +126,7 @@ def test_lanes_behind_starving_buckets_take_no_room_from_those_that_can_go() -> 
     assert asked(claimed) == [(draw, 60) for draw in draws]
 
 
-def test_nothing_is_fetched_where_there_is_no_room_for_it() -> None:
+def test_nothing_is_fetched_without_free_slots() -> None:
     claimed = claim(a_plan(a_bucket(), slots=0), [a_lane()], [], [a_head(60)])
     assert not claimed.starved
 
@@ -166,7 +166,7 @@ def test_of_a_lane_with_several_limits_the_tightest_counts_and_of_several_lanes_
     assert plan.heads_to_read([mutex, both], 100, views.__getitem__) == 8
 
 
-def test_a_bucket_that_others_wait_behind_grants_newcomers_nothing() -> None:
+def test_a_bucket_with_waiting_lanes_grants_new_lanes_nothing() -> None:
     bucket = BucketView(SLOTS, Semaphore(50), None, id="slots", opens_at=NOW + SECOND)
     visits = [LaneVisit(a_lane(behind=None, draws=[SLOTS]))]
     assert a_plan(slots=100).heads_to_read(visits, 100, {SLOTS: bucket}.__getitem__) == 1

@@ -19,7 +19,7 @@ def low_watermarks(clock: ManualClock) -> LowWatermarks:
     return LowWatermarks(clock)
 
 
-def test_what_is_fast_has_no_floor(low_watermarks: LowWatermarks) -> None:
+def test_fast_reads_use_no_low_watermark(low_watermarks: LowWatermarks) -> None:
     low_watermarks.begin()
     low_watermarks.record_positions([10 * SLACK], [], 60 * SLACK)
     low_watermarks.record_read_duration(SLOW)
@@ -27,7 +27,7 @@ def test_what_is_fast_has_no_floor(low_watermarks: LowWatermarks) -> None:
     assert (low_watermarks.due, low_watermarks.opened, low_watermarks.sweeps_in) == (0, 0, None)
 
 
-def test_what_is_slow_begins_at_what_was_seen_first(low_watermarks: LowWatermarks) -> None:
+def test_slow_reads_begin_at_the_first_position_of_the_last_read(low_watermarks: LowWatermarks) -> None:
     low_watermarks.begin()
     low_watermarks.record_positions([50 * SLACK, 40 * SLACK], [], 60 * SLACK)
     low_watermarks.record_read_duration(SLOW + 1)
@@ -36,9 +36,7 @@ def test_what_is_slow_begins_at_what_was_seen_first(low_watermarks: LowWatermark
     assert (low_watermarks.due, low_watermarks.opened) == (39 * SLACK, 59 * SLACK)
 
 
-def test_it_sweeps_from_the_start_every_second_and_stops_when_that_is_fast(
-    low_watermarks: LowWatermarks, clock: ManualClock
-) -> None:
+def test_claims_sweep_every_second_until_a_sweep_is_fast(low_watermarks: LowWatermarks, clock: ManualClock) -> None:
     low_watermarks.begin()
     low_watermarks.record_positions([10 * SLACK], [], 60 * SLACK)
     low_watermarks.record_read_duration(SLOW + 1)
@@ -67,7 +65,9 @@ def test_sweeps_are_a_tenth_of_the_time_at_most(
     assert low_watermarks.is_sweep_due
 
 
-def test_a_slow_snapshot_above_the_floors_puts_off_no_sweep(low_watermarks: LowWatermarks, clock: ManualClock) -> None:
+def test_a_slow_read_above_the_low_watermarks_does_not_postpone_a_sweep(
+    low_watermarks: LowWatermarks, clock: ManualClock
+) -> None:
     low_watermarks.begin()
     low_watermarks.record_read_duration(SLOW + 1)
     clock.advance(0.5)
@@ -76,7 +76,7 @@ def test_a_slow_snapshot_above_the_floors_puts_off_no_sweep(low_watermarks: LowW
     assert low_watermarks.sweeps_in == SWEEP_EVERY // 2
 
 
-def test_arrivals_have_a_floor_once_all_are_seen_that_were_under_way_when_a_higher_one_was(
+def test_the_low_watermark_of_arrivals_rises_once_older_transactions_have_ended(
     low_watermarks: LowWatermarks,
 ) -> None:
     low_watermarks.record_merge(10, None, merger=100, oldest_writer=90)
@@ -89,13 +89,13 @@ def test_arrivals_have_a_floor_once_all_are_seen_that_were_under_way_when_a_high
     assert low_watermarks.arrivals == 31
 
 
-def test_arrivals_that_a_merge_has_left_are_not_below_the_floor(low_watermarks: LowWatermarks) -> None:
+def test_arrivals_that_a_merge_has_left_are_above_the_low_watermark(low_watermarks: LowWatermarks) -> None:
     low_watermarks.record_merge(10, None, merger=100, oldest_writer=90)
     low_watermarks.record_merge(30, 5, merger=110, oldest_writer=105)
     assert low_watermarks.arrivals == 5
 
 
-def test_the_floor_of_arrivals_is_proven_anew_after_it_was_forgotten(low_watermarks: LowWatermarks) -> None:
+def test_the_low_watermark_of_arrivals_is_proven_again_after_a_reset(low_watermarks: LowWatermarks) -> None:
     low_watermarks.record_merge(10, None, merger=100, oldest_writer=90)
     low_watermarks.record_merge(20, None, merger=110, oldest_writer=105)
     low_watermarks.forget_arrivals()

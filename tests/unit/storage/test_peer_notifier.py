@@ -75,7 +75,7 @@ def around(tmp_path: Path) -> Surroundings:
     return Surroundings(tmp_path)
 
 
-async def test_a_log_that_grows_too_large_is_told_once_and_again_after_it_shrank(
+async def test_a_log_that_grows_too_large_is_reported_once_and_again_after_it_shrank(
     around: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "WAL_ALARM", 3 << 20)
@@ -94,7 +94,7 @@ async def test_a_log_that_grows_too_large_is_told_once_and_again_after_it_shrank
     assert around.lost == []
 
 
-async def test_a_lost_file_is_noticed_even_while_looks_fail(around: Surroundings) -> None:
+async def test_a_deleted_file_is_noticed_even_while_polls_fail(around: Surroundings) -> None:
     async with around.watched():
         around.failing = True
         await around.pass_looks(module.FILE_EVERY)
@@ -115,7 +115,7 @@ async def test_a_changed_file_wakes_and_an_unchanged_one_does_not(around: Surrou
         assert around.woken.is_set()
 
 
-async def test_sqlite_is_asked_only_while_its_log_is_written_to(around: Surroundings) -> None:
+async def test_sqlite_is_read_only_while_its_log_is_written_to(around: Surroundings) -> None:
     around.commit(at=1_000_000.5)
     async with around.watched():
         await around.pass_looks(2)
@@ -149,7 +149,7 @@ async def test_a_filesystem_with_times_in_whole_seconds_is_not_relied_on(around:
         assert around.woken.is_set()
 
 
-async def test_a_look_that_failed_is_made_again(around: Surroundings) -> None:
+async def test_a_failed_poll_is_repeated(around: Surroundings) -> None:
     async with around.watched():
         await around.pass_looks(5)
         around.woken.clear()
@@ -162,7 +162,7 @@ async def test_a_look_that_failed_is_made_again(around: Surroundings) -> None:
         assert around.woken.is_set()
 
 
-async def test_a_datagram_wakes_and_only_our_word_does(around: Surroundings) -> None:
+async def test_only_a_datagram_of_headgate_wakes(around: Surroundings) -> None:
     async with around.watched() as peer_notifier:
         await around.pass_looks(1)
         around.woken.clear()
@@ -181,7 +181,7 @@ async def test_a_datagram_wakes_and_only_our_word_does(around: Surroundings) -> 
             assert around.only_endings is True
 
 
-async def test_a_call_reaches_the_others_and_survives_those_that_are_gone(around: Surroundings) -> None:
+async def test_a_notification_reaches_peers_although_some_are_gone(around: Surroundings) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, socket.socket() as unused:
         other.bind(("127.0.0.1", 0))
         other.settimeout(5)

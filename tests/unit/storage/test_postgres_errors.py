@@ -39,7 +39,7 @@ def test_a_server_that_is_away_or_busy_is_waited_for(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [errors.DeadlockDetectedError("x"), errors.SerializationError("x")], ids=str)
-def test_what_lost_a_race_is_done_again(error: Exception) -> None:
+def test_deadlocks_and_serialization_failures_are_deadlocked(error: Exception) -> None:
     assert type(translate(error, "db")) is Deadlocked
 
 
@@ -52,7 +52,7 @@ def test_what_lost_a_race_is_done_again(error: Exception) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_wrong_password_is_a_mistake_at_first_and_a_passing_trouble_later(error: Exception) -> None:
+def test_a_wrong_password_is_a_declaration_error_at_first_and_an_outage_later(error: Exception) -> None:
     assert type(translate(error, "db", opening=True)) is StorageUnusable
     assert type(translate(error, "db")) is StorageUnavailable
 
@@ -65,7 +65,7 @@ def test_a_wrong_password_is_a_mistake_at_first_and_a_passing_trouble_later(erro
         (errors.InvalidSchemaNameError("no schema"), "migrate"),
     ],
 )
-def test_what_was_taken_away_is_waited_for_and_its_message_says_what_to_do(error: Exception, word: str) -> None:
+def test_a_missing_right_or_table_is_waited_for_and_its_message_says_what_to_do(error: Exception, word: str) -> None:
     """While it opens they are told by who opens, each in the words of what it was about to do."""
     told = translate(error, "the database")
     assert type(told) is StorageUnavailable
@@ -88,6 +88,6 @@ def test_a_mistake_of_the_program_is_left_as_it_is(error: Exception) -> None:
     assert translate(error, "db") is None
 
 
-def test_a_deadlock_that_goes_on_is_storage_trouble() -> None:
+def test_a_lasting_deadlock_is_a_storage_failure() -> None:
     assert issubclass(Deadlocked, StorageUnavailable)
     assert issubclass(Deadlocked, HeadgateError)

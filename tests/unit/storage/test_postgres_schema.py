@@ -241,7 +241,7 @@ async def test_updates_are_held_to_the_same(postgres_url: str, schema: str, stat
     "name",
     ["", "Jobs", "1st", "pg_jobs", "a" * 32, "jobs-app", "jobs.app", 'jobs"; DROP SCHEMA public; --', "jobs\n", "jöbs"],
 )
-def test_a_schema_whose_name_needs_care_is_refused_where_it_is_declared(name: str) -> None:
+def test_a_schema_whose_name_needs_care_is_refused_at_declaration(name: str) -> None:
     with pytest.raises(DeclarationError, match="schema="):
         PostgresStorage("postgresql://localhost/db", SystemClock(), schema=name)
 

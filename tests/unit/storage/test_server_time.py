@@ -25,7 +25,7 @@ def hear(time: ServerTime, clock: ManualClock, server: int, *, ahead: int = 0, t
     return time.observe(sent_at, server, ahead)
 
 
-def test_it_is_told_between_two_replies_and_never_ahead_of_the_server(clock: ManualClock) -> None:
+def test_server_time_is_estimated_between_two_replies_and_never_ahead_of_the_server(clock: ManualClock) -> None:
     time = ServerTime(clock)
     server = clock.now() + HOUR
     assert hear(time, clock, server + 1000) == 0
@@ -35,7 +35,7 @@ def test_it_is_told_between_two_replies_and_never_ahead_of_the_server(clock: Man
     assert time.now() == server + 1000 + 5 * SECOND
 
 
-def test_a_quicker_reply_makes_it_sharper(clock: ManualClock) -> None:
+def test_a_faster_reply_makes_the_estimate_more_exact(clock: ManualClock) -> None:
     time = ServerTime(clock)
     ahead = HOUR
     hear(time, clock, clock.monotonic() + ahead + 250_000, took=0.5)
@@ -51,7 +51,7 @@ def test_limit_time_is_the_servers_clock_and_what_it_is_ahead(clock: ManualClock
 
 
 @pytest.mark.parametrize("step", [-HOUR, -3 * SECOND, 3 * SECOND, HOUR])
-def test_a_step_of_the_servers_clock_is_seen_and_limit_time_goes_on_as_it_was(clock: ManualClock, step: int) -> None:
+def test_a_step_of_the_clock_of_the_server_does_not_change_limit_time(clock: ManualClock, step: int) -> None:
     time = ServerTime(clock)
     began = clock.monotonic()
     hear(time, clock, HOUR, took=0)
@@ -66,7 +66,7 @@ def test_a_step_of_the_servers_clock_is_seen_and_limit_time_goes_on_as_it_was(cl
     assert hear(time, clock, HOUR + clock.monotonic() - began + step, ahead=-stepped, took=0) == 0
 
 
-def test_a_reply_that_was_heard_late_is_no_step(clock: ManualClock) -> None:
+def test_a_late_reply_is_not_a_step_of_the_clock(clock: ManualClock) -> None:
     time = ServerTime(clock)
     began = clock.monotonic()
     hear(time, clock, HOUR, took=0)
@@ -103,7 +103,7 @@ def test_an_honest_clock_never_steps_and_limit_time_is_close(
         assert real - 3 * SECOND - 100_000 <= known <= real + 100_000
 
 
-def test_own_time_asks_nobody(clock: ManualClock) -> None:
+def test_own_time_sends_no_request(clock: ManualClock) -> None:
     time = OwnTime(clock)
     clock.advance(5)
     assert (time.now(), time.limit_now()) == (clock.now(), clock.now())

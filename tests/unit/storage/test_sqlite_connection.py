@@ -88,16 +88,14 @@ def failure(code: int, text: str = "it failed") -> sqlite3.OperationalError:
         (sqlite3.SQLITE_NOTADB, StorageUnusable, "restore a backup"),
     ],
 )
-def test_what_the_world_does_to_a_file_is_told_in_our_words(
-    code: int, kind: type[Exception], words: str, tmp_path: Path
-) -> None:
+def test_errors_of_the_filesystem_are_translated(code: int, kind: type[Exception], words: str, tmp_path: Path) -> None:
     translated = translate(failure(code), tmp_path / "jobs.db")
     assert type(translated) is kind
     assert str(tmp_path / "jobs.db") in str(translated)
     assert words in str(translated)
 
 
-def test_a_mistake_of_ours_is_not_dressed_up() -> None:
+def test_a_programming_error_is_not_translated() -> None:
     assert translate(failure(sqlite3.SQLITE_ERROR), Path("jobs.db")) is None
     assert translate(failure(sqlite3.SQLITE_MISUSE), Path("jobs.db")) is None
 

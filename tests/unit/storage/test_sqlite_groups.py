@@ -106,7 +106,7 @@ async def test_the_same_job_added_twice_at_once_is_stored_once(storage: SqliteSt
     assert waiting == 1
 
 
-async def test_endings_of_two_attempts_of_one_job_are_told_apart(storage: SqliteStorage, clock: ManualClock) -> None:
+async def test_endings_of_two_attempts_of_one_job_are_distinguished(storage: SqliteStorage, clock: ManualClock) -> None:
     await storage.add([job("one", clock), job("two", clock)])
     first = {each.id: each for each in (await storage.claim(CLAIM)).jobs}
     await storage.finish("node-a", [Returned(id, each.fence, "interrupted", spent=False) for id, each in first.items()])
@@ -179,7 +179,7 @@ async def test_a_call_that_raises_shares_the_commit_of_its_group(storage: Sqlite
     assert len((await storage.claim(Claim("node-a", {"default": Room(500)}, {}, frozenset({"work"})))).jobs) == 270
 
 
-async def test_a_call_that_raises_after_it_has_written_is_undone_alone_in_the_commit_of_its_group(
+async def test_a_call_that_raises_after_writing_is_rolled_back_alone_in_its_group(
     storage: SqliteStorage, clock: ManualClock
 ) -> None:
     commits = commits_of(storage)
@@ -197,9 +197,7 @@ async def test_a_call_that_raises_after_it_has_written_is_undone_alone_in_the_co
     assert len((await storage.claim(Claim("node-a", {"default": Room(500)}, {}, frozenset({"work"})))).jobs) == 396
 
 
-async def test_a_setting_whose_group_was_undone_is_not_taken_for_set(
-    storage: SqliteStorage, clock: ManualClock
-) -> None:
+async def test_a_setting_whose_group_was_rolled_back_is_not_cached(storage: SqliteStorage, clock: ManualClock) -> None:
     """The next change gets the same revision, so what was read of the one that was undone must be forgotten."""
     fast, slow = RateLimit("100/s", burst=100).rule, RateLimit("1/h").rule
     rules: dict[str, AnyRule] = {"api": fast}
@@ -225,7 +223,7 @@ async def test_a_setting_whose_group_was_undone_is_not_taken_for_set(
     assert len((await storage.claim(claim)).jobs) == 1
 
 
-async def test_a_setting_of_a_call_that_was_undone_is_not_taken_for_set(
+async def test_a_setting_of_a_call_that_was_rolled_back_is_not_cached(
     storage: SqliteStorage, clock: ManualClock
 ) -> None:
     fast, slow = RateLimit("100/s", burst=100).rule, RateLimit("1/h").rule

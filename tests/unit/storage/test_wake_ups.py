@@ -50,9 +50,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_endings_are_said_to_be_endings_unless_something_else_has_changed(
-    wake_ups: Notified, clock: ManualClock
-) -> None:
+async def test_a_notification_says_whether_only_endings_changed(wake_ups: Notified, clock: ManualClock) -> None:
     wake_ups.notify(only_endings=True)
     await settle()
     wake_ups.notify(only_endings=True)
@@ -79,7 +77,7 @@ async def test_where_much_changes_less_is_sent(wake_ups: Notified, clock: Manual
     assert len(wake_ups.sent) == 2
 
 
-async def test_others_wake_this_process_by_what_they_say_and_it_does_not_wake_itself(wake_ups: Notified) -> None:
+async def test_notifications_of_other_processes_wake_this_one_and_its_own_do_not(wake_ups: Notified) -> None:
     wake_ups.notify()
     await settle()
     (own,) = wake_ups.sent

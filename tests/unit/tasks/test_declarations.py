@@ -302,7 +302,7 @@ def test_limits_are_given_as_a_list_of_limits(app: Headgate) -> None:
             batch([], limits=limits)  # type: ignore[arg-type]
 
 
-def test_a_rate_in_place_of_the_name_of_a_limit_is_told_what_to_write(app: Headgate) -> None:
+def test_a_rate_in_place_of_the_name_of_a_limit_is_refused_with_what_to_write(app: Headgate) -> None:
     async def work() -> None: ...
 
     with pytest.raises(DeclarationError, match=r"'15/m' is a rate, not the name of a limit; write limits=\[StrictRate"):

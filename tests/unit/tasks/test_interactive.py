@@ -73,7 +73,7 @@ def test_a_handler_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
     assert notebook["app"].tasks["Ship"] is notebook["Ship"].task
 
 
-def test_a_cell_that_is_wrong_leaves_the_task_as_it_was(notebook: dict[str, Any]) -> None:
+def test_a_failing_cell_keeps_the_previous_task(notebook: dict[str, Any]) -> None:
     app: Headgate = notebook["app"]
     run("@app.task\ndef work() -> None: ...\n@app.task(name='other')\ndef other() -> None: ...", notebook)
     first = notebook["work"]

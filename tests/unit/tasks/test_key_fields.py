@@ -152,18 +152,18 @@ def test_fields_that_are_there_are_taken(app: Headgate, kind: Any) -> None:
         StructOrder | int,
     ],
 )
-def test_what_wraps_a_type_is_taken_off(app: Headgate, kind: Any) -> None:
+def test_wrappers_of_types_are_unwrapped(app: Headgate, kind: Any) -> None:
     declare(app, kind, StrictRate("15/m", key="{o.tenant}"), name="right")
     with pytest.raises(DeclarationError, match=r"has no field 'tennant'"):
         declare(app, kind, StrictRate("15/m", key="{o.tennant}"))
 
 
 @pytest.mark.parametrize("kind", [Any, object, dict, dict[str, Any], Mapping[str, object], list[Any] | dict[str, Any]])
-def test_a_field_that_nothing_tells_of_may_be_there(app: Headgate, kind: Any) -> None:
+def test_a_field_of_a_type_without_known_fields_is_accepted(app: Headgate, kind: Any) -> None:
     declare(app, kind, StrictRate("15/m", key="{o.whatever.there.is}" if kind is not dict else "{o.any}"))
 
 
-def test_the_values_of_a_dict_are_looked_into(app: Headgate) -> None:
+def test_the_types_of_dict_values_are_checked(app: Headgate) -> None:
     declare(app, dict[str, StructOrder], StrictRate("15/m", key="{o.first.tenant}"), name="right")
     with pytest.raises(DeclarationError, match="StructOrder has no field 'tennant'"):
         declare(app, dict[str, StructOrder], StrictRate("15/m", key="{o.first.tennant}"))
@@ -181,7 +181,7 @@ def test_the_values_of_a_dict_are_looked_into(app: Headgate) -> None:
         (DataOrder, "o.compute", "'compute' is a method of DataOrder"),
     ],
 )
-def test_what_no_value_of_the_type_has_is_refused(app: Headgate, kind: Any, path: str, message: str) -> None:
+def test_a_field_that_no_value_of_the_type_has_is_refused(app: Headgate, kind: Any, path: str, message: str) -> None:
     with pytest.raises(DeclarationError, match=re.escape(message)):
         declare(app, kind, StrictRate("15/m", key=f"{{{path}}}"))
 
@@ -204,7 +204,7 @@ def test_a_model_that_takes_more_than_its_fields_may_have_any(app: Headgate) -> 
     declare(app, Open, StrictRate("15/m", key="{o.tennant}"))
 
 
-def test_types_that_are_resolved_later_or_never_are_looked_into_as_far_as_they_are_known(app: Headgate) -> None:
+def test_unresolved_types_are_checked_as_far_as_possible(app: Headgate) -> None:
     # Nothing has the name that its field is annotated with.
     later: Any = attrs.make_class("Later", {"tenant": attrs.field(type=str), "owner": attrs.field()})
     later.__annotations__["owner"] = "NotThereYet"
@@ -224,7 +224,7 @@ def _function(annotations: dict[str, Any]) -> Callable[..., Any]:
     return function
 
 
-def test_a_misspelt_argument_is_told_the_nearest_one(app: Headgate) -> None:
+def test_a_misspelt_argument_is_refused_with_the_nearest_name(app: Headgate) -> None:
     async def work(tenant_id: str, page: int = 1) -> None: ...
 
     with pytest.raises(
@@ -233,7 +233,7 @@ def test_a_misspelt_argument_is_told_the_nearest_one(app: Headgate) -> None:
         app.task(limits=[StrictRate("15/m", key="{tennant_id}")])(work)
 
 
-def test_an_index_is_told_the_dotted_path(app: Headgate) -> None:
+def test_an_index_is_refused_with_the_dotted_path(app: Headgate) -> None:
     for path in ("o[tenant]", "o['tenant']"):
         with pytest.raises(DeclarationError, match=r"; write \{o\.tenant\}"):
             declare(app, DictOrder, StrictRate("15/m", key=f"{{{path}}}"))
@@ -257,7 +257,7 @@ def test_the_only_argument_may_be_left_out_of_a_path(app: Headgate, kind: Any) -
 
 
 @pytest.mark.parametrize("constant", ["o", "page", "o.tenant", "o.owner.id"])
-def test_a_constant_that_spells_an_argument_is_told_the_braces(app: Headgate, constant: str) -> None:
+def test_a_constant_that_spells_an_argument_is_refused_with_the_braces(app: Headgate, constant: str) -> None:
     message = re.escape(f'is one key for all jobs, and the name of an argument or of its field; write "{{{constant}}}"')
     for limit in (
         StrictRate("15/m", key=constant),
@@ -269,7 +269,7 @@ def test_a_constant_that_spells_an_argument_is_told_the_braces(app: Headgate, co
             declare(app, StructOrder, limit)
 
 
-def test_a_constant_that_spells_a_field_of_the_only_argument_is_told_the_braces(app: Headgate) -> None:
+def test_a_constant_that_spells_a_field_of_the_only_argument_is_refused_with_the_braces(app: Headgate) -> None:
     async def work(order: StructOrder) -> None: ...
 
     for constant in ("tenant", "owner.id"):
@@ -291,7 +291,7 @@ def test_a_cost_that_is_neither_a_number_nor_a_template_is_refused(app: Headgate
 # ------------------------------------------------------------------------------------------- wherever keys are declared
 
 
-def test_handlers_are_looked_into(app: Headgate) -> None:
+def test_the_payload_types_of_handlers_are_checked(app: Headgate) -> None:
     with pytest.raises(
         DeclarationError, match=r"names 'tennant', .*payload, with the fields tenant, number, owner; write"
     ):
@@ -340,7 +340,7 @@ async def test_limits_of_batches_are_checked_against_each_of_their_calls(app: He
         await batch([call, call], limits=[Mutex("{o.tenant}")]).enqueue()
 
 
-def test_gates_of_other_queues_look_into_annotations_too() -> None:
+def test_gates_of_other_queues_check_annotations_too() -> None:
     with pytest.raises(DeclarationError, match=MISSPELT):
         GatedTask("task", StrictRate("15/m", key="{o.tennant}"), _function({"o": StructOrder}))
     with pytest.raises(DeclarationError, match=re.escape('write "{page}"')):

@@ -34,7 +34,9 @@ def sync_tenant(app: Headgate) -> Any:
         ("s", "sync_tenant.call(…)"),
     ],
 )
-def test_the_verb_of_another_queue_is_told_the_one_of_this(sync_tenant: Any, verb: str, instead: str) -> None:
+def test_a_method_of_another_library_is_refused_with_the_one_of_headgate(
+    sync_tenant: Any, verb: str, instead: str
+) -> None:
     with pytest.raises(AttributeError, match=re.escape(f"task 'sync_tenant' has no .{verb}(); write {instead}")):
         getattr(sync_tenant, verb)("acme")
     assert not hasattr(sync_tenant, verb)
@@ -51,7 +53,7 @@ def test_any_other_attribute_is_missing_as_everywhere(sync_tenant: Any) -> None:
     assert getattr(sync_tenant, "whatever", None) is None
 
 
-def test_calling_a_task_is_told_how_to_enqueue_it_and_how_to_run_it(sync_tenant: Any) -> None:
+def test_calling_a_task_raises_with_how_to_enqueue_and_run_it(sync_tenant: Any) -> None:
     with pytest.raises(TypeError, match=re.escape("await sync_tenant.enqueue(…) to enqueue a job, or sync_tenant.fun")):
         sync_tenant("acme")
     with pytest.raises(TypeError, match=re.escape("write sync_tenant.sync.enqueue(…) to enqueue a job, or")):
@@ -67,7 +69,7 @@ def test_a_task_is_no_function_where_one_is_asked_for(app: Headgate, sync_tenant
         app.task(name="other", limits=[StrictRate("1/m", key=sync_tenant)])(sync_tenant.function)
 
 
-def test_a_handler_class_is_told_the_same(app: Headgate) -> None:
+def test_calling_a_handler_class_raises_the_same(app: Headgate) -> None:
     @app.handler
     class Ship(Handler[str]):
         async def run(self, order: str) -> None: ...
@@ -94,7 +96,7 @@ def test_a_handler_may_have_attributes_of_these_names(app: Headgate) -> None:
     assert (Ship.delay, Ship().send) == (5, 7)
 
 
-async def test_an_option_among_the_arguments_is_told_where_it_goes(app: Headgate, sync_tenant: Any) -> None:
+async def test_an_option_among_the_arguments_is_refused_with_its_place(app: Headgate, sync_tenant: Any) -> None:
     async with app.open():
         with pytest.raises(TypeError, match=re.escape("write .using(delay=60).enqueue('acme', page=2)")):
             await sync_tenant.enqueue("acme", delay=60, page=2)
@@ -113,7 +115,7 @@ async def test_an_argument_may_have_the_name_of_an_option(app: Headgate) -> None
         assert (await job.status()).is_scheduled is False
 
 
-async def test_a_synchronous_with_beside_an_event_loop_is_told_what_to_write(app: Headgate) -> None:
+async def test_a_sync_with_on_an_event_loop_is_refused_with_what_to_write(app: Headgate) -> None:
     with pytest.raises(TypeError, match=re.escape("write `async with app:`")), app:
         raise AssertionError("it was entered")
     with pytest.raises(TypeError, match=re.escape("write `async with app.open():`")), app.open():

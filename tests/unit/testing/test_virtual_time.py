@@ -27,7 +27,7 @@ def test_a_day_of_sleep_takes_no_real_time_to_speak_of() -> None:
     assert time.monotonic() - began < 2
 
 
-def test_time_stands_still_while_code_runs() -> None:
+def test_virtual_time_does_not_advance_while_code_runs() -> None:
     async def main(clock: VirtualClock) -> None:
         before = clock.monotonic()
         for _ in range(1000):
@@ -144,7 +144,7 @@ def test_a_cancelled_timer_does_not_fire() -> None:
     run_virtual(main)
 
 
-def test_wall_time_runs_with_the_loop_and_steps_when_told() -> None:
+def test_wall_time_runs_with_the_loop_and_steps_on_request() -> None:
     async def main(clock: VirtualClock) -> None:
         assert clock.now() == START
         await asyncio.sleep(60)
@@ -258,7 +258,7 @@ def test_a_seed_keeps_plain_callbacks_in_the_order_asyncio_promises() -> None:
     assert all(run_virtual(main, seed=seed) == list(range(50)) for seed in range(5))
 
 
-def test_time_waits_for_a_thread() -> None:
+def test_virtual_time_waits_for_a_thread() -> None:
     async def main(clock: VirtualClock) -> None:
         ticks = 0
 
@@ -277,7 +277,7 @@ def test_time_waits_for_a_thread() -> None:
     run_virtual(main)
 
 
-def test_time_waits_for_every_thread_and_then_goes_on() -> None:
+def test_virtual_time_waits_for_every_thread_and_then_continues() -> None:
     async def main(clock: VirtualClock) -> int:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(2) as pool:
@@ -290,7 +290,7 @@ def test_time_waits_for_every_thread_and_then_goes_on() -> None:
     assert run_virtual(main) == HOUR
 
 
-def test_time_waits_for_a_thread_whose_caller_was_cancelled() -> None:
+def test_virtual_time_waits_for_a_thread_whose_caller_was_cancelled() -> None:
     async def main(_clock: VirtualClock) -> list[str]:
         seen: list[str] = []
         began = threading.Event()
@@ -335,7 +335,7 @@ def test_a_thread_may_call_into_the_loop() -> None:
     assert run_virtual(main) == 7
 
 
-def test_time_stands_still_as_long_as_it_is_told() -> None:
+def test_virtual_time_does_not_advance_while_it_is_held() -> None:
     async def main(clock: VirtualClock) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
@@ -371,7 +371,7 @@ def test_sockets_work() -> None:
     assert run_virtual(main, seed=3) == b"hello\n"
 
 
-def test_a_deadlock_raises_and_says_who_waits() -> None:
+def test_a_deadlock_raises_and_names_the_waiting_tasks() -> None:
     async def stuck_here(_clock: VirtualClock) -> None:
         await asyncio.Event().wait()
 
@@ -381,7 +381,7 @@ def test_a_deadlock_raises_and_says_who_waits() -> None:
         run_virtual(stuck_here)
 
 
-def test_a_thread_that_waits_for_virtual_time_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_waits_for_virtual_time_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.testing.virtual_time.STUCK_AFTER", 0.05)
 
     async def main(_clock: VirtualClock) -> None:

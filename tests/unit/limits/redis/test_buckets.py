@@ -187,12 +187,12 @@ async def test_tls_is_spoken_to_a_server_whose_certificate_is_known(redis_url: s
     server.close()
 
 
-async def test_nobody_there_is_told_when_opening(unused_tcp_port: int) -> None:
+async def test_a_missing_server_is_reported_when_opening(unused_tcp_port: int) -> None:
     with pytest.raises(StorageUnavailable):
         await RedisBuckets.from_url(f"redis://127.0.0.1:{unused_tcp_port}/0", timeout=0.2).open()
 
 
-async def test_what_is_not_open_says_so(redis_url: str) -> None:
+async def test_using_a_store_that_is_not_open_raises(redis_url: str) -> None:
     store = RedisBuckets.from_url(redis_url)
     with pytest.raises(StorageUnavailable, match="not open"):
         await store.take(bucket(RateLimit("5/h").rule))
@@ -269,7 +269,7 @@ async def test_an_idle_bucket_goes_by_itself(store: RedisBuckets, server: redis.
 
 
 @pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: str(rule.kind))
-async def test_a_bucket_that_was_made_to_stay_for_ever_is_given_its_end_again(
+async def test_a_bucket_without_an_expiry_gets_one_again(
     store: RedisBuckets, server: redis.Redis, rule: AnyRule
 ) -> None:
     drawn = bucket(rule)
@@ -289,7 +289,7 @@ async def test_a_refusal_writes_nothing(store: RedisBuckets, server: redis.Redis
     assert server.exists(store.key_of(drawn) + ":answers") == 0
 
 
-async def test_answers_that_are_over_are_forgotten_as_new_ones_come(redis_url: str, server: redis.Redis) -> None:
+async def test_expired_answers_are_deleted_as_new_ones_are_stored(redis_url: str, server: redis.Redis) -> None:
     clock = NOON
     drawn = bucket(StrictRate(10, per=1, margin=0).rule)
     async with opened(redis_url, limit_time=lambda: clock) as store:
@@ -340,7 +340,7 @@ async def test_a_frozen_clock_grants_a_burst_to_the_last_one(redis_url: str, bur
 # -------------------------------------------------------------------------------------------------------- other writers
 
 
-async def test_a_text_that_nobody_can_read_counts_as_used_up(store: RedisBuckets, server: redis.Redis) -> None:
+async def test_an_unreadable_state_counts_as_exhausted(store: RedisBuckets, server: redis.Redis) -> None:
     for text in (b"", b"nonsense", b"1:rate:x", b"1:strict:5:0:abc", b"2:rate:1:0:9:9:9:9", b"\xff\x00"):
         drawn = bucket(StrictRate("3/h").rule)
         server.set(store.key_of(drawn), text)
@@ -370,7 +370,7 @@ def calls(server: redis.Redis) -> int:
     return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
 
 
-async def test_takers_of_one_bucket_in_one_turn_share_a_question_and_are_served_in_order(
+async def test_takers_of_one_bucket_in_one_loop_turn_share_a_request_and_are_served_in_order(
     store: RedisBuckets, server: redis.Redis
 ) -> None:
     drawn = bucket(StrictRate("5/h").rule)
@@ -387,7 +387,7 @@ async def test_takers_of_several_costs_and_counts_are_each_given_their_own(store
     assert (small.granted, large.granted, many.granted) == (1, 1, 5)
 
 
-async def test_what_could_never_go_fails_alone(store: RedisBuckets) -> None:
+async def test_a_cost_above_the_capacity_fails_alone(store: RedisBuckets) -> None:
     drawn = bucket(RateLimit("10/h").rule)
     failed, taken = await asyncio.gather(store.take(drawn, 11), store.take(drawn), return_exceptions=True)
     assert isinstance(failed, CostExceedsLimit)
@@ -395,7 +395,7 @@ async def test_what_could_never_go_fails_alone(store: RedisBuckets) -> None:
     assert taken.granted == 1
 
 
-async def test_a_taker_who_goes_away_before_the_question_leaves_consumes_nothing(store: RedisBuckets) -> None:
+async def test_a_taker_cancelled_before_the_request_is_sent_consumes_nothing(store: RedisBuckets) -> None:
     drawn = bucket(RateLimit("10/h").rule)
     gone = asyncio.ensure_future(store.take(drawn))
     stays = asyncio.ensure_future(store.take(drawn))
@@ -405,7 +405,7 @@ async def test_a_taker_who_goes_away_before_the_question_leaves_consumes_nothing
     assert (await store.snapshot(drawn)).used == 1
 
 
-async def test_a_taker_who_goes_away_while_its_script_is_unknown_leaves_the_others_their_own_answers(
+async def test_a_taker_cancelled_while_its_script_is_loaded_does_not_shift_the_answers_of_others(
     store: RedisBuckets, server: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     takes: list[asyncio.Future[Taken]] = []
@@ -449,7 +449,7 @@ async def test_many_asks_are_divided_between_two_requests(
     assert [answer.available for answer in answers] == [9 - number % 9 for number in range(asks)]
 
 
-async def test_a_reply_that_nobody_asked_for_is_not_taken_for_the_next_one(
+async def test_an_unexpected_reply_is_not_taken_for_the_next_one(
     store: RedisBuckets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = bucket(RateLimit("10/h").rule)
@@ -499,7 +499,7 @@ async def test_every_verb_of_every_rule_works_in_a_cluster(tmp_path: Path) -> No
                     assert (await store.snapshot(drawn)).used == 0
 
 
-async def test_what_belongs_to_a_bucket_lies_in_one_slot_and_buckets_are_spread(tmp_path: Path) -> None:
+async def test_keys_of_one_bucket_share_a_cluster_slot_and_buckets_are_spread(tmp_path: Path) -> None:
     with server_in(tmp_path, "--cluster-enabled", "yes") as own, own.client() as client:
         store = RedisBuckets.from_url(own.url)
 

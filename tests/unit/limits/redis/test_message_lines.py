@@ -95,13 +95,13 @@ def place(rule: AnyRule = TWO_A_MINUTE, cost: int = 1) -> BucketLine:
     return BucketLine(Bucket("calls", "42", rule), cost)
 
 
-def test_what_may_be_published_has_its_budget_set_aside_before_it_starts(shop: Shop) -> None:
+def test_a_message_reserves_its_budget_before_it_is_published(shop: Shop) -> None:
     assert shop.arrive(place(), "a", "b", "c", "d") == [True, True, False, False]
     assert shop.release(place()) == []
     assert shop.start(place(), "a", "b") == [True, True]
 
 
-def test_who_came_first_is_let_go_first_and_as_many_as_fit(shop: Shop, time: Time) -> None:
+def test_messages_are_released_in_order_as_far_as_they_fit(shop: Shop, time: Time) -> None:
     shop.arrive(place(), *"abcdef")
     shop.start(place(), *"ab")
     time.now += 60 * SECOND
@@ -123,7 +123,7 @@ def test_who_came_first_is_let_go_first_and_as_many_as_fit(shop: Shop, time: Tim
     ],
     ids=lambda rule: rule.describe(),
 )
-def test_everybody_is_let_go_in_the_end_under_each_rule(shop: Shop, time: Time, rule: AnyRule) -> None:
+def test_all_messages_are_released_eventually_under_each_rule(shop: Shop, time: Time, rule: AnyRule) -> None:
     ids = [f"{number:02}" for number in range(9)]
     waiting = [id for id in ids if not shop.arrive(place(rule), id)[0]]
     shop.start(place(rule), *(id for id in ids if id not in waiting))
@@ -137,7 +137,7 @@ def test_everybody_is_let_go_in_the_end_under_each_rule(shop: Shop, time: Time, 
     assert len(waiting) >= 7
 
 
-def test_one_that_arrives_twice_stands_in_line_once(shop: Shop, time: Time) -> None:
+def test_a_message_that_arrives_twice_is_queued_once(shop: Shop, time: Time) -> None:
     assert shop.arrive(place(), *"abccd") == [True, True, False, False, False]
     assert shop.arrive(place(), "a") == [True]
     shop.start(place(), *"ab")
@@ -145,7 +145,7 @@ def test_one_that_arrives_twice_stands_in_line_once(shop: Shop, time: Time) -> N
     assert shop.release(place()) == ["c", "d"]
 
 
-def test_nobody_overtakes_a_line(shop: Shop, time: Time) -> None:
+def test_no_message_overtakes_waiting_ones(shop: Shop, time: Time) -> None:
     shop.arrive(place(), *"abc")
     shop.start(place(), *"ab")
     time.now += 60 * SECOND
@@ -165,7 +165,7 @@ def test_a_message_whose_sender_died_goes_back_to_its_place(shop: Shop, time: Ti
     assert shop.release(place()) == ["d"]
 
 
-def test_one_that_others_were_quicker_than_waits_at_the_head(client: Any, prefix: str, shop: Shop, time: Time) -> None:
+def test_a_refused_message_waits_at_the_head(client: Any, prefix: str, shop: Shop, time: Time) -> None:
     quick = place(StrictRate("2/30s", margin=0).rule)
     neighbour = Shop(client, prefix, "neighbour", time)
     shop.arrive(quick, *"abc")
@@ -180,19 +180,19 @@ def test_one_that_others_were_quicker_than_waits_at_the_head(client: Any, prefix
     assert shop.release(quick) == ["c"]
 
 
-def test_a_newcomer_does_not_start_on_what_is_set_aside_for_others(shop: Shop) -> None:
+def test_a_new_message_does_not_use_budget_reserved_for_others(shop: Shop) -> None:
     shop.arrive(place(), *"ab")
     assert shop.start(place(), "jumper") == [False]
     assert shop.start(place(), *"ab") == [True, True]
 
 
-def test_what_is_under_way_for_too_long_gives_its_budget_back(shop: Shop, time: Time) -> None:
+def test_a_message_in_flight_too_long_returns_its_budget(shop: Shop, time: Time) -> None:
     shop.arrive(place(), *"abcd")
     time.now += RESERVED_FOR
     assert shop.release(place()) == ["c", "d"]
 
 
-def test_what_comes_late_does_not_wait_in_line_once_more(shop: Shop, time: Time) -> None:
+def test_a_message_that_arrives_late_does_not_wait_again(shop: Shop, time: Time) -> None:
     shop.arrive(place(), *"abcde")
     time.now += RESERVED_FOR
     assert shop.release(place()) == ["c", "d"]
@@ -205,14 +205,14 @@ def test_what_comes_late_does_not_wait_in_line_once_more(shop: Shop, time: Time)
     assert shop.release(place()) == ["b", "e"]
 
 
-def test_one_that_is_forgotten_makes_room_wherever_it_was(shop: Shop, time: Time) -> None:
+def test_a_removed_message_frees_its_budget_in_each_state(shop: Shop, time: Time) -> None:
     shop.arrive(place(), *"abcd")
     for id in "ac":
         shop.ask(shop.lines.forget(place(), id))
     assert shop.release(place()) == ["d"]
 
 
-def test_each_start_weighs_its_cost(shop: Shop, time: Time) -> None:
+def test_each_start_is_charged_its_cost(shop: Shop, time: Time) -> None:
     heavy = place(RateLimit("6/m").rule, 3)
     assert shop.arrive(heavy, *"abc") == [True, True, False]
     assert shop.start(heavy, *"ab") == [True, True]
@@ -222,7 +222,7 @@ def test_each_start_weighs_its_cost(shop: Shop, time: Time) -> None:
     assert shop.release(heavy) == ["c"]
 
 
-def test_a_line_goes_on_under_another_rule(shop: Shop, time: Time) -> None:
+def test_waiting_messages_continue_under_another_rule(shop: Shop, time: Time) -> None:
     shop.arrive(place(), *"abcd")
     shop.start(place(), *"ab")
     faster = place(RateLimit("4/m").rule)
@@ -232,7 +232,7 @@ def test_a_line_goes_on_under_another_rule(shop: Shop, time: Time) -> None:
     assert shop.start(faster, *"cd") == [True, True]
 
 
-def test_a_line_is_told_to_one_of_those_who_ask(client: Any, prefix: str) -> None:
+def test_one_of_several_callers_releases_waiting_messages(client: Any, prefix: str) -> None:
     shop = Shop(client, prefix, "shop", lambda: 0)
     shop.lines = MessageLines("shop", prefix)
     shop.arrive(place(), *"abc")
@@ -248,7 +248,7 @@ def test_a_line_is_told_to_one_of_those_who_ask(client: Any, prefix: str) -> Non
     assert seen == ["42"]
 
 
-def test_what_waits_leaves_nothing_behind_but_what_is_under_way(client: Any, prefix: str, shop: Shop) -> None:
+def test_no_keys_are_left_except_those_of_messages_in_flight(client: Any, prefix: str, shop: Shop) -> None:
     shop.arrive(place(), *"abcd")
     for id in "abcd":
         shop.ask(shop.lines.forget(place(), id))
@@ -289,7 +289,7 @@ async def test_a_line_waits_until_a_penalty_of_its_bucket_is_over(
         await buckets.close()
 
 
-def test_a_redis_that_is_away_is_said_to_be() -> None:
+def test_an_unavailable_redis_raises() -> None:
     away = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, find=lambda *_: None)
     with pytest.raises(StorageUnavailable, match="Redis: Error 111"):
         away.ask(away.lines.start(place(), "a"))

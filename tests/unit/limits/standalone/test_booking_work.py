@@ -36,7 +36,7 @@ async def lines_of_one_more(limit: Limit, booked: int) -> int:
     [RateLimit("10/s"), StrictRate("10/s"), FixedWindow("10/s"), SlidingWindow("10/s", slices=10)],
     ids=lambda limit: type(limit).__name__,
 )
-def test_a_booking_costs_the_same_however_many_stand_before_it(limit: Limit) -> None:
+def test_a_reservation_costs_the_same_behind_any_number_of_others(limit: Limit) -> None:
     """The fault: each booking looked through all of its key, so a flood of n took n² steps."""
     few, many = (asyncio.run(lines_of_one_more(limit, booked)) for booked in (100, 5000))
     assert many <= 1.2 * few + 20

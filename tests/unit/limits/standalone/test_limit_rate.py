@@ -19,7 +19,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
         yield number
 
 
-def test_five_a_second_over_twenty_items() -> None:
+def test_a_rate_of_five_per_second_paces_twenty_items() -> None:
     async def main(clock: VirtualClock) -> None:
         seen = [(item, clock.monotonic() // SECOND) async for item in limit_rate(numbers(20), 5, per=1, clock=clock)]
         assert seen == [(number, number // 5) for number in range(20)]
@@ -44,7 +44,7 @@ def test_a_plain_iterable_is_paced_in_its_thread() -> None:
     assert list(items) == ["a", "b", "c"]
 
 
-def test_nothing_is_pulled_before_somebody_asks() -> None:
+def test_no_item_is_pulled_before_it_is_requested() -> None:
     pulled = []
 
     def source() -> Iterator[int]:
@@ -74,7 +74,7 @@ def test_an_error_of_the_source_comes_out() -> None:
         next(items)
 
 
-def test_closing_it_closes_a_source_that_nobody_else_holds() -> None:
+def test_closing_a_paced_iterable_closes_a_source_without_other_references() -> None:
     ended = []
 
     def source() -> Iterator[int]:
@@ -89,7 +89,7 @@ def test_closing_it_closes_a_source_that_nobody_else_holds() -> None:
     assert ended == [True]
 
 
-def test_a_source_that_somebody_holds_may_be_read_on() -> None:
+def test_a_source_with_other_references_can_be_read_further() -> None:
     source = iter(range(5))
     items = limit_rate(source, 3, per=60, clock=ManualClock())
     assert next(items) == 0

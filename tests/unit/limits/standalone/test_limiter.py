@@ -100,7 +100,7 @@ def near(seconds: float) -> Any:
 # ------------------------------------------------------------------------------------------------------- deciding
 
 
-def test_a_limiter_allows_its_count_and_says_when_to_come_back(play: Callable[[Scene], None]) -> None:
+def test_a_limiter_allows_its_count_and_says_when_to_retry(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(StrictRate("2/m", margin=0))
         first, second, third = [await limiter.try_acquire("acme") for _ in range(3)]
@@ -145,7 +145,7 @@ def test_each_key_has_a_budget_of_its_own(play: Callable[[Scene], None]) -> None
     play(scene)
 
 
-def test_what_could_never_go_is_an_error_at_once(play: Callable[[Scene], None]) -> None:
+def test_a_cost_above_the_capacity_is_an_error_immediately(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("5/m"))
         for verb in (limiter.try_acquire, limiter.acquire, limiter.reserve):
@@ -167,7 +167,7 @@ def test_a_cost_below_one_is_an_error(play: Callable[[Scene], None], cost: int) 
     play(scene)
 
 
-def test_a_reset_key_is_as_good_as_new(play: Callable[[Scene], None]) -> None:
+def test_a_reset_key_has_its_full_budget(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("5/m"))
         await limiter.try_acquire("a", 5)
@@ -178,7 +178,7 @@ def test_a_reset_key_is_as_good_as_new(play: Callable[[Scene], None]) -> None:
     play(scene)
 
 
-def test_a_decision_shows_what_it_says() -> None:
+def test_a_decision_has_a_readable_repr() -> None:
     limiter = Limiter(RateLimit("2/m"), clock=ManualClock())
     assert repr(limiter.sync.try_acquire()) == (
         "Decision(allowed=True, retry_after=0.0, remaining=1, reset_after=30.0)"
@@ -203,7 +203,7 @@ def test_retry_after_never_says_zero_to_one_who_is_refused() -> None:
 # -------------------------------------------------------------------------------------------------------- waiting
 
 
-def test_those_who_wait_are_served_in_order_and_on_time(play: Callable[[Scene], None]) -> None:
+def test_waiters_are_served_in_order_and_on_time(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("10/s", burst=1))
         served: list[tuple[int, float]] = []
@@ -234,7 +234,7 @@ def test_a_strict_rate_serves_window_by_window(play: Callable[[Scene], None]) ->
     play(scene)
 
 
-def test_ten_thousand_wait_on_one_key_in_order() -> None:
+def test_ten_thousand_waiters_of_one_key_are_served_in_order() -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(RateLimit("2500/s", burst=1), clock=clock)
         served: list[int] = []
@@ -250,7 +250,7 @@ def test_ten_thousand_wait_on_one_key_in_order() -> None:
     run_virtual(main)
 
 
-def test_a_line_sets_one_timer_however_many_wait() -> None:
+def test_any_number_of_waiters_of_a_key_sets_one_timer() -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(RateLimit("1/m", burst=1), clock=clock)
         waiting = [asyncio.ensure_future(limiter.acquire("a")) for _ in range(1000)]
@@ -268,7 +268,7 @@ def test_a_line_sets_one_timer_however_many_wait() -> None:
     run_virtual(main)
 
 
-def test_a_shared_store_is_asked_once_for_all_who_wait() -> None:
+def test_a_shared_store_gets_one_request_for_all_waiters() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Distant(clock)
         limiter = Limiter(StrictRate("100/s", margin=0), store, clock=clock)
@@ -315,7 +315,7 @@ def test_a_waiter_for_one_key_never_waits_for_another(play: Callable[[Scene], No
     play(scene)
 
 
-def test_a_cancelled_waiter_consumes_nothing_and_hands_its_place_on(play: Callable[[Scene], None]) -> None:
+def test_a_cancelled_waiter_consumes_nothing_and_frees_its_place(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("1/m", burst=1))
         await limiter.acquire("a")
@@ -385,7 +385,7 @@ def test_a_timeout_that_passes_consumes_nothing(play: Callable[[Scene], None]) -
     play(scene)
 
 
-def test_a_timeout_that_cannot_be_met_is_told_at_once(play: Callable[[Scene], None]) -> None:
+def test_a_timeout_that_cannot_be_met_raises_immediately(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("1/m", burst=1))
         await limiter.acquire("a")
@@ -434,7 +434,7 @@ def test_a_costly_waiter_is_not_overtaken_by_cheap_ones(play: Callable[[Scene], 
     play(scene)
 
 
-def test_a_newcomer_who_only_tries_does_not_overtake_those_who_wait(play: Callable[[Scene], None]) -> None:
+def test_a_try_does_not_overtake_waiters(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("10/s", burst=10))
         await limiter.acquire("a", 10)
@@ -446,7 +446,7 @@ def test_a_newcomer_who_only_tries_does_not_overtake_those_who_wait(play: Callab
     play(scene)
 
 
-def test_a_line_whose_first_one_leaves_lets_a_cheaper_one_go(play: Callable[[Scene], None]) -> None:
+def test_when_the_first_waiter_leaves_a_cheaper_one_starts(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("10/s", burst=10))
         await limiter.acquire("a", 10)
@@ -485,7 +485,7 @@ def test_late_timers_cost_a_rate_nothing() -> None:
     run_virtual(main)
 
 
-def test_what_a_stalled_program_missed_it_does_not_make_up_for() -> None:
+def test_a_stalled_program_does_not_catch_up_on_missed_starts() -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(RateLimit("1000/s", burst=1), clock=LateClock(clock, SECOND))
         await limiter.acquire()
@@ -517,7 +517,7 @@ def test_late_timers_never_let_a_strict_rate_be_exceeded() -> None:
     run_virtual(main)
 
 
-def test_no_memory_is_kept_for_lines_that_have_ended() -> None:
+def test_no_memory_is_kept_for_keys_without_waiters() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryBuckets(clock)
         limit = RateLimit("1/s", burst=1)
@@ -569,7 +569,7 @@ def test_reservations_are_cancelled_newest_first(play: Callable[[Scene], None]) 
     play(scene)
 
 
-def test_a_cancelled_reservation_lets_those_who_wait_go_sooner(play: Callable[[Scene], None]) -> None:
+def test_a_cancelled_reservation_releases_waiters_sooner(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("1/m", burst=1))
         await limiter.acquire("a")
@@ -583,7 +583,7 @@ def test_a_cancelled_reservation_lets_those_who_wait_go_sooner(play: Callable[[S
     play(scene)
 
 
-def test_one_with_a_timeout_waits_on_while_a_reservation_may_be_cancelled() -> None:
+def test_a_waiter_with_a_timeout_waits_while_a_reservation_can_be_cancelled() -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(RateLimit("1/m", burst=1), clock=clock)
         await limiter.acquire("a")
@@ -609,7 +609,7 @@ def test_a_held_start_is_settled_up_and_down(play: Callable[[Scene], None]) -> N
     play(scene)
 
 
-def test_a_settled_refund_lets_those_who_wait_go_at_once(play: Callable[[Scene], None]) -> None:
+def test_a_settled_refund_releases_waiters_immediately(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit(10, per=3600))
         async with limiter.hold("a", cost=10) as held:
@@ -657,7 +657,7 @@ def test_holding_with_a_timeout_that_cannot_be_met_raises(play: Callable[[Scene]
 # ------------------------------------------------------------------------------------------------------ penalties
 
 
-def test_a_penalised_key_lets_nobody_go_until_then_and_no_other_key_waits(play: Callable[[Scene], None]) -> None:
+def test_a_penalised_key_grants_nothing_until_then_and_delays_no_other_key(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("10/s"))
         await limiter.penalize("a", 30)
@@ -673,7 +673,7 @@ def test_a_penalised_key_lets_nobody_go_until_then_and_no_other_key_waits(play: 
     play(scene)
 
 
-def test_who_waits_already_hears_of_a_penalty(play: Callable[[Scene], None]) -> None:
+def test_waiters_are_delayed_by_a_penalty(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("1/s", burst=1))
         assert await limiter.acquire("a")
@@ -706,7 +706,7 @@ def test_a_key_is_penalised_until_an_instant_and_a_reset_lifts_it(play: Callable
     play(scene)
 
 
-def test_one_with_a_timeout_is_told_at_once_that_a_penalty_is_longer() -> None:
+def test_a_waiter_whose_timeout_is_shorter_than_a_penalty_raises_immediately() -> None:
     async def main(clock: VirtualClock) -> None:
         for limit in (RateLimit("10/s"), Concurrency(3)):
             limiter = Limiter(limit, clock=clock)
@@ -781,7 +781,7 @@ def test_no_more_than_the_count_hold_a_permit() -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit])
-def test_a_permit_comes_back_however_the_block_ends(error: type[BaseException]) -> None:
+def test_a_permit_is_returned_after_every_end_of_the_block(error: type[BaseException]) -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(Mutex("orders"), clock=clock)
         with pytest.raises(error):
@@ -792,7 +792,7 @@ def test_a_permit_comes_back_however_the_block_ends(error: type[BaseException]) 
     run_virtual(main)
 
 
-def test_a_permit_comes_back_when_the_holder_is_cancelled() -> None:
+def test_a_permit_is_returned_when_the_holder_is_cancelled() -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(Mutex("orders"), clock=clock)
 
@@ -826,7 +826,7 @@ def test_time_opens_no_mutex() -> None:
     run_virtual(main)
 
 
-def test_one_with_a_timeout_gets_the_permit_that_comes_back_in_time() -> None:
+def test_a_waiter_with_a_timeout_gets_a_permit_returned_in_time() -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(Concurrency(1), clock=clock)
 
@@ -843,7 +843,7 @@ def test_one_with_a_timeout_gets_the_permit_that_comes_back_in_time() -> None:
     run_virtual(main)
 
 
-def test_one_with_a_timeout_waits_for_a_permit_that_was_taken_without_a_block() -> None:
+def test_a_waiter_with_a_timeout_waits_for_a_permit_acquired_without_a_block() -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(Concurrency(1), clock=clock)
         assert await limiter.acquire("a")
@@ -872,7 +872,7 @@ def test_a_cost_that_is_no_whole_number_is_refused_and_changes_nothing(cost: Any
     assert [bool(limiter.sync.try_acquire("a")) for _ in range(3)] == [True, True, False]
 
 
-def test_a_permit_that_weighs_more_takes_more() -> None:
+def test_a_costly_permit_takes_its_cost() -> None:
     limiter = Limiter(Concurrency(10), clock=ManualClock())
     assert limiter.sync.try_acquire("a", 8)
     assert not limiter.sync.try_acquire("a", 3)
@@ -882,7 +882,7 @@ def test_a_permit_that_weighs_more_takes_more() -> None:
         limiter.sync.try_acquire("a", 11)
 
 
-def test_more_permits_than_are_out_are_not_taken_back() -> None:
+def test_more_permits_than_are_held_cannot_be_returned() -> None:
     limiter = Limiter(Concurrency(2), clock=ManualClock())
     limiter.sync.try_acquire("a")
     limiter.sync.release("a")
@@ -891,7 +891,7 @@ def test_more_permits_than_are_out_are_not_taken_back() -> None:
 
 
 @pytest.mark.parametrize("cost", [-5, 0, True, 1.0, "1"])
-def test_what_is_no_number_of_permits_is_not_taken_back(cost: Any) -> None:
+def test_an_invalid_number_of_permits_cannot_be_returned(cost: Any) -> None:
     """The fault: giving back less than nothing took more permits out of the bucket."""
     limiter = Limiter(Concurrency(2), clock=ManualClock())
     limiter.sync.try_acquire("a")
@@ -901,7 +901,7 @@ def test_what_is_no_number_of_permits_is_not_taken_back(cost: Any) -> None:
     assert [bool(limiter.sync.try_acquire("a")) for _ in range(2)] == [True, False]
 
 
-def test_starts_are_not_given_back_and_permits_not_settled_or_booked() -> None:
+def test_starts_are_not_returned_and_permits_not_settled_or_booked() -> None:
     rate, permits = (Limiter(limit, clock=ManualClock()) for limit in (RateLimit("1/m"), Concurrency(1)))
     with pytest.raises(HeadgateError, match="counts starts"):
         rate.release()
@@ -922,7 +922,7 @@ def test_permits_on_a_shared_store_are_refused() -> None:
 # -------------------------------------------------------------------------------------------------------- closing
 
 
-def test_closing_wakes_everybody_who_waits(play: Callable[[Scene], None]) -> None:
+def test_closing_wakes_all_waiters(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("1/h"))
         await limiter.acquire("a")
@@ -987,7 +987,7 @@ def test_a_store_that_was_handed_in_stays_open() -> None:
 # -------------------------------------------------------------------------------------------------- shared stores
 
 
-def test_everybody_who_waits_hears_that_the_store_is_away_and_may_try_again() -> None:
+def test_all_waiters_raise_when_the_store_is_unavailable_and_can_try_again() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Distant(clock)
         limiter = Limiter(RateLimit("9/m"), store, clock=clock)
@@ -1000,7 +1000,7 @@ def test_everybody_who_waits_hears_that_the_store_is_away_and_may_try_again() ->
     run_virtual(main)
 
 
-def test_what_somebody_elsewhere_gives_back_is_noticed_after_a_while() -> None:
+def test_permits_returned_by_another_process_are_noticed_later() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Distant(clock)
         limit = RateLimit("1/h")
@@ -1024,7 +1024,7 @@ def test_two_limits_that_differ_do_not_share_a_budget() -> None:
     assert not Limiter(RateLimit("1/h", name="openai"), store).sync.try_acquire()
 
 
-def test_a_limit_declared_anew_under_its_name_keeps_its_debt() -> None:
+def test_a_limit_declared_again_under_its_name_keeps_its_debt() -> None:
     store = MemoryBuckets(ManualClock())
     assert Limiter(RateLimit("10/m", name="openai"), store).sync.try_acquire("a", 6)
     assert Limiter(RateLimit("20/m", name="openai"), store).sync.snapshot("a").available == 14
@@ -1032,7 +1032,7 @@ def test_a_limit_declared_anew_under_its_name_keeps_its_debt() -> None:
     assert Limiter(RateLimit("10/m", name="openai"), store).sync.snapshot("a").available == 4
 
 
-def test_unknown_stores_and_limits_are_refused_where_they_are_declared() -> None:
+def test_unknown_stores_and_limits_are_refused_at_declaration() -> None:
     with pytest.raises(DeclarationError, match="mongodb"):
         Limiter(RateLimit("1/m"), "mongodb://here")
     with pytest.raises(DeclarationError, match="RateLimit"):

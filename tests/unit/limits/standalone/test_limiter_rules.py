@@ -77,7 +77,7 @@ def test_keys_of_a_dynamic_window_share_its_capacity() -> None:
     run_virtual(main)
 
 
-def test_a_newcomer_waits_for_the_window_and_is_served_before_those_who_had_their_share() -> None:
+def test_a_new_key_waits_for_the_window_and_is_served_before_active_keys() -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(DynamicWindow(per=60, capacity=4), clock=clock)
         for _ in range(4):
@@ -95,7 +95,7 @@ def test_a_newcomer_waits_for_the_window_and_is_served_before_those_who_had_thei
     run_virtual(main)
 
 
-def test_what_one_key_of_a_dynamic_window_gives_back_another_may_use_at_once() -> None:
+def test_a_refund_of_one_key_of_a_dynamic_window_is_available_to_others_immediately() -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(DynamicWindow(per=3600, capacity=4), clock=clock)
         async with limiter.hold("a", cost=4) as held:

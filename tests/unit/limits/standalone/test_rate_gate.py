@@ -31,7 +31,7 @@ def most_in_any_window(passes: list[int], period: int) -> int:
 # -------------------------------------------------------------------------------------------------------- passing
 
 
-def test_two_a_second_over_ten_calls_of_a_quarter_second() -> None:
+def test_a_rate_of_two_per_second_paces_ten_calls_of_a_quarter_second() -> None:
     async def main(clock: VirtualClock) -> None:
         gate = RateGate(2, per=1, clock=clock)
         starts = []
@@ -145,7 +145,7 @@ class ShiftedClock:
         return self._clock.call_at(when - self._ahead, callback)
 
 
-def test_one_timer_is_set_however_many_wait() -> None:
+def test_any_number_of_waiters_sets_one_timer() -> None:
     async def main(clock: VirtualClock) -> None:
         gate = RateGate(1, per=60, clock=clock)
         waiting = [asyncio.ensure_future(gate.wait_async()) for _ in range(1000)]
@@ -177,7 +177,7 @@ def test_no_timer_is_ever_armed_for_an_instant_that_has_passed() -> None:
 # ------------------------------------------------------------------------------------------------ delay, timeouts
 
 
-def test_delay_tells_what_the_next_one_waits() -> None:
+def test_delay_returns_the_wait_of_the_next_caller() -> None:
     clock = ManualClock()
     gate = RateGate(2, per=10, clock=clock)
     assert gate.delay() == 0
@@ -207,7 +207,7 @@ def test_waiting_as_long_as_delay_says_is_exactly_long_enough(count: int, per: f
         clock.advance(per / 11)
 
 
-def test_delay_counts_those_who_wait_already() -> None:
+def test_delay_includes_waiters() -> None:
     async def main(clock: VirtualClock) -> None:
         gate = RateGate(3, per=10, clock=clock)
         passed: list[float] = []
@@ -235,7 +235,7 @@ def test_a_timeout_of_zero_only_tries() -> None:
     assert gate.wait(timeout=-5) is False
 
 
-def test_a_timeout_that_cannot_be_met_is_told_at_once() -> None:
+def test_a_timeout_that_cannot_be_met_raises_immediately() -> None:
     async def main(clock: VirtualClock) -> None:
         gate = RateGate(1, per=60, clock=clock)
         await gate.wait_async()
@@ -247,7 +247,7 @@ def test_a_timeout_that_cannot_be_met_is_told_at_once() -> None:
     run_virtual(main)
 
 
-def test_one_whose_time_runs_out_in_line_uses_up_nothing() -> None:
+def test_a_waiter_that_times_out_uses_no_pass() -> None:
     async def main(clock: VirtualClock) -> None:
         gate = RateGate(1, per=60, clock=clock)
         await gate.wait_async()
@@ -265,7 +265,7 @@ def test_one_whose_time_runs_out_in_line_uses_up_nothing() -> None:
     run_virtual(main)
 
 
-def test_a_cancelled_waiter_uses_up_nothing_and_hands_its_place_on() -> None:
+def test_a_cancelled_waiter_uses_no_pass_and_frees_its_place() -> None:
     async def main(clock: VirtualClock) -> None:
         gate = RateGate(1, per=60, clock=clock)
         await gate.wait_async()
@@ -313,7 +313,7 @@ def test_no_clock_wraps_around(milliseconds: int, before: int) -> None:
 
 
 @pytest.mark.parametrize("milliseconds", [2**31, 2**32, 2**53, 2**63])
-def test_whoever_waits_is_woken_on_a_clock_that_reads_that_much(milliseconds: int) -> None:
+def test_waiters_are_woken_on_a_clock_with_large_values(milliseconds: int) -> None:
     async def main(clock: VirtualClock) -> None:
         gate = RateGate(2, per=60, clock=ShiftedClock(clock, milliseconds * 1000 - 90 * SECOND))
         await asyncio.gather(*(gate.wait_async() for _ in range(6)))
@@ -357,7 +357,7 @@ def test_steps_of_the_wall_clock_change_nothing() -> None:
 # -------------------------------------------------------------------------------------------------------- closing
 
 
-def test_closing_wakes_everybody_who_waits() -> None:
+def test_closing_wakes_all_waiters() -> None:
     async def main(clock: VirtualClock) -> None:
         gate = RateGate(1, per=60, clock=clock)
         await gate.wait_async()
@@ -457,7 +457,7 @@ def test_an_exception_in_a_decorated_function_comes_out_and_its_pass_stays_used(
     assert gate.delay() == 60
 
 
-def test_an_exception_in_a_decorated_coroutine_leaves_the_line_intact() -> None:
+def test_an_exception_in_a_decorated_coroutine_does_not_affect_waiters() -> None:
     async def main(clock: VirtualClock) -> None:
         gate = RateGate(1, per=60, clock=clock)
 
