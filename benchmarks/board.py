@@ -1,4 +1,4 @@
-"""When jobs began and ended in other processes: a file that all of them map, so that telling costs a job nothing."""
+"""When jobs began and ended in other processes: a file that all of them map, so that reporting costs a job nothing."""
 
 from __future__ import annotations
 

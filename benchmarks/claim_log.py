@@ -78,4 +78,4 @@ async def _do_nothing(key: int) -> None:
     pass
 
 
-app = LoggedApp(os.environ.get("HEADGATE_URL", "memory://"), os.environ.get("BENCHMARK_EARS", "")).app
+app = LoggedApp(os.environ.get("HEADGATE_URL", "memory://"), os.environ.get("BENCHMARK_SOCKET", "")).app

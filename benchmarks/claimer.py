@@ -34,19 +34,19 @@ def claim_all(url: str, room: int, claimers: int) -> dict[str, float]:
     """Let so many processes claim and finish until nothing is left; jobs a second, and how long a claim took."""
     with _claimers(url, room, claimers) as processes:
         for process in processes:
-            _said(process)
+            _read_line(process)
         for process in processes:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-        told: list[dict[str, Any]] = [json.loads(_said(process)) for process in processes]
-    began, ended = min(one["began"] for one in told), max(one["ended"] for one in told)
-    claims = sum(one["claims"] for one in told)
+        results: list[dict[str, Any]] = [json.loads(_read_line(process)) for process in processes]
+    began, ended = min(one["began"] for one in results), max(one["ended"] for one in results)
+    claims = sum(one["claims"] for one in results)
     return {
-        "jobs": sum(one["jobs"] for one in told),
-        "rate": sum(one["jobs"] for one in told) / (ended - began),
-        "claim": 1000 * sum(one["claiming"] for one in told) / claims,
-        "finish": 1000 * sum(one["finishing"] for one in told) / claims,
+        "jobs": sum(one["jobs"] for one in results),
+        "rate": sum(one["jobs"] for one in results) / (ended - began),
+        "claim": 1000 * sum(one["claiming"] for one in results) / claims,
+        "finish": 1000 * sum(one["finishing"] for one in results) / claims,
     }
 
 
@@ -66,7 +66,7 @@ def _claimers(url: str, room: int, count: int) -> Iterator[list[subprocess.Popen
             process.wait()
 
 
-def _said(process: subprocess.Popen[str]) -> str:
+def _read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     if not (line := process.stdout.readline()):
         raise RuntimeError("a claimer ended")

@@ -19,14 +19,14 @@ from benchmarks.support import Latencies
 WARM = 20
 """Probes at the beginning that do not count: the worker is coming up."""
 
-SAID = struct.Struct("<qq")
+STARTED = struct.Struct("<qq")
 
 
-class Ears:
-    """Hears from handlers. The monotonic clock is one for all processes of a machine."""
+class StartReceiver:
+    """Receives the starts of handlers. All processes of a machine have the same monotonic clock."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = tempfile.mktemp(prefix="ears-", dir=folder)
+        self.path = tempfile.mktemp(prefix="starts-", dir=folder)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.path)
         self._socket.settimeout(30)
@@ -38,31 +38,31 @@ class Ears:
         self._socket.close()
 
     def ask(self, enqueue: Callable[[], object], number: int) -> float:
-        """Seconds from before the enqueue until the handler of this probe began."""
+        """Enqueue, and return the seconds until the handler of this probe began."""
         asked_at = time.monotonic_ns()
         enqueue()
-        return (self.hear(number) - asked_at) / 1e9
+        return (self.wait_for_start(number) - asked_at) / 1e9
 
-    def hear(self, number: int) -> int:
-        """When the handler of this probe began."""
+    def wait_for_start(self, number: int) -> int:
+        """Wait for the start of the handler of this probe, and return its instant in nanoseconds."""
         while True:
-            heard, began_at = SAID.unpack(self._socket.recv(SAID.size))
-            if heard == number:
+            started, began_at = STARTED.unpack(self._socket.recv(STARTED.size))
+            if started == number:
                 return int(began_at)
 
 
-def mouth(path: str) -> Callable[[int], None]:
-    """What a handler calls first."""
-    send = mouth_of(path)
+def start_sender(path: str) -> Callable[[int], None]:
+    """Return the function that a handler calls first."""
+    sendto = raw_start_sender(path)
 
-    def say(number: int) -> None:
-        send(SAID.pack(number, time.monotonic_ns()))
+    def send(number: int) -> None:
+        sendto(STARTED.pack(number, time.monotonic_ns()))
 
-    return say
+    return send
 
 
-def mouth_of(path: str) -> Callable[[bytes], object]:
-    """What sends a datagram there."""
+def raw_start_sender(path: str) -> Callable[[bytes], object]:
+    """Return the send method of a socket connected to `path`."""
     own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     own.connect(path)
     return own.send

@@ -6,7 +6,7 @@ import os
 import struct
 import time
 
-from benchmarks.latency_probe import mouth_of
+from benchmarks.latency_probe import raw_start_sender
 from benchmarks.stores import storage_at
 from headgate import Headgate, Task
 from headgate.storage.records import Claim, Claimed
@@ -30,11 +30,11 @@ class TimedStore(Store):
         return claimed
 
 
-def make_app(url: str, ears: str) -> tuple[Headgate, Task[[int], None]]:
-    """The app, and its task that sends its hops to `ears`."""
+def make_app(url: str, receiver: str) -> tuple[Headgate, Task[[int], None]]:
+    """The app, and its task that sends its hops to `receiver`."""
     store = TimedStore(storage_at(url).driver)
     app = Headgate(storage=store, migrate=True)
-    send = mouth_of(ears) if ears else None
+    send = raw_start_sender(receiver) if receiver else None
 
     @app.task(name="probe")
     async def probe(number: int) -> None:
@@ -44,4 +44,4 @@ def make_app(url: str, ears: str) -> tuple[Headgate, Task[[int], None]]:
     return app, probe
 
 
-app, _ = make_app(os.environ.get("HEADGATE_URL", "memory://"), os.environ.get("BENCHMARK_EARS", ""))
+app, _ = make_app(os.environ.get("HEADGATE_URL", "memory://"), os.environ.get("BENCHMARK_SOCKET", ""))

@@ -16,7 +16,7 @@ from benchmarks.support import OwnProcess
 
 @contextlib.contextmanager
 def headgate_worker(
-    url: str, ears: str = "", *, app: str = "benchmarks.worker_app:app", **settings: float
+    url: str, receiver: str = "", *, app: str = "benchmarks.worker_app:app", **settings: float
 ) -> Iterator[OwnProcess]:
     """A worker process as users run it, until the block ends."""
     process = subprocess.Popen(
@@ -26,7 +26,7 @@ def headgate_worker(
         env={
             **os.environ,
             "HEADGATE_URL": url,
-            "BENCHMARK_EARS": ears,
+            "BENCHMARK_SOCKET": receiver,
             **{f"HEADGATE_{name.upper()}": str(value) for name, value in settings.items()},
         },
     )

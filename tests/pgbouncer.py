@@ -19,7 +19,7 @@ import pytest
 from tests.postgres_server import ENVIRONMENT, free_port, unprivileged
 
 
-class Bouncer(NamedTuple):
+class PgBouncer(NamedTuple):
     """A running PgBouncer, and the URL of the database behind it."""
 
     url: str
@@ -42,7 +42,7 @@ def bouncer_before(url: str, folder: Path, *options: str) -> Iterator[str]:
 
 
 @contextmanager
-def running_bouncer(url: str, folder: Path, *options: str) -> Iterator[Bouncer]:
+def running_bouncer(url: str, folder: Path, *options: str) -> Iterator[PgBouncer]:
     """As `bouncer_before`, for a test that stops it."""
     program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
@@ -81,7 +81,7 @@ def running_bouncer(url: str, folder: Path, *options: str) -> Iterator[Bouncer]:
             assert process.poll() is None, (folder / "pgbouncer.log").read_text()[-2000:]
             assert time.monotonic() < deadline, "PgBouncer does not listen"
             time.sleep(0.02)
-        yield Bouncer(f"postgresql://{server.username}@127.0.0.1:{port}/{name}", port, process.pid)
+        yield PgBouncer(f"postgresql://{server.username}@127.0.0.1:{port}/{name}", port, process.pid)
     finally:
         process.kill()
         process.wait()

@@ -13,7 +13,7 @@ from typing import Any
 from huey import SqliteHuey
 from huey.consumer import Consumer
 
-from benchmarks.latency_probe import Ears, gaps, mouth
+from benchmarks.latency_probe import StartReceiver, gaps, start_sender
 from benchmarks.support import Latencies, most_in_any_window, new_file, now, own_process, used_share
 from headgate.cli.worker_process import tune_process
 
@@ -94,14 +94,17 @@ def enqueue(folder: Path, *, jobs: int, producers: int) -> dict[str, float]:
 def latency(folder: Path, *, probes: int, poll: float | None) -> dict[str, float]:
     """Its consumer in another process, as `huey_consumer` runs it; `poll` is its poll interval (None: its default)."""
     file = new_file(folder)
-    with Ears(folder) as ears, own_process("benchmarks.peers.huey_consumer", str(file), ears.path, str(poll)):
-        huey, probe = probed(file, ears.path)
+    with (
+        StartReceiver(folder) as receiver,
+        own_process("benchmarks.peers.huey_consumer", str(file), receiver.path, str(poll)),
+    ):
+        huey, probe = probed(file, receiver.path)
         # The first one shows that the consumer has started.
-        ears.ask(lambda: probe(0), 0)
+        receiver.ask(lambda: probe(0), 0)
         latencies = Latencies()
         for number, gap in enumerate(gaps(probes), start=1):
             time.sleep(gap)
-            latencies.add(ears.ask(lambda number=number: probe(number), number))
+            latencies.add(receiver.ask(lambda number=number: probe(number), number))
         huey.storage.close()
     return latencies.metrics()
 
@@ -191,14 +194,14 @@ def _open(file: Path, **options: Any) -> SqliteHuey:
     return SqliteHuey(filename=str(file), fsync=True, timeout=60, **options)
 
 
-def probed(file: Path, ears: str) -> tuple[SqliteHuey, Callable[[int], Any]]:
+def probed(file: Path, receiver: str) -> tuple[SqliteHuey, Callable[[int], Any]]:
     """huey on this file, with a task that says when it began."""
     huey = _open(file)
-    say = mouth(ears) if ears else None
+    send_start = start_sender(receiver) if receiver else None
 
     @huey.task()
     def probe(number: int) -> None:
-        if say is not None:
-            say(number)
+        if send_start is not None:
+            send_start(number)
 
     return huey, probe

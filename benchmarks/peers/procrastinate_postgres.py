@@ -32,7 +32,7 @@ class Procrastinate:
             assert board is not None
             board.begin(number)
 
-        @app.task(name="call", retry=_WhenToldTo())
+        @app.task(name="call", retry=_RetryLater())
         async def call(number: int, tenant: str) -> None:
             assert board is not None
             assert limiter is not None
@@ -79,7 +79,7 @@ class _Later(Exception):
         self.seconds = seconds
 
 
-class _WhenToldTo(BaseRetryStrategy):
+class _RetryLater(BaseRetryStrategy):
     def get_retry_decision(self, *, exception: BaseException, job: Job) -> RetryDecision | None:
         if not isinstance(exception, _Later):
             return None

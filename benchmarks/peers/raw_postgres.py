@@ -29,8 +29,8 @@ CREATE TABLE job (
 CREATE INDEX job_waiting ON job (id) WHERE state = 'waiting';
 """
 INSERT = "INSERT INTO job (task, payload) SELECT 'noop', * FROM unnest($1::text[])"
-INSERT_AND_NOTIFY = "WITH told AS (SELECT pg_notify('job', '')), " + (
-    "added AS (INSERT INTO job (task, payload) VALUES ('noop', $1)) SELECT * FROM told"
+INSERT_AND_NOTIFY = "WITH sent AS (SELECT pg_notify('job', '')), " + (
+    "added AS (INSERT INTO job (task, payload) VALUES ('noop', $1)) SELECT * FROM sent"
 )
 CLAIM = """
 UPDATE job SET state = 'running', started_at = now()

@@ -7,7 +7,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from benchmarks.latency_probe import Ears, gaps
+from benchmarks.latency_probe import StartReceiver, gaps
 from benchmarks.support import Latencies, new_file, own_process
 
 SCHEMA = """
@@ -65,18 +65,21 @@ def latency(folder: Path, *, probes: int) -> dict[str, float]:
     """Insert and commit, wake another process, which claims and commits: two commits and a datagram."""
     file = new_file(folder)
     connection = _new(file)
-    bell = f"{file}-bell"
+    wake_path = f"{file}-wake"
     latencies = Latencies()
-    with Ears(folder) as ears, own_process("benchmarks.peers.raw_consumer", str(file), ears.path, bell):
+    with (
+        StartReceiver(folder) as receiver,
+        own_process("benchmarks.peers.raw_consumer", str(file), receiver.path, wake_path),
+    ):
         ring = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
         def enqueue(number: int) -> None:
             _insert(connection, range(number, number + 1))
-            ring.sendto(b"!", bell)
+            ring.sendto(b"!", wake_path)
 
         for number, gap in enumerate(gaps(probes), start=1):
             time.sleep(gap)
-            latencies.add(ears.ask(lambda number=number: enqueue(number), number))
+            latencies.add(receiver.ask(lambda number=number: enqueue(number), number))
     return latencies.metrics()
 
 

@@ -1,4 +1,4 @@
-"""How many jobs a second a store hands out and takes back, without an engine around it."""
+"""How many jobs a second a store claims and finishes, without an engine around it."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ WORKERS = {
 def starts(folder: Path, *, framework: str, gated: bool, busy: int, others: int, seconds: float) -> dict[str, float]:
     """All is sent before the worker comes; the seconds count from the first start of anything."""
     with redis_server(folder) as url:
-        told = {"GATE_FRAMEWORK": framework, "GATE_ON": str(int(gated)), "GATE_REDIS": url}
-        environment = {**os.environ, **told}
+        settings = {"GATE_FRAMEWORK": framework, "GATE_ON": str(int(gated)), "GATE_REDIS": url}
+        environment = {**os.environ, **settings}
         send = f"import asyncio, benchmarks.gated_apps as apps; asyncio.run(apps.send({busy}, {others}))"
         subprocess.run([sys.executable, "-c", send], cwd=ROOT, env=environment, check=True)
         with redis.Redis.from_url(url) as log, (folder / f"{framework}.log").open("wb") as output:

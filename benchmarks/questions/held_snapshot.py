@@ -1,4 +1,4 @@
-"""What a snapshot that another session holds open does to claims, as no dead row is cleared away meanwhile."""
+"""What an open snapshot of another session does to claims, while dead rows cannot be removed."""
 
 from __future__ import annotations
 

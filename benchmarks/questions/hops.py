@@ -19,12 +19,12 @@ from benchmarks.worker import headgate_worker
 def hops(folder: Path, *, store: str, probes: int) -> dict[str, float]:
     """Medians, each counted from before the enqueue."""
     path = tempfile.mktemp(prefix="hops-", dir=folder)
-    with new_store(folder, store) as url, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ears:
-        ears.bind(path)
-        ears.settimeout(30)
+    with new_store(folder, store) as url, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(path)
+        receiver.settimeout(30)
         asyncio.run(_migrated(url))
         with headgate_worker(url, path, app="benchmarks.timed_app:app"):
-            return asyncio.run(_hops(url, ears, probes))
+            return asyncio.run(_hops(url, receiver, probes))
 
 
 async def _migrated(url: str) -> None:
@@ -33,7 +33,7 @@ async def _migrated(url: str) -> None:
         pass
 
 
-async def _hops(url: str, ears: socket.socket, probes: int) -> dict[str, float]:
+async def _hops(url: str, receiver: socket.socket, probes: int) -> dict[str, float]:
     app, probe = make_app(url, "")
     instants: dict[str, list[float]] = {"stored": [], "sent": [], "answered": [], "began": []}
     async with app.open():
@@ -42,11 +42,11 @@ async def _hops(url: str, ears: socket.socket, probes: int) -> dict[str, float]:
             asked_at = time.monotonic_ns()
             await probe.enqueue(number)
             stored_at = time.monotonic_ns()
-            heard, *told = HOPS.unpack(await asyncio.to_thread(ears.recv, HOPS.size))
-            if heard != number:
-                raise RuntimeError(f"probe {heard} began where {number} was enqueued")
+            probed, *rest = HOPS.unpack(await asyncio.to_thread(receiver.recv, HOPS.size))
+            if probed != number:
+                raise RuntimeError(f"probe {probed} began where {number} was enqueued")
             if number >= WARM:
-                for at, each in zip((stored_at, *told), instants.values(), strict=True):
+                for at, each in zip((stored_at, *rest), instants.values(), strict=True):
                     each.append((at - asked_at) / 1e6)
     return {name: percentile(each, 0.5) for name, each in instants.items()}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.board import Board
 from benchmarks.contender import Load, contender
 from benchmarks.contender_worker import workers
-from benchmarks.latency_probe import WARM, Ears, gaps, probe
+from benchmarks.latency_probe import WARM, StartReceiver, gaps, probe
 from benchmarks.question import Goal, Metric, Question, Scenario
 from benchmarks.support import Latencies, new_file
 from benchmarks.worker import headgate_worker
@@ -45,11 +45,11 @@ async def _embedded(url: str, probes: int) -> dict[str, float]:
 def two_processes(folder: Path, *, probes: int) -> dict[str, float]:
     """The producer here, a worker in another process."""
     url = f"sqlite:///{new_file(folder)}"
-    with Ears(folder) as ears, headgate_worker(url, ears.path):
-        return asyncio.run(_two_processes(url, ears, probes))
+    with StartReceiver(folder) as receiver, headgate_worker(url, receiver.path):
+        return asyncio.run(_two_processes(url, receiver, probes))
 
 
-async def _two_processes(url: str, ears: Ears, probes: int) -> dict[str, float]:
+async def _two_processes(url: str, receiver: StartReceiver, probes: int) -> dict[str, float]:
     probed = Probed(url)
     latencies = Latencies()
     async with probed.app.open():
@@ -57,7 +57,7 @@ async def _two_processes(url: str, ears: Ears, probes: int) -> dict[str, float]:
             await asyncio.sleep(gap)
             asked_at = time.monotonic_ns()
             await probed.ungated.enqueue(number)
-            latencies.add((await asyncio.to_thread(ears.hear, number) - asked_at) / 1e9)
+            latencies.add((await asyncio.to_thread(receiver.wait_for_start, number) - asked_at) / 1e9)
     return latencies.metrics()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import asyncpg
 
 from benchmarks.full_store import store_for
-from benchmarks.latency_probe import Ears, gaps
+from benchmarks.latency_probe import StartReceiver, gaps
 from benchmarks.question import Goal, Metric, Params, Question, Scenario
 from benchmarks.support import Latencies
 from benchmarks.worker import headgate_worker
@@ -25,10 +25,10 @@ def probe(folder: Path, *, full: bool, probes: int, quiet: float, store: str = "
     """Other keys and ungated jobs, each started on its own; then nothing but waiting."""
     with (
         store_for(folder, store, full=full) as url,
-        Ears(folder) as ears,
-        headgate_worker(url, ears.path, **QUIET_SETTINGS) as worker,
+        StartReceiver(folder) as receiver,
+        headgate_worker(url, receiver.path, **QUIET_SETTINGS) as worker,
     ):
-        metrics = asyncio.run(_probe(url, ears, probes))
+        metrics = asyncio.run(_probe(url, receiver, probes))
         # Endings of the last probes are written by then, and their lanes' counts brought up to date.
         time.sleep(1.5)
         cpu, began = worker.cpu_seconds(), time.monotonic()
@@ -38,7 +38,7 @@ def probe(folder: Path, *, full: bool, probes: int, quiet: float, store: str = "
     return metrics
 
 
-async def _probe(url: str, ears: Ears, probes: int) -> dict[str, float]:
+async def _probe(url: str, receiver: StartReceiver, probes: int) -> dict[str, float]:
     probed = Probed(url)
     kinds: dict[str, tuple[Callable[[int], Awaitable[object]], Latencies]] = {
         "other_": (lambda number: probed.gated.enqueue(f"other-{number}", number), Latencies()),
@@ -50,7 +50,7 @@ async def _probe(url: str, ears: Ears, probes: int) -> dict[str, float]:
                 await asyncio.sleep(gap)
                 asked_at = time.monotonic_ns()
                 await enqueue(probe_number)
-                latencies.add((await asyncio.to_thread(ears.hear, probe_number) - asked_at) / 1e9)
+                latencies.add((await asyncio.to_thread(receiver.wait_for_start, probe_number) - asked_at) / 1e9)
     return {key: value for prefix, (_, latencies) in kinds.items() for key, value in latencies.metrics(prefix).items()}
 
 

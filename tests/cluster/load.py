@@ -1,4 +1,4 @@
-"""The work that the cluster is given: tenants with budgets of several kinds, and what each start writes down."""
+"""The work of the cluster tests: tenants with budgets of several kinds, and a log of each start."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ def daily(seconds: float) -> FixedWindow:
 class Tasks:
     """The tasks of the load, declared on an app."""
 
-    def __init__(self, app: Headgate, seconds: float, ledger: Ledger | None = None) -> None:
-        ledger = ledger or Ledger(Path(os.devnull))
+    def __init__(self, app: Headgate, seconds: float, run_log: RunLog | None = None) -> None:
+        run_log = run_log or RunLog(Path(os.devnull))
 
         @app.task(limits=[TENANT, daily(seconds), EVERYONE], retry=RetryPolicy(retries=3))
         async def sync(tenant: str, weight: int = 1) -> None:
-            ledger.begin(tenant, weight)
+            run_log.begin(tenant, weight)
 
         @app.task(limits=[MAIL])
         async def mail(number: int) -> None:
-            ledger.begin("", 1)
+            run_log.begin("", 1)
 
         @app.task(limits=[Mutex("doc:{resource}")])
         async def edit(resource: int) -> None:
-            ledger.begin(str(resource), 1)
+            run_log.begin(str(resource), 1)
             try:
                 await asyncio.sleep(0.1)
             finally:
-                ledger.end()
+                run_log.end()
 
         self.sync: Task[..., None] = sync
         self.mail: Task[..., None] = mail
         self.edit: Task[..., None] = edit
 
 
-class Ledger:
-    """What one process writes down: each line is in the file before the handler goes on."""
+class RunLog:
+    """The log of the runs of one process: each line is in the file before the handler continues."""
 
     def __init__(self, path: Path) -> None:
-        # A node that was declared dead joins anew under another id.
+        # A node that was declared dead joins again with another id.
         self.node: Callable[[], str] = str
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 

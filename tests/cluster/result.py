@@ -1,4 +1,4 @@
-"""The questions asked of the ledgers afterwards: were the limits kept, and was the budget used."""
+"""The checks of the run logs afterwards: were the limits kept, and was the budget used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOLD_LATE = SECOND // 2
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line of a ledger; `at` is in microseconds since boot, the same for all processes."""
+    """One line of a run_log; `at` is in microseconds since boot, the same for all processes."""
 
     kind: str
     at: int
@@ -32,10 +32,10 @@ class Line(msgspec.Struct, frozen=True):
     day: int = 0
 
 
-def read_ledgers(folder: Path) -> list[Line]:
+def read_run_logs(folder: Path) -> list[Line]:
     """The lines of all processes in the order of time. One that was killed may have left half a line."""
     lines: list[Line] = []
-    for path in folder.glob("*.ledger"):
+    for path in folder.glob("*.run_log"):
         whole, _, _half = path.read_text().rpartition("\n")
         lines += (msgspec.convert(json.loads(line), Line) for line in whole.splitlines())
     return sorted(lines, key=lambda line: line.at)

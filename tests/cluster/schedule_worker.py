@@ -1,4 +1,4 @@
-"""A worker process with schedules that come faster than anybody would want."""
+"""A worker process with schedules that fire very often."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import pytest
 from headgate import Headgate
 from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
-from tests.cluster.load import EVERYONE, MAIL, TENANT, Ledger, Tasks, daily
+from tests.cluster.load import EVERYONE, MAIL, TENANT, RunLog, Tasks, daily
 from tests.cluster.result import (
     Span,
     by_key,
@@ -25,7 +25,7 @@ from tests.cluster.result import (
     excesses,
     excesses_of_a_day,
     overlaps,
-    read_ledgers,
+    read_run_logs,
     use,
 )
 from tests.durability.postgres import Endings, ask, count_endings
@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 90)]
 
 
 class Cluster:
-    """The workers, and the faults that befall them."""
+    """The workers, and the faults that cause them."""
 
     def __init__(self, server: PostgresServer, children: Children, folder: Path) -> None:
         self.outages: list[Span] = []
@@ -72,15 +72,15 @@ class Cluster:
         child = await self._children.start(
             str(Path(__file__).with_name("worker.py")),
             url=self._server.url,
-            ledger=str(self._folder / f"{self._started}.ledger"),
+            run_log=str(self._folder / f"{self._started}.run_log"),
             seconds=SECONDS,
             settings={"heartbeat": 0.5, "lease": LEASE, "concurrency": 20},
         )
         await child.wait_for_line("started")
         self._workers.append(child)
 
-    async def befall(self, fault: str, random: Random) -> None:
-        """Let it happen, and see that those who have to come back do."""
+    async def cause(self, fault: str, random: Random) -> None:
+        """Cause a fault, and wait until the killed or stopped parts run again."""
         began = boottime()
         worker = random.choice(self._workers)
         match fault:
@@ -112,7 +112,7 @@ class Cluster:
 
 
 def faults(random: Random) -> list[tuple[float, str]]:
-    """When what happens: first each of them once, then any, with a calm stretch at the end."""
+    """Return the times of the faults: each kind once, then random ones, and none at the end."""
     plan = [(5.5, "kill"), (7.5, "freeze"), (12.5, "cut"), (15, "restart")]
     at = 26.0
     while at < SECONDS - 8:
@@ -122,14 +122,14 @@ def faults(random: Random) -> list[tuple[float, str]]:
 
 
 class Enqueuer:
-    """The parent's own app: it enqueues all the while, and knows what was acknowledged."""
+    """The app of the test process: it enqueues all the time, and keeps the acknowledged ids."""
 
     def __init__(self, app: Headgate) -> None:
         self.acknowledged: set[str] = set()
-        self._tasks = Tasks(app, SECONDS, Ledger(Path(os.devnull)))
+        self._tasks = Tasks(app, SECONDS, RunLog(Path(os.devnull)))
 
     async def fill(self) -> None:
-        """A backlog for those whose budget is to be used up."""
+        """Enqueue a backlog for the tenants whose budget is used up."""
         sync, mail, edit = self._tasks.sync, self._tasks.mail, self._tasks.edit
         rounds = round(SECONDS * 8 / 3) + 20
         await self._add(await sync.enqueue_many([(tenant,) for tenant in BUSY for _ in range(rounds)]))
@@ -137,7 +137,7 @@ class Enqueuer:
         await self._add(await mail.enqueue_many([(number,) for number in range(round(SECONDS * 20) + 100)]))
         await self._add(await edit.enqueue_many([(number % 3,) for number in range(round(SECONDS * 30))]))
 
-    async def go_on(self, random: Random) -> None:
+    async def enqueue_forever(self, random: Random) -> None:
         while True:
             with contextlib.suppress(StorageUnavailable):
                 calls = [(random.choice(QUIET),) for _ in range(random.randrange(1, 4))]
@@ -165,10 +165,10 @@ async def test_four_workers_keep_every_limit_lose_no_job_and_use_the_budget_unde
                 for _ in range(WORKERS):
                     await cluster.start_worker()
                 began = boottime()
-                enqueuing = asyncio.ensure_future(enqueuer.go_on(random))
+                enqueuing = asyncio.ensure_future(enqueuer.enqueue_forever(random))
                 for at, fault in faults(random):
                     await asyncio.sleep(at - (boottime() - began) / SECOND)
-                    await cluster.befall(fault, random)
+                    await cluster.cause(fault, random)
                 await asyncio.sleep(SECONDS - (boottime() - began) / SECOND)
                 ended = boottime()
                 enqueuing.cancel()
@@ -176,7 +176,7 @@ async def test_four_workers_keep_every_limit_lose_no_job_and_use_the_budget_unde
                 contradictions = await app._storage.check()
             endings = await Endings.of(server.url)
 
-    lines = read_ledgers(tmp_path)
+    lines = read_run_logs(tmp_path)
     starts = [line for line in lines if line.kind == "begin"]
     syncs = [start for start in starts if start.task == "sync"]
     mails = [start for start in starts if start.task == "mail"]

@@ -1,4 +1,4 @@
-"""Whatever claims, adds, ends, cancels and dies at the same moment on one PostgreSQL: the books are right."""
+"""Concurrent claims, adds, endings, cancellations and deaths on one PostgreSQL leave correct counts."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ PERMITS = {"mutex", "slots"}
 KEYS = [f"key-{number}" for number in range(12)]
 
 
-class World:
-    """One schema, several processes' worth of stores, and what is known of the jobs."""
+class RaceRun:
+    """Several stores on one schema, and what the test expects of their jobs."""
 
     def __init__(self, url: str, schema: str, seed: int) -> None:
         self.random = Random(seed)
@@ -141,7 +141,7 @@ class World:
                 self.note_starts(claimed.jobs)
                 if random.random() < 0.01:
                     self.dead.add(node)
-                    self.leave_bodies(claimed.jobs)
+                    self.release_permits_of(claimed.jobs)
                     break
                 await asyncio.sleep(random.uniform(0, 0.01) if claimed.jobs or claimed.more else 0.01)
                 await self.end(store, node, claimed.jobs)
@@ -156,7 +156,7 @@ class World:
                 else:
                     self.starts[draw].append(job.charged_at)
 
-    def leave_bodies(self, jobs: Sequence[ClaimedJob]) -> None:
+    def release_permits_of(self, jobs: Sequence[ClaimedJob]) -> None:
         for job in jobs:
             for draw in job.draws:
                 self.inside[draw].discard(job.id)
@@ -183,15 +183,15 @@ class World:
             # Of those that somebody else holds it is known later.
             endings = [ending for ending, written in told if written is None]
 
-    async def bury(self, store: PostgresStorage) -> None:
+    async def recover_dead_nodes(self, store: PostgresStorage) -> None:
         while not self.is_over:
             for node in await store.nodes():
                 if node.id in self.dead:
                     await store.recover(node.id, node.beat)
             await asyncio.sleep(0.05)
 
-    async def meddle(self, store: PostgresStorage) -> None:
-        """An operator, a user and a housekeeper at work."""
+    async def operate(self, store: PostgresStorage) -> None:
+        """Do what operators, users and housekeeping do, at random."""
         random = self.random
         while not self.is_over:
             await asyncio.sleep(random.uniform(0, 0.03))
@@ -224,20 +224,20 @@ class World:
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("HEADGATE_TEST_RACE_SEEDS", "2"))))
 async def test_the_counts_are_right_after_all_races(postgres_url: str, postgres_schema: str, seed: int) -> None:
-    world = World(postgres_url, postgres_schema, seed)
-    first = world.stores[0]
-    for store in world.stores:
+    race_run = RaceRun(postgres_url, postgres_schema, seed)
+    first = race_run.stores[0]
+    for store in race_run.stores:
         await store.open()
-    async with asyncio.TaskGroup() as everybody:
-        for number, store in enumerate(world.stores):
-            everybody.create_task(world.produce(store))
-            everybody.create_task(world.work(store, f"node-{number}"))
-            everybody.create_task(world.bury(store))
-        everybody.create_task(world.meddle(first))
-        for store in world.stores:
-            everybody.create_task(world.hold_back(postgres_url, store))
+    async with asyncio.TaskGroup() as group:
+        for number, store in enumerate(race_run.stores):
+            group.create_task(race_run.produce(store))
+            group.create_task(race_run.work(store, f"node-{number}"))
+            group.create_task(race_run.recover_dead_nodes(store))
+        group.create_task(race_run.operate(first))
+        for store in race_run.stores:
+            group.create_task(race_run.hold_back(postgres_url, store))
         await asyncio.sleep(SECONDS)
-        world.is_over = True
+        race_run.is_over = True
 
     for node in await first.nodes():
         await first.recover(node.id, node.beat)
@@ -250,21 +250,21 @@ async def test_the_counts_are_right_after_all_races(postgres_url: str, postgres_
         for job in claimed.jobs:
             for draw in job.draws:
                 if draw.limit not in PERMITS:
-                    world.starts[draw].append(job.charged_at)
+                    race_run.starts[draw].append(job.charged_at)
         endings = [Finished(job.id, job.fence, JobState.SUCCEEDED) for job in claimed.jobs]
         for ending, written in zip(endings, await first.finish("last", endings), strict=True):
-            world.finished[ending.id] += bool(written)
+            race_run.finished[ending.id] += bool(written)
         if not claimed.jobs and not claimed.more:
             if claimed.next_in is None:
                 break
             await asyncio.sleep(min(claimed.next_in / SECOND, 0.2) + 0.001)
-    states = {record.id: record.state for record in await first.final(sorted(world.added))}
-    left = [await first.job(id) for id in sorted(world.added - set(states))]
+    states = {record.id: record.state for record in await first.final(sorted(race_run.added))}
+    left = [await first.job(id) for id in sorted(race_run.added - set(states))]
     assert left == [], [await first.queue_position(record.id) for record in left if record is not None]
     assert list(await first.check()) == []
-    assert max(world.finished.values()) == 1
-    for draw, starts in world.starts.items():
+    assert max(race_run.finished.values()) == 1
+    for draw, starts in race_run.starts.items():
         rule = RULES[draw.limit]
         assert most_in_a_window(starts, rule.period) <= rule.bound(rule.period), draw
-    for store in world.stores:
+    for store in race_run.stores:
         await store.close()

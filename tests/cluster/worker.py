@@ -1,4 +1,4 @@
-"""One worker process of the cluster. It says to its parent what becomes of its node."""
+"""One worker process of the cluster. It prints the events of its node for its parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from headgate import Headgate
 from headgate.jobs.event import Event, NodeDeclaredDead, NodeLost, NodeStarted, NodeStopping, StorageFailed
-from tests.cluster.load import Ledger, Tasks
+from tests.cluster.load import RunLog, Tasks
 
 
 def print_line(word: str, *values: Any) -> None:
@@ -20,22 +20,22 @@ def print_line(word: str, *values: Any) -> None:
 
 
 async def main(options: dict[str, Any]) -> None:
-    ledger = Ledger(Path(options.pop("ledger")))
+    run_log = RunLog(Path(options.pop("run_log")))
     app = Headgate(options.pop("url"), **options.pop("settings"))
-    Tasks(app, options.pop("seconds"), ledger)
+    Tasks(app, options.pop("seconds"), run_log)
 
     def print_event(event: Event) -> None:
         match event:
             case NodeStarted():
                 node = app._node
                 assert node is not None
-                ledger.node = lambda: node.id
+                run_log.node = lambda: node.id
                 print_line("started", event.node)
             case NodeLost():
-                ledger.lost(event.node)
+                run_log.lost(event.node)
                 print_line("lost", event.node)
             case NodeDeclaredDead():
-                ledger.disowned(event.node)
+                run_log.disowned(event.node)
                 print_line("disowned", event.node)
             case NodeStopping():
                 assert app._node is not None

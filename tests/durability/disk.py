@@ -15,7 +15,7 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, StorageFailed
 from headgate.storage.sqlite.connection import prepare
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.durability.ledger import damage
+from tests.durability.run_log import damage
 from tests.durability.stores import claim_for, new_job, open_store
 
 

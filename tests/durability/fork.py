@@ -13,7 +13,7 @@ import pytest
 from headgate.clock import SystemClock
 from headgate.errors import ForkedConnection
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.durability.ledger import damage
+from tests.durability.run_log import damage
 from tests.durability.stores import claim_for, new_job, open_store
 
 

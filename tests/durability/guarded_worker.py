@@ -48,7 +48,7 @@ def most_inside(visits: list[Visit]) -> int:
     return most
 
 
-def guarded_app(url: str, ledger: Path, *, freezes: bool = False, **settings: Any) -> Headgate:
+def guarded_app(url: str, run_log: Path, *, freezes: bool = False, **settings: Any) -> Headgate:
     clock = SystemClock()
     storage: Any = choose_storage(
         url, clock, synchronous="FULL", schema="headgate", listen_url=None, connections=settings.pop("connections", 8)
@@ -71,7 +71,7 @@ def guarded_app(url: str, ledger: Path, *, freezes: bool = False, **settings: An
     def write(word: str) -> None:
         job = current_job()
         line = msgspec.json.encode(Visit(word, clock.monotonic(), os.getpid(), job.id, job.fencing_token))
-        file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        file = os.open(run_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(file, line + b"\n")
         finally:
@@ -107,7 +107,7 @@ def tell_parent(event: Event) -> None:
 
 
 async def main(options: dict[str, Any]) -> None:
-    app = guarded_app(options.pop("url"), Path(options.pop("ledger")), **options)
+    app = guarded_app(options.pop("url"), Path(options.pop("run_log")), **options)
     app.subscribe(tell_parent, NodeStarted, NodeDeclaredDead, NodeLost, LeaseNotRenewed)
     await app.run()
 

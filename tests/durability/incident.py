@@ -17,14 +17,14 @@ from typing import Any
 from headgate import Job, JobState
 from headgate.errors import StorageUnavailable
 from tests.durability.disk import fill
-from tests.durability.ledger import damage
+from tests.durability.run_log import damage
 from tests.until import until
 
 OPTIONS = json.loads(sys.argv[1])
 DISK = Path(OPTIONS["disk"])
 ELSEWHERE = Path(OPTIONS["elsewhere"])
 os.environ["HEADGATE_URL"] = f"sqlite:///{DISK}/jobs.db"
-os.environ["LEDGER"] = str(ELSEWHERE / "ledger")
+os.environ["RUN_LOG"] = str(ELSEWHERE / "run_log")
 os.chdir(ELSEWHERE)
 
 from tests.durability import incident_app as release_1  # noqa: E402  (it reads the environment)
@@ -114,7 +114,7 @@ async def is_running(job: Job[Any]) -> bool:
 
 
 def runs(what: str) -> Counter[str]:
-    lines = (ELSEWHERE / "ledger").read_text().splitlines() if (ELSEWHERE / "ledger").exists() else []
+    lines = (ELSEWHERE / "run_log").read_text().splitlines() if (ELSEWHERE / "run_log").exists() else []
     return Counter(job for kind, job, _ in map(str.split, lines) if kind == what)
 
 

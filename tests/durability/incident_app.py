@@ -10,7 +10,7 @@ from pathlib import Path
 from headgate import Headgate, RetryPolicy, StrictRate, current_job
 
 RELEASE = int(os.environ.get("RELEASE", "1"))
-LEDGER = Path(os.environ.get("LEDGER", os.devnull))
+RUN_LOG = Path(os.environ.get("RUN_LOG", os.devnull))
 
 app = Headgate(
     os.environ.get("HEADGATE_URL", "memory://"), heartbeat=0.5, lease=3, grace=1, retry=RetryPolicy(base=0.1)
@@ -21,8 +21,8 @@ app.queue("threads", concurrency=2)
 
 def note(what: str) -> None:
     """One line in a file on another disk: a handler was here."""
-    with LEDGER.open("a") as ledger:
-        ledger.write(f"{what} {current_job().id} {current_job().attempt}\n")
+    with RUN_LOG.open("a") as run_log:
+        run_log.write(f"{what} {current_job().id} {current_job().attempt}\n")
 
 
 @app.task(queue="calls", limits=[StrictRate("10/s", key="{tenant}")])

@@ -31,7 +31,7 @@ EXPLAINING = (
 """Options of a server that writes the plan of every statement into its log, as it was run."""
 
 
-class Ran(NamedTuple):
+class StatementRun(NamedTuple):
     """One run of a statement: its name, milliseconds, pages that were looked at, tables that were read whole."""
 
     statement: str
@@ -53,12 +53,12 @@ class Plans:
             for shape in shapes_of(statement)
         }
 
-    def read(self) -> list[Ran]:
+    def read(self) -> list[StatementRun]:
         text = self._log.read_text()[self._seen :]
         self._seen += len(text)
         return [ran for ran in map(self._ran, _explained(text)) if ran is not None]
 
-    def _ran(self, found: tuple[float, Any]) -> Ran | None:
+    def _ran(self, found: tuple[float, Any]) -> StatementRun | None:
         took, explained = found
         name = self._names.get(_squeezed(explained["Query Text"]))
         if name is None:
@@ -68,7 +68,7 @@ class Plans:
             node["Relation Name"] for node in _nodes(plan) if node["Node Type"] == "Seq Scan" and node["Actual Loops"]
         }
         pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-        return Ran(name, took, pages, frozenset(scanned), json.dumps(plan, indent=1))
+        return StatementRun(name, took, pages, frozenset(scanned), json.dumps(plan, indent=1))
 
 
 def _explained(text: str) -> Iterator[tuple[float, Any]]:

@@ -48,7 +48,7 @@ async def test_nodes_in_other_containers_keep_their_jobs(
         pytest.skip("needs the right to make namespaces")
     settings: dict[str, Any] = {
         "path": str(database),
-        "ledger": str(tmp_path / "ledger"),
+        "run_log": str(tmp_path / "run_log"),
         "heartbeat": 0.2,
         "lease": 4.0,
     }

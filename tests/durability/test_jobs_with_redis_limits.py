@@ -25,8 +25,8 @@ APP = """
 
     @app.task(limits=[StrictRate("20/s", key="{tenant}", name="api", store=os.environ["REDIS"], on_store_error="wait")])
     async def call(tenant: str) -> None:
-        with open(os.environ["LEDGER"], "a") as ledger:
-            ledger.write(f"{tenant} {time.monotonic_ns()}\\n")
+        with open(os.environ["RUN_LOG"], "a") as run_log:
+            run_log.write(f"{tenant} {time.monotonic_ns()}\\n")
 """
 
 
@@ -43,8 +43,8 @@ def most_in_a_second(starts: list[int]) -> int:
     )
 
 
-def starts_of(ledgers: list[Path], tenant: str) -> list[int]:
-    lines = [line.split() for ledger in ledgers if ledger.exists() for line in ledger.read_text().splitlines()]
+def starts_of(run_logs: list[Path], tenant: str) -> list[int]:
+    lines = [line.split() for run_log in run_logs if run_log.exists() for line in run_log.read_text().splitlines()]
     return sorted(int(at) for name, at in lines if name == tenant)
 
 
@@ -53,7 +53,7 @@ async def test_two_programs_share_a_limit_exactly_and_lose_no_job_when_redis_die
 ) -> None:
     (tmp_path / "jobs_app.py").write_text(textwrap.dedent(APP))
     stores = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "other")]
-    ledgers = [tmp_path / "one.txt", tmp_path / "other.txt"]
+    run_logs = [tmp_path / "one.txt", tmp_path / "other.txt"]
     limit = StrictRate("20/s", key="{tenant}", name="api", store=server.url, on_store_error="wait")
     for store in stores:
         app = Headgate(store)
@@ -67,28 +67,28 @@ async def test_two_programs_share_a_limit_exactly_and_lose_no_job_when_redis_die
         await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "headgate", "worker", "jobs_app:app"),
             cwd=tmp_path,
-            env={"PATH": "/usr/bin:/bin", "STORE": store, "LEDGER": str(ledger), "REDIS": server.url},
+            env={"PATH": "/usr/bin:/bin", "STORE": store, "RUN_LOG": str(run_log), "REDIS": server.url},
             stderr=asyncio.subprocess.DEVNULL,
         )
-        for store, ledger in zip(stores, ledgers, strict=True)
+        for store, run_log in zip(stores, run_logs, strict=True)
     ]
     try:
-        await until(lambda: len(starts_of(ledgers, "acme")) >= 60, 40)
+        await until(lambda: len(starts_of(run_logs, "acme")) >= 60, 40)
         server.kill()
         await asyncio.sleep(1)
-        while_away = len(starts_of(ledgers, "acme"))
+        while_away = len(starts_of(run_logs, "acme"))
         await asyncio.sleep(1)
-        assert len(starts_of(ledgers, "acme")) == while_away, "its jobs wait while the store does not answer"
+        assert len(starts_of(run_logs, "acme")) == while_away, "its jobs wait while the store does not answer"
         server.start()
-        await until(lambda: len(starts_of(ledgers, "acme")) >= 220, 40, lambda: len(starts_of(ledgers, "acme")))
+        await until(lambda: len(starts_of(run_logs, "acme")) >= 220, 40, lambda: len(starts_of(run_logs, "acme")))
     finally:
         for worker in workers:
             worker.terminate()
         for worker in workers:
             await worker.wait()
-    starts = starts_of(ledgers, "acme")
+    starts = starts_of(run_logs, "acme")
     assert len(starts) == 220
-    assert len(starts_of(ledgers, "globex")) == 20
+    assert len(starts_of(run_logs, "globex")) == 20
     # Nothing was written to disk there: after the restart one more burst may start, and only then.
     assert most_in_a_second(starts[:while_away]) <= 20
     assert most_in_a_second(starts[while_away:]) <= 20

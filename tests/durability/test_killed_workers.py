@@ -13,8 +13,8 @@ from headgate import Headgate, Job, StrictRate
 from headgate.clock import SystemClock
 from headgate.jobs.job import JobState
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.durability.ledger import count_endings, damage, endings, most_in_a_window, read_ledger, runs_by_job
 from tests.durability.processes import Children
+from tests.durability.run_log import count_endings, damage, endings, most_in_a_window, read_run_log, runs_by_job
 from tests.durability.worker import MARGIN, PER, RATE
 
 ROUNDS = 10
@@ -44,7 +44,7 @@ class Enqueuer:
 async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_twice(
     point: str, database: Path, tmp_path: Path, children: Children
 ) -> None:
-    ledger = tmp_path / "ledger"
+    run_log = tmp_path / "run_log"
     random = Random(point)
     here = Enqueuer(database)
     held: dict[str, int] = {}
@@ -53,20 +53,25 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_t
         acknowledged: list[Job[None]] = []
         for _ in range(ROUNDS):
             worker = await children.start(
-                "worker.py", path=str(database), ledger=str(ledger), hold=point, skip=random.randrange(3), concurrency=4
+                "worker.py",
+                path=str(database),
+                run_log=str(run_log),
+                hold=point,
+                skip=random.randrange(3),
+                concurrency=4,
             )
             acknowledged += await here.record.enqueue_many([(random.choice(KEYS),) for _ in range(10)])
             name, jobs = await worker.wait_for_line("at")
             assert name == point
             await worker.kill()
-            ran = runs_by_job(read_ledger(ledger))
+            ran = runs_by_job(read_run_log(run_log))
             for job in jobs:
                 held[job] = ran[job]
                 record = await here.storage.job(job)
                 assert record is not None
                 assert record.state == {"claiming": "waiting", "finished": "succeeded"}.get(point, "running")
 
-        last = await children.start("worker.py", path=str(database), ledger=str(ledger))
+        last = await children.start("worker.py", path=str(database), run_log=str(run_log))
         await last.wait_for_line("NodeStarted")
         began = time.monotonic()
         await last.wait_for_line("NodeLost")
@@ -81,7 +86,7 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_t
         assert await here.storage.check() == []
     await last.kill()
 
-    lines = read_ledger(ledger)
+    lines = read_run_log(run_log)
     runs = runs_by_job(lines)
     ids = {job.id for job in acknowledged}
     assert set(runs) == ids
@@ -109,9 +114,9 @@ async def test_a_job_that_kills_its_worker_every_time_is_not_run_for_ever(
     async with here.app.open():
         job = await here.die.enqueue()
         for attempt in range(3):
-            worker = await children.start("worker.py", path=str(database), ledger=str(tmp_path / "ledger"))
+            worker = await children.start("worker.py", path=str(database), run_log=str(tmp_path / "run_log"))
             assert await worker.end() == -9, f"attempt {attempt + 1} should have taken the process along"
-        last = await children.start("worker.py", path=str(database), ledger=str(tmp_path / "ledger"))
+        last = await children.start("worker.py", path=str(database), run_log=str(tmp_path / "run_log"))
         _node, returned, poisonous = await last.wait_for_line("NodeLost")
         assert (returned, poisonous) == (0, 1)
         record = await here.storage.job(job.id)

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 TWO_AN_HOUR = StrictRate("2/h")
 
 
-class World:
+class Releases:
     """Releases of one program on one database, and the jobs that have started, by what they were given."""
 
     def __init__(self, url: str, settings: dict[str, Any]) -> None:
@@ -78,31 +78,31 @@ class World:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+def releases(request: pytest.FixtureRequest, tmp_path: Path) -> Releases:
     if request.param == "sqlite":
-        return World(f"sqlite:///{tmp_path}/jobs.db", {})
+        return Releases(f"sqlite:///{tmp_path}/jobs.db", {})
     schema = request.getfixturevalue("postgres_schema")
-    return World(request.getfixturevalue("postgres_url"), {"schema": schema})
+    return Releases(request.getfixturevalue("postgres_url"), {"schema": schema})
 
 
 @pytest.mark.parametrize("has_worked", [True, False], ids=["after a worker", "after none"])
-async def test_a_limit_added_by_a_deploy_holds_for_all_of_the_backlog(world: World, *, has_worked: bool) -> None:
-    older, newer = world.release(), world.release(TWO_AN_HOUR)
+async def test_a_limit_added_by_a_deploy_holds_for_all_of_the_backlog(releases: Releases, *, has_worked: bool) -> None:
+    older, newer = releases.release(), releases.release(TWO_AN_HOUR)
     if has_worked:
         async with older:
             await asyncio.sleep(0.3)
-    jobs = await world.enqueue(older, 5000)
+    jobs = await releases.enqueue(older, 5000)
     async with newer:
-        await world.nothing_more_starts(2, 4)
-        assert len(world.started) == 2
+        await releases.nothing_more_starts(2, 4)
+        assert len(releases.started) == 2
         # The first ones go first: moved jobs keep their places.
-        assert world.started == [0, 1]
+        assert releases.started == [0, 1]
         # What an old web process enqueues afterwards has to wait as well.
-        await world.enqueue(older, 50)
-        await world.nothing_more_starts(2)
+        await releases.enqueue(older, 50)
+        await releases.nothing_more_starts(2)
         await until(lambda: _is_throttled(newer, jobs[-1].id), 60)
         assert await newer._storage.check() == []
-    assert len(world.started) == 2
+    assert len(releases.started) == 2
 
 
 async def _is_throttled(app: Headgate, id: str) -> bool:
@@ -110,118 +110,120 @@ async def _is_throttled(app: Headgate, id: str) -> bool:
     return status.state is JobState.WAITING and status.waits_for is not None
 
 
-async def test_an_old_worker_that_runs_beside_the_new_one_starts_nothing_under_the_old_limits(world: World) -> None:
-    older, newer = world.release(), world.release(TWO_AN_HOUR)
+async def test_an_old_worker_that_runs_beside_the_new_one_starts_nothing_under_the_old_limits(
+    releases: Releases,
+) -> None:
+    older, newer = releases.release(), releases.release(TWO_AN_HOUR)
     async with older:
-        await (await world.enqueue(older, 1))[0].result(timeout=10)
+        await (await releases.enqueue(older, 1))[0].result(timeout=10)
         async with newer:
-            await until(lambda: world.has_gates(2))
-            await world.enqueue(older, 50)
-            await world.enqueue(newer, 50)
-            await world.nothing_more_starts(3, 4)
+            await until(lambda: releases.has_gates(2))
+            await releases.enqueue(older, 50)
+            await releases.enqueue(newer, 50)
+            await releases.nothing_more_starts(3, 4)
             # The old one does not take them back.
-            await until(lambda: world.are_in_one_lane(), 20)
-            await world.nothing_more_starts(3, 1)
-    assert len(world.started) == 3
+            await until(lambda: releases.are_in_one_lane(), 20)
+            await releases.nothing_more_starts(3, 1)
+    assert len(releases.started) == 3
 
 
-async def test_the_backlog_starts_when_a_deploy_removes_a_limit(world: World) -> None:
-    older, newer = world.release(TWO_AN_HOUR), world.release()
-    await world.enqueue(older, 1000)
+async def test_the_backlog_starts_when_a_deploy_removes_a_limit(releases: Releases) -> None:
+    older, newer = releases.release(TWO_AN_HOUR), releases.release()
+    await releases.enqueue(older, 1000)
     async with older:
-        await until(lambda: len(world.started) == 2)
+        await until(lambda: len(releases.started) == 2)
     async with newer:
-        await until(lambda: len(world.started) == 1000, 20)
+        await until(lambda: len(releases.started) == 1000, 20)
         # And what an old web process enqueues afterwards, as soon as it is looked for.
-        await world.enqueue(older, 5)
-        await until(lambda: len(world.started) == 1005, 20)
+        await releases.enqueue(older, 5)
+        await until(lambda: len(releases.started) == 1005, 20)
 
 
-async def test_the_backlog_waits_by_the_new_key_when_a_deploy_changes_it(world: World) -> None:
-    older = world.release(StrictRate("2/h", name="api"))
-    newer = world.release(StrictRate("2/h", name="api", key="{tenant}"))
+async def test_the_backlog_waits_by_the_new_key_when_a_deploy_changes_it(releases: Releases) -> None:
+    older = releases.release(StrictRate("2/h", name="api"))
+    newer = releases.release(StrictRate("2/h", name="api", key="{tenant}"))
     async with older.open():
         call = older.tasks["call"]
         await call.enqueue_many([call.call(number, f"tenant {number % 3}") for number in range(300)])
     async with newer:
-        await until(lambda: len(world.started) == 6, 20)
-        await world.nothing_more_starts(6)
+        await until(lambda: len(releases.started) == 6, 20)
+        await releases.nothing_more_starts(6)
 
 
 async def test_after_a_rollback_the_backlog_waits_under_the_older_limits_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    releases: Releases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog_migrator, "NOTE_EVERY", 0.3)
     monkeypatch.setattr(backlog_migrator, "LIVE_FOR", 2_000_000)
-    older, newer = world.release(StrictRate("2/h", name="old")), world.release(StrictRate("3/h", name="new"))
-    await world.enqueue(older, 100)
+    older, newer = releases.release(StrictRate("2/h", name="old")), releases.release(StrictRate("3/h", name="new"))
+    await releases.enqueue(older, 100)
     async with older:
-        await until(lambda: len(world.started) == 2)
+        await until(lambda: len(releases.started) == 2)
     async with newer:
-        await until(lambda: len(world.started) == 5)
-        await world.enqueue(newer, 10)
+        await until(lambda: len(releases.started) == 5)
+        await releases.enqueue(newer, 10)
     async with older:
         # The newer release may only have paused: for a while nothing starts, and then what the older one allows.
-        await world.nothing_more_starts(5, 6)
-        assert await world.are_in_one_lane()
+        await releases.nothing_more_starts(5, 6)
+        assert await releases.are_in_one_lane()
 
 
-async def test_a_retry_of_a_job_that_ran_before_the_deploy_waits_under_the_new_limits(world: World) -> None:
-    older, newer = world.release(), world.release(TWO_AN_HOUR)
-    world.fails = True
+async def test_a_retry_of_a_job_that_ran_before_the_deploy_waits_under_the_new_limits(releases: Releases) -> None:
+    older, newer = releases.release(), releases.release(TWO_AN_HOUR)
+    releases.fails = True
     async with older:
-        await world.enqueue(older, 20)
-        await until(lambda: len(world.started) == 20)
-    world.fails = False
-    world.started.clear()
+        await releases.enqueue(older, 20)
+        await until(lambda: len(releases.started) == 20)
+    releases.fails = False
+    releases.started.clear()
     async with newer:
-        await until(lambda: len(world.started) == 2)
-        await world.nothing_more_starts(2)
+        await until(lambda: len(releases.started) == 2)
+        await releases.nothing_more_starts(2)
 
 
-async def test_jobs_that_were_blocked_at_the_deploy_are_released_under_the_new_limits(world: World) -> None:
-    older, newer = world.release(), world.release(TWO_AN_HOUR)
+async def test_jobs_that_were_blocked_at_the_deploy_are_released_under_the_new_limits(releases: Releases) -> None:
+    older, newer = releases.release(), releases.release(TWO_AN_HOUR)
     async with older.open():
         call = older.tasks["call"]
         for number in range(10):
             await chain(older.tasks["first"].call(), call.call(number)).enqueue()
     async with newer:
-        await until(lambda: len(world.started) == 2)
-        await world.nothing_more_starts(2)
+        await until(lambda: len(releases.started) == 2)
+        await releases.nothing_more_starts(2)
         # So are those whose chains an old web process enqueues afterwards.
         async with older.open():
             await chain(older.tasks["first"].call(), older.tasks["call"].call(99)).enqueue()
-        await world.nothing_more_starts(2)
+        await releases.nothing_more_starts(2)
 
 
-async def test_the_jobs_of_a_batch_keep_what_it_holds_and_wait_under_the_new_limits(world: World) -> None:
-    older, newer = world.release(), world.release(TWO_AN_HOUR)
+async def test_the_jobs_of_a_batch_keep_what_it_holds_and_wait_under_the_new_limits(releases: Releases) -> None:
+    older, newer = releases.release(), releases.release(TWO_AN_HOUR)
     async with older.open():
         calls = [older.tasks["call"].call(number) for number in range(10)]
         await batch(calls, limits=[Mutex("nightly")]).enqueue()
         await batch([older.tasks["call"].call(99)], limits=[Mutex("nightly")]).enqueue()
     async with newer:
-        await until(lambda: len(world.started) == 2)
-        await world.nothing_more_starts(2)
-        assert 99 not in world.started
+        await until(lambda: len(releases.started) == 2)
+        await releases.nothing_more_starts(2)
+        assert 99 not in releases.started
         assert await newer._storage.check() == []
 
 
-async def test_a_job_whose_new_limits_cannot_be_computed_waits_and_is_reported(world: World) -> None:
-    older, newer = world.release(), world.release(StrictRate("2/h", key="{number}"))
-    (job,) = await world.enqueue(older, 1)
+async def test_a_job_whose_new_limits_cannot_be_computed_waits_and_is_reported(releases: Releases) -> None:
+    older, newer = releases.release(), releases.release(StrictRate("2/h", key="{number}"))
+    (job,) = await releases.enqueue(older, 1)
     payload = '{"numbers": 1}'
-    if world.url.startswith("sqlite"):
-        with contextlib.closing(sqlite3.connect(world.url.removeprefix("sqlite:///"))) as connection:
+    if releases.url.startswith("sqlite"):
+        with contextlib.closing(sqlite3.connect(releases.url.removeprefix("sqlite:///"))) as connection:
             connection.execute("UPDATE job SET payload = ?", (payload,))
             connection.commit()
     else:
-        await world.rows(f"UPDATE job SET payload = '{payload}' RETURNING id")
+        await releases.rows(f"UPDATE job SET payload = '{payload}' RETURNING id")
     alarms: list[Event] = []
     newer.subscribe(alarms.append, JobNotMigrated)
     async with newer:
         await until(lambda: bool(alarms))
-        others = await world.enqueue(newer, 20)
+        others = await releases.enqueue(newer, 20)
         await others[-1].result(timeout=10)
         assert (await newer.job(job.id).status()).state is JobState.WAITING
         assert [event.job_id for event in alarms if isinstance(event, JobNotMigrated)] == [job.id]
@@ -230,19 +232,19 @@ async def test_a_job_whose_new_limits_cannot_be_computed_waits_and_is_reported(w
         assert (await newer.job(job.id).status()).state is JobState.CANCELLED
 
 
-async def test_jobs_that_fell_back_to_the_default_queue_keep_the_limits_of_their_own(world: World) -> None:
+async def test_jobs_that_fell_back_to_the_default_queue_keep_the_limits_of_their_own(releases: Releases) -> None:
     def release(*limits: Any) -> Headgate:
-        app = Headgate(world.url, **world.settings)
+        app = Headgate(releases.url, **releases.settings)
         app.queue("bulk", max_backlog=1, when_full="fallback", limits=[StrictRate("2/h", name="bulk")])
 
         @app.task(name="call", queue="bulk", limits=limits)
         async def call(number: int) -> None:
-            world.started.append(number)
+            releases.started.append(number)
 
         return app
 
     older, newer = release(), release(StrictRate("1000/h", name="more"))
-    await world.enqueue(older, 20)
+    await releases.enqueue(older, 20)
     async with newer:
-        await until(lambda: len(world.started) == 2)
-        await world.nothing_more_starts(2)
+        await until(lambda: len(releases.started) == 2)
+        await releases.nothing_more_starts(2)

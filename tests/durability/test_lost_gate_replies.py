@@ -18,19 +18,19 @@ from headgate.limits.redis.async_lines import AsyncLines
 from headgate.limits.redis.blocking_lines import BlockingLines
 from headgate.limits.redis.message_lines import BucketLine, Steps
 from headgate.limits.redis.redis_buckets import RedisBuckets
-from tests.durability.wire import Break, Wire
+from tests.durability.tcp_proxy import Break, TcpProxy
 from tests.redis_server import redis_url  # noqa: F401
 
 LIMITS = [StrictRate("2/h"), RateLimit("2/h"), FixedWindow("2/h"), SlidingWindow("2/h")]
 
 
 class Gate:
-    """A gate on a real Redis, through a wire that can lose replies."""
+    """A gate on a real Redis, through a proxy that can lose replies."""
 
-    def __init__(self, wire: Wire, kind: str, url: str, prefix: str) -> None:
-        self.wire = wire
+    def __init__(self, proxy: TcpProxy, kind: str, url: str, prefix: str) -> None:
+        self.proxy = proxy
         self.published: list[bytes] = []
-        behind = f"redis://127.0.0.1:{wire.port}{urlsplit(url).path}?prefix={prefix}"
+        behind = f"redis://127.0.0.1:{proxy.port}{urlsplit(url).path}?prefix={prefix}"
         self._blocking = BlockingLines(behind, "app", publish=self.published.append, find=lambda *_: None)
         self._async = AsyncLines(behind, "app", publish=self._publish, find=lambda *_: None)
         self._is_async = kind == "async"
@@ -42,7 +42,7 @@ class Gate:
 
     def lose(self, verb: bytes) -> Break:
         """Lose the reply to the next request of this verb, and no name that has it in it."""
-        return self.wire.break_after(b"\r\n" + verb + b"\r\n")
+        return self.proxy.break_after(b"\r\n" + verb + b"\r\n")
 
     async def at(self, limit: Limit) -> BucketLine:
         """The place of a key, whose script the server knows: a reply that tells of a missing script is no loss."""
@@ -65,8 +65,8 @@ class Gate:
 
 @pytest_asyncio.fixture(params=["async", "blocking"])
 async def gate(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[Gate]:  # noqa: F811
-    async with Wire.to(urlsplit(redis_url).port or 6379) as wire:
-        gate = Gate(wire, request.param, redis_url, f"gates-{uuid.uuid4()}")
+    async with TcpProxy.to(urlsplit(redis_url).port or 6379) as proxy:
+        gate = Gate(proxy, request.param, redis_url, f"gates-{uuid.uuid4()}")
         yield gate
         await gate.close()
 

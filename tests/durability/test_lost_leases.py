@@ -16,7 +16,7 @@ import pytest
 from headgate import Headgate, JobState
 from tests.durability.guarded_worker import guarded_app, most_inside, read_visits
 from tests.durability.processes import Child, Children
-from tests.durability.wire import Wire
+from tests.durability.tcp_proxy import TcpProxy
 from tests.postgres_server import PostgresServer
 from tests.until import until
 
@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 LEASE = 3.0
 
 
-async def start(children: Children, url: str, ledger: Path, **options: Any) -> Child:
+async def start(children: Children, url: str, run_log: Path, **options: Any) -> Child:
     worker = await children.start(
-        "guarded_worker.py", url=url, ledger=str(ledger), heartbeat=0.3, lease=LEASE, **options
+        "guarded_worker.py", url=url, run_log=str(run_log), heartbeat=0.3, lease=LEASE, **options
     )
     await worker.wait_for_line("NodeStarted")
     return worker
@@ -42,8 +42,8 @@ def url(request: pytest.FixtureRequest, database: Path) -> str:
 
 
 @contextlib.asynccontextmanager
-async def here_on(url: str, ledger: Path) -> AsyncIterator[Headgate]:
-    app = guarded_app(url, ledger)
+async def here_on(url: str, run_log: Path) -> AsyncIterator[Headgate]:
+    app = guarded_app(url, run_log)
     async with app.open():
         yield app
 
@@ -53,19 +53,19 @@ async def test_a_worker_frozen_between_its_claim_and_the_start_starts_nothing_th
     url: str, task: str, children: Children, tmp_path: Path
 ) -> None:
     """The fault: it entered the mutex when it went on, while the worker that had taken its job was inside."""
-    ledger = tmp_path / "visits"
-    async with here_on(url, ledger) as app:
+    run_log = tmp_path / "visits"
+    async with here_on(url, run_log) as app:
         work = app._registry.find(task)
         assert work is not None
-        frozen = await start(children, url, ledger, freezes=True)
+        frozen = await start(children, url, run_log, freezes=True)
         job = await work.enqueue(6.0)
         await frozen.wait_for_line("frozen")
-        other = await start(children, url, ledger)
+        other = await start(children, url, run_log)
         await other.wait_for_line("inside", timeout=30)
         frozen.signal(signal.SIGCONT)
         await frozen.wait_for_line("NodeDeclaredDead")
         await job.result(timeout=30)
-        visits = read_visits(ledger)
+        visits = read_visits(run_log)
         assert most_inside(visits) == 1
         assert {visit.pid for visit in visits} == {other.pid}
 
@@ -74,23 +74,23 @@ async def test_a_worker_that_was_stopped_inside_a_mutex_leaves_it_when_it_resume
     url: str, children: Children, tmp_path: Path
 ) -> None:
     """While it is frozen it cannot; whom it calls can tell its token from that of the later holder."""
-    ledger = tmp_path / "visits"
-    async with here_on(url, ledger) as app:
+    run_log = tmp_path / "visits"
+    async with here_on(url, run_log) as app:
         work = app._registry.find("enter")
         assert work is not None
-        frozen = await start(children, url, ledger)
+        frozen = await start(children, url, run_log)
         job = await work.enqueue(20.0)
         await frozen.wait_for_line("inside")
         # Not in the middle of a write, which would stop everybody on a file.
         with _writing_nothing(url):
             frozen.signal(signal.SIGSTOP)
-        other = await start(children, url, ledger)
+        other = await start(children, url, run_log)
         await other.wait_for_line("inside", timeout=30)
         frozen.signal(signal.SIGCONT)
         (_, cancelled) = await frozen.wait_for_line("LeaseNotRenewed")
         assert cancelled == 1
         await frozen.wait_for_line("NodeDeclaredDead")
-        (entered, second, left) = read_visits(ledger)[:3]
+        (entered, second, left) = read_visits(run_log)[:3]
         assert [entered.word, second.word, left.word] == ["enters", "enters", "leaves"]
         assert left.pid == frozen.pid
         assert entered.token < second.token
@@ -112,26 +112,26 @@ async def test_a_worker_cut_off_from_postgres_leaves_a_mutex_before_another_ente
     postgres: PostgresServer, children: Children, tmp_path: Path
 ) -> None:
     """The fault: it was inside for 8 to 10 s beside the worker that had taken its job."""
-    ledger = tmp_path / "visits"
-    async with Wire.to(postgres.port) as wire, here_on(postgres.url, ledger) as app:
+    run_log = tmp_path / "visits"
+    async with TcpProxy.to(postgres.port) as proxy, here_on(postgres.url, run_log) as app:
         work = app._registry.find("enter")
         assert work is not None
-        cut = await start(children, postgres.url_at(wire.port), ledger)
+        cut = await start(children, postgres.url_at(proxy.port), run_log)
         first = await work.enqueue(12.0)
         await cut.wait_for_line("inside")
-        other = await start(children, postgres.url, ledger)
+        other = await start(children, postgres.url, run_log)
         second = await work.enqueue(0.1)
         await asyncio.sleep(LEASE)
-        wire.hold()
+        proxy.hold()
         (seconds, cancelled) = await cut.wait_for_line("LeaseNotRenewed")
         assert (seconds < LEASE, cancelled) == (True, 1)
         await other.wait_for_line("NodeLost")
         await other.wait_for_line("inside")
-        wire.release()
+        proxy.release()
         await cut.wait_for_line("NodeDeclaredDead")
         await first.result(timeout=40)
         await second.result(timeout=40)
-        assert most_inside(read_visits(ledger)) == 1
+        assert most_inside(read_visits(run_log)) == 1
         record = (await app.admin.job(first.id)).record
         assert (record.state, record.attempt, record.lost) == (JobState.SUCCEEDED, 2, 1)
 
@@ -140,15 +140,15 @@ async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
     database: Path, children: Children, tmp_path: Path
 ) -> None:
     """Reads go on, and other processes may still have room."""
-    ledger = tmp_path / "visits"
+    run_log = tmp_path / "visits"
     url = f"sqlite:///{database}"
-    async with here_on(url, ledger) as app:
+    async with here_on(url, run_log) as app:
         work = app._registry.find("enter")
         assert work is not None
-        full = await start(children, url, ledger)
+        full = await start(children, url, run_log)
         job = await work.enqueue(8.0)
         await full.wait_for_line("inside")
-        other = await start(children, url, ledger)
+        other = await start(children, url, run_log)
         # No file of this process grows beyond a page any more.
         unlimited = resource.prlimit(full.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
         await full.wait_for_line("LeaseNotRenewed")
@@ -156,26 +156,26 @@ async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
         resource.prlimit(full.pid, resource.RLIMIT_FSIZE, unlimited)
         await full.wait_for_line("NodeDeclaredDead")
         await job.result(timeout=40)
-        assert most_inside(read_visits(ledger)) == 1
+        assert most_inside(read_visits(run_log)) == 1
 
 
 async def test_a_worker_that_cannot_write_to_its_file_returns_the_job_that_holds_a_mutex(
     database: Path, children: Children, tmp_path: Path
 ) -> None:
     """Nobody else can write either, so nobody has taken the job: its attempt is not spent."""
-    ledger = tmp_path / "visits"
+    run_log = tmp_path / "visits"
     url = f"sqlite:///{database}"
-    async with here_on(url, ledger) as app:
+    async with here_on(url, run_log) as app:
         work = app._registry.find("enter")
         assert work is not None
-        worker = await start(children, url, ledger)
+        worker = await start(children, url, run_log)
         job = await work.enqueue(8.0)
         await worker.wait_for_line("inside")
         with _writing_nothing(url):
             await worker.wait_for_line("LeaseNotRenewed")
-            await until(lambda: [visit.word for visit in read_visits(ledger)] == ["enters", "leaves"], 5)
+            await until(lambda: [visit.word for visit in read_visits(run_log)] == ["enters", "leaves"], 5)
         await job.result(timeout=40)
-        assert most_inside(read_visits(ledger)) == 1
+        assert most_inside(read_visits(run_log)) == 1
         assert not worker.has_line("NodeDeclaredDead")
         record = (await app.admin.job(job.id)).record
         assert (record.state, record.attempt, record.lost) == (JobState.SUCCEEDED, 1, 0)

@@ -79,7 +79,7 @@ def store(request: pytest.FixtureRequest, database: Path) -> Store:
     return Store(server.url)
 
 
-class Crowd:
+class ManyFollowers:
     """An app with a task that others follow, one that keeps the event loop from ever being idle, and one besides."""
 
     def __init__(self, url: str) -> None:
@@ -115,7 +115,7 @@ async def keep_busy() -> None:
         await asyncio.sleep(0)
 
 
-async def ends_besides(crowd: Crowd, until_is_over: asyncio.Future[Any]) -> float:
+async def ends_besides(crowd: ManyFollowers, until_is_over: asyncio.Future[Any]) -> float:
     """The longest time that a job without followers took meanwhile, from its enqueueing to its result."""
     longest = 0.0
     while not until_is_over.done():
@@ -128,7 +128,7 @@ async def ends_besides(crowd: Crowd, until_is_over: asyncio.Future[Any]) -> floa
 async def test_a_leader_of_100_000_that_ends_on_a_busy_worker_is_recorded_and_holds_up_no_other_end(
     store: Store,
 ) -> None:
-    crowd = Crowd(store.url)
+    crowd = ManyFollowers(store.url)
     async with crowd.app.open():
         leader, _ = await crowd.enqueue(store)
     busy = asyncio.ensure_future(keep_busy())
@@ -146,7 +146,7 @@ async def test_a_leader_of_100_000_that_ends_on_a_busy_worker_is_recorded_and_ho
 
 
 async def test_a_leader_that_fails_has_its_100_000_followers_cancelled_beside_other_ends(store: Store) -> None:
-    crowd = Crowd(store.url)
+    crowd = ManyFollowers(store.url)
     async with crowd.app.open():
         leader, follower = await crowd.enqueue(store, fails=True)
     async with crowd.app:
@@ -160,7 +160,7 @@ async def test_a_leader_that_fails_has_its_100_000_followers_cancelled_beside_ot
 
 
 async def test_followers_that_a_dead_process_has_not_released_are_released_by_another(store: Store) -> None:
-    crowd, other = Crowd(store.url), Crowd(store.url)
+    crowd, other = ManyFollowers(store.url), ManyFollowers(store.url)
     async with crowd.app.open():
         leader, _ = await crowd.enqueue(store, count=SOME)
     async with crowd.app:
@@ -175,7 +175,7 @@ async def test_followers_that_a_dead_process_has_not_released_are_released_by_an
 
 
 async def test_a_job_and_100_000_that_follow_it_are_stored_in_one_commit(postgres: PostgresServer) -> None:
-    crowd = Crowd(postgres.url)
+    crowd = ManyFollowers(postgres.url)
     async with crowd.app.open():
         calls = [crowd.follower.using(delay=3600).call()] * MANY
         enqueueing = asyncio.ensure_future(chain(crowd.leader.using(delay=3600).call(), batch(calls)).enqueue())
@@ -189,7 +189,7 @@ async def test_a_job_and_100_000_that_follow_it_are_stored_in_one_commit(postgre
 
 
 async def test_explain_describes_a_follower_that_is_not_released_yet(store: Store) -> None:
-    crowd = Crowd(store.url)
+    crowd = ManyFollowers(store.url)
     async with crowd.app.open():
         leader, follower = await crowd.enqueue(store, count=SOME)
         last = f"{follower.id}-999"

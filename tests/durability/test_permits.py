@@ -85,12 +85,12 @@ APP = """
 
     @app.task(limits=[Mutex("resource", hold="until_final")])
     async def work(name: str) -> None:
-        with open("ledger", "a") as ledger:
-            ledger.write(f"{name} begins in {os.getpid()}\\n")
+        with open("run_log", "a") as run_log:
+            run_log.write(f"{name} begins in {os.getpid()}\\n")
         if name == "first" and not os.path.exists("was-killed"):
             await asyncio.Event().wait()
-        with open("ledger", "a") as ledger:
-            ledger.write(f"{name} ends\\n")
+        with open("run_log", "a") as run_log:
+            run_log.write(f"{name} ends\\n")
 """
 
 
@@ -109,18 +109,18 @@ async def test_the_permit_of_a_killed_worker_is_returned_and_its_job_starts_firs
             sys.executable, "-m", "headgate", "worker", "jobs_app:app", cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL
         )
 
-    ledger = tmp_path / "ledger"
-    ledger.touch()
+    run_log = tmp_path / "run_log"
+    run_log.touch()
     first = await worker()
-    await until(lambda: "first begins" in ledger.read_text())
+    await until(lambda: "first begins" in run_log.read_text())
     (tmp_path / "was-killed").touch()
     os.kill(first.pid, signal.SIGKILL)
     await first.wait()
     second = await worker()
-    await until(lambda: "second ends" in ledger.read_text())
+    await until(lambda: "second ends" in run_log.read_text())
     second.terminate()
     await second.wait()
-    lines = [line.split(" in ")[0] for line in (tmp_path / "ledger").read_text().splitlines()]
+    lines = [line.split(" in ")[0] for line in (tmp_path / "run_log").read_text().splitlines()]
     assert lines == ["first begins", "first begins", "first ends", "second begins", "second ends"]
 
 

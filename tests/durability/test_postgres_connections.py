@@ -15,7 +15,7 @@ import pytest
 from headgate import StorageUnavailable
 from headgate.storage.postgres import database, wake_ups
 from tests.durability.postgres import Endings, ask, count_endings, session_at
-from tests.durability.wire import Wire
+from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer, server_in
 from tests.until import until
@@ -57,16 +57,16 @@ async def test_a_silent_connection_is_closed_in_time_and_the_work_continues(
     monkeypatch.setattr(database, "COMMAND_TIMEOUT", 1.0)
     monkeypatch.setattr(database, "CONNECT_TIMEOUT", 1.0)
     here = Work(postgres.url)
-    async with Wire.to(postgres.port) as wire, here.app.open():
-        there = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+        there = Work(postgres.url_at(proxy.port))
         async with there.app:
             await there.has_run(await here.gated.enqueue("acme"))
-            wire.hold()
+            proxy.hold()
             job = await here.gated.enqueue("acme")
             await until(lambda: bool(there.troubles), 5)
             assert job.id not in there.runs
             # The silent connections stay as they are: nobody ever tells that they are dead.
-            wire.release()
+            proxy.release()
             await there.has_run(job, timeout=BACK)
             assert there.again == []
 
@@ -76,8 +76,8 @@ async def test_a_silent_listener_is_detected_and_jobs_are_found_by_polling_meanw
 ) -> None:
     monkeypatch.setattr(wake_ups, "WATCHDOG", 0.5)
     here = Work(postgres.url)
-    async with Wire.to(postgres.port) as wire, here.app.open():
-        there = Work(postgres.url, listen_url=postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+        there = Work(postgres.url, listen_url=postgres.url_at(proxy.port))
         async with there.app:
 
             async def delay() -> float:
@@ -88,27 +88,27 @@ async def test_a_silent_listener_is_detected_and_jobs_are_found_by_polling_meanw
 
             await delay()
             assert statistics.median([await delay() for _ in range(7)]) < 0.15
-            connections = wire.connections
+            connections = proxy.connections
             # Nobody ever tells the listener that its connection is dead.
-            wire.hold()
+            proxy.hold()
             assert await delay() < 3
-            await until(lambda: wire.connections > connections, 10)
+            await until(lambda: proxy.connections > connections, 10)
             assert await delay() < 3
-            wire.release()
+            proxy.release()
             async with asyncio.timeout(15):
                 while statistics.median([await delay() for _ in range(7)]) > 0.08:
                     pass
 
 
 async def test_many_connection_resets_lose_no_job_and_end_none_twice(postgres: PostgresServer) -> None:
-    async with Wire.to(postgres.port) as wire:
-        work = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy:
+        work = Work(postgres.url_at(proxy.port))
         async with work.app:
             await count_endings(postgres.url)
 
             async def storm() -> None:
                 while True:
-                    wire.reset()
+                    proxy.reset()
                     await asyncio.sleep(0.05)
 
             raging = asyncio.ensure_future(storm())
@@ -123,17 +123,17 @@ async def test_many_connection_resets_lose_no_job_and_end_none_twice(postgres: P
 
 
 async def test_a_server_that_refuses_connections_is_not_asked_in_a_busy_loop(postgres: PostgresServer) -> None:
-    async with Wire.to(postgres.port) as wire:
-        work = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy:
+        work = Work(postgres.url_at(proxy.port))
         async with work.app:
             await work.has_run(await work.gated.enqueue("acme"))
-            wire.put_to(1)
-            before, began, used = wire.connections, time.monotonic(), time.process_time()
+            proxy.put_to(1)
+            before, began, used = proxy.connections, time.monotonic(), time.process_time()
             await asyncio.sleep(3)
-            rate = (wire.connections - before) / (time.monotonic() - began)
+            rate = (proxy.connections - before) / (time.monotonic() - began)
             assert rate < 40, f"{rate} connections a second"
             assert time.process_time() - used < 1.5
-            wire.put_to(postgres.port)
+            proxy.put_to(postgres.port)
             await work.has_run(await work.gated.enqueue("acme"), timeout=BACK)
 
 

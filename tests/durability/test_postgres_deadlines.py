@@ -18,7 +18,7 @@ from headgate.storage.postgres.database import Database
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.postgres.wake_ups import WakeUps
 from tests.durability.postgres import session_at
-from tests.durability.wire import Wire
+from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer, server_in
 
@@ -56,9 +56,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_opening_a_server_that_never_answers_fails_in_time(postgres: PostgresServer) -> None:
-    async with Wire.to(postgres.port) as wire:
-        wire.hold()
-        storage = PostgresStorage(postgres.url_at(wire.port), SystemClock())
+    async with TcpProxy.to(postgres.port) as proxy:
+        proxy.hold()
+        storage = PostgresStorage(postgres.url_at(proxy.port), SystemClock())
         with within(3), pytest.raises(StorageUnavailable):
             await storage.open()
         with within(1):
@@ -67,34 +67,34 @@ async def test_opening_a_server_that_never_answers_fails_in_time(postgres: Postg
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_server_that_stops_while_the_tables_are_made_is_reported(postgres: PostgresServer) -> None:
-    async with Wire.to(postgres.port) as wire:
-        stalled = wire.stall_before(b"CREATE SCHEMA")
-        storage = PostgresStorage(postgres.url_at(wire.port), SystemClock())
+    async with TcpProxy.to(postgres.port) as proxy:
+        stalled = proxy.stall_before(b"CREATE SCHEMA")
+        storage = PostgresStorage(postgres.url_at(proxy.port), SystemClock())
         opening = asyncio.ensure_future(storage.open())
         await stalled.happened.wait()
         # Nobody answers any more, to nobody.
-        wire.hold()
+        proxy.hold()
         with within(5), pytest.raises(StorageUnavailable):
             await opening
-        stalled.goes_on.set()
+        stalled.resumed.set()
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_pool_whose_connections_are_all_stuck_is_not_waited_for_longer_than_a_statement(
     postgres: PostgresServer,
 ) -> None:
-    async with Wire.to(postgres.port) as wire, opened(postgres.url_at(wire.port)) as data:
+    async with TcpProxy.to(postgres.port) as proxy, opened(postgres.url_at(proxy.port)) as data:
 
         async def stuck() -> None:
             await data.run(lambda session: session.script(SLEEP))
 
         await data.run(lambda session: session.script("SELECT 1"))
-        wire.hold()
+        proxy.hold()
         with within(4):
             failures = await asyncio.gather(*(stuck() for _ in range(8)), return_exceptions=True)
         assert all(isinstance(failure, StorageUnavailable) for failure in failures), failures
         # The silent ones stay silent, and none of them is in the pool any more.
-        wire.release()
+        proxy.release()
         with within(3):
             await data.repeat(lambda session: session.script("SELECT 1"))
 
@@ -102,9 +102,9 @@ async def test_a_pool_whose_connections_are_all_stuck_is_not_waited_for_longer_t
 @pytest.mark.parametrize("statement", ["BEGIN", "SLEEP", "COMMIT", "ROLLBACK"])
 @pytest.mark.usefixtures("impatient")
 async def test_each_statement_of_a_transaction_has_a_timeout(postgres: PostgresServer, statement: str) -> None:
-    async with Wire.to(postgres.port) as wire, opened(postgres.url_at(wire.port)) as data:
+    async with TcpProxy.to(postgres.port) as proxy, opened(postgres.url_at(proxy.port)) as data:
         await data.run(lambda session: session.script("SELECT 1"))
-        stalled = wire.stall_before(b"pg_sleep" if statement == "SLEEP" else statement.encode())
+        stalled = proxy.stall_before(b"pg_sleep" if statement == "SLEEP" else statement.encode())
 
         async def work(session: database.Session) -> None:
             await session.script(SLEEP if statement == "SLEEP" else "SELECT 2")
@@ -116,14 +116,14 @@ async def test_each_statement_of_a_transaction_has_a_timeout(postgres: PostgresS
         assert stalled.happened.is_set()
         with within(3):
             await data.run(lambda session: session.script("SELECT 3"))
-        stalled.goes_on.set()
+        stalled.resumed.set()
 
 
 async def test_a_task_that_is_cancelled_in_the_middle_leaves_at_once_and_its_connection_goes(
     postgres: PostgresServer,
 ) -> None:
-    async with Wire.to(postgres.port) as wire, opened(postgres.url_at(wire.port), size=1) as data:
-        stalled = wire.stall_before(b"pg_sleep")
+    async with TcpProxy.to(postgres.port) as proxy, opened(postgres.url_at(proxy.port), size=1) as data:
+        stalled = proxy.stall_before(b"pg_sleep")
         working = asyncio.ensure_future(data.run(lambda session: session.script(SLEEP)))
         await stalled.happened.wait()
         working.cancel()
@@ -131,17 +131,17 @@ async def test_a_task_that_is_cancelled_in_the_middle_leaves_at_once_and_its_con
             await working
         with within(2):
             await data.run(lambda session: session.script("SELECT 1"))
-        stalled.goes_on.set()
+        stalled.resumed.set()
 
 
 async def test_closing_does_not_wait_for_silent_connections(postgres: PostgresServer) -> None:
-    async with Wire.to(postgres.port) as wire:
-        data = Database(postgres.url_at(wire.port), "headgate", SystemClock(), size=4)
+    async with TcpProxy.to(postgres.port) as proxy:
+        data = Database(postgres.url_at(proxy.port), "headgate", SystemClock(), size=4)
         await data.open()
         await asyncio.gather(*(data.run(lambda session: session.script("SELECT pg_sleep(0.1)")) for _ in range(3)))
         working = asyncio.ensure_future(data.run(lambda session: session.script(SLEEP)))
         await asyncio.sleep(0.05)
-        wire.hold()
+        proxy.hold()
         with within(database.CLOSE_TIMEOUT + 1):
             await data.close()
         with pytest.raises(StorageUnavailable):
@@ -149,17 +149,17 @@ async def test_closing_does_not_wait_for_silent_connections(postgres: PostgresSe
 
 
 async def test_an_app_with_a_silent_server_closes(postgres: PostgresServer) -> None:
-    async with Wire.to(postgres.port) as wire:
-        work = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy:
+        work = Work(postgres.url_at(proxy.port))
         async with work.app.open():
             await work.gated.enqueue("acme")
-            wire.hold()
+            proxy.hold()
             began = time.monotonic()
         assert time.monotonic() - began < database.CLOSE_TIMEOUT + 2
 
 
 async def test_a_lost_cancel_request_is_sent_again(postgres: PostgresServer) -> None:
-    class Deaf(WakeUps):
+    class SilentWakeUps(WakeUps):
         async def _poll(self) -> None:
             try:
                 await asyncio.Event().wait()
@@ -167,7 +167,7 @@ async def test_a_lost_cancel_request_is_sent_again(postgres: PostgresServer) -> 
                 await asyncio.Event().wait()
 
     async with opened(postgres.url) as data:
-        wake_ups = Deaf(data, None, SystemClock(), lambda **_: None)
+        wake_ups = SilentWakeUps(data, None, SystemClock(), lambda **_: None)
         await wake_ups.open()
         await asyncio.sleep(0)
         with within(3):

@@ -20,7 +20,7 @@ from headgate.storage.postgres.silent_clients import SILENT_FOR
 from tests import postgres_server
 from tests.durability.postgres import Endings, count_endings, session_at
 from tests.durability.processes import Children
-from tests.durability.wire import Break, Wire
+from tests.durability.tcp_proxy import Break, TcpProxy
 from tests.durability.work import Work
 from tests.pgbouncer import running_bouncer
 from tests.postgres_server import PostgresServer, server_in
@@ -74,9 +74,9 @@ async def test_a_client_that_freezes_in_a_transaction_holds_its_locks_for_five_s
 ) -> None:
     sql, values, words = WAITS[wait]
     other = Work(server.url)
-    async with Wire.to(server.port) as wire, other.app:
+    async with TcpProxy.to(server.port) as proxy, other.app:
         await other.has_run(await other.gated.enqueue("acme"))
-        data = Database(server.url_at(wire.port), "headgate", SystemClock(), size=1)
+        data = Database(server.url_at(proxy.port), "headgate", SystemClock(), size=1)
         await data.open()
         holding = asyncio.Event()
 
@@ -85,11 +85,11 @@ async def test_a_client_that_freezes_in_a_transaction_holds_its_locks_for_five_s
             if not words:
                 # So that it is the answer that waits, and not the preparation.
                 await session._connection.fetch(sql, "")
-                wire.hold_answers()
+                proxy.hold_answers()
             holding.set()
             await session._connection.fetch(sql, *values)
 
-        stall = wire.stall_before(words, within=b"FOR UPDATE") if words else None
+        stall = proxy.stall_before(words, within=b"FOR UPDATE") if words else None
         frozen = asyncio.ensure_future(data.transact(hold))
         await holding.wait()
         if stall is not None:
@@ -99,9 +99,9 @@ async def test_a_client_that_freezes_in_a_transaction_holds_its_locks_for_five_s
             await session.execute("SET lock_timeout = '15s'; SELECT * FROM headgate.bucket FOR UPDATE")
         assert time.monotonic() - froze_at < BOUND + SLACK
         await other.has_run(await other.gated.enqueue("acme"))
-        wire.release()
+        proxy.release()
         if stall is not None:
-            stall.goes_on.set()
+            stall.resumed.set()
         with pytest.raises(StorageUnavailable):
             await frozen
         # Thawed, it goes on with another connection.
@@ -113,13 +113,13 @@ async def test_a_worker_that_is_stopped_during_its_first_claim_delays_no_other(
     server: PostgresServer, children: Children
 ) -> None:
     here = Work(server.url, lease=30)
-    async with Wire.to(server.port) as wire, here.app:
+    async with TcpProxy.to(server.port) as proxy, here.app:
         await count_endings(server.url)
         # Its first claim, in the middle of its locks: lanes are locked after buckets.
-        stall = wire.stall_before(b"wakes_at, opened_at, front\n        FROM")
+        stall = proxy.stall_before(b"wakes_at, opened_at, front\n        FROM")
         jobs = [await here.gated.enqueue("acme")]
         fresh = await children.start(
-            "postgres_worker.py", url=server.url_at(wire.port), settings={"lease": 30, "heartbeat": 1}
+            "postgres_worker.py", url=server.url_at(proxy.port), settings={"lease": 30, "heartbeat": 1}
         )
         for _ in range(500):
             jobs.append(await here.gated.enqueue("acme"))
@@ -128,7 +128,7 @@ async def test_a_worker_that_is_stopped_during_its_first_claim_delays_no_other(
                 break
         await has_stalled(stall)
         os.kill(fresh.pid, signal.SIGSTOP)
-        stall.goes_on.set()
+        stall.resumed.set()
         stopped_at = time.monotonic()
         await here.has_run(*[await here.gated.enqueue("acme") for _ in range(5)])
         assert time.monotonic() - stopped_at < BOUND + SLACK
@@ -144,18 +144,18 @@ async def test_a_worker_that_is_stopped_during_its_first_claim_delays_no_other(
 async def test_a_pooler_that_is_stopped_during_a_claim_delays_no_other(server: PostgresServer, tmp_path: Path) -> None:
     direct = Work(server.url, lease=30)
     with running_bouncer(server.url, tmp_path) as bouncer:
-        async with Wire.to(bouncer.port) as wire, direct.app.open():
-            pooled = Work(bouncer.url_at(wire.port), lease=30)
+        async with TcpProxy.to(bouncer.port) as proxy, direct.app.open():
+            pooled = Work(bouncer.url_at(proxy.port), lease=30)
             await count_endings(server.url)
             async with pooled.app:
                 await pooled.has_run(await direct.gated.enqueue("acme"))
                 job = await direct.gated.using(delay=0.5).enqueue("acme")
                 # Its buckets and lanes are locked, and the values of the next statement do not arrive.
-                stall = wire.stall_before(job.id.encode(), within=b"BEGIN")
+                stall = proxy.stall_before(job.id.encode(), within=b"BEGIN")
                 await has_stalled(stall)
                 os.kill(bouncer.pid, signal.SIGSTOP)
                 try:
-                    stall.goes_on.set()
+                    stall.resumed.set()
                     stopped_at = time.monotonic()
                     other = Work(server.url, lease=30)
                     async with other.app:
@@ -176,19 +176,19 @@ async def test_a_pooler_that_is_stopped_during_a_claim_delays_no_other(server: P
 async def test_a_process_that_stops_while_it_creates_the_tables_does_not_block_the_next_one(
     server: PostgresServer,
 ) -> None:
-    async with Wire.to(server.port) as wire:
-        stall = wire.stall_before(b"INSERT INTO", within=b"LOCK TABLE")
-        frozen = Work(server.url_at(wire.port))
+    async with TcpProxy.to(server.port) as proxy:
+        stall = proxy.stall_before(b"INSERT INTO", within=b"LOCK TABLE")
+        frozen = Work(server.url_at(proxy.port))
         opening = asyncio.ensure_future(frozen.app._storage.open())
         await has_stalled(stall)
-        wire.hold()
+        proxy.hold()
         froze_at = time.monotonic()
         other = Work(server.url)
         async with other.app:
             assert time.monotonic() - froze_at < BOUND + SLACK
             await other.has_run(await other.gated.enqueue("acme"))
-        wire.release()
-        stall.goes_on.set()
+        proxy.release()
+        stall.resumed.set()
         # Thawed, it finds them made.
         await opening
         await frozen.app._storage.close()

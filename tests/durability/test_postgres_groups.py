@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow]
 TASKS = frozenset({"work"})
 
 
-class Watched:
+class CommitCounter:
     """A store, and the transactions that wrote its jobs last."""
 
     def __init__(self, url: str, schema: str) -> None:
@@ -39,14 +39,14 @@ class Watched:
 
 
 @pytest_asyncio.fixture
-async def watched(postgres_url: str, postgres_schema: str) -> AsyncIterator[Watched]:
-    watched = Watched(postgres_url, postgres_schema)
+async def watched(postgres_url: str, postgres_schema: str) -> AsyncIterator[CommitCounter]:
+    watched = CommitCounter(postgres_url, postgres_schema)
     await watched.storage.open()
     yield watched
     await watched.storage.close()
 
 
-async def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(watched: Watched) -> None:
+async def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(watched: CommitCounter) -> None:
     """The fault: each job was four round trips one after the other, and there was no way to store many at once."""
     app = Headgate(storage=watched.storage)
 
@@ -67,7 +67,7 @@ async def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(wat
         assert await watched.transactions("succeeded") <= 3500 / 5
 
 
-async def test_an_enqueue_that_is_refused_leaves_the_others_their_few_commits(watched: Watched) -> None:
+async def test_an_enqueue_that_is_refused_leaves_the_others_their_few_commits(watched: CommitCounter) -> None:
     ids, now = IdSource(), watched.storage.now()
 
     def new(follows: str | None = None) -> NewJob:
@@ -84,7 +84,7 @@ async def test_an_enqueue_that_is_refused_leaves_the_others_their_few_commits(wa
     assert await watched.transactions("waiting") <= 20
 
 
-async def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commits(watched: Watched) -> None:
+async def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commits(watched: CommitCounter) -> None:
     """The fault: a scheduler waited for one write for each job that was due."""
     app = Headgate(storage=watched.storage, concurrency=1000)
     started: list[int] = []
@@ -111,7 +111,7 @@ async def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commit
     assert len(jobs) == 1000
 
 
-async def test_a_dead_node_is_recovered_in_one_commit_however_much_it_ran(watched: Watched) -> None:
+async def test_a_dead_node_is_recovered_in_one_commit_however_much_it_ran(watched: CommitCounter) -> None:
     """The fault: recovery went page by page, a write for each job, and a page that was stuck held up the rest."""
     storage, ids = watched.storage, IdSource()
     now = storage.now()

@@ -18,7 +18,7 @@ from headgate.storage.postgres import shared_buckets
 from headgate.storage.postgres.shared_buckets import PostgresBuckets
 from tests.durability.postgres import ask, becomes
 from tests.durability.processes import Children
-from tests.durability.wire import Wire
+from tests.durability.tcp_proxy import TcpProxy
 from tests.postgres_server import PostgresServer
 from tests.until import until
 
@@ -147,22 +147,22 @@ async def answers(limiter: Limiter) -> bool:
 
 async def test_a_lost_reply_to_what_has_an_id_is_not_charged_twice(postgres: PostgresServer) -> None:
     bucket = Bucket("hundred", "acme", HUNDRED.rule)
-    async with Wire.to(postgres.port) as wire:
-        store = PostgresBuckets.from_url(at(postgres.url_at(wire.port), "limits"))
+    async with TcpProxy.to(postgres.port) as proxy:
+        store = PostgresBuckets.from_url(at(postgres.url_at(proxy.port), "limits"))
         await store.open()
         assert (await store.take(bucket)).granted == 1
-        lost = wire.break_after(b"COMMIT")
+        lost = proxy.break_after(b"COMMIT")
         assert (await store.take(bucket, count=7, id="claim-1")).granted == 7
         assert lost.happened.is_set()
         assert (await store.snapshot(bucket)).used == 8
-        lost = wire.break_after(b"COMMIT")
+        lost = proxy.break_after(b"COMMIT")
         with pytest.raises(StorageUnavailable):
             await store.take(bucket)
         # It was counted, and counted once.
         assert (await store.snapshot(bucket)).used == 9
         booked = Bucket("booked", "acme", StrictRate(1, per=3600).rule)
         first = await store.take(booked)
-        lost = wire.break_after(b"COMMIT")
+        lost = proxy.break_after(b"COMMIT")
         assert (await store.reserve(booked, id="a")).opens_at == first.now + booked.rule.period
         assert lost.happened.is_set()
         assert (await store.reserve(booked, id="b")).opens_at == first.now + 2 * booked.rule.period

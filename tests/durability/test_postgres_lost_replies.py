@@ -12,7 +12,7 @@ import pytest
 from headgate import JobState, StorageUnavailable
 from headgate.jobs.event import StorageFailed
 from tests.durability.postgres import Endings, ask, count_endings
-from tests.durability.wire import Wire
+from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
 from tests.until import until
@@ -27,12 +27,12 @@ MARK = b"a-mark-in-the-payload"
 async def test_an_enqueue_whose_commit_was_cut_is_there_exactly_once(
     postgres: PostgresServer, is_lost: str, count: int
 ) -> None:
-    async with Wire.to(postgres.port) as wire:
-        work = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy:
+        work = Work(postgres.url_at(proxy.port))
         async with work.app.open():
             # The statements have been prepared, and the connections made.
             await work.gated.enqueue_many([("before",)] * count)
-            cut = (wire.break_after if is_lost == "answer" else wire.break_before)(MARK)
+            cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(MARK)
             jobs = await work.gated.enqueue_many([(MARK.decode(),)] * count)
             assert cut.happened.is_set()
             rows = "SELECT count(*) FROM headgate.job WHERE payload LIKE '%' || $1 || '%'"
@@ -51,11 +51,11 @@ async def test_an_enqueue_whose_commit_was_cut_is_there_exactly_once(
 async def test_an_enqueue_under_a_unique_key_whose_commit_was_cut_finds_no_duplicate_in_itself(
     postgres: PostgresServer, is_lost: str, policy: Any
 ) -> None:
-    async with Wire.to(postgres.port) as wire:
-        work = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy:
+        work = Work(postgres.url_at(proxy.port))
         async with work.app.open():
             await work.gated.using(unique_key="before").enqueue("before")
-            cut = (wire.break_after if is_lost == "answer" else wire.break_before)(b"COMMIT", within=MARK)
+            cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(b"COMMIT", within=MARK)
             job = await work.gated.using(unique_key="k", on_conflict=policy).enqueue(MARK.decode())
             assert cut.happened.is_set()
             rows = "SELECT count(*) FROM headgate.job WHERE unique_key = 'k' AND id = $1"
@@ -68,13 +68,13 @@ async def test_a_replacement_whose_commit_was_cut_is_reported_and_not_repeated(
     postgres: PostgresServer, is_lost: str
 ) -> None:
     """If it has happened, and another one has replaced it since, repeating it would undo that."""
-    async with Wire.to(postgres.port) as wire:
-        work = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy:
+        work = Work(postgres.url_at(proxy.port))
         async with work.app.open():
             using = work.gated.using(unique_key="k", on_conflict="replace")
             await using.enqueue("before")
             await using.enqueue("before")
-            cut = (wire.break_after if is_lost == "answer" else wire.break_before)(b"COMMIT", within=MARK)
+            cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(b"COMMIT", within=MARK)
             with pytest.raises(StorageUnavailable):
                 await using.enqueue(MARK.decode())
             assert cut.happened.is_set()
@@ -86,12 +86,12 @@ async def test_a_replacement_whose_commit_was_cut_is_reported_and_not_repeated(
 @pytest.mark.parametrize("is_lost", ["answer", "request"])
 async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: PostgresServer, is_lost: str) -> None:
     here = Work(postgres.url)
-    async with Wire.to(postgres.port) as wire, here.app.open():
-        there = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+        there = Work(postgres.url_at(proxy.port))
         await count_endings(postgres.url)
         async with there.app:
             job = await here.gated.using(delay=0.7).enqueue("acme")
-            cut = (wire.break_after if is_lost == "answer" else wire.break_before)(b"COMMIT", within=job.id.encode())
+            cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(b"COMMIT", within=job.id.encode())
             async with asyncio.timeout(10):
                 await cut.happened.wait()
             assert await ask(postgres.url, "SELECT state FROM headgate.job") == (
@@ -105,11 +105,11 @@ async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: Pos
 
 async def test_a_job_whose_claim_was_not_answered_is_charged_once(postgres: PostgresServer) -> None:
     here = Work(postgres.url)
-    async with Wire.to(postgres.port) as wire, here.app.open():
-        there = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+        there = Work(postgres.url_at(proxy.port))
         async with there.app:
             job = await here.gated.using(delay=0.7).enqueue("acme")
-            cut = wire.break_after(b"COMMIT", within=job.id.encode())
+            cut = proxy.break_after(b"COMMIT", within=job.id.encode())
             async with asyncio.timeout(10):
                 await cut.happened.wait()
             await job.result(timeout=10)
@@ -118,12 +118,12 @@ async def test_a_job_whose_claim_was_not_answered_is_charged_once(postgres: Post
 
 async def test_a_job_without_limits_whose_claim_was_not_answered_is_run_once(postgres: PostgresServer) -> None:
     here = Work(postgres.url)
-    async with Wire.to(postgres.port) as wire, here.app.open():
-        there = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+        there = Work(postgres.url_at(proxy.port))
         await count_endings(postgres.url)
         async with there.app:
             job = await here.plain.using(delay=0.7).enqueue("acme")
-            cut = wire.break_at_answer(job.id.encode())
+            cut = proxy.break_at_answer(job.id.encode())
             async with asyncio.timeout(10):
                 await cut.happened.wait()
             await job.result(timeout=10)
@@ -134,13 +134,13 @@ async def test_a_job_without_limits_whose_claim_was_not_answered_is_run_once(pos
 @pytest.mark.parametrize("is_lost", ["answer", "request"])
 async def test_an_ending_that_was_cut_at_the_commit_is_written_once(postgres: PostgresServer, is_lost: str) -> None:
     here = Work(postgres.url)
-    async with Wire.to(postgres.port) as wire, here.app.open():
-        there = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+        there = Work(postgres.url_at(proxy.port))
         await count_endings(postgres.url)
         async with there.app:
             job = await here.patient.enqueue("acme")
             await there.has_run(job)
-            cut = (wire.break_after if is_lost == "answer" else wire.break_before)(job.id.encode())
+            cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(job.id.encode())
             there.go_on.set()
             assert await job.result(timeout=10) == "acme"
             async with asyncio.timeout(5):
@@ -155,13 +155,13 @@ async def test_an_ending_that_was_cut_at_the_commit_is_written_once(postgres: Po
 
 async def test_a_cut_connection_is_reported_and_the_node_continues(postgres: PostgresServer) -> None:
     here = Work(postgres.url)
-    async with Wire.to(postgres.port) as wire, here.app.open():
-        there = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+        there = Work(postgres.url_at(proxy.port))
         async with there.app:
             await there.has_run(await here.gated.enqueue("acme"))
-            wire.put_to(1)
+            proxy.put_to(1)
             await until(lambda: there.saw(StorageFailed), 15)
-            wire.put_to(postgres.port)
+            proxy.put_to(postgres.port)
             await there.has_run(await here.gated.enqueue("acme"), timeout=5)
 
 
@@ -170,14 +170,14 @@ async def test_a_connection_that_loses_many_replies_loses_no_job_and_leaks_no_pe
 ) -> None:
     random = Random(1)
     here = Work(postgres.url)
-    async with Wire.to(postgres.port) as wire, here.app.open():
-        there = Work(postgres.url_at(wire.port), heartbeat=0.1)
+    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+        there = Work(postgres.url_at(proxy.port), heartbeat=0.1)
         await count_endings(postgres.url)
 
         async def lose() -> None:
             while True:
                 await asyncio.sleep(random.uniform(0.02, 0.1))
-                wire.replies_to_lose = 1
+                proxy.replies_to_lose = 1
 
         async with there.app:
             losing = asyncio.ensure_future(lose())
@@ -189,7 +189,7 @@ async def test_a_connection_that_loses_many_replies_loses_no_job_and_leaks_no_pe
                 jobs.append(await here.plain.enqueue(key))
                 await asyncio.sleep(0.05)
             losing.cancel()
-            wire.replies_to_lose = 0
+            proxy.replies_to_lose = 0
             await asyncio.gather(*(job.result(timeout=15) for job in jobs))
             assert len(there.troubles) > 5
             assert there.most_together == 1

@@ -18,7 +18,7 @@ from headgate.storage.procedures.claim import LaneRange
 from headgate.storage.row_ids import lane_id
 from tests.durability.postgres import Endings, ask, count_endings, session_at
 from tests.durability.processes import Children
-from tests.durability.wire import Wire
+from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
 from tests.until import until
@@ -69,11 +69,11 @@ async def test_a_claim_that_stops_before_its_commit_delays_others_by_about_two_s
     postgres: PostgresServer,
 ) -> None:
     here, other = Work(postgres.url), Work(postgres.url)
-    async with Wire.to(postgres.port) as wire, here.app.open():
-        frozen = Work(postgres.url_at(wire.port))
+    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+        frozen = Work(postgres.url_at(proxy.port))
         async with frozen.app:
             held = await here.gated.using(delay=0.7).enqueue("acme")
-            stalled = wire.stall_before(b"COMMIT", within=held.id.encode())
+            stalled = proxy.stall_before(b"COMMIT", within=held.id.encode())
             async with asyncio.timeout(10):
                 await stalled.happened.wait()
             stalled_at = time.monotonic()
@@ -82,7 +82,7 @@ async def test_a_claim_that_stops_before_its_commit_delays_others_by_about_two_s
                 ids = {job.id for job in jobs}
                 await until(lambda: ids <= {*other.runs, *frozen.runs}, BACK)
                 assert time.monotonic() - stalled_at < 4
-                stalled.goes_on.set()
+                stalled.resumed.set()
                 await asyncio.gather(*(job.result(timeout=BACK) for job in jobs))
             assert await here.used("acme") == 2
             assert await here.app._storage.check() == []
@@ -92,14 +92,14 @@ async def test_a_process_stopped_before_the_commit_of_its_claim_claims_nothing_w
     postgres: PostgresServer, children: Children
 ) -> None:
     here = Work(postgres.url)
-    async with Wire.to(postgres.port) as wire, here.app.open():
+    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
         await count_endings(postgres.url)
         frozen = await children.start(
-            "postgres_worker.py", url=postgres.url_at(wire.port), settings={"heartbeat": 0.25, "lease": 2}
+            "postgres_worker.py", url=postgres.url_at(proxy.port), settings={"heartbeat": 0.25, "lease": 2}
         )
         await frozen.wait_for_line("NodeStarted")
         job = await here.gated.using(delay=0.7).enqueue("acme")
-        stalled = wire.stall_before(b"COMMIT", within=job.id.encode())
+        stalled = proxy.stall_before(b"COMMIT", within=job.id.encode())
         async with asyncio.timeout(10):
             await stalled.happened.wait()
         frozen.signal(signal.SIGSTOP)
@@ -110,7 +110,7 @@ async def test_a_process_stopped_before_the_commit_of_its_claim_claims_nothing_w
             assert time.monotonic() - began < 4
             await job.result(timeout=BACK)
             frozen.signal(signal.SIGCONT)
-            stalled.goes_on.set()
+            stalled.resumed.set()
             frozen.signal(signal.SIGTERM)
             assert await frozen.end() == 0
         assert not frozen.has_line("JobStarted")

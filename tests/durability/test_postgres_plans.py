@@ -24,7 +24,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.listing import AT_ONCE
 from headgate.storage.records import BucketPlace, Claim, JobFilter, Room
-from tests.durability.plans import EXPLAINING, HOUR, Backlog, Plans, Ran
+from tests.durability.plans import EXPLAINING, HOUR, Backlog, Plans, StatementRun
 from tests.durability.postgres import ask
 from tests.postgres_server import server_in
 
@@ -68,7 +68,7 @@ class StoreUser:
         claimed = await self.storage.claim(Claim("n", {"mail": Room(50)}, RULES, TASKS))
         return list(claimed.jobs)
 
-    def ran(self) -> list[Ran]:
+    def ran(self) -> list[StatementRun]:
         return self._plans.read()
 
 
@@ -174,7 +174,7 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     storage = store_user.storage
     store_user.ran()
 
-    async def page(count: int, **filter: Any) -> Ran:
+    async def page(count: int, **filter: Any) -> StatementRun:
         found = await storage.jobs(JobFilter(**filter))
         assert len(found) == count
         ids = [job.id for job in found]
@@ -304,5 +304,5 @@ SELECT 10, 'api', false, 'key ' || n % 1000, n / 1000, 1 FROM generate_series(0,
 """
 
 
-def statements(ran: list[Ran]) -> set[str]:
+def statements(ran: list[StatementRun]) -> set[str]:
     return {each.statement for each in ran}

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from tests.durability.ledger import damage
 from tests.durability.processes import Children
+from tests.durability.run_log import damage
 from tests.durability.stores import open_store
 
 

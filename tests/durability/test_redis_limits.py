@@ -19,7 +19,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.strict_rate import StrictRate
 from tests.durability.processes import Children
-from tests.durability.wire import Wire
+from tests.durability.tcp_proxy import TcpProxy
 from tests.redis_server import RedisServer, server_in
 
 TIMEOUT = 0.5
@@ -170,7 +170,7 @@ async def test_a_replica_that_lost_the_last_starts_grants_only_those_again(serve
     folder = tmp_path / "replica"
     folder.mkdir()
     with server_in(folder, "--replicaof", "127.0.0.1", str(server.port)) as replica, replica.client() as there:
-        async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=2) as store:
+        async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=2) as store:
             await asyncio.to_thread(until_linked, there)
             assert await granted(store, bucket, 60) == 60
             with server.client() as here:
@@ -179,7 +179,7 @@ async def test_a_replica_that_lost_the_last_starts_grants_only_those_again(serve
             there.replicaof("NO", "ONE")
             assert await granted(store, bucket, 200) == 40
             server.kill()
-            wire.put_to(replica.port)
+            proxy.put_to(replica.port)
             await comes_back(store, bucket)
             assert await granted(store, bucket, 200) == 40
 
@@ -191,13 +191,13 @@ async def test_a_server_that_became_a_replica_is_replaced_by_the_new_primary(
     folder = tmp_path / "heir"
     folder.mkdir()
     with server_in(folder) as heir, server.client() as here:
-        async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+        async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
             assert await granted(store, bucket, 1) == 1
             here.replicaof("127.0.0.1", str(heir.port))
             taking = asyncio.ensure_future(store.take(bucket))
             await asyncio.sleep(0.1)
             assert not taking.done()
-            wire.put_to(heir.port)
+            proxy.put_to(heir.port)
             assert (await taking).granted == 1
 
 
@@ -206,32 +206,32 @@ async def test_all_requests_in_flight_are_sent_again_to_the_new_primary(server: 
     folder = tmp_path / "heir"
     folder.mkdir()
     with server_in(folder) as heir, server.client() as here:
-        async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+        async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
             assert await granted(store, buckets[0], 1) == 1
             here.replicaof("127.0.0.1", str(heir.port))
             taking = asyncio.ensure_future(asyncio.gather(*(store.take(bucket) for bucket in buckets)))
             await asyncio.sleep(0.1)
             assert not taking.done()
-            wire.put_to(heir.port)
+            proxy.put_to(heir.port)
             assert [taken.available for taken in await taking] == [99] * 40
 
 
 async def test_a_lost_reply_to_a_take_with_an_id_is_not_charged_twice(server: RedisServer) -> None:
     bucket = hundred()
-    async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
         assert await granted(store, bucket, 1) == 1
-        wire.replies_to_lose = 1
+        proxy.replies_to_lose = 1
         taken = await store.take(bucket, count=7, id="claim-1")
-        assert wire.replies_to_lose == 0
+        assert proxy.replies_to_lose == 0
         assert taken.granted == 7
         assert (await store.snapshot(bucket)).used == 8
 
 
 async def test_a_lost_reply_to_a_booking_is_given_the_slot_that_was_booked(server: RedisServer) -> None:
     bucket = Bucket("booked", "acme", StrictRate(1, per=3600).rule)
-    async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
         first = await store.take(bucket)
-        wire.replies_to_lose = 1
+        proxy.replies_to_lose = 1
         booked = await store.reserve(bucket, id="a")
         assert booked.opens_at == first.now + bucket.rule.period
         assert (await store.reserve(bucket, id="b")).opens_at == first.now + 2 * bucket.rule.period
@@ -239,9 +239,9 @@ async def test_a_lost_reply_to_a_booking_is_given_the_slot_that_was_booked(serve
 
 async def test_a_lost_reply_to_a_take_without_an_id_is_reported_as_not_known(server: RedisServer) -> None:
     bucket = hundred()
-    async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
         assert await granted(store, bucket, 1) == 1
-        wire.replies_to_lose = 1
+        proxy.replies_to_lose = 1
         with pytest.raises(StorageUnavailable, match="not known"):
             await store.take(bucket)
         # It was counted, and counted once.
@@ -250,13 +250,13 @@ async def test_a_lost_reply_to_a_take_without_an_id_is_reported_as_not_known(ser
 
 async def test_lost_replies_to_two_requests_charge_each_bucket_once(server: RedisServer) -> None:
     buckets = [hundred(f"hundred {number}") for number in range(40)]
-    async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
         assert await granted(store, hundred(), 1) == 1
-        wire.replies_to_lose = 1
+        proxy.replies_to_lose = 1
         # Every second one may be asked again.
         takes = (store.take(bucket, id="a" if number % 2 else None) for number, bucket in enumerate(buckets))
         answers = await asyncio.gather(*takes, return_exceptions=True)
-        assert wire.replies_to_lose == 0
+        assert proxy.replies_to_lose == 0
         assert all(isinstance(answer, StorageUnavailable) for answer in answers[::2])
         used = [(await store.snapshot(bucket)).used for bucket in buckets]
         assert used[1::2] == [1] * 20

@@ -17,8 +17,8 @@ from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.durability.ledger import damage
 from tests.durability.processes import Children
+from tests.durability.run_log import damage
 from tests.durability.stores import claim_for, new_job, on_writer, open_store
 
 
@@ -36,7 +36,7 @@ async def test_while_a_lock_holder_is_stopped_writers_wait_readers_continue_and_
     async with app.open():
         workers = [
             await children.start(
-                "worker.py", path=str(database), ledger=str(tmp_path / "ledger"), heartbeat=0.2, lease=1
+                "worker.py", path=str(database), run_log=str(tmp_path / "run_log"), heartbeat=0.2, lease=1
             )
             for _ in range(2)
         ]

@@ -17,13 +17,13 @@ from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.jobs.job import JobState
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.durability.ledger import count_endings, endings, read_ledger, runs_by_job
 from tests.durability.processes import Child, Children
+from tests.durability.run_log import count_endings, endings, read_run_log, runs_by_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
 
 
-class Here:
+class ParentApp:
     """The parent's own app: it enqueues and looks."""
 
     def __init__(self, path: Path) -> None:
@@ -46,8 +46,8 @@ class Here:
 
 
 async def start_worker(children: Children, database: Path, **options: Any) -> Child:
-    ledger = database.with_name("ledger")
-    worker = await children.start("worker.py", path=str(database), ledger=str(ledger), **options)
+    run_log = database.with_name("run_log")
+    worker = await children.start("worker.py", path=str(database), run_log=str(run_log), **options)
     await worker.wait_for_line("NodeStarted")
     return worker
 
@@ -64,7 +64,7 @@ def freeze(worker: Child, database: Path) -> None:
 async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_refused(
     database: Path, children: Children
 ) -> None:
-    here = Here(database)
+    here = ParentApp(database)
     async with here.app.open():
         count_endings(database)
         frozen = await start_worker(children, database, heartbeat=0.2, lease=1)
@@ -103,7 +103,7 @@ async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_r
 async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
     database: Path, children: Children
 ) -> None:
-    here = Here(database)
+    here = ParentApp(database)
     async with here.app.open():
         count_endings(database)
         frozen = await start_worker(children, database, heartbeat=5, lease=10)
@@ -128,7 +128,7 @@ async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
 
 
 async def test_workers_stopped_again_and_again_under_load_lose_no_job(database: Path, children: Children) -> None:
-    here = Here(database)
+    here = ParentApp(database)
     async with here.app.open():
         count_endings(database)
         workers = [await start_worker(children, database, heartbeat=0.1, lease=0.3, concurrency=3) for _ in range(2)]
@@ -158,7 +158,7 @@ async def test_workers_stopped_again_and_again_under_load_lose_no_job(database: 
 
 
 async def test_a_worker_that_is_asked_to_stop_finishes_its_jobs(database: Path, children: Children) -> None:
-    here = Here(database)
+    here = ParentApp(database)
     async with here.app.open():
         worker = await start_worker(children, database, grace=20)
         job = await here.wait_for_word.enqueue("acme")
@@ -174,13 +174,13 @@ async def test_a_worker_that_is_asked_to_stop_finishes_its_jobs(database: Path, 
         status = await later.status()
         assert status.state is JobState.WAITING, "a worker that ends claims nothing more"
         assert await here.storage.nodes() == []
-    assert runs_by_job(read_ledger(database.with_name("ledger"))) == {job.id: 1}
+    assert runs_by_job(read_run_log(database.with_name("run_log"))) == {job.id: 1}
 
 
 async def test_jobs_that_outlast_the_grace_are_returned_without_spending_an_attempt(
     database: Path, children: Children
 ) -> None:
-    here = Here(database)
+    here = ParentApp(database)
     async with here.app.open():
         worker = await start_worker(children, database, grace=0.2)
         job = await here.wait_for_word.enqueue("acme")
@@ -195,7 +195,7 @@ async def test_jobs_that_outlast_the_grace_are_returned_without_spending_an_atte
 
 
 async def test_a_second_signal_ends_a_worker_within_two_seconds(database: Path, children: Children) -> None:
-    here = Here(database)
+    here = ParentApp(database)
     async with here.app.open():
         worker = await start_worker(children, database, grace=60)
         jobs = [await here.wait_for_word.enqueue("acme") for _ in range(3)]
@@ -227,7 +227,7 @@ async def test_a_thread_that_cannot_be_stopped_does_not_delay_the_end_of_a_worke
         "    print('running []', flush=True)\n"
         "    threading.Event().wait(600)\n"
     )
-    here = Here(database)
+    here = ParentApp(database)
     async with here.app.open():
         worker = await children.start("headgate_worker.py", folder=str(tmp_path), target="stuck:app")
         job = await here.hold_a_thread.enqueue("acme")
@@ -245,7 +245,7 @@ async def test_a_thread_that_cannot_be_stopped_does_not_delay_the_end_of_a_worke
 async def test_a_handler_that_blocks_the_loop_beyond_the_lease_is_reported_and_never_recorded_twice(
     database: Path, children: Children
 ) -> None:
-    here = Here(database)
+    here = ParentApp(database)
     async with here.app.open():
         count_endings(database)
         blocked = await start_worker(children, database, heartbeat=0.2, lease=1)

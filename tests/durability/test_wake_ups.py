@@ -28,7 +28,7 @@ async def delays(database: Path, children: Children, count: int, *, deaf: bool) 
 
     measured: list[float] = []
     async with app.open():
-        worker = await children.start("worker.py", path=str(database), ledger=f"{database}.ledger", deaf=deaf)
+        worker = await children.start("worker.py", path=str(database), run_log=f"{database}.run_log", deaf=deaf)
         await worker.wait_for_line("NodeStarted")
         worker.send("go")
         # The first one also lets this process learn of the other's port.

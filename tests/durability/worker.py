@@ -128,7 +128,7 @@ class HoldingDriver(SqliteDriver):
         return results
 
 
-def make_app(storage: Store, ledger: Path, points: Points, **settings: Any) -> Headgate:
+def make_app(storage: Store, run_log: Path, points: Points, **settings: Any) -> Headgate:
     app = Headgate(storage=storage, **settings)
     go_on = asyncio.Event()
 
@@ -142,7 +142,7 @@ def make_app(storage: Store, ledger: Path, points: Points, **settings: Any) -> H
             "attempt": job.attempt,
             "pid": os.getpid(),
         }
-        file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        file = os.open(run_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(file, json.dumps(line).encode() + b"\n")
             os.fsync(file)
@@ -214,13 +214,13 @@ PRINTED = {
 
 async def main(options: dict[str, Any]) -> None:
     path = Path(options.pop("path"))
-    ledger = Path(options.pop("ledger"))
+    run_log = Path(options.pop("run_log"))
     grace = options.pop("grace", None)
     points = Points(path, options.pop("hold", None), options.pop("skip", 0))
     if options.pop("deaf", False):
         setattr(PeerNotifier, "_receive", lambda self: self._socket.recv(64))  # noqa: B010
     watch()
-    app = make_app(Store(HoldingDriver(path, points)), ledger, points, **options)
+    app = make_app(Store(HoldingDriver(path, points)), run_log, points, **options)
     listening = asyncio.ensure_future(app.listen())  # type: ignore[attr-defined]
     await app.run(grace=grace)
     listening.cancel()

@@ -16,8 +16,8 @@ from headgate.storage.records import Recovered
 from headgate.storage.sqlite.memory import MemoryStorage
 
 
-class FullStorage(MemoryStorage):
-    """Cannot write how jobs end."""
+class UnwritableStorage(MemoryStorage):
+    """Cannot write the endings of jobs."""
 
     is_full = False
 
@@ -27,13 +27,13 @@ class FullStorage(MemoryStorage):
         return await super().finish(node, endings)
 
 
-class DeafStorage(MemoryStorage):
-    """Does not hear that a node leaves."""
+class FailingLeaveStorage(MemoryStorage):
+    """Fails when a node leaves."""
 
-    is_deaf = False
+    fails_to_leave = False
 
     async def leave(self, node: str) -> Recovered:
-        return Recovered() if self.is_deaf else await super().leave(node)
+        return Recovered() if self.fails_to_leave else await super().leave(node)
 
 
 class BadBuckets:
@@ -81,7 +81,7 @@ async def hanging() -> None:
     await asyncio.Event().wait()
 
 
-async def hanging_and_deaf() -> None:
+async def hanging_without_cancellation() -> None:
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + 1000
     while loop.time() < ends_at:
@@ -98,7 +98,7 @@ MISDEEDS: dict[str, Callable[[], Any]] = {
     "is not async": lambda: 5,
     "raises before it is awaited": lambda: 1 / 0,
     "hangs": hanging,
-    "hangs and is deaf": hanging_and_deaf,
+    "hangs and is deaf": hanging_without_cancellation,
 }
 
 BAD_ANSWERS: dict[str, Any] = {

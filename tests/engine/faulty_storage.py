@@ -65,7 +65,7 @@ class FaultyStorage:
                 if self._random.random() < self._faults.after:
                     raise StorageUnavailable(f"{name} happened, but the reply was lost")
             except (StorageUnavailable, asyncio.CancelledError):
-                self._unheard(name, arguments, result)
+                self._on_lost_reply(name, arguments, result)
                 raise
             return result
 
@@ -78,7 +78,7 @@ class FaultyStorage:
         self._history.note(name, arguments, result, self._shared.limit_now())
         return result
 
-    def _unheard(self, name: str, arguments: Sequence[Any], result: Any) -> None:
+    def _on_lost_reply(self, name: str, arguments: Sequence[Any], result: Any) -> None:
         """A call has happened, or may have, and its caller does not know."""
 
     async def _wait(self) -> None:

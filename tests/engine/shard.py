@@ -54,7 +54,7 @@ class Parcel(msgspec.Struct, frozen=True):
     arrived: Mapping[str, int]
 
 
-class Departing(msgspec.Struct, frozen=True):
+class DepartingJob(msgspec.Struct, frozen=True):
     """A waiting job on its way, with what it has behind it: the columns of its row and its rows in `attempt`."""
 
     new: NewJob
@@ -70,10 +70,10 @@ class Batch(msgspec.Struct, frozen=True):
 
     source: str
     number: int
-    jobs: Sequence[Departing]
+    jobs: Sequence[DepartingJob]
 
 
-class Moved(StorageUnavailable):
+class KeyMoved(StorageUnavailable):
     """Another shard owns the key."""
 
     def __init__(self, key: str, place: Place) -> None:
@@ -82,7 +82,7 @@ class Moved(StorageUnavailable):
         self.place = place
 
 
-class OnItsWay(StorageUnavailable):
+class KeyInTransit(StorageUnavailable):
     """The key, or the job, is between two shards; ask again in a moment."""
 
 
@@ -238,9 +238,9 @@ class Shard(MemoryStorage):
             if key:
                 place = self.executor_of(key)
                 if place.owner != self.name:
-                    raise Moved(key, place)
+                    raise KeyMoved(key, place)
                 if place.to is not None and self._is_drained(key):
-                    raise OnItsWay(f"{key!r} is packed")
+                    raise KeyInTransit(f"{key!r} is packed")
                 ahead = place.ahead
             limit = amendment.draw.limit
             in_shard_time = replace(
@@ -250,7 +250,7 @@ class Shard(MemoryStorage):
 
     async def cancel(self, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
         if any(job_id in ids for _, ids in self._departing.values()):
-            raise OnItsWay(f"job {job_id} is on its way")
+            raise KeyInTransit(f"job {job_id} is on its way")
         return await super().cancel(job_id, audit_record=audit_record)
 
     # ------------------------------------------------------------------------------------- a key moves away
@@ -331,13 +331,13 @@ class Shard(MemoryStorage):
         number, departing = self._departing[key]
         return Batch(self.name, number, [self._departing_job(id) for id in sorted(departing)])
 
-    def _departing_job(self, id: str) -> Departing:
+    def _departing_job(self, id: str) -> DepartingJob:
         ((run_at, delayed, attempt, fence, lost, error),) = self._rows(
             "SELECT run_at, delayed, attempt, fence, lost, error FROM job WHERE id = ?", id
         )
         new = replace(self._as_added[id], run_at=run_at, delayed=bool(delayed))
         attempts = self._rows("SELECT * FROM attempt WHERE job = ?", id)
-        return Departing(new, attempt, fence, lost, error, attempts)
+        return DepartingJob(new, attempt, fence, lost, error, attempts)
 
     async def arrive(self, key: str, batch: Batch) -> None:
         """Keep the jobs, unless they have arrived before."""
@@ -377,9 +377,9 @@ class Shard(MemoryStorage):
     def _require_home(self, key: str) -> Place:
         place = self.executor_of(key)
         if place.owner != self.name:
-            raise Moved(key, place)
+            raise KeyMoved(key, place)
         if place.to is not None:
-            raise OnItsWay(f"{key!r} goes to {place.to}")
+            raise KeyInTransit(f"{key!r} goes to {place.to}")
         return place
 
 

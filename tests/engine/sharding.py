@@ -1,8 +1,8 @@
-"""A world of several databases: keys move between them while their jobs run, and everything that can go wrong does.
+"""A simulation of several databases: keys move between them while their jobs run, with all kinds of faults.
 
-Each shard has nodes of its own, real ones. Movers carry keys from shard to shard in durable steps, crash between any
-two of them, stall, and redo what others have done. Enqueuers know where keys were. One limit is everybody's: it lives
-in the first shard, and the others fetch from it. `simulate(seed)` runs one world and checks what must hold in each.
+Each shard has its own real nodes. Movers move keys from shard to shard in durable steps, crash between any two steps,
+stall, and repeat the steps of others. Enqueuers know the last places of keys. One limit is shared by all: it is stored
+in the first shard, and the others fetch from it. `simulate(seed)` runs one simulation and checks its invariants.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headgate.storage.stored_buckets import StoredBuckets
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import START, VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import FAULTY, Faults, FaultyStorage, History
-from tests.engine.shard import Moved, OnItsWay, Place, Shard, hash_home, key_of
+from tests.engine.shard import KeyInTransit, KeyMoved, Place, Shard, hash_home, key_of
 
 T = TypeVar("T")
 
@@ -52,8 +52,8 @@ PATIENCE = 3600
 MOVES = frozenset({"leave_key", "pack", "read_time", "take_in", "let_go", "depart", "arrive", "departed"})
 
 
-class Line(FaultyStorage):
-    """The way from a node, an enqueuer or a mover to a shard. Movers stall on it for long."""
+class ShardConnection(FaultyStorage):
+    """The connection of a node, an enqueuer or a mover to a shard. Movers stall on it for a long time."""
 
     verbs = FAULTY | MOVES
 
@@ -67,8 +67,8 @@ class Line(FaultyStorage):
             await asyncio.sleep(self._random.uniform(1, 3 * RETENTION))
 
 
-class Seat(Line):
-    """A shard as a node of its has it: charges are amended wherever the key has gone."""
+class NodeConnection(ShardConnection):
+    """The connection of a node to its shard: charges are amended in the shard that has the key now."""
 
     def __init__(self, *arguments: Any, directory: Directory) -> None:
         super().__init__(*arguments)
@@ -86,19 +86,19 @@ class Seat(Line):
         key = amendment.draw.key
         while True:
             shard = self._directory.shard(key) if key else self._shared
-            line = Line(self._name, shard, self._faults, self._random, self._history)
+            line = ShardConnection(self._name, shard, self._faults, self._random, self._history)
             try:
                 await line.amend([amendment], rules)
                 break
             except StorageUnavailable as error:
-                if amendment.actual < amendment.cost and not isinstance(error, (Moved, OnItsWay)):
-                    # It may have been given back, and must not be twice.
+                if amendment.actual < amendment.cost and not isinstance(error, (KeyMoved, KeyInTransit)):
+                    # It may have been returned, and must not be returned twice.
                     break
                 await self._directory.learn(error)
 
 
 class Directory:
-    """Where keys are, as one program believes: a hint that gets better by being told no."""
+    """The places of keys as one program knows them: a hint that refusals correct."""
 
     def __init__(self, shards: Mapping[str, Shard]) -> None:
         self._shards = shards
@@ -110,8 +110,8 @@ class Directory:
 
     async def learn(self, error: StorageUnavailable) -> None:
         """What a refusal says about where the key is; then it is time to ask again."""
-        known = self._places.get(error.key) if isinstance(error, Moved) else None
-        if isinstance(error, Moved) and (known is None or error.place.epoch > known.epoch):
+        known = self._places.get(error.key) if isinstance(error, KeyMoved) else None
+        if isinstance(error, KeyMoved) and (known is None or error.place.epoch > known.epoch):
             self._places[error.key] = error.place
         else:
             await asyncio.sleep(0.05)
@@ -120,22 +120,22 @@ class Directory:
 class Enqueuers:
     """The storage of a program that only enqueues."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._directory = Directory(world.shards)
+    def __init__(self, simulation: ShardSimulation) -> None:
+        self._simulation = simulation
+        self._directory = Directory(simulation.shards)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._world.shards[NAMES[0]], name)
+        return getattr(self._simulation.shards[NAMES[0]], name)
 
     async def add(self, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         key = key_of(jobs[0])
         while True:
-            shard = self._directory.shard(key) if key else self._world.random.choice(self._world.all)
-            line = self._world.line("enqueuer", shard)
+            shard = self._directory.shard(key) if key else self._simulation.random.choice(self._simulation.all)
+            line = self._simulation.line("enqueuer", shard)
             while True:
                 try:
                     return cast(Mapping[str, str], await line.add(jobs))
-                except (Moved, OnItsWay) as error:
+                except (KeyMoved, KeyInTransit) as error:
                     await self._directory.learn(error)
                     break
                 except StorageUnavailable:
@@ -146,9 +146,9 @@ class Enqueuers:
 class Remote(StoredBuckets):
     """The buckets of the first shard, as the others fetch from them."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world.shards[NAMES[0]])
-        self._world = world
+    def __init__(self, simulation: ShardSimulation) -> None:
+        super().__init__(simulation.shards[NAMES[0]])
+        self._simulation = simulation
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
         return await self._over_the_line(lambda: super(Remote, self).take(bucket, cost, count=count, id=id))
@@ -157,7 +157,7 @@ class Remote(StoredBuckets):
         await self._over_the_line(lambda: super(Remote, self).amend(bucket, charged_at, cost, started_at, actual))
 
     async def _over_the_line(self, call: Callable[[], Awaitable[T]]) -> T:
-        faults, random = self._world.faults, self._world.random
+        faults, random = self._simulation.faults, self._simulation.random
         await asyncio.sleep(random.uniform(0, faults.delay))
         if random.random() < faults.before:
             raise StorageUnavailable("the first shard was not asked")
@@ -168,13 +168,13 @@ class Remote(StoredBuckets):
         return answer
 
 
-class Mover:
-    """Carries keys. It knows nothing but what stands in the shards, so that any other can go on where it ends."""
+class KeyMover:
+    """Moves keys. All its state is in the shards, so another mover can continue where it ends."""
 
-    def __init__(self, world: World, stalls: float = 0.0) -> None:
-        self._world = world
+    def __init__(self, simulation: ShardSimulation, stalls: float = 0.0) -> None:
+        self._simulation = simulation
         self._stalls = stalls
-        self._directory = Directory(world.shards)
+        self._directory = Directory(simulation.shards)
 
     async def move(self, key: str, to: str) -> None:
         """Ask for it; who owns the key now is found out on the way."""
@@ -182,25 +182,25 @@ class Mover:
             try:
                 await self._line(self._directory.shard(key)).leave_key(key, to)
                 break
-            except Moved as error:
+            except KeyMoved as error:
                 await self._directory.learn(error)
-            except OnItsWay:
+            except KeyInTransit:
                 break
-        await self.carry_on(key)
+        await self.resume_move(key)
 
-    async def carry_on(self, key: str) -> None:
+    async def resume_move(self, key: str) -> None:
         """Bring to its end what has been begun, wherever it stands."""
-        for shard in self._world.all:
-            await self._bring_home(key, shard)
-        for shard in self._world.all:
+        for shard in self._simulation.all:
+            await self._return_key(key, shard)
+        for shard in self._simulation.all:
             await self._send_after(key, shard)
 
-    async def _bring_home(self, key: str, shard: Shard) -> None:
+    async def _return_key(self, key: str, shard: Shard) -> None:
         place = shard.executor_of(key)
         if place.owner != shard.name or place.to is None:
             return
-        target = self._line(self._world.shards[place.to])
-        rules = self._world.rules
+        target = self._line(self._simulation.shards[place.to])
+        rules = self._simulation.rules
         parcel = await self._line(shard).pack(key, [limit for limit in rules if limit.endswith(f":{key}")])
         if parcel is None:
             return
@@ -214,21 +214,21 @@ class Mover:
         while (batch := await line.depart(key)) is not None:
             try:
                 await self._line(self._directory.shard(key)).arrive(key, batch)
-            except Moved as error:
+            except KeyMoved as error:
                 await self._directory.learn(error)
             else:
                 await line.departed(key, batch.number)
 
     def _line(self, shard: Shard) -> Any:
-        return self._world.line("mover", shard, stalls=self._stalls)
+        return self._simulation.line("mover", shard, stalls=self._stalls)
 
 
 class Starts(History):
     """What truly happened, in true time, whatever the shards' clocks say."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, simulation: ShardSimulation) -> None:
         super().__init__()
-        self._world = world
+        self._simulation = simulation
         self.endings: Counter[str] = Counter()
         self.finished: set[tuple[str, int]] = set()
         self.fetched: dict[str, tuple[int, int]] = {}
@@ -253,8 +253,8 @@ class Starts(History):
                         self.endings[ending.id] += 1
 
     def note_claimed(self, job: ClaimedJob, node: str) -> None:
-        now = self._world.clock.monotonic()
-        assert job.id not in self._world.cancelled, f"job {job.id} was cancelled, and starts"
+        now = self._simulation.clock.monotonic()
+        assert job.id not in self._simulation.cancelled, f"job {job.id} was cancelled, and starts"
         self.starts.append((now, job.id, node, job.fence))
         for index, draw in enumerate(job.draws):
             elsewhere = None if job.remote_charges is None else job.remote_charges[index]
@@ -279,7 +279,7 @@ class Starts(History):
             self.charges[draw].remove((at, 1))
 
 
-class World:
+class ShardSimulation:
     """One simulated program on several databases."""
 
     def __init__(
@@ -298,7 +298,7 @@ class World:
             str(each.name): each.rule for limits in self.limits.values() for each in limits
         }
         self.history = Starts(self)
-        self.nodes: dict[str, tuple[Headgate, Node, Seat, asyncio.Task[None]]] = {}
+        self.nodes: dict[str, tuple[Headgate, Node, NodeConnection, asyncio.Task[None]]] = {}
         self.movers: list[asyncio.Task[None]] = []
         self.enqueueing: list[asyncio.Task[None]] = []
         self.begun: dict[Draw, list[tuple[int, str]]] = {}
@@ -315,7 +315,7 @@ class World:
         self.producer, self.tasks = self.app("enqueuer", NAMES[0], Enqueuers(self))
 
     def line(self, name: str, shard: Shard, stalls: float = 0.0) -> Any:
-        return Line(name, shard, self.faults, self.random, self.history, stalls=stalls)
+        return ShardConnection(name, shard, self.faults, self.random, self.history, stalls=stalls)
 
     def app(self, name: str, shard: str, storage: Any) -> tuple[Headgate, dict[str, Task[..., None]]]:
         app = Headgate(
@@ -379,9 +379,9 @@ class World:
                 await self.start_node(shard)
             for _ in range(steps):
                 await asyncio.sleep(self.random.expovariate(1 / 2))
-                await self.something_happens()
+                await self.random_event()
                 self.check_owners(least=0)
-            await self.calm_down()
+            await self.end_faults()
             async with asyncio.timeout(PATIENCE):
                 await asyncio.gather(*self.enqueueing)
                 await self.until_quiet()
@@ -390,7 +390,7 @@ class World:
                 await running
                 await app._bus.drain()
 
-    async def something_happens(self) -> None:
+    async def random_event(self) -> None:
         random = self.random
         what = random.random()
         if what < 0.4:
@@ -398,10 +398,10 @@ class World:
             self.enqueueing.append(asyncio.ensure_future(self.enqueue_some()))
         elif what < 0.73:
             # Several at once, some of them about the same key.
-            mover = Mover(self, stalls=random.choice((0, 0.2, 0.2)))
+            mover = KeyMover(self, stalls=random.choice((0, 0.2, 0.2)))
             key = random.choice(KEYS[:2])
-            doing = mover.move(key, random.choice(NAMES)) if random.random() < 0.7 else mover.carry_on(key)
-            self.movers.append(asyncio.ensure_future(_bear(doing)))
+            doing = mover.move(key, random.choice(NAMES)) if random.random() < 0.7 else mover.resume_move(key)
+            self.movers.append(asyncio.ensure_future(_ignore_outage(doing)))
         elif what < 0.79 and self.movers:
             self.movers.pop(random.randrange(len(self.movers))).cancel()
         elif what < 0.83 and self.nodes:
@@ -446,7 +446,7 @@ class World:
         for shard in [*self.all, *self.all]:
             try:
                 found = await shard.cancel(job_id)
-            except OnItsWay:
+            except KeyInTransit:
                 continue
             if found is JobState.WAITING:
                 self.cancelled.add(job_id)
@@ -458,7 +458,9 @@ class World:
     async def start_node(self, shard: str) -> None:
         self.born += 1
         name = f"{shard}-{self.born}"
-        seat = Seat(name, self.shards[shard], self.faults, self.random, self.history, directory=Directory(self.shards))
+        seat = NodeConnection(
+            name, self.shards[shard], self.faults, self.random, self.history, directory=Directory(self.shards)
+        )
         app, _ = self.app(name, shard, seat)
         await app.open().__aenter__()
         node = app._make_node()
@@ -479,7 +481,7 @@ class World:
             attempt._asyncio_task.cancel()
         await asyncio.sleep(0)
 
-    async def calm_down(self) -> None:
+    async def end_faults(self) -> None:
         """From here on nothing goes wrong any more, and everything has to come to its end."""
         self.faults.before = self.faults.after = 0
         self.faults.delay = min(self.faults.delay, 0.1)
@@ -487,12 +489,12 @@ class World:
             self.faults.thaw(name)
         for shard in NAMES:
             await self.start_node(shard)
-        self.movers.append(asyncio.ensure_future(self.keep_carrying()))
+        self.movers.append(asyncio.ensure_future(self.move_repeatedly()))
 
-    async def keep_carrying(self, pause: float = 0.5) -> None:
+    async def move_repeatedly(self, pause: float = 0.5) -> None:
         while True:
             for key in self.limits:
-                await _bear(Mover(self).carry_on(key))
+                await _ignore_outage(KeyMover(self).resume_move(key))
             await asyncio.sleep(pause)
 
     async def until_quiet(self) -> None:
@@ -574,15 +576,15 @@ def check_bound(
         assert inside <= bound + stepped, f"{draw}: {inside} starts within {window / SECOND} s, allowed are {bound}"
 
 
-async def _bear(doing: Awaitable[None]) -> None:
+async def _ignore_outage(doing: Awaitable[None]) -> None:
     """A mover gives up when a shard does not answer; another one comes."""
     with contextlib.suppress(StorageUnavailable):
         await doing
 
 
-def simulate(seed: int, steps: int = 40) -> World:
-    """Run the world of this seed, and check it."""
-    worlds: list[World] = []
+def simulate(seed: int, steps: int = 40) -> ShardSimulation:
+    """Run the simulation of this seed, and check it."""
+    simulations: list[ShardSimulation] = []
     random = Random(seed)
     chances = (0, 0, 0.05)
     faults = Faults(before=random.choice(chances), after=random.choice(chances), delay=random.choice((0.01, 0.1, 0.5)))
@@ -592,13 +594,13 @@ def simulate(seed: int, steps: int = 40) -> World:
             limits[key].append(permits(key))
 
     async def main(clock: VirtualClock) -> None:
-        world = World(clock._loop, random, faults, limits)
-        worlds.append(world)
-        await world.live(steps)
-        await world.check()
+        simulation = ShardSimulation(clock._loop, random, faults, limits)
+        simulations.append(simulation)
+        await simulation.live(steps)
+        await simulation.check()
 
     run_virtual(main, seed=seed)
-    return worlds[0]
+    return simulations[0]
 
 
 def starts_of_a_saturated_key(limits: list[Limit], *, moves: int, seconds: int = 60, length: float = 0.0) -> int:
@@ -609,23 +611,25 @@ def starts_of_a_saturated_key(limits: list[Limit], *, moves: int, seconds: int =
     counted: list[int] = []
 
     async def main(clock: VirtualClock) -> None:
-        world = World(clock._loop, Random(1), Faults(delay=0.01), {"a": limits})
-        async with world.producer.open():
+        simulation = ShardSimulation(clock._loop, Random(1), Faults(delay=0.01), {"a": limits})
+        async with simulation.producer.open():
             for shard in NAMES:
-                await world.start_node(shard)
+                await simulation.start_node(shard)
             # Enough of them that they are still on their way when the key moves on.
-            await world.tasks["a"].enqueue_many([("a", length, False)] * (20 * seconds))
+            await simulation.tasks["a"].enqueue_many([("a", length, False)] * (20 * seconds))
             await asyncio.sleep(20)
             begin = clock.monotonic()
             for number in range(moves):
-                world.movers.append(asyncio.ensure_future(Mover(world).move("a", NAMES[number % len(NAMES)])))
+                simulation.movers.append(
+                    asyncio.ensure_future(KeyMover(simulation).move("a", NAMES[number % len(NAMES)]))
+                )
                 await asyncio.sleep(0.001)
-                world.movers.append(asyncio.ensure_future(world.keep_carrying(pause=0.01)))
+                simulation.movers.append(asyncio.ensure_future(simulation.move_repeatedly(pause=0.01)))
                 await asyncio.sleep(begin / SECOND + (number + 1) * seconds / moves - clock.monotonic() / SECOND)
-                for mover in world.movers:
+                for mover in simulation.movers:
                     mover.cancel()
             await asyncio.sleep(begin / SECOND + seconds - clock.monotonic() / SECOND)
-            counted.append(sum(at >= begin for at, *_ in world.history.starts))
+            counted.append(sum(at >= begin for at, *_ in simulation.history.starts))
 
     run_virtual(main, seed=1)
     return counted[0]

@@ -20,7 +20,7 @@ from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
-class Reluctant(MemoryStorage):
+class SlowOpeningStorage(MemoryStorage):
     """A memory store that takes a second to open, and cannot be opened the first time."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -45,7 +45,7 @@ def test_when_opening_fails_one_waiter_tries_again_and_the_others_wait_for_it() 
     """The fault: all who had waited opened the store at once, and those of them who were late opened it over again."""
 
     async def main(clock: VirtualClock) -> None:
-        store = Reluctant(clock)
+        store = SlowOpeningStorage(clock)
         app = Headgate(storage=store, clock=clock)
 
         async def use() -> None:
@@ -81,11 +81,11 @@ def test_an_app_that_sync_code_has_opened_is_not_opened_on_another_loop_beside()
 
 
 def test_an_app_whose_store_could_not_be_closed_is_open_on_no_loop_any_more() -> None:
-    class Stuck(MemoryStorage):
+    class UnclosableStorage(MemoryStorage):
         async def close(self) -> None:
             raise OSError("the disk is gone")
 
-    app = Headgate(storage=Stuck(SystemClock()))
+    app = Headgate(storage=UnclosableStorage(SystemClock()))
 
     async def use() -> None:
         async with app.open():

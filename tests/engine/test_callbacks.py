@@ -28,7 +28,7 @@ from headgate.jobs.event import CallbackFailed, Event
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.engine.bad_stores import FullStorage
+from tests.engine.bad_stores import UnwritableStorage
 
 
 def listen(task: Task[Any, Any]) -> list[tuple[Any, ...]]:
@@ -93,7 +93,7 @@ def test_no_callback_is_called_before_the_ending_is_stored() -> None:
     """The fault: a callback sent the invoice, the record of it failed, and the job ran and sent it again."""
 
     async def main(clock: VirtualClock) -> None:
-        store = FullStorage(clock)
+        store = UnwritableStorage(clock)
         app = Headgate(storage=store, clock=clock)
 
         @app.task
@@ -440,7 +440,7 @@ def test_callbacks_of_a_poisonous_job_run_on_the_node_that_recovers_it() -> None
                 running = asyncio.ensure_future(node.run())
                 await asyncio.sleep(40)
                 # As good as dead: it beats no more and leaves nothing.
-                setattr(node, "_storage", Deaf(store))  # noqa: B010
+                setattr(node, "_storage", UnreachableStore(store))  # noqa: B010
                 running.cancel()
                 await asyncio.wait([running])
             survivor = app._make_node()
@@ -455,7 +455,7 @@ def test_callbacks_of_a_poisonous_job_run_on_the_node_that_recovers_it() -> None
     run_virtual(main)
 
 
-class Deaf:
+class UnreachableStore:
     """A store that a dying node cannot reach any more."""
 
     def __init__(self, store: MemoryStorage) -> None:

@@ -15,7 +15,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 KINDS = [StrictRate, RateLimit, FixedWindow, SlidingWindow]
 
 
-class World:
+class Releases:
     """Releases on one store, and when their jobs started."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -61,12 +61,12 @@ def test_a_deploy_that_changes_the_kind_of_a_limit_gives_no_fresh_budget(
     before: Any, after: Any, name: str | None
 ) -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
+        releases = Releases(clock)
         options = {"key": "{tenant}", "name": name}
-        async with (old := world.release(before("5/m", **options))):
-            await world.use_up(old)
-        async with world.release(after("5/m", **options)):
-            await world.all_of_it_comes_later()
+        async with (old := releases.release(before("5/m", **options))):
+            await releases.use_up(old)
+        async with releases.release(after("5/m", **options)):
+            await releases.all_of_it_comes_later()
 
     run_virtual(main)
 
@@ -74,11 +74,11 @@ def test_a_deploy_that_changes_the_kind_of_a_limit_gives_no_fresh_budget(
 @pytest.mark.parametrize(("before", "after"), [(StrictRate, RateLimit), (RateLimit, StrictRate)])
 def test_the_limits_of_a_queue_are_kept_over_a_change_of_kind_too(before: Any, after: Any) -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
-        async with (old := world.release(before("5/m", key="{tenant}"), of_queue=True)):
-            await world.use_up(old)
-        async with world.release(after("5/m", key="{tenant}"), of_queue=True):
-            await world.all_of_it_comes_later()
+        releases = Releases(clock)
+        async with (old := releases.release(before("5/m", key="{tenant}"), of_queue=True)):
+            await releases.use_up(old)
+        async with releases.release(after("5/m", key="{tenant}"), of_queue=True):
+            await releases.all_of_it_comes_later()
 
     run_virtual(main)
 
@@ -87,11 +87,11 @@ def test_the_limits_of_a_queue_are_kept_over_a_change_of_kind_too(before: Any, a
 @pytest.mark.parametrize(("before", "after"), list(permutations(KINDS, 2)))
 def test_another_kind_that_is_set_at_run_time_gives_no_fresh_budget(before: Any, after: Any, name: str | None) -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
-        async with (app := world.release(before("5/m", key="{tenant}", name=name))):
-            await world.use_up(app)
-            await app.admin.limits.set(world.limit(app), after("5/m"))
-            await world.all_of_it_comes_later(evenly=after is RateLimit)
+        releases = Releases(clock)
+        async with (app := releases.release(before("5/m", key="{tenant}", name=name))):
+            await releases.use_up(app)
+            await app.admin.limits.set(releases.limit(app), after("5/m"))
+            await releases.all_of_it_comes_later(evenly=after is RateLimit)
 
     run_virtual(main)
 

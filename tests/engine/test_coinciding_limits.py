@@ -24,7 +24,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
     return Headgate(request.getfixturevalue("postgres_url"), schema=schema)
 
 
-class Inside:
+class Occupancy:
     """Who is inside at once."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Inside:
 
 
 async def test_two_mutexes_with_the_same_key_admit_one_owner_at_a_time(app: Headgate) -> None:
-    inside = Inside()
+    inside = Occupancy()
 
     @app.task(limits=[Mutex("orders:{a}", owner="{owner}"), Mutex("orders:{b}", owner="{owner}")])
     async def merge(a: int, b: int, owner: str) -> None:
@@ -68,7 +68,7 @@ async def test_two_owners_of_one_key_are_refused_when_a_call_is_enqueued(app: He
 
 
 async def test_mutexes_of_a_task_and_its_queue_are_one_if_their_keys_are_equal(app: Headgate) -> None:
-    inside = Inside()
+    inside = Occupancy()
     app.queue("orders", limits=[Mutex("orders:{order}")])
 
     @app.task(queue="orders", limits=[Mutex("orders:{order}", owner="{owner}")])

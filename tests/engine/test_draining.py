@@ -14,7 +14,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
-class World:
+class DrainApps:
     """One store, and apps on it that count what ran."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -63,8 +63,8 @@ class World:
 @pytest.mark.parametrize("until", ["ready", "all"])
 def test_an_empty_store_is_drained_immediately(until: Drain) -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
-        assert await world.drain(world.app(), until) < 1
+        apps = DrainApps(clock)
+        assert await apps.drain(apps.app(), until) < 1
 
     run_virtual(main)
 
@@ -72,43 +72,43 @@ def test_an_empty_store_is_drained_immediately(until: Drain) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_drain_runs_ready_jobs_and_those_that_they_enqueue(seed: int) -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
-        app = world.app()
+        apps = DrainApps(clock)
+        app = apps.app()
         async with app.open():
             await app.tasks["work"].enqueue_many([(0.03, 20)] * 3)
             await app.tasks["work"].enqueue(30)
-        assert 30 <= await world.drain(app, "ready") < 31
-        assert world.ran == {"work": 3 * 21 + 1}
+        assert 30 <= await apps.drain(app, "ready") < 31
+        assert apps.ran == {"work": 3 * 21 + 1}
 
     run_virtual(main, seed=seed)
 
 
 def test_a_drain_leaves_jobs_that_wait_for_a_time_a_limit_or_a_retry() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
-        app = world.app()
+        apps = DrainApps(clock)
+        app = apps.app()
         async with app.open():
             await app.tasks["sync"].enqueue_many([()] * 5)
             await app.tasks["work"].using(delay=600).enqueue()
             await app.tasks["shaky"].enqueue()
-        assert await world.drain(app, "ready") < 1
-        assert world.ran == {"sync": 2}
-        assert await world.left() == 5
+        assert await apps.drain(app, "ready") < 1
+        assert apps.ran == {"sync": 2}
+        assert await apps.left() == 5
 
     run_virtual(main)
 
 
 def test_a_drain_of_all_jobs_waits_for_delayed_and_limited_ones() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
-        app = world.app()
+        apps = DrainApps(clock)
+        app = apps.app()
         async with app.open():
             await app.tasks["sync"].enqueue_many([()] * 5)
             await app.tasks["work"].using(delay=600).enqueue()
             await app.tasks["shaky"].enqueue()
-        assert 600 <= await world.drain(app, "all") < 601
-        assert world.ran == {"sync": 5, "work": 1, "shaky": 1}
-        assert await world.left() == 0
+        assert 600 <= await apps.drain(app, "all") < 601
+        assert apps.ran == {"sync": 5, "work": 1, "shaky": 1}
+        assert await apps.left() == 0
 
     run_virtual(main)
 
@@ -116,8 +116,8 @@ def test_a_drain_of_all_jobs_waits_for_delayed_and_limited_ones() -> None:
 @pytest.mark.parametrize("until", ["ready", "all"])
 def test_a_drain_does_not_wait_for_jobs_that_this_node_cannot_run(until: Drain) -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
-        app, older = world.app(), Headgate(storage=world.store, clock=clock)
+        apps = DrainApps(clock)
+        app, older = apps.app(), Headgate(storage=apps.store, clock=clock)
 
         @older.task
         async def forgotten() -> None: ...
@@ -128,41 +128,41 @@ def test_a_drain_does_not_wait_for_jobs_that_this_node_cannot_run(until: Drain) 
             await app.tasks["send"].enqueue()
             await app.tasks["work"].enqueue()
             # Of a queue that is not served.
-            assert await world.drain(app, until, ("default",)) < 1
-            assert world.ran == {"work": 1}
+            assert await apps.drain(app, until, ("default",)) < 1
+            assert apps.ran == {"work": 1}
             await app.admin.queues.pause("mail")
-            assert await world.drain(app, until) < 1
-            assert await world.left() == 2
+            assert await apps.drain(app, until) < 1
+            assert await apps.left() == 2
             await app.admin.queues.resume("mail")
-            assert await world.drain(app, until) < 1
-        assert world.ran == {"work": 1, "send": 1}
+            assert await apps.drain(app, until) < 1
+        assert apps.ran == {"work": 1, "send": 1}
 
     run_virtual(main)
 
 
 def test_a_drain_does_not_wait_for_a_paused_limit() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
-        app = world.app()
+        apps = DrainApps(clock)
+        app = apps.app()
         async with app.open():
             await app.admin.limits.pause("sync:rate")
             await app.tasks["sync"].enqueue()
-            assert await world.drain(app, "ready") < 2
-            assert await world.left() == 1
+            assert await apps.drain(app, "ready") < 2
+            assert await apps.left() == 1
 
     run_virtual(main)
 
 
 def test_a_drain_waits_for_running_jobs_of_other_nodes() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
-        app, other = world.app(), world.app()
+        apps = DrainApps(clock)
+        app, other = apps.app(), apps.app()
         async with app.open():
             job = await app.tasks["work"].enqueue(50, 1)
             async with other:
                 await asyncio.sleep(1)
                 assert (await job.status()).state is JobState.RUNNING
-                assert 99 <= await world.drain(app, "ready") < 101
-        assert world.ran == {"work": 2}
+                assert 99 <= await apps.drain(app, "ready") < 101
+        assert apps.ran == {"work": 2}
 
     run_virtual(main)

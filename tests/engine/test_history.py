@@ -31,7 +31,7 @@ ONCE = RetryPolicy(retries=0)
 GAP = "writing history, of which some is lost: charts will have a gap"
 
 
-class Watched(MemoryStorage):
+class RecordingStorage(MemoryStorage):
     """A store that notes what is added to its history, and refuses it with `refusal`, or adds it and says so."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -169,7 +169,7 @@ def test_waits_count_from_when_a_job_was_due_and_runs_from_its_claim() -> None:
 
 def test_a_process_that_only_enqueues_is_counted_when_it_closes() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Watched(clock)
+        store = RecordingStorage(clock)
         app = Headgate(storage=store, clock=clock)
 
         @app.task
@@ -224,7 +224,7 @@ def test_the_use_of_a_limit_is_listed_by_key_with_its_capacity() -> None:
             acme = await app.admin.history.limit("calls", "acme")
             assert acme.bound is not None
             assert acme.bound.count == 30
-            assert (await app.admin.history.limit("unheard of", "x")).points == []
+            assert (await app.admin.history.limit("on_lost_reply of", "x")).points == []
 
     run_virtual(main)
 
@@ -259,7 +259,7 @@ def test_a_settled_cost_is_counted_in_the_step_in_which_it_was_charged() -> None
 
 def test_a_hundred_thousand_keys_take_no_more_room_than_a_thousand() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Watched(clock)
+        store = RecordingStorage(clock)
         history_writer = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         now = store.now()
 
@@ -293,7 +293,7 @@ def test_a_hundred_thousand_keys_take_no_more_room_than_a_thousand() -> None:
 
 def test_the_counts_kept_during_an_outage_are_bounded_by_the_keys_with_a_row() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Watched(clock)
+        store = RecordingStorage(clock)
         store.refusal = StorageUnavailable("away")
         history_writer = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         for _ in range(3):
@@ -315,7 +315,7 @@ def test_the_counts_kept_during_an_outage_are_bounded_by_the_keys_with_a_row() -
 
 def test_a_charge_that_is_amended_in_another_store_is_counted_now() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Watched(clock)
+        store = RecordingStorage(clock)
         history_writer = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         await asyncio.sleep(5)
         # Its instants are of that store's time, which is nobody's here.
@@ -333,7 +333,7 @@ def test_a_charge_that_is_amended_in_another_store_is_counted_now() -> None:
 
 def test_a_process_writes_once_in_ten_seconds_and_never_while_nothing_happens() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Watched(clock)
+        store = RecordingStorage(clock)
         app = Headgate(storage=store, clock=clock)
 
         @app.task
@@ -375,7 +375,7 @@ def test_a_killed_process_loses_at_most_ten_seconds_of_history() -> None:
 
 def test_a_store_that_takes_no_history_delays_nothing_and_loses_none_for_minutes() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Watched(clock)
+        store = RecordingStorage(clock)
         app = Headgate(storage=store, clock=clock)
 
         @app.task
@@ -398,7 +398,7 @@ def test_a_store_that_takes_no_history_delays_nothing_and_loses_none_for_minutes
 
 def test_a_history_write_without_a_reply_is_counted_once() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Watched(clock)
+        store = RecordingStorage(clock)
         app = Headgate(storage=store, clock=clock)
 
         @app.task
@@ -420,7 +420,7 @@ def test_a_history_write_without_a_reply_is_counted_once() -> None:
 
 def test_during_an_outage_five_minutes_of_history_are_kept_and_the_rest_is_counted_as_lost() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Watched(clock)
+        store = RecordingStorage(clock)
         app = Headgate(storage=store, clock=clock)
 
         @app.task
@@ -446,7 +446,7 @@ def test_during_an_outage_five_minutes_of_history_are_kept_and_the_rest_is_count
 
 def test_history_that_the_store_refuses_is_reported_and_harms_nothing() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Watched(clock)
+        store = RecordingStorage(clock)
         store.refusal = TypeError("no such verb")
         app = Headgate(storage=store, clock=clock)
 
@@ -489,7 +489,7 @@ def test_closing_waits_two_seconds_for_a_store_that_hangs() -> None:
 
 def test_without_history_nothing_is_counted_or_written() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Watched(clock)
+        store = RecordingStorage(clock)
         app = Headgate(storage=store, clock=clock, history=False)
 
         @app.task(limits=[StrictRate("15/m", name="calls")])

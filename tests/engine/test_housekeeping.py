@@ -15,7 +15,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
-class Stuck(MemoryStorage):
+class UnexpirableStorage(MemoryStorage):
     """A memory store that cannot end what has expired."""
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
@@ -26,7 +26,7 @@ def test_old_history_is_deleted_although_no_job_can_expire() -> None:
     """The fault: one late job that was locked for long kept all that was old, for as long."""
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=Stuck(clock), clock=clock, retention=5)
+        app = Headgate(storage=UnexpirableStorage(clock), clock=clock, retention=5)
         troubles: list[Any] = []
         app.subscribe(troubles.append, StorageFailed)
 

@@ -40,7 +40,7 @@ from headgate.jobs.event import Event, JobEnqueued, JobFailure, JobFinished, Job
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.engine.bad_stores import DeafStorage
+from tests.engine.bad_stores import FailingLeaveStorage
 
 ONCE = RetryPolicy(retries=1, base=1, jitter=False)
 
@@ -230,7 +230,7 @@ def test_jobs_of_one_owner_share_a_permit_and_another_owner_waits() -> None:
 
 def test_a_crashed_holders_permit_returns_with_its_lease() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = DeafStorage(clock)
+        store = FailingLeaveStorage(clock)
         ran: list[tuple[str, str]] = []
 
         def app(name: str) -> Headgate:
@@ -250,10 +250,10 @@ def test_a_crashed_holders_permit_returns_with_its_lease() -> None:
             dying = asyncio.create_task(node.run())
             await asyncio.sleep(1)
             # Gone without a word: nothing of it runs on, and it does not leave.
-            store.is_deaf = True
+            store.fails_to_leave = True
             dying.cancel()
             await asyncio.gather(dying, return_exceptions=True)
-            store.is_deaf = False
+            store.fails_to_leave = False
             async with other:
                 await asyncio.sleep(100)
         assert ran == [("doomed", "first"), ("other", "first"), ("other", "second")]

@@ -41,7 +41,7 @@ from headgate.jobs.event import (
 )
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.engine.bad_stores import FullStorage
+from tests.engine.bad_stores import UnwritableStorage
 
 
 def test_a_cancelled_error_raised_by_the_handler_is_retried_as_a_failure() -> None:
@@ -155,7 +155,7 @@ def test_an_ending_that_cannot_be_stored_is_stored_later_and_the_job_runs_once()
     """The fault: a storage error on the final write was swallowed, and the job ran again after a restart."""
 
     async def main(clock: VirtualClock) -> None:
-        store = FullStorage(clock)
+        store = UnwritableStorage(clock)
         app = Headgate(storage=store, clock=clock)
         ran: list[int] = []
         trouble: list[Event] = []

@@ -11,7 +11,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
-class ForgetfulStorage(MemoryStorage):
+class LostReplyStorage(MemoryStorage):
     """Loses the reply of the first claim that took anything; or holds it back for so many seconds."""
 
     held_back: float | None = None
@@ -27,7 +27,7 @@ class ForgetfulStorage(MemoryStorage):
         return claimed
 
 
-async def run_one(clock: VirtualClock, storage: ForgetfulStorage) -> list[int]:
+async def run_one(clock: VirtualClock, storage: LostReplyStorage) -> list[int]:
     """The attempts that a job with a budget and a mutex comes to, and that its budget was charged once."""
     app = Headgate(storage=storage, clock=clock, heartbeat=5)
     attempts: list[int] = []
@@ -51,14 +51,14 @@ async def run_one(clock: VirtualClock, storage: ForgetfulStorage) -> list[int]:
 
 def test_a_claim_whose_reply_was_lost_is_charged_once_and_its_job_is_run_once() -> None:
     async def main(clock: VirtualClock) -> None:
-        assert await run_one(clock, ForgetfulStorage(clock)) == [1, 1]
+        assert await run_one(clock, LostReplyStorage(clock)) == [1, 1]
 
     run_virtual(main)
 
 
 def test_a_claim_whose_reply_is_late_is_not_treated_as_lost() -> None:
     async def main(clock: VirtualClock) -> None:
-        storage = ForgetfulStorage(clock)
+        storage = LostReplyStorage(clock)
         storage.held_back = 23
         assert await run_one(clock, storage) == [1, 1]
 

@@ -240,7 +240,7 @@ def test_the_fullest_keys_are_exported_on_request() -> None:
     run_virtual(main)
 
 
-class StorageAway(MemoryStorage):
+class FailingStorage(MemoryStorage):
     """A store that can be made to fail, or to hang, when it is read, and that counts how often it is."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -272,7 +272,7 @@ def test_a_scrape_has_all_counters_while_the_store_is_unavailable(how: str, capl
         raise ZeroDivisionError
 
     async def main(clock: VirtualClock) -> None:
-        storage = StorageAway(clock)
+        storage = FailingStorage(clock)
         app = Headgate(storage=storage, clock=clock)
         metrics = measured(app, store=True, deadline=2, max_age=0)
 
@@ -300,7 +300,7 @@ def test_a_scrape_has_all_counters_while_the_store_is_unavailable(how: str, capl
 
 def test_the_store_is_read_once_for_scrapes_that_come_close_together() -> None:
     async def main(clock: VirtualClock) -> None:
-        storage = StorageAway(clock)
+        storage = FailingStorage(clock)
         app = Headgate(storage=storage, clock=clock)
         metrics = measured(app, store=True, max_age=5)
         async with app.open():

@@ -24,7 +24,7 @@ from headgate.errors import UnknownQueue
 from headgate.jobs.event import Event, JobsMigrated
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.engine.bad_stores import DeafStorage
+from tests.engine.bad_stores import FailingLeaveStorage
 
 # -------------------------------------------------------------------------------------------------------- pauses
 
@@ -158,12 +158,12 @@ def test_the_lag_of_a_queue_is_how_long_a_ready_job_has_waited_for_a_slot() -> N
 # -------------------------------------------------------------------------------------------- global concurrency
 
 
-class Watched:
+class CountingApps:
     """Apps on one store whose tasks count how many of them run at once."""
 
     def __init__(self, clock: VirtualClock, *, length: float = 1) -> None:
         self.clock = clock
-        self.store = DeafStorage(clock)
+        self.store = FailingLeaveStorage(clock)
         self.length = length
         self.running: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
@@ -191,8 +191,8 @@ class Watched:
 
 def test_no_more_jobs_of_a_queue_run_at_once_over_all_nodes_than_its_global_concurrency() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = Watched(clock)
-        one, two = world.app("one", 3), world.app("two", 3)
+        queues = CountingApps(clock)
+        one, two = queues.app("one", 3), queues.app("two", 3)
         began = clock.now()
         async with one, two:
             jobs = [
@@ -203,7 +203,7 @@ def test_no_more_jobs_of_a_queue_run_at_once_over_all_nodes_than_its_global_conc
             for job in jobs:
                 await job.result()
             # All of them is what may run at once, and all of it was used.
-            assert world.most["mail"] == 3
+            assert queues.most["mail"] == 3
             assert round((clock.now() - began) / SECOND) == 20
             (bucket,) = [each for each in await one.admin.limits.list() if each.limit == "queue:mail"]
             assert (bucket.rule, bucket.used, bucket.available) == ("3 at once", 0, 3)
@@ -211,73 +211,73 @@ def test_no_more_jobs_of_a_queue_run_at_once_over_all_nodes_than_its_global_conc
             await asyncio.gather(
                 *(job.result() for job in await one.tasks["send"].using(queue="default").enqueue_many([(0,)] * 50))
             )
-            assert world.most["mail"] == 50
-        assert await world.store.check() == []
+            assert queues.most["mail"] == 50
+        assert await queues.store.check() == []
 
     run_virtual(main)
 
 
 def test_jobs_of_a_crashed_node_return_their_places_in_the_queue() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = Watched(clock)
-        world.doomed = {"doomed"}
-        doomed = world.app("doomed", 2, lease=30, heartbeat=5)
-        other = world.app("other", 2, lease=30, heartbeat=5)
+        queues = CountingApps(clock)
+        queues.doomed = {"doomed"}
+        doomed = queues.app("doomed", 2, lease=30, heartbeat=5)
+        other = queues.app("other", 2, lease=30, heartbeat=5)
         async with doomed.open(), other.open():
             jobs = await doomed.tasks["send"].enqueue_many([(number,) for number in range(4)])
             node = doomed._make_node()
             dying = asyncio.create_task(node.run())
             await asyncio.sleep(1)
-            assert world.running["mail"] == 2
-            world.store.is_deaf = True
+            assert queues.running["mail"] == 2
+            queues.store.fails_to_leave = True
             dying.cancel()
             await asyncio.gather(dying, return_exceptions=True)
-            world.store.is_deaf = False
+            queues.store.fails_to_leave = False
             async with other:
                 await asyncio.sleep(20)
                 # They are still the dead node's.
-                assert world.done["mail"] == 0
+                assert queues.done["mail"] == 0
                 await asyncio.sleep(80)
                 assert [(await job.status()).state for job in jobs] == [JobState.SUCCEEDED] * 4
-        assert world.most["mail"] == 2
-        assert await world.store.check() == []
+        assert queues.most["mail"] == 2
+        assert await queues.store.check() == []
 
     run_virtual(main)
 
 
 def test_a_global_concurrency_can_be_changed_at_run_time() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = Watched(clock, length=10)
-        app = world.app("one", 2)
+        queues = CountingApps(clock, length=10)
+        app = queues.app("one", 2)
         async with app:
             await app.tasks["send"].enqueue_many([(number,) for number in range(40)])
             await asyncio.sleep(1)
-            assert world.running["mail"] == 2
+            assert queues.running["mail"] == 2
             await app.admin.limits.set("queue:mail", Concurrency(5))
             await asyncio.sleep(1)
-            assert world.running["mail"] == 5
+            assert queues.running["mail"] == 5
             await app.admin.limits.pause("queue:mail")
             await asyncio.sleep(30)
-            assert world.running["mail"] == 0
+            assert queues.running["mail"] == 0
             await app.admin.limits.resume("queue:mail")
             await asyncio.sleep(1)
-            assert world.running["mail"] == 5
+            assert queues.running["mail"] == 5
             await app.admin.limits.unset("queue:mail")
             await asyncio.sleep(15)
-            assert world.running["mail"] == 2
+            assert queues.running["mail"] == 2
 
     run_virtual(main)
 
 
 def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_backlog() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = Watched(clock)
+        queues = CountingApps(clock)
         told: list[Event] = []
 
         def release(global_concurrency: int | None) -> Headgate:
-            app = world.app("one", global_concurrency)
+            app = queues.app("one", global_concurrency)
             app.subscribe(told.append, JobsMigrated)
-            world.most.clear()
+            queues.most.clear()
             return app
 
         first = release(None)
@@ -285,7 +285,7 @@ def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_ba
             await first.tasks["send"].enqueue_many([(number,) for number in range(40)])
             await first.tasks["limited"].enqueue_many([(number,) for number in range(20)])
             # So that its gates are seen before those of the next.
-            await world.store.note_gates(first._registry.gates().subjects)
+            await queues.store.note_gates(first._registry.gates().subjects)
             await first.admin.queues.pause("mail")
             await asyncio.sleep(0.001)
         async with (second := release(2)):
@@ -293,16 +293,16 @@ def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_ba
             assert [event.jobs for event in told if isinstance(event, JobsMigrated)] == [60]
             await second.admin.queues.resume("mail")
             await asyncio.sleep(5.5)
-            assert world.most["mail"] == 2
+            assert queues.most["mail"] == 2
         async with release(4):
             await asyncio.sleep(2.5)
-            assert world.most["mail"] == 4
+            assert queues.most["mail"] == 4
         # A rollback: it takes some minutes to tell it from an old worker that starts again beside the new ones.
         async with release(None):
             await asyncio.sleep(300)
-            assert world.most["mail"] > 4
-            assert world.done["mail"] == 60
-        assert await world.store.check() == []
+            assert queues.most["mail"] > 4
+            assert queues.done["mail"] == 60
+        assert await queues.store.check() == []
 
     run_virtual(main)
 
@@ -329,18 +329,18 @@ def test_a_job_that_does_not_wait_for_its_limits_does_not_wait_for_its_queue_eit
 
 def test_a_queue_may_get_its_global_concurrency_after_its_tasks_were_declared() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = Watched(clock)
-        app = world.app("one", None)
+        queues = CountingApps(clock)
+        app = queues.app("one", None)
         app.queue("mail", concurrency=50, global_concurrency=2)
         app.queue("default", global_concurrency=1)
         async with app:
             await app.tasks["send"].enqueue_many([(number,) for number in range(6)])
             await asyncio.sleep(10)
-            assert (world.most["mail"], world.done["mail"]) == (2, 6)
-            world.most.clear()
+            assert (queues.most["mail"], queues.done["mail"]) == (2, 6)
+            queues.most.clear()
             await app.tasks["elsewhere"].enqueue_many([(number,) for number in range(3)])
             await asyncio.sleep(10)
-            assert (world.most["mail"], world.done["mail"]) == (1, 9)
+            assert (queues.most["mail"], queues.done["mail"]) == (1, 9)
 
     run_virtual(main)
 

@@ -544,14 +544,14 @@ def test_a_record_that_holds_anything_does_not_reach_the_handler_as_an_error(mon
 def test_a_report_that_the_store_cannot_keep_is_dropped_with_one_warning_and_ends_nothing() -> None:
     """Such an error, as a value out of range, once ended the node with all that ran on it."""
 
-    class Picky(WatchedStorage):
+    class RefusingStorage(WatchedStorage):
         async def report(self, node: str, reports: Sequence[AttemptReport], most_lines: int) -> Sequence[bool | None]:
             if any("bad" in line.message for report in reports for line in report.lines):
                 raise OverflowError("value out of int16 range")
             return await super().report(node, reports, most_lines)
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=Picky(clock), clock=clock)
+        app = Headgate(storage=RefusingStorage(clock), clock=clock)
         dropped: list[ReportDropped] = []
         app.subscribe(dropped.append, ReportDropped)  # type: ignore[arg-type]  # told of this kind only
 

@@ -42,7 +42,7 @@ class Session:
         self.pool = pool
 
 
-class World:
+class ResourceApp:
     """An app with a pool for the node and a session for each attempt, and what became of them."""
 
     def __init__(self, clock: VirtualClock | None, **settings: Any) -> None:
@@ -76,43 +76,43 @@ class World:
 
 def test_a_nodes_resource_is_opened_once_and_closed_with_the_node() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
+        resources = ResourceApp(clock)
         pools: list[Pool] = []
 
-        @world.app.task
+        @resources.app.task
         async def work(number: int, pool: Pool = INJECTED) -> int:
             pools.append(pool)
             return number
 
-        async with world.app:
+        async with resources.app:
             await asyncio.sleep(10)
-            assert not world.happened, "it is opened when it is first needed"
+            assert not resources.happened, "it is opened when it is first needed"
             jobs = await work.enqueue_many([(number,) for number in range(20)])
             assert [await job.result() for job in jobs] == list(range(20))
-            assert world.app._node is not None
-            assert world.app._node.statistics()["resources"] == ["pool"]
+            assert resources.app._node is not None
+            assert resources.app._node.statistics()["resources"] == ["pool"]
         assert len(set(map(id, pools))) == 1
-        assert world.happened == ["pool opened", "pool closed"]
+        assert resources.happened == ["pool opened", "pool closed"]
 
     run_virtual(main)
 
 
 def test_an_attempts_resource_is_its_own_and_closed_when_it_ends() -> None:
     async def main(clock: VirtualClock) -> None:
-        world = World(clock)
+        resources = ResourceApp(clock)
         sessions: list[Session] = []
 
-        @world.app.task
+        @resources.app.task
         async def work(session: Session, again: Session, pool: Pool) -> None:
             assert session is again, "one attempt has one"
             assert session.pool is pool
             sessions.append(session)
 
-        async with world.app:
+        async with resources.app:
             for _ in range(2):
                 await (await work.enqueue()).result()  # type: ignore[call-arg]
         assert sessions[0] is not sessions[1]
-        assert world.happened == ["pool opened", *["opened", "committed", "closed"] * 2, "pool closed"]
+        assert resources.happened == ["pool opened", *["opened", "committed", "closed"] * 2, "pool closed"]
 
     run_virtual(main)
 
@@ -122,9 +122,9 @@ def test_an_attempts_resource_sees_how_it_ended_and_is_closed_to_the_end(how: st
     """The fault: a session stayed open when its job was cancelled, or a second cancellation cut its closing short."""
 
     async def main(clock: VirtualClock) -> None:
-        world = World(clock, grace=0.5)
+        resources = ResourceApp(clock, grace=0.5)
 
-        @world.app.task(timeout=10 if how == "timeout" else None, retry=RetryPolicy(retries=0))
+        @resources.app.task(timeout=10 if how == "timeout" else None, retry=RetryPolicy(retries=0))
         async def work(session: Session = INJECTED) -> Any:
             match how:
                 case "error":
@@ -136,7 +136,7 @@ def test_an_attempts_resource_sees_how_it_ended_and_is_closed_to_the_end(how: st
                 case _:
                     return await asyncio.sleep(1000)
 
-        async with world.app:
+        async with resources.app:
             job = await work.enqueue()
             await asyncio.sleep(5)
             if how == "cancel":
@@ -147,7 +147,7 @@ def test_an_attempts_resource_sees_how_it_ended_and_is_closed_to_the_end(how: st
                 with pytest.raises(JobFailed, match="its timeout of 10 s"):
                     await job.result()
         seen = {"error": "ValueError", "snooze": "Snooze", "unstorable": "_Unstorable"}.get(how, "CancelledError")
-        assert world.happened == ["pool opened", "opened", f"rolled back: {seen}", "closed", "pool closed"]
+        assert resources.happened == ["pool opened", "opened", f"rolled back: {seen}", "closed", "pool closed"]
 
     run_virtual(main)
 
@@ -491,23 +491,23 @@ def test_resources_of_one_type_are_distinguished_by_name() -> None:
 
 
 async def test_a_resource_is_not_an_argument_of_its_task() -> None:
-    world = World(None)
+    resources = ResourceApp(None)
 
-    @world.app.task(limits=[StrictRate("1/h", key="{tenant}")])
+    @resources.app.task(limits=[StrictRate("1/h", key="{tenant}")])
     async def work(tenant: str, session: Session = INJECTED) -> None: ...
 
     assert work.payload.parameters == ("tenant",)
-    async with world.app.open():
+    async with resources.app.open():
         with pytest.raises(TypeError, match="has no argument 'session'; it has: tenant"):
             await work.enqueue("acme", session=Session(Pool()))
         with pytest.raises(TypeError, match="takes 1 positional argument but"):
             await work.enqueue("acme", Session(Pool()))
     with pytest.raises(DeclarationError, match="names 'session', which is not one of its arguments"):
-        world.app.task(name="other", limits=[StrictRate("1/h", key="{session}")])(work.function)
+        resources.app.task(name="other", limits=[StrictRate("1/h", key="{session}")])(work.function)
 
 
 def test_a_resource_that_can_never_be_injected_is_refused_at_declaration() -> None:
-    app = World(None).app
+    app = ResourceApp(None).app
 
     async def plain() -> int:
         return 1
@@ -547,7 +547,7 @@ def test_a_task_declared_before_its_resource_is_an_error_that_says_so() -> None:
 
 def test_a_process_task_gets_no_resources() -> None:
     with pytest.raises(DeclarationError, match="runs in a child process, where resource 'session' is not open"):
-        World(None).app.task(process=True)(in_a_child)
+        ResourceApp(None).app.task(process=True)(in_a_child)
 
 
 def in_a_child(session: Session) -> None: ...
@@ -556,5 +556,5 @@ def in_a_child(session: Session) -> None: ...
 def test_a_resource_by_position_only_is_an_error() -> None:
     with pytest.raises(DeclarationError, match="is passed by name"):
 
-        @World(None).app.task
+        @ResourceApp(None).app.task
         async def work(session: Session, /, tenant: str) -> None: ...

@@ -156,13 +156,13 @@ def test_an_invalid_backoff_is_reported_and_the_job_is_retried() -> None:
     run_virtual(main)
 
 
-class Forgetful(RateLimited):
+class RateLimitedWithoutInit(RateLimited):
     """An error of somebody's own, whose author forgot `super().__init__()`."""
 
     def __init__(self) -> None: ...
 
 
-class Sleepy(Snooze):
+class SnoozeWithoutInit(Snooze):
     def __init__(self) -> None: ...
 
 
@@ -173,7 +173,7 @@ def nested(times: int = 2000) -> Exception:
     return error
 
 
-@pytest.mark.parametrize("error", [Forgetful, Sleepy, nested])
+@pytest.mark.parametrize("error", [RateLimitedWithoutInit, SnoozeWithoutInit, nested])
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_an_error_that_cannot_be_inspected_spends_its_attempt(error: Any, in_thread: bool) -> None:
     """It once broke out of the attempt: the job stayed running, was taken up anew, and ran for ever."""

@@ -1,4 +1,4 @@
-"""Two shards and one key: what a stalled mover may do at the worst moment, step by step."""
+"""TwoShards shards and one key: what a stalled mover may do at the worst moment, step by step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.jobs.job import JobState
 from headgate.limits.limit import AnyRule
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser, strict
-from tests.engine.shard import Moved, OnItsWay, Shard, hash_home
+from tests.engine.shard import KeyInTransit, KeyMoved, Shard, hash_home
 
 NAMES = ("north", "south")
 KEY = next(key for key in "abcdef" if hash_home(key, NAMES) == "north")
@@ -19,7 +19,7 @@ RULES: dict[str, AnyRule] = {LIMIT: strict(3)}
 pytestmark = pytest.mark.asyncio
 
 
-class Two:
+class TwoShards:
     """North, where the key is at first, and south, whose clock is a day behind."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Two:
 
 
 async def test_a_key_that_moves_keeps_what_it_has_used_by_its_own_time() -> None:
-    two = Two()
+    two = TwoShards()
     await two.add(two.north, 3)
     assert len(await two.run_all(two.north)) == 3
     two.clock.advance(20)
@@ -68,16 +68,16 @@ async def test_a_key_that_moves_keeps_what_it_has_used_by_its_own_time() -> None
 
 
 async def test_a_shard_refuses_keys_of_another_shard_and_names_that_shard() -> None:
-    two = Two()
+    two = TwoShards()
     await two.north.leave_key(KEY, "south")
-    with pytest.raises(OnItsWay):
+    with pytest.raises(KeyInTransit):
         await two.add(two.north)
-    with pytest.raises(Moved):
+    with pytest.raises(KeyMoved):
         await two.add(two.south)
 
 
 async def test_a_stalled_batch_is_refused_after_its_key_returned_and_left_again() -> None:
-    two = Two()
+    two = TwoShards()
     (job,) = await two.add(two.north)
     await two.move(two.north, two.south)
     stalled = await two.north.depart(KEY)
@@ -90,7 +90,7 @@ async def test_a_stalled_batch_is_refused_after_its_key_returned_and_left_again(
 
 
 async def test_a_delivered_batch_is_deleted_when_its_key_returns() -> None:
-    two = Two()
+    two = TwoShards()
     (job,) = await two.add(two.north)
     await two.move(two.north, two.south)
     batch = await two.north.depart(KEY)
@@ -103,7 +103,7 @@ async def test_a_delivered_batch_is_deleted_when_its_key_returns() -> None:
 
 
 async def test_a_stalled_move_does_not_release_a_key_that_moves_a_second_time() -> None:
-    two = Two()
+    two = TwoShards()
     epoch = await two.hand_over(two.north, two.south)
     await two.north.let_go(KEY, epoch)
     await two.move(two.south, two.north)
@@ -113,12 +113,12 @@ async def test_a_stalled_move_does_not_release_a_key_that_moves_a_second_time() 
 
 
 async def test_a_job_that_moves_between_shards_is_cancelled_on_arrival() -> None:
-    two = Two()
+    two = TwoShards()
     (job,) = await two.add(two.north)
     await two.move(two.north, two.south)
     batch = await two.north.depart(KEY)
     assert batch is not None
-    with pytest.raises(OnItsWay):
+    with pytest.raises(KeyInTransit):
         await two.north.cancel(job)
     await two.south.arrive(KEY, batch)
     await two.north.departed(KEY, batch.number)
@@ -128,7 +128,7 @@ async def test_a_job_that_moves_between_shards_is_cancelled_on_arrival() -> None
 
 
 async def test_a_repeated_enqueue_is_answered_by_the_shard_that_has_the_job() -> None:
-    two = Two()
+    two = TwoShards()
     store_user = two.store_user[two.north]
     new = store_user.new(draws=[(LIMIT, KEY)])
     await two.north.add([new])

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.clock import Clock
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.engine.simulation.world import simulate
+from tests.engine.simulation.cluster_simulation import simulate
 
 SEEDS = int(os.environ.get("HEADGATE_TEST_SIM_SEEDS", "150"))
 ONLY = os.environ.get("HEADGATE_TEST_SIM_SEED")

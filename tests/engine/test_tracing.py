@@ -447,12 +447,12 @@ def test_keys_are_never_exported_except_hashed_on_request() -> None:
 
 
 def test_an_enqueue_that_fails_is_an_error_of_its_span(traced: Traced) -> None:
-    class Full(MemoryStorage):
+    class FailingAddStorage(MemoryStorage):
         async def add(self, *_: Any, **__: Any) -> Any:
             raise StorageUnavailable("no room")
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=Full(clock), clock=clock)
+        app = Headgate(storage=FailingAddStorage(clock), clock=clock)
         app.instrument(traced.instrument)
 
         @app.task

@@ -17,7 +17,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
-class Narrow(MemoryStorage):
+class BoundedStorage(MemoryStorage):
     """Its numbers and texts have an end, as those of databases have; now and then it is away."""
 
     away = 0
@@ -44,7 +44,7 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_reported() -> No
     """It once ended every node that took the job."""
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=Narrow(clock), clock=clock)
+        app = Headgate(storage=BoundedStorage(clock), clock=clock)
         troubles: list[Event] = []
         app.subscribe(troubles.append, StorageFailed)
 
@@ -69,7 +69,7 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_reported() -> No
 @pytest.mark.parametrize("away", [0, 3])
 def test_a_job_whose_ending_the_store_cannot_hold_fails_alone(away: int) -> None:
     async def main(clock: VirtualClock) -> None:
-        storage = Narrow(clock)
+        storage = BoundedStorage(clock)
         app = Headgate(storage=storage, clock=clock, concurrency=10)
 
         @app.task

@@ -472,12 +472,12 @@ from headgate.storage.records import Blocker
 from headgate.storage.sqlite.storage import SqliteStorage
 
 
-class Obstructed(SqliteStorage):
+class BlockedStorage(SqliteStorage):
     async def blockers(self):
         return [Blocker("long transaction", 4711, self.now() - 600 * SECOND, "reports: SELECT 1")]
 
 
-app = Headgate(storage=Obstructed("jobs.db", SystemClock()))
+app = Headgate(storage=BlockedStorage("jobs.db", SystemClock()))
 """
 
 

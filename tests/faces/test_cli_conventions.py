@@ -35,14 +35,14 @@ from headgate.clock import SystemClock
 from headgate.storage.sqlite.memory import MemoryStorage
 
 
-class Full(MemoryStorage):
+class UncountableStorage(MemoryStorage):
     async def counts(self, *, finals=True):
         if finals:
             await asyncio.Event().wait()
         return await super().counts(finals=finals)
 
 
-app = Headgate(storage=Full(SystemClock()))
+app = Headgate(storage=UncountableStorage(SystemClock()))
 """
 
 Make = Callable[[str], str]

@@ -42,7 +42,7 @@ Run = Callable[[str], Awaitable[Any]]
 """Runs a statement of the caller's in the caller's transaction."""
 
 
-class World:
+class AppAndWorker:
     """An app, a worker of it, and where its jobs are."""
 
     def __init__(self, app: Headgate, place: str, schema: str = "") -> None:
@@ -74,8 +74,8 @@ def postgres_in(kind: str) -> Any:
     """The caller's transaction by a driver: commits at the end of the block, rolls back with its error."""
 
     @contextlib.asynccontextmanager
-    async def begin(world: World) -> AsyncIterator[tuple[Any, Run]]:
-        url = world.place
+    async def begin(program: AppAndWorker) -> AsyncIterator[tuple[Any, Run]]:
+        url = program.place
         if kind == "asyncpg":
             connection = await asyncpg.connect(url)
             try:
@@ -127,8 +127,8 @@ def sqlite_in(kind: str) -> Any:
     """The same on a file."""
 
     @contextlib.asynccontextmanager
-    async def begin(world: World) -> AsyncIterator[tuple[Any, Run]]:
-        path = world.place
+    async def begin(program: AppAndWorker) -> AsyncIterator[tuple[Any, Run]]:
+        path = program.place
         if kind == "sqlite3":
             connection = sqlite3.connect(path, isolation_level=None)
             connection.row_factory = lambda cursor, row: {"row": row}
@@ -199,174 +199,177 @@ IDS = [f"{store} by {kind}" for store, kind in KINDS]
 
 
 @pytest_asyncio.fixture
-async def on_sqlite(tmp_path: Path) -> AsyncIterator[World]:
+async def on_sqlite(tmp_path: Path) -> AsyncIterator[AppAndWorker]:
     path = tmp_path / "jobs.db"
-    world = World(Headgate(f"sqlite:///{path}", synchronous="OFF"), str(path))
-    async with world.app.open():
+    program = AppAndWorker(Headgate(f"sqlite:///{path}", synchronous="OFF"), str(path))
+    async with program.app.open():
         with contextlib.closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE account (name TEXT)")
-        yield world
+        yield program
 
 
 @pytest_asyncio.fixture
-async def on_postgres(postgres_url: str, postgres_schema: str) -> AsyncIterator[World]:
-    world = World(Headgate(postgres_url, schema=postgres_schema), postgres_url, postgres_schema)
-    async with world.app.open():
-        yield world
+async def on_postgres(postgres_url: str, postgres_schema: str) -> AsyncIterator[AppAndWorker]:
+    program = AppAndWorker(Headgate(postgres_url, schema=postgres_schema), postgres_url, postgres_schema)
+    async with program.app.open():
+        yield program
 
 
 @pytest.fixture(params=KINDS, ids=IDS)
-def driven(request: pytest.FixtureRequest) -> tuple[World, Any]:
+def driven(request: pytest.FixtureRequest) -> tuple[AppAndWorker, Any]:
     store, kind = request.param
-    world = request.getfixturevalue(f"on_{store}")
-    return world, (postgres_in if store == "postgres" else sqlite_in)(kind)
+    program = request.getfixturevalue(f"on_{store}")
+    return program, (postgres_in if store == "postgres" else sqlite_in)(kind)
 
 
 @pytest.fixture(params=["postgres", "sqlite"])
-def stored(request: pytest.FixtureRequest) -> tuple[World, Any]:
+def stored(request: pytest.FixtureRequest) -> tuple[AppAndWorker, Any]:
     """One driver of each store."""
-    world = request.getfixturevalue(f"on_{request.param}")
-    return world, postgres_in("asyncpg") if request.param == "postgres" else sqlite_in("sqlite3")
+    program = request.getfixturevalue(f"on_{request.param}")
+    return program, postgres_in("asyncpg") if request.param == "postgres" else sqlite_in("sqlite3")
 
 
-async def is_there(world: World, job_id: str) -> bool:
+async def is_there(program: AppAndWorker, job_id: str) -> bool:
     try:
-        await world.app.job(job_id).status()
+        await program.app.job(job_id).status()
     except JobNotFound:
         return False
     return True
 
 
-async def enqueued(world: World) -> int:
+async def enqueued(program: AppAndWorker) -> int:
     """How many jobs charts tell of that were enqueued in transactions."""
-    store = world.app._storage
+    store = program.app._storage
     await store.gather_history()
     return sum(row.enqueued for row in await store.jobs_history(3600, ALL, ALL, 0))
 
 
-async def test_a_job_exists_from_the_commit_on_and_runs(driven: tuple[World, Any]) -> None:
-    world, begin = driven
-    async with begin(world) as (connection, _run):
-        job = await world.mail.using(connection=connection).enqueue("ada")
-        many = await world.plain.using(connection=connection).enqueue_many([("eve",), ("bob",)])
-        assert not await is_there(world, job.id)
+async def test_a_job_exists_from_the_commit_on_and_runs(driven: tuple[AppAndWorker, Any]) -> None:
+    program, begin = driven
+    async with begin(program) as (connection, _run):
+        job = await program.mail.using(connection=connection).enqueue("ada")
+        many = await program.plain.using(connection=connection).enqueue_many([("eve",), ("bob",)])
+        assert not await is_there(program, job.id)
     assert (await job.status()).state is JobState.WAITING
-    assert await enqueued(world) == 3
-    async with world.app:
+    assert await enqueued(program) == 3
+    async with program.app:
         assert await job.result(timeout=5) == "ada"
         assert [await each.result(timeout=5) for each in many] == ["eve", "bob"]
-    assert await world.app._storage.check() == []
+    assert await program.app._storage.check() == []
 
 
-async def test_a_rollback_leaves_nothing(driven: tuple[World, Any]) -> None:
-    world, begin = driven
+async def test_a_rollback_leaves_nothing(driven: tuple[AppAndWorker, Any]) -> None:
+    program, begin = driven
     with contextlib.suppress(Undone):
-        async with begin(world) as (connection, _run):
-            job = await world.mail.using(connection=connection).enqueue("ada")
+        async with begin(program) as (connection, _run):
+            job = await program.mail.using(connection=connection).enqueue("ada")
             raise Undone
-    assert not await is_there(world, job.id)
-    assert await enqueued(world) == 0
-    async with world.app:
-        after = await world.mail.enqueue("eve")
+    assert not await is_there(program, job.id)
+    assert await enqueued(program) == 0
+    async with program.app:
+        after = await program.mail.enqueue("eve")
         assert await after.result(timeout=5) == "eve"
-    assert world.ran == ["eve"]
-    assert await world.app._storage.check() == []
+    assert program.ran == ["eve"]
+    assert await program.app._storage.check() == []
 
 
-async def test_calls_in_a_transaction_keep_their_own_options(driven: tuple[World, Any]) -> None:
+async def test_calls_in_a_transaction_keep_their_own_options(driven: tuple[AppAndWorker, Any]) -> None:
     """They were looked at for their arguments only: a job of next week ran at once, also when another task's."""
-    world, begin = driven
-    async with begin(world) as (connection, _run):
-        enqueuer = world.plain.using(connection=connection, priority=3)
-        later, same = world.plain.using(delay=3600, priority=7), enqueuer
+    program, begin = driven
+    async with begin(program) as (connection, _run):
+        enqueuer = program.plain.using(connection=connection, priority=3)
+        later, same = program.plain.using(delay=3600, priority=7), enqueuer
         jobs = await enqueuer.enqueue_many([later.call("ada"), same.call("eve"), ("bob",)])
         with pytest.raises(TypeError, match="a call of task 'mail'"):
-            await enqueuer.enqueue_many([world.mail.call("eve")])
-    async with world.app.open():
+            await enqueuer.enqueue_many([program.mail.call("eve")])
+    async with program.app.open():
         statuses = [await job.status() for job in jobs]
     assert [(each.is_scheduled, each.priority) for each in statuses] == [(True, 7), (False, 3), (False, 3)]
 
 
-async def test_unique_keys_apply_in_a_transaction(driven: tuple[World, Any]) -> None:
-    world, begin = driven
-    first = await world.mail.using(unique_key="k").enqueue("ada")
-    async with begin(world) as (connection, _run):
-        using = world.mail.using(connection=connection, unique_key="k")
+async def test_unique_keys_apply_in_a_transaction(driven: tuple[AppAndWorker, Any]) -> None:
+    program, begin = driven
+    first = await program.mail.using(unique_key="k").enqueue("ada")
+    async with begin(program) as (connection, _run):
+        using = program.mail.using(connection=connection, unique_key="k")
         assert await using.enqueue("eve") == first
         with pytest.raises(DuplicateJob):
-            await world.mail.using(connection=connection, unique_key="k", on_conflict="raise").enqueue("eve")
-        fresh = world.mail.using(connection=connection, unique_key="new", on_conflict="raise")
+            await program.mail.using(connection=connection, unique_key="k", on_conflict="raise").enqueue("eve")
+        fresh = program.mail.using(connection=connection, unique_key="new", on_conflict="raise")
         with pytest.raises(DuplicateJob):
             await fresh.enqueue_many([("a",), ("b",)])
         assert (
-            await world.mail.using(connection=connection, unique_key="k", on_conflict="replace").enqueue("bob") == first
+            await program.mail.using(connection=connection, unique_key="k", on_conflict="replace").enqueue("bob")
+            == first
         )
-    async with world.app:
+    async with program.app:
         assert await first.result(timeout=5) == "bob"
-    assert world.ran == ["bob"]
+    assert program.ran == ["bob"]
 
 
-async def test_the_permits_and_costs_of_a_replaced_job_are_returned_after_the_commit(driven: tuple[World, Any]) -> None:
-    world, begin = driven
+async def test_the_permits_and_costs_of_a_replaced_job_are_returned_after_the_commit(
+    driven: tuple[AppAndWorker, Any],
+) -> None:
+    program, begin = driven
     for _ in range(2):
         # Two that run one after the other, as nobody is there: the second waits behind what the first weighs.
-        await world.weighed.enqueue(1)
-    costly = await world.weighed.using(unique_key="k").enqueue(10)
-    sticky = await world.sticky.using(unique_key="k").enqueue("one")
-    async with world.app:
-        await until(lambda: world.ran == ["weighed", "weighed", "sticky"], 10)
-    behind = await world.sticky.enqueue("one")
-    async with begin(world) as (connection, _run):
+        await program.weighed.enqueue(1)
+    costly = await program.weighed.using(unique_key="k").enqueue(10)
+    sticky = await program.sticky.using(unique_key="k").enqueue("one")
+    async with program.app:
+        await until(lambda: program.ran == ["weighed", "weighed", "sticky"], 10)
+    behind = await program.sticky.enqueue("one")
+    async with begin(program) as (connection, _run):
         enlisted = {"unique_key": "k", "on_conflict": "replace", "connection": connection}
-        assert await world.weighed.using(**enlisted).enqueue(1) == costly
-        assert await world.sticky.using(**enlisted).enqueue("two") == sticky
-    async with world.app:
+        assert await program.weighed.using(**enlisted).enqueue(1) == costly
+        assert await program.sticky.using(**enlisted).enqueue("two") == sticky
+    async with program.app:
         await costly.result(timeout=5)
         # Both fail, and hold their permits until they are tried again.
-        await until(lambda: world.ran.count("sticky") == 3, 5)
+        await until(lambda: program.ran.count("sticky") == 3, 5)
     assert {(await each.status()).attempt for each in (behind, sticky)} == {1}
-    assert list(await world.app._storage.check()) == []
+    assert list(await program.app._storage.check()) == []
 
 
-async def test_a_rolled_back_savepoint_removes_its_job(driven: tuple[World, Any]) -> None:
-    world, begin = driven
-    async with begin(world) as (connection, run):
-        using = world.mail.using(connection=connection)
+async def test_a_rolled_back_savepoint_removes_its_job(driven: tuple[AppAndWorker, Any]) -> None:
+    program, begin = driven
+    async with begin(program) as (connection, run):
+        using = program.mail.using(connection=connection)
         kept = await using.enqueue("ada")
         await run("SAVEPOINT mine")
         gone = await using.enqueue("eve")
         await run("ROLLBACK TO SAVEPOINT mine")
         last = await using.enqueue("bob")
-    assert [await is_there(world, job.id) for job in (kept, gone, last)] == [True, False, True]
-    async with world.app:
+    assert [await is_there(program, job.id) for job in (kept, gone, last)] == [True, False, True]
+    async with program.app:
         assert await last.result(timeout=5) == "bob"
-    assert await world.app._storage.check() == []
+    assert await program.app._storage.check() == []
 
 
-async def test_a_worker_is_notified_at_the_commit(stored: tuple[World, Any]) -> None:
-    world, begin = stored
-    async with world.app:
-        async with begin(world) as (connection, _run):
-            job = await world.mail.using(connection=connection).enqueue("ada")
+async def test_a_worker_is_notified_at_the_commit(stored: tuple[AppAndWorker, Any]) -> None:
+    program, begin = stored
+    async with program.app:
+        async with begin(program) as (connection, _run):
+            job = await program.mail.using(connection=connection).enqueue("ada")
         assert await job.result(timeout=2) == "ada"
 
 
-async def test_time_priority_headers_and_limits_are_kept(stored: tuple[World, Any]) -> None:
-    world, begin = stored
-    async with begin(world) as (connection, _run):
-        job = await world.mail.using(
+async def test_time_priority_headers_and_limits_are_kept(stored: tuple[AppAndWorker, Any]) -> None:
+    program, begin = stored
+    async with begin(program) as (connection, _run):
+        job = await program.mail.using(
             connection=connection, delay=60, priority=4, headers={"tenant": "acme"}, retry=RetryPolicy(retries=7)
         ).enqueue("ada")
-    record = await world.app._storage.job(job.id)
+    record = await program.app._storage.job(job.id)
     assert record is not None
     assert (record.priority, record.headers, record.delayed) == (4, {"tenant": "acme"}, True)
     assert [draw.key for draw in record.draws] == ["ada"]
 
 
-async def test_sync_code_enqueues_on_its_own_connection(on_sqlite: World, on_postgres: World) -> None:
-    def enqueue(world: World, connection: Any, how: Callable[[Any], Any]) -> str:
+async def test_sync_code_enqueues_on_its_own_connection(on_sqlite: AppAndWorker, on_postgres: AppAndWorker) -> None:
+    def enqueue(program: AppAndWorker, connection: Any, how: Callable[[Any], Any]) -> str:
         with how(connection):
-            (job,) = world.mail.using(connection=connection).sync.enqueue_many([("ada",)])
+            (job,) = program.mail.using(connection=connection).sync.enqueue_many([("ada",)])
             return job.id
 
     def on_file() -> str:
@@ -381,7 +384,7 @@ async def test_sync_code_enqueues_on_its_own_connection(on_sqlite: World, on_pos
     assert await is_there(on_postgres, await asyncio.to_thread(on_server))
 
 
-async def test_an_async_connection_is_refused_in_sync_code(on_postgres: World) -> None:
+async def test_an_async_connection_is_refused_in_sync_code(on_postgres: AppAndWorker) -> None:
     connection = await asyncpg.connect(on_postgres.place)
     try:
         with pytest.raises(UnfitConnection, match="is async"):
@@ -391,7 +394,7 @@ async def test_an_async_connection_is_refused_in_sync_code(on_postgres: World) -
 
 
 async def test_without_a_transaction_nothing_is_stored_and_the_error_says_how_to_begin_one(
-    on_sqlite: World, on_postgres: World
+    on_sqlite: AppAndWorker, on_postgres: AppAndWorker
 ) -> None:
     connection = await asyncpg.connect(on_postgres.place)
     with pytest.raises(UnfitConnection, match=r"connection\.transaction\(\)"):
@@ -412,7 +415,7 @@ async def test_without_a_transaction_nothing_is_stored_and_the_error_says_how_to
 
 
 async def test_a_connection_to_somewhere_else_is_refused_by_name(
-    on_sqlite: World, on_postgres: World, tmp_path: Path
+    on_sqlite: AppAndWorker, on_postgres: AppAndWorker, tmp_path: Path
 ) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as other:
         with pytest.raises(UnfitConnection, match=r"other\.db"):
@@ -445,7 +448,7 @@ async def _nothing() -> None: ...
 
 
 async def test_a_server_without_the_tables_is_refused_and_the_transaction_of_the_caller_continues(
-    on_postgres: World,
+    on_postgres: AppAndWorker,
 ) -> None:
     server = await asyncpg.connect(on_postgres.place)
     try:
@@ -459,7 +462,9 @@ async def test_a_server_without_the_tables_is_refused_and_the_transaction_of_the
         await server.close()
 
 
-async def test_under_another_isolation_a_unique_key_is_refused_and_a_plain_job_is_not(on_postgres: World) -> None:
+async def test_under_another_isolation_a_unique_key_is_refused_and_a_plain_job_is_not(
+    on_postgres: AppAndWorker,
+) -> None:
     connection = await asyncpg.connect(on_postgres.place)
     try:
         async with connection.transaction(isolation="repeatable_read"):
@@ -472,7 +477,7 @@ async def test_under_another_isolation_a_unique_key_is_refused_and_a_plain_job_i
         await connection.close()
 
 
-async def test_an_object_that_is_not_a_connection_is_refused_by_its_type(on_sqlite: World) -> None:
+async def test_an_object_that_is_not_a_connection_is_refused_by_its_type(on_sqlite: AppAndWorker) -> None:
     with pytest.raises(UnfitConnection, match=r"builtins\.object"):
         await on_sqlite.mail.using(connection=object()).enqueue("ada")
 
@@ -487,21 +492,21 @@ async def test_an_app_in_memory_has_no_transactions() -> None:
         task.using(connection=object(), predict=True)
 
 
-async def test_an_open_transaction_blocks_no_other_job(on_postgres: World) -> None:
+async def test_an_open_transaction_blocks_no_other_job(on_postgres: AppAndWorker) -> None:
     """An enqueue that is held open for half a minute must make no other enqueue or claim wait."""
-    world = on_postgres
-    async with postgres_in("asyncpg")(world) as (connection, _run), world.app:
-        late = await world.mail.using(connection=connection).enqueue("ada")
-        keyed = await world.mail.using(connection=connection, unique_key="k", delay=60).enqueue("late")
+    program = on_postgres
+    async with postgres_in("asyncpg")(program) as (connection, _run), program.app:
+        late = await program.mail.using(connection=connection).enqueue("ada")
+        keyed = await program.mail.using(connection=connection, unique_key="k", delay=60).enqueue("late")
         # As many as there are connections, and more, want the key that it holds.
-        waiting = [asyncio.create_task(world.mail.using(unique_key="k").enqueue("eve")) for _ in range(10)]
+        waiting = [asyncio.create_task(program.mail.using(unique_key="k").enqueue("eve")) for _ in range(10)]
         for _ in range(20):
-            job = await world.mail.enqueue("ada")
+            job = await program.mail.enqueue("ada")
             assert await job.result(timeout=2) == "ada"
-        other = await world.mail.using(unique_key="other").enqueue("bob")
+        other = await program.mail.using(unique_key="other").enqueue("bob")
         assert await other.result(timeout=5) == "bob"
         assert not any(each.done() for each in waiting)
-        assert not await is_there(world, late.id)
+        assert not await is_there(program, late.id)
         await connection.execute("COMMIT")
         assert {(await each).id for each in waiting} == {keyed.id}
         assert await late.result(timeout=5) == "ada"
@@ -526,14 +531,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-async def test_a_process_that_is_killed_before_its_commit_has_enqueued_nothing(stored: tuple[World, Any]) -> None:
-    world, _begin = stored
-    url = world.place if world.schema else f"sqlite:///{world.place}"
+async def test_a_process_that_is_killed_before_its_commit_has_enqueued_nothing(
+    stored: tuple[AppAndWorker, Any],
+) -> None:
+    program, _begin = stored
+    url = program.place if program.schema else f"sqlite:///{program.place}"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", KILLED, url, world.place, world.schema, stdout=subprocess.PIPE
+        sys.executable, "-c", KILLED, url, program.place, program.schema, stdout=subprocess.PIPE
     )
     output, _ = await process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert not await is_there(world, output.decode().strip())
-    async with world.app:
-        assert await (await world.plain.enqueue("eve")).result(timeout=5) == "eve"
+    assert not await is_there(program, output.decode().strip())
+    async with program.app:
+        assert await (await program.plain.enqueue("eve")).result(timeout=5) == "eve"

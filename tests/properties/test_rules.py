@@ -468,7 +468,7 @@ LOST = "lost"
 SPENDS_NOTHING: Sequence[Outcome] = (Snoozed(SECOND), CalleeRateLimited(SECOND), Interrupted())
 
 
-class Life:
+class JobLifecycle:
     """A job as its storage would keep it, going from claim to claim."""
 
     def __init__(self, policy: RetryPolicy) -> None:
@@ -510,7 +510,7 @@ class Life:
 @thorough
 def test_no_outcome_leads_to_a_forbidden_state(attempt: int, lost: int, outcome: Outcome, policy: RetryPolicy) -> None:
     assume(lost < attempt)
-    life = Life(policy)
+    life = JobLifecycle(policy)
     life.spent, life.lost = attempt - 1, lost
     end = life.attempt(outcome)
     assert end is not None
@@ -530,7 +530,7 @@ def test_no_outcome_leads_to_a_forbidden_state(attempt: int, lost: int, outcome:
 def test_retries_are_exhausted_by_one_more_failure_and_by_nothing_else(
     policy: RetryPolicy, events: Sequence[Outcome | str]
 ) -> None:
-    life = Life(policy)
+    life = JobLifecycle(policy)
     failures = 0
     for event in [*events, *[Failed(ERROR)] * 8]:
         life.attempt(event)
@@ -546,7 +546,7 @@ def test_retries_are_exhausted_by_one_more_failure_and_by_nothing_else(
 def test_outcomes_that_spend_nothing_change_no_count_and_end_no_job(
     policy: RetryPolicy, spent: int, events: Sequence[Outcome]
 ) -> None:
-    life = Life(policy)
+    life = JobLifecycle(policy)
     life.spent = spent
     for event in events:
         end = life.attempt(event)
@@ -558,7 +558,7 @@ def test_outcomes_that_spend_nothing_change_no_count_and_end_no_job(
 @given(policies, st.integers(0, 10), errors)
 @thorough
 def test_an_error_that_is_not_retryable_ends_the_job(policy: RetryPolicy, lost: int, error: JobError) -> None:
-    life = Life(policy)
+    life = JobLifecycle(policy)
     for _ in range(lost):
         life.attempt(LOST)
     assert life.attempt(Failed(error, retryable=False)) == Finished("job", lost + 1, JobState.FAILED, error=error)
@@ -569,7 +569,7 @@ def test_an_error_that_is_not_retryable_ends_the_job(policy: RetryPolicy, lost: 
 def test_a_job_that_cannot_be_read_fails_after_its_tries_however_it_is_interrupted(
     policy: RetryPolicy, events: Sequence[Outcome | str]
 ) -> None:
-    life = Life(policy)
+    life = JobLifecycle(policy)
     for event in events:
         life.attempt(event)
     for _ in range(UNREADABLE_TRIES - 1):

@@ -114,7 +114,7 @@ class Intervals:
         return sum(start.cost for start in self.starts if begin <= start.at < end)
 
 
-class Everyone:
+class SharedWindowOracle:
     """The oracle of `SharedCounter`: every start of every key, and who became active when."""
 
     def __init__(self, rule: SharedCounter) -> None:
@@ -499,9 +499,11 @@ def test_a_sliding_window_of_one_slice_is_a_fixed_window(rule: SliceCounter, dat
 # ------------------------------------------------------------------------------------------------- dynamic windows
 
 
-def play_shared(rule: SharedCounter, steps: Sequence[Step], now: int = NOON) -> tuple[Everyone, int, WindowUse | None]:
+def play_shared(
+    rule: SharedCounter, steps: Sequence[Step], now: int = NOON
+) -> tuple[SharedWindowOracle, int, WindowUse | None]:
     """Every start in the order they were granted; the time and the state at the end."""
-    oracle = Everyone(rule)
+    oracle = SharedWindowOracle(rule)
     state: WindowUse | None = None
     for gap, cost, how, key in steps:
         now += gap
@@ -519,7 +521,7 @@ def play_shared(rule: SharedCounter, steps: Sequence[Step], now: int = NOON) -> 
 def test_a_dynamic_window_grants_exactly_when_a_count_of_all_starts_would(
     rule: SharedCounter, data: st.DataObject
 ) -> None:
-    oracle = Everyone(rule)
+    oracle = SharedWindowOracle(rule)
     now, state = NOON - NOON % rule.slice, None
     for gap, cost, how, key in data.draw(
         steps(rule.max_count, rule.period, "abcdefgh", data.draw(st.sampled_from([("try", "wait"), ("try", "book")])))
@@ -559,7 +561,7 @@ def test_starts_of_other_keys_never_shorten_the_wait_of_a_key(rule: SharedCounte
 def test_the_sum_of_all_keys_and_the_keys_themselves_stay_within_their_bounds(
     rule: SharedCounter, data: st.DataObject
 ) -> None:
-    oracle = Everyone(rule)
+    oracle = SharedWindowOracle(rule)
     now = NOON
     state: Any = None
     for gap, cost, how, key in data.draw(steps(rule.max_count, rule.period, "abcdefgh", ("try", "book"))):
@@ -611,7 +613,7 @@ def test_the_bounds_of_a_dynamic_window_are_reached(rule: SharedCounter, data: s
 def test_a_late_refunded_or_settled_start_of_a_key_counts_where_it_happened_and_for_what_it_cost(
     rule: SharedCounter, data: st.DataObject
 ) -> None:
-    oracle = Everyone(rule)
+    oracle = SharedWindowOracle(rule)
     now = NOON
     state: Any = None
     for gap, cost, how, key in data.draw(steps(rule.max_count, rule.period, "abcd")):
@@ -706,7 +708,7 @@ def test_a_dynamic_window_with_changed_numbers_never_grants_more_than_they_allow
     assume(state is not None)
     assert state is not None
     now += data.draw(st.integers(0, 2 * old.period))
-    oracle = Everyone(new)
+    oracle = SharedWindowOracle(new)
     oracle.starts = past.starts
     carried: WindowUse | None = new.load(old.dump(state), now)
     for gap, cost, how, key in data.draw(steps(new.max_count, new.period, "abcdef")):

@@ -101,7 +101,7 @@ def test_a_timer_that_the_loop_fired_early_can_still_be_cancelled() -> None:
     run_virtual(main)
 
 
-class SleptThrough(SystemClock):
+class SuspendedClock(SystemClock):
     """The clock of a machine that sleeps for an hour after 30 s: it goes on, and the loop's own time does not."""
 
     def monotonic(self) -> int:
@@ -112,7 +112,7 @@ class SleptThrough(SystemClock):
 
 def test_a_long_timer_notices_within_a_minute_that_the_machine_slept() -> None:
     async def main(clock: VirtualClock) -> None:
-        await sleep_until(SleptThrough(), 3000 * SECOND)
+        await sleep_until(SuspendedClock(), 3000 * SECOND)
         assert clock.monotonic() <= 90 * SECOND
 
     run_virtual(main)

@@ -1,4 +1,4 @@
-"""Charts: what they show in the end is what has happened, but for what nobody lived to hear or to write."""
+"""Charts show everything that happened, except what a killed process had not written or received."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from headgate.jobs.lifecycle import Finished
 from headgate.storage.records import FINAL_STATES
 
 if TYPE_CHECKING:
-    from tests.engine.simulation.world import World
+    from tests.engine.simulation.cluster_simulation import ClusterSimulation
 
 KINDS = ("enqueued", "started", "succeeded", "failed", "cancelled")
 
 
 class Charts:
-    """What may be missing in the charts of a world, and how many final jobs have come back."""
+    """What may be missing in the charts of a simulation, and how many final jobs have come back."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self._simulation = simulation
         self._apps: list[Headgate] = []
         self._missing: Counter[str] = Counter()
         self._came_back: Counter[str] = Counter()
@@ -35,15 +35,15 @@ class Charts:
 
     async def finals(self) -> Counter[str]:
         """How many jobs are final in the store."""
-        counts = await self._world.store.counts()
+        counts = await self._simulation.store.counts()
         return Counter({state.value: sum(getattr(each, state.value) for each in counts) for state in FINAL_STATES})
 
     async def note_retry(self, before: Counter[str]) -> None:
-        """An operator has let one wait again, and with it whoever was cancelled because of it."""
+        """Count a retry by an operator, with the followers that it restores."""
         self._came_back.update(before - await self.finals())
 
-    def unheard(self, verb: str, arguments: Sequence[Any], result: Any) -> None:
-        """A verb has happened, or may have, and whoever called it does not know."""
+    def on_lost_reply(self, verb: str, arguments: Sequence[Any], result: Any) -> None:
+        """Count an operation whose reply was lost: it has happened, or may have."""
         if verb == "add":
             self._missing["enqueued"] += len(arguments[0])
         elif verb == "fire":
@@ -59,7 +59,7 @@ class Charts:
         So are the jobs of a claim whose reply came as it was killed: it has begun none of them.
         """
         self._apps.remove(app)
-        claimed = sum(owner == node for _, _, owner, _ in self._world.history.starts)
+        claimed = sum(owner == node for _, _, owner, _ in self._simulation.history.starts)
         self._missing["started"] += max(0, claimed - self._begun[id(app)])
         history_writer = app._client.history_writer
         for row in _unwritten(history_writer):
@@ -78,15 +78,15 @@ class Charts:
             assert app._client.history_writer.statistics() == {"unwritten": 0, "lost": 0}, (
                 app._client.history_writer.statistics()
             )
-        await self._world.store.gather_history()
+        await self._simulation.store.gather_history()
 
     async def check(self) -> None:
         """Nothing is counted twice, and nothing is missing that somebody lived to write."""
-        rows = await self._world.store.jobs_history(3600, ALL, ALL, 0)
+        rows = await self._simulation.store.jobs_history(3600, ALL, ALL, 0)
         shown = {kind: sum(getattr(row, kind) for row in rows) for kind in KINDS}
         happened: Mapping[str, int] = {
-            "enqueued": len(self._world.history.stored),
-            "started": len(self._world.history.starts),
+            "enqueued": len(self._simulation.history.stored),
+            "started": len(self._simulation.history.starts),
             **(await self.finals() + self._came_back),
         }
         for kind in KINDS:

@@ -15,10 +15,10 @@ from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.following import LEADER_NOT_SUCCEEDED
 from headgate.tasks.flow import BatchPlan, ChainPlan, Step
 from headgate.tasks.ties import Batch, Chain
-from tests.engine.simulation.ledger import Change, Ledger
+from tests.engine.simulation.job_checker import Change, JobChecker
 
 if TYPE_CHECKING:
-    from tests.engine.simulation.world import World
+    from tests.engine.simulation.cluster_simulation import ClusterSimulation
 
 MUTEX = "tied:{key}"
 TIED = ("step", "tied", "choosy")
@@ -31,74 +31,74 @@ CHOOSY = (
 class Ties:
     """What is enqueued together, and who holds the mutexes of batches, as the store has it."""
 
-    def __init__(self, world: World, ledger: Ledger) -> None:
-        self._world = world
-        self._ledger = ledger
-        self.choosy = world.random.choice(CHOOSY)
+    def __init__(self, simulation: ClusterSimulation, job_checker: JobChecker) -> None:
+        self._simulation = simulation
+        self._job_checker = job_checker
+        self.choosy = simulation.random.choice(CHOOSY)
         self._stored: list[Chain[Any] | Batch] = []
         self._holders: dict[str, str] = {}
 
     def declare(self, app: Headgate, node: str) -> None:
         async def step(key: str, length: float, fails: bool) -> None:
-            await self._world.work(node, length, fails)
-            if fails and self._world.random.random() < 0.8:
+            await self._simulation.work(node, length, fails)
+            if fails and self._simulation.random.random() < 0.8:
                 raise ValueError("as planned")
 
         app.task(name="step")(step)
-        app.task(name="tied", limits=[Mutex(MUTEX, hold=self._world.hold)])(step)
+        app.task(name="tied", limits=[Mutex(MUTEX, hold=self._simulation.hold)])(step)
         app.task(name="choosy", limits=[self.choosy])(step)
 
     async def act(self) -> None:
-        random = self._world.random
+        random = self._simulation.random
         what = random.random()
         if what < 0.2 and self._stored:
             await self._cancel()
         elif what < 0.35:
-            tied = self._world.producer.tasks["tied"]
+            tied = self._simulation.producer.tasks["tied"]
             with contextlib.suppress(StorageUnavailable):
                 job = await tied.enqueue(random.choice("pq"), random.choice((0.0, 1.0, 4.0)), random.random() < 0.2)
-                self._world.acknowledged.add(job.id)
+                self._simulation.acknowledged.add(job.id)
         else:
             await self._enqueue()
 
     async def _enqueue(self) -> None:
-        is_chain = self._world.random.random() < 0.5
+        is_chain = self._simulation.random.random() < 0.5
         try:
             stored = await (self._chain(2) if is_chain else self._batch(2)).enqueue()
         except StorageUnavailable:
             return
         self._stored.append(stored)
-        self._world.acknowledged |= {job.id for job in stored.jobs}
+        self._simulation.acknowledged |= {job.id for job in stored.jobs}
 
     async def _cancel(self) -> None:
-        stored = self._world.random.choice(self._stored)
+        stored = self._simulation.random.choice(self._stored)
         jobs = {job.id for job in stored.jobs}
         then = stored.then if isinstance(stored, Batch) else None
         if then is not None:
             jobs |= {job.id for job in then.jobs} if isinstance(then, Batch) else {then.id}
         with contextlib.suppress(StorageUnavailable):
-            if self._world.random.random() < 0.5:
-                self._world.cancelled |= jobs
+            if self._simulation.random.random() < 0.5:
+                self._simulation.cancelled |= jobs
                 await stored.cancel()
             else:
-                job = self._world.random.choice(stored.jobs)
-                self._world.cancelled.add(job.id)
+                job = self._simulation.random.choice(stored.jobs)
+                self._simulation.cancelled.add(job.id)
                 await job.cancel()
 
     def _call(self, key: str, name: str | None = None) -> Step:
-        random = self._world.random
-        task = self._world.producer.tasks[name or random.choice(("step", "step", "step", "choosy"))]
+        random = self._simulation.random
+        task = self._simulation.producer.tasks[name or random.choice(("step", "step", "step", "choosy"))]
         if random.random() < 0.1:
             task = task.using(
-                expires_at=to_datetime(self._world.store.now()) + timedelta(seconds=random.uniform(1, 40))
+                expires_at=to_datetime(self._simulation.store.now()) + timedelta(seconds=random.uniform(1, 40))
             )
         return task.call(key, random.choice((0.0, 0.1, 1.0, 4.0)), random.random() < 0.15)
 
     def _chain(self, depth: int) -> ChainPlan[Any]:
-        return chain(*(self._step(depth - 1) for _ in range(self._world.random.randint(1, 3))))
+        return chain(*(self._step(depth - 1) for _ in range(self._simulation.random.randint(1, 3))))
 
     def _batch(self, depth: int) -> BatchPlan:
-        random = self._world.random
+        random = self._simulation.random
         key = random.choice("pq")
         held = random.random() < 0.5
         calls: list[Step] = []
@@ -111,7 +111,7 @@ class Ties:
         return plan
 
     def _step(self, depth: int) -> Step:
-        kind = self._world.random.random()
+        kind = self._simulation.random.random()
         if depth <= 0 or kind < 0.5:
             return self._call("p")
         return self._chain(depth) if kind < 0.7 else self._batch(depth)
@@ -119,14 +119,14 @@ class Ties:
     # ------------------------------------------------------------------------------------- what must hold
 
     async def look(self, change: Change) -> None:
-        if not self._ledger.is_exact:
+        if not self._job_checker.is_exact:
             return
-        for job in self._ledger.open:
-            if job.is_blocked and job.id not in self._ledger.changed:
+        for job in self._job_checker.open:
+            if job.is_blocked and job.id not in self._job_checker.changed:
                 self._look_at_follower(job, change)
         # A retry has to bring back whoever was left behind.
-        for id in sorted(self._ledger.jobs if change.verb == "retry" else self._ledger.changed):
-            self._look_at_follower(self._ledger.jobs[id], change)
+        for id in sorted(self._job_checker.jobs if change.verb == "retry" else self._job_checker.changed):
+            self._look_at_follower(self._job_checker.jobs[id], change)
         self._look_at_batches()
         # A claim may reject the last job of a batch, and give the mutex to the next one.
         self._let_go()
@@ -136,12 +136,12 @@ class Ties:
 
     def _look_at_follower(self, job: JobRecord, change: Change) -> None:
         """It is let go or cancelled in the commit that ends its leader, and once."""
-        require = self._ledger.require
+        require = self._job_checker.require
         if job.origin is None or job.origin.follows is None:
             require(not job.is_blocked, f"job {job.id} is blocked by nothing")
             return
         leader, on, before = job.origin.follows, job.origin.on, change.before.get(job.id)
-        ended = self._ledger.end_of(leader)
+        ended = self._job_checker.end_of(leader)
         said = (
             f"after {change.verb}, job {job.id} is {job.state}{' and blocked' * job.is_blocked}, and follows {leader}"
         )
@@ -161,39 +161,41 @@ class Ties:
             require(ended is not None, f"{said}, which has not ended")
         else:
             # Somebody may have retried its leader since.
-            require(leader in self._ledger.ended, f"{said}, which never ended")
+            require(leader in self._job_checker.ended, f"{said}, which never ended")
 
     def _look_at_batches(self) -> None:
-        pending = Counter(job.origin.batch for job in self._ledger.open if job.origin is not None)
-        for id, record in self._ledger.batches.items():
+        pending = Counter(job.origin.batch for job in self._job_checker.open if job.origin is not None)
+        for id, record in self._job_checker.batches.items():
             is_right = record.total == 0 or record.pending == pending[id]
-            self._ledger.require(is_right, f"{record} has {pending[id]} jobs that are not final")
+            self._job_checker.require(is_right, f"{record} has {pending[id]} jobs that are not final")
 
     def _look_at_start(self, claimed: ClaimedJob) -> None:
-        new = self._world.history.stored.get(claimed.id)
+        new = self._simulation.history.stored.get(claimed.id)
         for index, draw in enumerate(() if new is None else new.draws):
             if new is None or draw.limit != "mutex" or not draw.key.startswith("tied:"):
                 continue
             of_batch = new.terms is not None and new.terms.of_batch >> index & 1
             holder = new.origin.batch if of_batch and new.origin is not None and new.origin.batch else new.id
             before = self._holders.get(draw.key, holder)
-            self._ledger.require(before == holder, f"{holder} starts on {draw.key} while {before} holds it")
+            self._job_checker.require(before == holder, f"{holder} starts on {draw.key} while {before} holds it")
             self._holders[draw.key] = holder
 
     def _let_go(self) -> None:
         for key, holder in list(self._holders.items()):
-            if holder in self._ledger.batches:
-                is_over = self._ledger.end_of(holder) is not None
+            if holder in self._job_checker.batches:
+                is_over = self._job_checker.end_of(holder) is not None
             else:
-                job = self._ledger.jobs[holder]
-                is_over = job.state.is_final or (self._world.hold == "running" and job.state is not JobState.RUNNING)
+                job = self._job_checker.jobs[holder]
+                is_over = job.state.is_final or (
+                    self._simulation.hold == "running" and job.state is not JobState.RUNNING
+                )
             if is_over:
                 del self._holders[key]
 
     async def check(self) -> None:
-        jobs = self._ledger.jobs
-        for id in self._ledger.batches:
-            found = await self._ledger.store.batch(id)
+        jobs = self._job_checker.jobs
+        for id in self._job_checker.batches:
+            found = await self._job_checker.store.batch(id)
             assert found is not None, f"batch {id} is gone"
             counts = Counter(job.state for job in jobs.values() if job.origin is not None and job.origin.batch == id)
             counted = {
@@ -209,18 +211,18 @@ class Ties:
     def _check_end(self, job: JobRecord) -> None:
         assert not job.is_blocked, f"job {job.id} is left blocked"
         if job.task in TIED and job.state is JobState.CANCELLED and not is_left_behind(job):
-            assert job.id in self._world.cancelled or is_rejected(job), f"nobody cancelled job {job.id}"
+            assert job.id in self._simulation.cancelled or is_rejected(job), f"nobody cancelled job {job.id}"
         if job.origin is None or job.origin.follows is None:
             assert not is_left_behind(job), f"job {job.id} was left behind by nothing"
             return
-        ended = self._ledger.end_of(job.origin.follows)
+        ended = self._job_checker.end_of(job.origin.follows)
         is_bad = job.origin.on == "success" and ended is not JobState.SUCCEEDED
         if is_bad:
-            if job.id in self._world.retried:
+            if job.id in self._simulation.retried:
                 return
             is_right = job.state is JobState.CANCELLED or has_expired(job)
             assert is_right, f"job {job.id} is {job.state}; what it follows {ended}"
-            assert not any(id == job.id for _, id, _, _ in self._world.history.starts), f"job {job.id} has run"
+            assert not any(id == job.id for _, id, _, _ in self._simulation.history.starts), f"job {job.id} has run"
         elif is_left_behind(job):
             raise AssertionError(f"job {job.id} was left behind by {job.origin}, which {ended}")
 

@@ -13,10 +13,10 @@ from headgate import DuplicateJob, Headgate, JobState, current_job
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import JobRecord, NewJob
 from headgate.jobs.uniqueness import SUPERSEDED
-from tests.engine.simulation.ledger import Change, Ledger
+from tests.engine.simulation.job_checker import Change, JobChecker
 
 if TYPE_CHECKING:
-    from tests.engine.simulation.world import World
+    from tests.engine.simulation.cluster_simulation import ClusterSimulation
 
 KEYS = "xyz"
 
@@ -24,9 +24,9 @@ KEYS = "xyz"
 class UniqueKeys:
     """What is enqueued under few keys, and what each job was asked for last."""
 
-    def __init__(self, world: World, ledger: Ledger) -> None:
-        self._world = world
-        self._ledger = ledger
+    def __init__(self, simulation: ClusterSimulation, job_checker: JobChecker) -> None:
+        self._simulation = simulation
+        self._job_checker = job_checker
         self._tokens = 0
         self._latest: dict[str, str] = {}
         self._asked: set[tuple[str, int]] = set()
@@ -37,12 +37,12 @@ class UniqueKeys:
         @app.task(name="keyed", limits=["pool"])
         async def keyed(key: str, token: int, length: float, fails: bool) -> None:
             self._ran.add((current_job().id, token))
-            await self._world.work(node, length, fails)
+            await self._simulation.work(node, length, fails)
 
     async def act(self) -> None:
-        random = self._world.random
+        random = self._simulation.random
         conflict: Literal["keep", "replace", "raise"] = random.choice(("keep", "replace", "replace", "raise"))
-        task = self._world.producer.tasks["keyed"].using(unique_key=random.choice(KEYS), on_conflict=conflict)
+        task = self._simulation.producer.tasks["keyed"].using(unique_key=random.choice(KEYS), on_conflict=conflict)
         if random.random() < 0.3:
             task = task.using(delay=random.uniform(0, 30))
         calls = []
@@ -53,11 +53,11 @@ class UniqueKeys:
             jobs = await task.enqueue_many(calls)
         except (StorageUnavailable, DuplicateJob):
             return
-        self._world.acknowledged |= {job.id for job in jobs}
+        self._simulation.acknowledged |= {job.id for job in jobs}
         if conflict == "replace":
             self._acknowledged |= {(job.id, call[1]) for job, call in zip(jobs, calls, strict=True)}
         if random.random() < 0.2:
-            self._world.cancelled.add(jobs[-1].id)
+            self._simulation.cancelled.add(jobs[-1].id)
             with contextlib.suppress(StorageUnavailable):
                 await jobs[-1].cancel()
 
@@ -66,15 +66,19 @@ class UniqueKeys:
     async def look(self, change: Change) -> None:
         if change.verb == "add":
             self._look_at_add(change)
-        if not self._ledger.is_exact:
+        if not self._job_checker.is_exact:
             return
-        waiting = Counter(key_of(job) for job in self._ledger.open if job.unique_key and job.state is JobState.WAITING)
+        waiting = Counter(
+            key_of(job) for job in self._job_checker.open if job.unique_key and job.state is JobState.WAITING
+        )
         for key, count in waiting.items():
-            self._ledger.require(count == 1, f"{count} jobs wait under {key}")
+            self._job_checker.require(count == 1, f"{count} jobs wait under {key}")
         if change.verb == "claim":
             for job in change.result.jobs:
                 latest = self._latest.get(job.id, job.payload)
-                self._ledger.require(job.payload == latest, f"job {job.id} started with {job.payload}, not {latest}")
+                self._job_checker.require(
+                    job.payload == latest, f"job {job.id} started with {job.payload}, not {latest}"
+                )
 
     def _look_at_add(self, change: Change) -> None:
         jobs: Sequence[NewJob] = change.arguments[0]
@@ -89,14 +93,14 @@ class UniqueKeys:
                 continue
             key = key_of(job)
             other = change.result.get(job.id)
-            if self._ledger.is_exact:
+            if self._job_checker.is_exact:
                 first = {waiting[key]} if key in waiting else running.get(key, set())
                 stored = not first or (job.on_conflict == "replace" and key not in waiting)
-                self._ledger.require(stored == (other is None), f"{job} was stored beside {first}, or not alone")
-                self._ledger.require(other is None or other in first, f"{other} stands for {job}, and not {first}")
+                self._job_checker.require(stored == (other is None), f"{job} was stored beside {first}, or not alone")
+                self._job_checker.require(other is None or other in first, f"{other} stands for {job}, and not {first}")
                 if other is None and first:
-                    origin = self._ledger.jobs[job.id].origin
-                    self._ledger.require(
+                    origin = self._job_checker.jobs[job.id].origin
+                    self._job_checker.require(
                         origin is not None and origin.follows in first, f"{job.id} is to follow {first}, not {origin}"
                     )
             if other is None:
@@ -107,18 +111,18 @@ class UniqueKeys:
 
     async def check(self) -> None:
         assert self._acknowledged <= self._asked, f"promised and not stored: {self._acknowledged - self._asked}"
-        for id in self._ledger.refused:
-            assert await self._ledger.store.job(id) is None, f"job {id} was refused, and is stored"
+        for id in self._job_checker.refused:
+            assert await self._job_checker.store.job(id) is None, f"job {id} was refused, and is stored"
         for id, payload in self._latest.items():
-            job = self._ledger.jobs[id]
+            job = self._job_checker.jobs[id]
             assert job.payload == payload, f"job {id} was asked for {payload} last, and is of {job.payload}"
             match job.state:
                 case JobState.SUCCEEDED:
                     assert (id, token_of(payload)) in self._ran, f"job {id} succeeded, and never ran with {payload}"
-                case JobState.CANCELLED if id not in self._world.cancelled:
+                case JobState.CANCELLED if id not in self._simulation.cancelled:
                     assert job.error is not None, f"nobody cancelled job {id}"
                     assert job.error.type == SUPERSEDED, f"nobody cancelled job {id}"
-                    instead = self._ledger.jobs[str((job.error.data or {})["successor"])]
+                    instead = self._job_checker.jobs[str((job.error.data or {})["successor"])]
                     assert key_of(instead) == key_of(job), f"job {id} gave way to {instead}"
 
 

@@ -278,7 +278,7 @@ def test_a_response_is_returned_although_the_refusal_cannot_be_stored(caplog: py
     assert "refuses 'a' for 30 s, but the limiter could not store that: it has just gone" in caplog.text
 
 
-class Unread(httpx.AsyncByteStream, httpx.SyncByteStream):
+class UnreadBody(httpx.AsyncByteStream, httpx.SyncByteStream):
     """A body that takes its connection until it is closed."""
 
     is_closed = False
@@ -296,7 +296,7 @@ def test_a_request_cancelled_while_a_refusal_is_stored_leaks_no_connection() -> 
             await asyncio.sleep(60)
 
     async def main(clock: VirtualClock) -> None:
-        body = Unread()
+        body = UnreadBody()
         server, _ = answering(clock, httpx.Response(429, stream=body))
         store = Slow(clock)
         limiter = Limiter(RateLimit("10/s"), CurrentBuckets(lambda: store), clock=clock)
@@ -314,7 +314,7 @@ def test_an_error_of_the_limiter_is_raised_and_leaks_no_connection() -> None:
         async def penalize(self, bucket: Bucket, closed_for: int) -> None:
             raise RuntimeError("this should not be")
 
-    bodies = [Unread(), Unread()]
+    bodies = [UnreadBody(), UnreadBody()]
     unread = iter(bodies)
     server = httpx.MockTransport(lambda _: httpx.Response(429, stream=next(unread)))
     store = Broken()

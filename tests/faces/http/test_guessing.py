@@ -30,7 +30,7 @@ def basic(name: str, password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
 
 
-class Asking:
+class DashboardClient:
     """Asks one dashboard, as different people at different addresses."""
 
     def __init__(self, clock: VirtualClock, auth: Auth, proxies: tuple[str, ...] = ()) -> None:
@@ -58,10 +58,10 @@ class Asking:
 
 
 def in_virtual_time(
-    test: Callable[[Asking], Awaitable[None]], make: Callable[[], Auth] = auth, proxies: tuple[str, ...] = ()
+    test: Callable[[DashboardClient], Awaitable[None]], make: Callable[[], Auth] = auth, proxies: tuple[str, ...] = ()
 ) -> None:
     async def main(clock: VirtualClock) -> None:
-        it = Asking(clock, make(), proxies)
+        it = DashboardClient(clock, make(), proxies)
         async with it.app.open():
             await test(it)
 
@@ -69,7 +69,7 @@ def in_virtual_time(
 
 
 def test_each_wrong_password_of_a_user_from_an_address_takes_longer_up_to_a_bound() -> None:
-    async def test(it: Asking) -> None:
+    async def test(it: DashboardClient) -> None:
         took = await it.guess(10)
         assert took[:3] == [0, 0, 0]
         assert took[3:] == pytest.approx([0.5, 1, 2, 4, 4, 4, 4], abs=0.01)
@@ -78,7 +78,7 @@ def test_each_wrong_password_of_a_user_from_an_address_takes_longer_up_to_a_boun
 
 
 def test_a_right_password_is_accepted_after_any_number_of_wrong_ones() -> None:
-    async def test(it: Asking) -> None:
+    async def test(it: DashboardClient) -> None:
         async def flood() -> None:
             number = 0
             while True:
@@ -104,7 +104,7 @@ def test_a_right_password_is_accepted_after_any_number_of_wrong_ones() -> None:
 
 
 def test_another_user_and_another_address_are_not_delayed() -> None:
-    async def test(it: Asking) -> None:
+    async def test(it: DashboardClient) -> None:
         await it.guess(10)
         assert await it.status("otto", RIGHT) == (200, 0)
         assert await it.status("ada", RIGHT, address="203.0.113.8") == (200, 0)
@@ -116,7 +116,7 @@ def test_another_user_and_another_address_are_not_delayed() -> None:
 
 
 def test_the_address_of_a_guess_is_taken_from_a_trusted_proxy() -> None:
-    async def test(it: Asking) -> None:
+    async def test(it: DashboardClient) -> None:
         for number in range(9):
             # What stands before the last address anybody can have written.
             headers = {"X-Forwarded-For": f"192.0.2.{number}, 203.0.113.7"}
@@ -130,7 +130,7 @@ def test_the_address_of_a_guess_is_taken_from_a_trusted_proxy() -> None:
 
 
 def test_delays_reveal_nothing_about_passwords_guessed_concurrently() -> None:
-    async def test(it: Asking) -> None:
+    async def test(it: DashboardClient) -> None:
         await it.guess(10)
         guesses = [f"another {number}" for number in range(20)]
         guesses[7] = RIGHT
@@ -142,7 +142,7 @@ def test_delays_reveal_nothing_about_passwords_guessed_concurrently() -> None:
 
 
 def test_a_right_password_or_ten_quiet_minutes_end_the_delay() -> None:
-    async def test(it: Asking) -> None:
+    async def test(it: DashboardClient) -> None:
         await it.guess(10)
         await it.status("ada", RIGHT)
         assert await it.guess(3) == [0, 0, 0]
@@ -154,7 +154,7 @@ def test_a_right_password_or_ten_quiet_minutes_end_the_delay() -> None:
 
 
 def test_the_same_wrong_password_counts_once() -> None:
-    async def test(it: Asking) -> None:
+    async def test(it: DashboardClient) -> None:
         for _ in range(30):
             assert await it.status("ada", "of yesterday") == (401, 0)
         assert await it.status("ada", RIGHT) == (200, 0)
@@ -168,7 +168,7 @@ def test_the_guesses_that_a_callback_refuses_are_slowed_down_and_its_sessions_ar
             raise WrongCredential(name="ada")
         return User("ada", "admin")
 
-    async def test(it: Asking) -> None:
+    async def test(it: DashboardClient) -> None:
         async with client(it.site, peer=ADDRESS) as asking:
             for _ in range(9):
                 began_at = it.clock.monotonic()
@@ -184,7 +184,7 @@ def test_the_guesses_that_a_callback_refuses_are_slowed_down_and_its_sessions_ar
 def test_each_wrong_password_is_logged_and_no_name_forges_a_line(caplog: pytest.LogCaptureFixture) -> None:
     name = "ada\nWARNING all is well\x1b[2J\u202e"
 
-    async def test(it: Asking) -> None:
+    async def test(it: DashboardClient) -> None:
         await it.status(name, "a wrong password")
         async with client(it.site, peer=ADDRESS) as asking:
             form = {"name": "ada", "secret": "another wrong one", "place": ""}
@@ -200,7 +200,7 @@ def test_each_wrong_password_is_logged_and_no_name_forges_a_line(caplog: pytest.
 
 
 def test_a_flood_of_guesses_floods_no_log_and_is_counted_there(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(it: Asking) -> None:
+    async def test(it: DashboardClient) -> None:
         await asyncio.gather(*(it.status(f"user {number}", "guess") for number in range(500)))
         await sleep(it.clock, 61)
 

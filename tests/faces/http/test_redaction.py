@@ -259,7 +259,7 @@ async def test_a_search_does_not_reveal_a_hidden_value() -> None:
                 assert (await asking.post("/api/jobs/bulk", json=body)).status_code == status
 
 
-class Obstructed(MemoryStorage):
+class BlockedStorage(MemoryStorage):
     """A store that somebody keeps busy."""
 
     async def blockers(self) -> Sequence[Blocker]:
@@ -268,7 +268,7 @@ class Obstructed(MemoryStorage):
 
 
 async def test_only_operators_see_statements_of_other_sessions() -> None:
-    app = make_app(storage=Obstructed(SystemClock()))
+    app = make_app(storage=BlockedStorage(SystemClock()))
     auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator")})
     site = dashboard(app, auth=auth, redact=["password"])
     async with app.open(), client(site) as asking:

@@ -18,7 +18,7 @@ from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.testing.manual_clock import ManualClock
 
 
-class Surroundings:
+class WatchedFile:
     """A file with its log, and what a look finds."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +53,7 @@ class Surroundings:
         finally:
             await peer_notifier.close()
 
-    async def pass_looks(self, count: int) -> None:
+    async def pass_polls(self, count: int) -> None:
         """Let so many looks come and go."""
         for _ in range(count):
             await asyncio.sleep(0)
@@ -71,100 +71,100 @@ class Surroundings:
 
 
 @pytest.fixture
-def around(tmp_path: Path) -> Surroundings:
-    return Surroundings(tmp_path)
+def around(tmp_path: Path) -> WatchedFile:
+    return WatchedFile(tmp_path)
 
 
 async def test_a_log_that_grows_too_large_is_reported_once_and_again_after_it_shrank(
-    around: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    around: WatchedFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "WAL_ALARM", 3 << 20)
     with caplog.at_level(logging.WARNING, logger="headgate.storage"):
         async with around.watched():
-            await around.pass_looks(module.FILE_EVERY)
+            await around.pass_polls(module.FILE_EVERY)
             assert caplog.records == []
             for times in (1, 2):
                 around.log.write_bytes(b"\0" * ((4 << 20) + 1))
-                await around.pass_looks(3 * module.FILE_EVERY)
+                await around.pass_polls(3 * module.FILE_EVERY)
                 assert [record.message for record in caplog.records] == [
                     f"{around.log} has grown to 4 MiB: an open reader keeps SQLite from emptying it"
                 ] * times
                 around.log.write_bytes(b"")
-                await around.pass_looks(module.FILE_EVERY)
+                await around.pass_polls(module.FILE_EVERY)
     assert around.lost == []
 
 
-async def test_a_deleted_file_is_noticed_even_while_polls_fail(around: Surroundings) -> None:
+async def test_a_deleted_file_is_noticed_even_while_polls_fail(around: WatchedFile) -> None:
     async with around.watched():
         around.failing = True
-        await around.pass_looks(module.FILE_EVERY)
+        await around.pass_polls(module.FILE_EVERY)
         assert around.lost == []
         around.path.unlink()
-        await around.pass_looks(module.FILE_EVERY)
+        await around.pass_polls(module.FILE_EVERY)
         assert "was removed or replaced while it was open" in str(around.lost[0])
 
 
-async def test_a_changed_file_wakes_and_an_unchanged_one_does_not(around: Surroundings) -> None:
+async def test_a_changed_file_wakes_and_an_unchanged_one_does_not(around: WatchedFile) -> None:
     async with around.watched():
-        await around.pass_looks(1)
+        await around.pass_polls(1)
         around.woken.clear()
-        await around.pass_looks(10)
+        await around.pass_polls(10)
         assert not around.woken.is_set()
         around.commit()
-        await around.pass_looks(1)
+        await around.pass_polls(1)
         assert around.woken.is_set()
 
 
-async def test_sqlite_is_read_only_while_its_log_is_written_to(around: Surroundings) -> None:
+async def test_sqlite_is_read_only_while_its_log_is_written_to(around: WatchedFile) -> None:
     around.commit(at=1_000_000.5)
     async with around.watched():
-        await around.pass_looks(2)
+        await around.pass_polls(2)
         asked = around.asked
-        await around.pass_looks(10)
+        await around.pass_polls(10)
         assert around.asked == asked
         around.commit(at=1_000_001.5)
-        await around.pass_looks(1)
+        await around.pass_polls(1)
         assert around.asked == asked + 1
 
 
-async def test_what_is_written_within_the_same_tick_of_the_filesystem_wakes(around: Surroundings) -> None:
+async def test_what_is_written_within_the_same_tick_of_the_filesystem_wakes(around: WatchedFile) -> None:
     async with around.watched():
         around.commit(at=1_000_000.5)
-        await around.pass_looks(5)
+        await around.pass_polls(5)
         around.commit(at=1_000_001.5)
-        await around.pass_looks(1)
+        await around.pass_polls(1)
         around.woken.clear()
         around.commit(at=1_000_001.5)
-        await around.pass_looks(1)
+        await around.pass_polls(1)
         assert around.woken.is_set()
 
 
-async def test_a_filesystem_with_times_in_whole_seconds_is_not_relied_on(around: Surroundings) -> None:
+async def test_a_filesystem_with_times_in_whole_seconds_is_not_relied_on(around: WatchedFile) -> None:
     async with around.watched():
         around.commit(at=1_000_000)
-        await around.pass_looks(5)
+        await around.pass_polls(5)
         around.woken.clear()
         around.commit(at=1_000_000)
-        await around.pass_looks(1)
+        await around.pass_polls(1)
         assert around.woken.is_set()
 
 
-async def test_a_failed_poll_is_repeated(around: Surroundings) -> None:
+async def test_a_failed_poll_is_repeated(around: WatchedFile) -> None:
     async with around.watched():
-        await around.pass_looks(5)
+        await around.pass_polls(5)
         around.woken.clear()
         around.failing = True
         around.commit(at=1_000_000.5)
-        await around.pass_looks(5)
+        await around.pass_polls(5)
         assert not around.woken.is_set()
         around.failing = False
-        await around.pass_looks(1)
+        await around.pass_polls(1)
         assert around.woken.is_set()
 
 
-async def test_only_a_datagram_of_headgate_wakes(around: Surroundings) -> None:
+async def test_only_a_datagram_of_headgate_wakes(around: WatchedFile) -> None:
     async with around.watched() as peer_notifier:
-        await around.pass_looks(1)
+        await around.pass_polls(1)
         around.woken.clear()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(b"something else", ("127.0.0.1", peer_notifier.port))
@@ -181,7 +181,7 @@ async def test_only_a_datagram_of_headgate_wakes(around: Surroundings) -> None:
             assert around.only_endings is True
 
 
-async def test_a_notification_reaches_peers_although_some_are_gone(around: Surroundings) -> None:
+async def test_a_notification_reaches_peers_although_some_are_gone(around: WatchedFile) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, socket.socket() as unused:
         other.bind(("127.0.0.1", 0))
         other.settimeout(5)

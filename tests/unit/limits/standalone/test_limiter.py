@@ -27,7 +27,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 T = TypeVar("T")
 
 
-class Distant:
+class RemoteStore:
     """A store behind a network: every call takes a millisecond there and one back."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -84,7 +84,7 @@ def play(request: pytest.FixtureRequest) -> Callable[[Scene], None]:
 
     def played(scene: Scene) -> None:
         async def main(clock: VirtualClock) -> None:
-            store: BucketStore = MemoryBuckets(clock) if request.param == "memory" else Distant(clock)
+            store: BucketStore = MemoryBuckets(clock) if request.param == "memory" else RemoteStore(clock)
             await scene(lambda limit: Limiter(limit, store, clock=clock), clock)
 
         run_virtual(main)
@@ -270,7 +270,7 @@ def test_any_number_of_waiters_of_a_key_sets_one_timer() -> None:
 
 def test_a_shared_store_gets_one_request_for_all_waiters() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Distant(clock)
+        store = RemoteStore(clock)
         limiter = Limiter(StrictRate("100/s", margin=0), store, clock=clock)
         assert all(await asyncio.gather(*(limiter.acquire("a") for _ in range(250))))
         assert clock.monotonic() / SECOND == near(2)
@@ -283,7 +283,7 @@ def test_a_shared_store_gets_one_request_for_all_waiters() -> None:
 
 def test_two_limiters_of_one_shared_store_use_all_of_the_budget_and_no_more() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Distant(clock)
+        store = RemoteStore(clock)
         here, there = (Limiter(StrictRate("50/s", margin=0), store, clock=clock) for _ in range(2))
         starts: list[int] = []
 
@@ -352,7 +352,7 @@ def test_cancelling_at_the_very_slot_loses_no_start(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_start_granted_to_one_who_is_being_cancelled_goes_back_to_the_shared_store(seed: int) -> None:
     async def main(clock: VirtualClock) -> None:
-        limiter = Limiter(RateLimit("4/h"), Distant(clock), clock=clock)
+        limiter = Limiter(RateLimit("4/h"), RemoteStore(clock), clock=clock)
         task = asyncio.ensure_future(limiter.acquire("a"))
 
         async def cancel() -> None:
@@ -914,7 +914,7 @@ def test_starts_are_not_returned_and_permits_not_settled_or_booked() -> None:
 def test_permits_on_a_shared_store_are_refused() -> None:
     async def main(clock: VirtualClock) -> None:
         with pytest.raises(DeclarationError, match="memory://"):
-            Limiter(Concurrency(1), Distant(clock))
+            Limiter(Concurrency(1), RemoteStore(clock))
 
     run_virtual(main)
 
@@ -975,7 +975,7 @@ def test_a_permit_may_come_back_after_the_limiter_was_closed() -> None:
 
 def test_a_store_that_was_handed_in_stays_open() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Distant(clock)
+        store = RemoteStore(clock)
         limiter = Limiter(RateLimit("9/m"), store, clock=clock)
         await asyncio.gather(*(limiter.acquire(str(key)) for key in range(10)))
         await limiter.close()
@@ -989,7 +989,7 @@ def test_a_store_that_was_handed_in_stays_open() -> None:
 
 def test_all_waiters_raise_when_the_store_is_unavailable_and_can_try_again() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Distant(clock)
+        store = RemoteStore(clock)
         limiter = Limiter(RateLimit("9/m"), store, clock=clock)
         store.is_away = True
         outcomes = await asyncio.gather(*(limiter.acquire("a") for _ in range(3)), return_exceptions=True)
@@ -1002,7 +1002,7 @@ def test_all_waiters_raise_when_the_store_is_unavailable_and_can_try_again() -> 
 
 def test_permits_returned_by_another_process_are_noticed_later() -> None:
     async def main(clock: VirtualClock) -> None:
-        store = Distant(clock)
+        store = RemoteStore(clock)
         limit = RateLimit("1/h")
         limiter, elsewhere = (Limiter(limit, store, clock=clock) for _ in range(2))
         await limiter.acquire("a")

@@ -1,7 +1,7 @@
-"""A whole small world in virtual time: nodes that crash and freeze, a bad line to the storage, clocks that step or are
-wrong, queues that are paused; limits, unique keys, chains, batches and schedules.
+"""A simulated cluster in virtual time: nodes that crash and stop, connections that fail, clocks that step or are wrong,
+paused queues; limits, unique keys, chains, batches and schedules.
 
-`simulate(seed)` runs one and checks at its end what must hold in every world. The same seed is the same world.
+`simulate(seed)` runs one and checks its invariants at the end. The same seed gives the same simulation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import Faults, History
 from tests.engine.simulation.charts import Charts
-from tests.engine.simulation.ledger import WATCHED, Ledger, Line
+from tests.engine.simulation.job_checker import WATCHED, CheckedConnection, JobChecker
 from tests.engine.simulation.recurring import Recurring
 from tests.engine.simulation.ties import Ties
 from tests.engine.simulation.unique_keys import UniqueKeys
@@ -64,7 +64,7 @@ QUEUES = ("default", "mail")
 MakeStore = Callable[[Clock], Store]
 
 
-class World:
+class ClusterSimulation:
     """One simulated cluster on one memory store."""
 
     def __init__(self, clock: VirtualClock, random: Random, make_store: MakeStore) -> None:
@@ -89,15 +89,15 @@ class World:
         self.retried: Counter[str] = Counter()
         # When somebody last turned the clock, or no node was at work (monotonic).
         self.troubled_at = clock.monotonic()
-        self.ledger = Ledger(self.store, is_exact=self.store.is_in_process)
+        self.job_checker = JobChecker(self.store, is_exact=self.store.is_in_process)
         self.charts = Charts(self)
-        self.keys = UniqueKeys(self, self.ledger)
-        self.ties = Ties(self, self.ledger)
-        self.recurring = Recurring(self, self.ledger)
+        self.keys = UniqueKeys(self, self.job_checker)
+        self.ties = Ties(self, self.job_checker)
+        self.recurring = Recurring(self, self.job_checker)
         self.acts = (self.enqueue_some, self.keys.act, self.ties.act, self.recurring.act)
-        # Crowds that wait for limits, or jobs that mind each other: a world of everything has little of each.
+        # Crowds that wait for limits, or jobs that mind each other: a simulation of everything has little of each.
         self.shares = random.choice(((9, 1, 1, 1), (2, 3, 3, 2), (1, 4, 4, 3)))
-        self.ledger.watchers += [self.keys.look, self.ties.look, self.recurring.look]
+        self.job_checker.watchers += [self.keys.look, self.ties.look, self.recurring.look]
         self.producer, self.tasks = self.app("producer")
         self.nodes: dict[str, tuple[Headgate, Node, asyncio.Task[None]]] = {}
         self.born = 0
@@ -105,7 +105,9 @@ class World:
 
     def app(self, name: str) -> tuple[Headgate, dict[str, Task[..., None]]]:
         random = Random(self.random.random())
-        storage = Line(name, self.store, self.faults, random, self.history, ledger=self.ledger, charts=self.charts)
+        storage = CheckedConnection(
+            name, self.store, self.faults, random, self.history, job_checker=self.job_checker, charts=self.charts
+        )
         app = Headgate(
             storage=cast(Store, storage),
             clock=self.own_clock(),
@@ -203,7 +205,7 @@ class World:
         self.born += 1
         name = f"n{self.born}"
         app, _ = self.app(name)
-        # Until the world ends: a process that is killed closes nothing.
+        # Until the simulation ends: a process that is killed closes nothing.
         await self.opened.enter_async_context(app.open())
         node = app._make_node()
         self.nodes[name] = (app, node, asyncio.ensure_future(node.run()))
@@ -265,7 +267,7 @@ class World:
             await self.start_node()
             for _ in range(steps):
                 await asyncio.sleep(self.random.expovariate(1 / 5))
-                assert not self.ledger.wrong, self.ledger.wrong[0]
+                assert not self.job_checker.wrong, self.job_checker.wrong[0]
                 if self.nodes.keys() <= self.faults.frozen.keys():
                     self.troubled_at = self.clock.monotonic()
                 what = self.random.random()
@@ -322,7 +324,7 @@ class World:
         """As an operator does with what has failed."""
         task = self.random.choice((None, "step", "step", "keyed"))
         failed = await self.producer.admin.jobs(state=JobState.FAILED, task=task, count=20)
-        if not failed or not self.ledger.is_exact:
+        if not failed or not self.job_checker.is_exact:
             return
         job = self.random.choice(failed)
         self.retried[job.id] += 1
@@ -386,8 +388,8 @@ class World:
 
     async def check(self) -> None:
         assert await self.store.check() == []
-        await self.ledger.read_all()
-        assert not self.ledger.wrong, self.ledger.wrong[0]
+        await self.job_checker.read_all()
+        assert not self.job_checker.wrong, self.job_checker.wrong[0]
         await self.check_nothing_lost()
         for subject in (self.keys, self.ties, self.recurring, self.charts):
             await subject.check()
@@ -460,19 +462,19 @@ def check_bound(draw: Draw, charges: Sequence[tuple[int, int]], window: int, bou
         assert inside <= bound, f"{draw}: {inside} starts within {window / SECOND} s, allowed are {bound}"
 
 
-def simulate(seed: int, steps: int = 50, make_store: MakeStore = MemoryStorage) -> World:
-    """Run the world of this seed, and check it."""
-    worlds: list[World] = []
+def simulate(seed: int, steps: int = 50, make_store: MakeStore = MemoryStorage) -> ClusterSimulation:
+    """Run the simulation of this seed, and check it."""
+    simulations: list[ClusterSimulation] = []
 
     async def main(clock: VirtualClock) -> None:
-        world = World(clock, Random(seed), make_store)
-        worlds.append(world)
-        await world.store.open()
+        simulation = ClusterSimulation(clock, Random(seed), make_store)
+        simulations.append(simulation)
+        await simulation.store.open()
         try:
-            await world.live(steps)
-            await world.check()
+            await simulation.live(steps)
+            await simulation.check()
         finally:
-            await world.store.close()
+            await simulation.store.close()
 
     run_virtual(main, seed=seed)
-    return worlds[0]
+    return simulations[0]

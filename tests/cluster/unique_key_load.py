@@ -19,13 +19,13 @@ POLICIES: list[OnConflict] = ["replace", "replace", "keep"]
 KEYS = [f"key-{number}" for number in range(5)]
 
 
-def made(url: str, schema: str, ledger: Path | None = None) -> Headgate:
+def made(url: str, schema: str, run_log: Path | None = None) -> Headgate:
     """The app of the producers, and of the workers, which write down what they ran."""
     app = Headgate(url, schema=schema, connections=6)
 
     def run(key: str, number: int) -> None:
-        if ledger is not None:
-            with ledger.open("a") as file:
+        if run_log is not None:
+            with run_log.open("a") as file:
                 file.write(json.dumps([key, number]) + "\n")
 
     @app.task(retry=RetryPolicy(delays=[0.05] * 5))
@@ -43,15 +43,15 @@ def made(url: str, schema: str, ledger: Path | None = None) -> Headgate:
     return app
 
 
-class Storm:
+class UniqueKeyLoad:
     """One run of it, and what is known afterwards."""
 
     def __init__(self, url: str, schema: str, *, seconds: float) -> None:
         self.url, self.schema, self.seconds = url, schema, seconds
         self.most_waiting = 0
         self.accepted = 0
-        self._ledger = Path(tempfile.mkdtemp()) / "ran"
-        self._ledger.touch()
+        self._run_log = Path(tempfile.mkdtemp()) / "ran"
+        self._run_log.touch()
         self._last: dict[tuple[str, str], set[int]] = {}
         self._replacing: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         self._clock = 0
@@ -63,7 +63,7 @@ class Storm:
         async with app.open():
             workers = [
                 await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", __name__, self.url, self.schema, str(self._ledger)
+                    sys.executable, "-m", __name__, self.url, self.schema, str(self._run_log)
                 )
                 for _ in range(2)
             ]
@@ -120,7 +120,7 @@ class Storm:
                 await asyncio.sleep(0.05)
 
     def _ran(self) -> Counter[tuple[str, int]]:
-        return Counter((key, number) for key, number in map(json.loads, self._ledger.read_text().splitlines()))
+        return Counter((key, number) for key, number in map(json.loads, self._run_log.read_text().splitlines()))
 
     def lost(self) -> list[str]:
         """Keys of which nothing ran that was accepted last: of those that came at the same moment, one must have."""
@@ -140,5 +140,5 @@ class Storm:
 
 
 if __name__ == "__main__":
-    url, schema, ledger = sys.argv[1:]
-    asyncio.run(made(url, schema, Path(ledger)).run())
+    url, schema, run_log = sys.argv[1:]
+    asyncio.run(made(url, schema, Path(run_log)).run())

@@ -1,4 +1,4 @@
-"""A wire to a server that can be put to another one, lose a reply, break at a word, go silent, and be reset."""
+"""A TCP proxy that can change its server, lose a reply, break at a word, stop passing data, and reset connections."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from enum import Enum
 from typing import Self
 
-# A connection that is closed with this is reset: the other side is not told in order.
+# A connection that is closed with this is reset: the other side gets an RST.
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
-class Wire:
-    """Passes on what is said on a port of its own; so many times as `replies_to_lose` says, it breaks instead."""
+class TcpProxy:
+    """Passes on the data of its own port. Closes the connection instead of the next `replies_to_lose` replies."""
 
     def __init__(self, port: int) -> None:
         self.port = 0
@@ -36,24 +36,24 @@ class Wire:
     @classmethod
     @contextlib.asynccontextmanager
     async def to(cls, port: int) -> AsyncIterator[Self]:
-        wire = cls(port)
-        wire._server = await asyncio.start_server(wire._serve, "127.0.0.1", 0)
-        wire.port = wire._server.sockets[0].getsockname()[1]
+        proxy = cls(port)
+        proxy._server = await asyncio.start_server(proxy._serve, "127.0.0.1", 0)
+        proxy.port = proxy._server.sockets[0].getsockname()[1]
         try:
-            yield wire
+            yield proxy
         finally:
-            wire._server.close()
+            proxy._server.close()
             # One that is about to be passed on is cut as soon as it is.
-            while wire._serving:
-                wire.cut()
-                await asyncio.wait(wire._serving, timeout=0.05)
+            while proxy._serving:
+                proxy.cut()
+                await asyncio.wait(proxy._serving, timeout=0.05)
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def put_to(self, port: int) -> None:
-        """New connections go there; those that are open break."""
+        """Pass new connections to that port, and close the open ones."""
         self._target = port
         self.cut()
 
@@ -64,18 +64,18 @@ class Wire:
             way.cancel()
 
     def reset(self) -> None:
-        """Cut, and let both sides know by an RST, whatever was on its way."""
+        """Close all connections with an RST to both sides; data in flight is lost."""
         for end in self._ends:
             with contextlib.suppress(OSError):
                 end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         self.cut()
 
     def hold(self) -> None:
-        """Take connections, pass on nothing, and tell nobody."""
+        """Accept connections and pass on nothing."""
         self._flows.clear()
 
     def hold_answers(self) -> None:
-        """Pass on requests, and read no answer."""
+        """Pass on requests and no replies."""
         self._answers_flow.clear()
 
     def release(self) -> None:
@@ -85,7 +85,7 @@ class Wire:
     def break_after(self, words: bytes, *, within: bytes = b"") -> Break:
         """Break once: the next request that has these words in it is answered, and the answer is lost.
 
-        With `within`, the same connection must have said that since it last said COMMIT or ROLLBACK.
+        With `within`, the same connection must have sent that since its last COMMIT or ROLLBACK.
         """
         return self._expect(Break(Loss.ANSWER, words, within))
 
@@ -100,7 +100,7 @@ class Wire:
         return coming
 
     def stall_before(self, words: bytes, *, within: bytes = b"") -> Break:
-        """Hold one connection, from the next request on that has these words in it, until the break `goes_on`."""
+        """Hold one connection from the next request with these words until `resumed` of the break is set."""
         return self._expect(Break(Loss.TIME, words, within))
 
     def _expect(self, coming: Break) -> Break:
@@ -120,10 +120,10 @@ class Wire:
             return
         ends = {writer, back}
         self._ends |= ends
-        talk = Talk()
+        connection = ProxiedConnection()
         ways = {
-            asyncio.ensure_future(self._pass_requests(reader, back, talk)),
-            asyncio.ensure_future(self._pass_replies(there, writer, talk)),
+            asyncio.ensure_future(self._pass_requests(reader, back, connection)),
+            asyncio.ensure_future(self._pass_replies(there, writer, connection)),
         }
         self._ways |= ways
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -135,29 +135,33 @@ class Wire:
         await asyncio.wait(ways)
         self._ways -= ways
 
-    async def _pass_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, talk: Talk) -> None:
+    async def _pass_requests(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: ProxiedConnection
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._flows.wait()
-                if self._breaks and (met := self._meet(talk, data)):
-                    match met.loss:
+                if self._breaks and (fault := self._next_break(connection, data)):
+                    match fault.loss:
                         case Loss.ANSWER:
-                            talk.answers_are_lost = met
+                            connection.answers_are_lost = fault
                         case Loss.REQUEST:
-                            met.happened.set()
+                            fault.happened.set()
                             return
                         case Loss.TIME:
-                            met.happened.set()
-                            await met.goes_on.wait()
+                            fault.happened.set()
+                            await fault.resumed.wait()
                 writer.write(data)
                 await writer.drain()
 
-    async def _pass_replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, talk: Talk) -> None:
+    async def _pass_replies(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: ProxiedConnection
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._flows.wait()
                 await self._answers_flow.wait()
-                lost = talk.answers_are_lost or next((each for each in self._answers if each.words in data), None)
+                lost = connection.answers_are_lost or next((each for each in self._answers if each.words in data), None)
                 if lost is not None:
                     if lost in self._answers:
                         self._answers.remove(lost)
@@ -169,17 +173,17 @@ class Wire:
                 writer.write(data)
                 await writer.drain()
 
-    def _meet(self, talk: Talk, data: bytes) -> Break | None:
-        talk.hear(data)
+    def _next_break(self, connection: ProxiedConnection, data: bytes) -> Break | None:
+        connection.record(data)
         for each in self._breaks:
-            if each.words in data and each.within in talk.said:
+            if each.words in data and each.within in connection.sent:
                 self._breaks.remove(each)
                 return each
         return None
 
 
 class Loss(Enum):
-    """What a break costs those who talk."""
+    """What is lost by a break."""
 
     ANSWER = "answer"
     REQUEST = "request"
@@ -187,24 +191,24 @@ class Loss(Enum):
 
 
 class Break:
-    """A break that is to come; `happened` when it did."""
+    """A planned break; `happened` is set when it occurs, and setting `resumed` ends a stall."""
 
     def __init__(self, loss: Loss, words: bytes, within: bytes) -> None:
         self.loss = loss
         self.words = words
         self.within = within
         self.happened = asyncio.Event()
-        self.goes_on = asyncio.Event()
+        self.resumed = asyncio.Event()
 
 
-class Talk:
-    """What was said on one connection in the transaction that is open, as far as a break was to come."""
+class ProxiedConnection:
+    """What one connection has sent in its open transaction, recorded while a break is planned."""
 
     def __init__(self) -> None:
-        self.said = b""
+        self.sent = b""
         self.answers_are_lost: Break | None = None
         self._has_ended = False
 
-    def hear(self, data: bytes) -> None:
-        self.said = data if self._has_ended else self.said[-(1 << 20) :] + data
+    def record(self, data: bytes) -> None:
+        self.sent = data if self._has_ended else self.sent[-(1 << 20) :] + data
         self._has_ended = b"COMMIT" in data or b"ROLLBACK" in data

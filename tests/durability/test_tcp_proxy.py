@@ -1,4 +1,4 @@
-"""The wire between a test and its server breaks as it is told, and where it is told."""
+"""The proxy between a test and its server breaks, stalls and cuts connections as requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from tests.durability.wire import Wire
+from tests.durability.tcp_proxy import TcpProxy
 from tests.postgres_server import PostgresServer, server_in
 
 CUT = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, ConnectionError)
@@ -20,54 +20,54 @@ CUT = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, ConnectionError)
 async def server(tmp_path: Path) -> AsyncIterator[PostgresServer]:
     with server_in(tmp_path) as server:
         direct = await asyncpg.connect(server.url)
-        await direct.execute("CREATE TABLE told (word text)")
+        await direct.execute("CREATE TABLE words_of (word text)")
         await direct.close()
         yield server
 
 
-async def tell(connection: asyncpg.Connection, word: str) -> None:
+async def insert_word(connection: asyncpg.Connection, word: str) -> None:
     async with connection.transaction():
-        await connection.execute("INSERT INTO told VALUES ($1)", word)
+        await connection.execute("INSERT INTO words_of VALUES ($1)", word)
 
 
-async def told(server: PostgresServer) -> list[str]:
+async def words_of(server: PostgresServer) -> list[str]:
     connection = await asyncpg.connect(server.url)
     try:
-        return [row["word"] for row in await connection.fetch("SELECT word FROM told ORDER BY word")]
+        return [row["word"] for row in await connection.fetch("SELECT word FROM words_of ORDER BY word")]
     finally:
         await connection.close()
 
 
 async def test_a_break_after_a_commit_loses_the_answer_of_that_transaction_only(server: PostgresServer) -> None:
-    async with Wire.to(server.port) as wire:
-        one = await asyncpg.connect(server.url_at(wire.port))
-        two = await asyncpg.connect(server.url_at(wire.port))
-        lost = wire.break_after(b"COMMIT", within=b"unheard")
-        await tell(two, "heard")
+    async with TcpProxy.to(server.port) as proxy:
+        one = await asyncpg.connect(server.url_at(proxy.port))
+        two = await asyncpg.connect(server.url_at(proxy.port))
+        lost = proxy.break_after(b"COMMIT", within=b"unheard")
+        await insert_word(two, "heard")
         assert not lost.happened.is_set()
         with pytest.raises(CUT):
-            await tell(one, "unheard")
+            await insert_word(one, "unheard")
         assert lost.happened.is_set()
         assert one.is_closed()
-        await tell(two, "unheard too")
-        assert await told(server) == ["heard", "unheard", "unheard too"]
+        await insert_word(two, "unheard too")
+        assert await words_of(server) == ["heard", "unheard", "unheard too"]
         await two.close()
 
 
 async def test_a_break_before_a_commit_keeps_it_from_arriving(server: PostgresServer) -> None:
-    async with Wire.to(server.port) as wire:
-        connection = await asyncpg.connect(server.url_at(wire.port))
-        lost = wire.break_before(b"COMMIT")
+    async with TcpProxy.to(server.port) as proxy:
+        connection = await asyncpg.connect(server.url_at(proxy.port))
+        lost = proxy.break_before(b"COMMIT")
         with pytest.raises(CUT):
-            await tell(connection, "never")
+            await insert_word(connection, "never")
         assert lost.happened.is_set()
-        assert await told(server) == []
+        assert await words_of(server) == []
 
 
 async def test_a_reply_can_be_lost_by_its_content(server: PostgresServer) -> None:
-    async with Wire.to(server.port) as wire:
-        connection = await asyncpg.connect(server.url_at(wire.port))
-        lost = wire.break_at_answer(b"4242")
+    async with TcpProxy.to(server.port) as proxy:
+        connection = await asyncpg.connect(server.url_at(proxy.port))
+        lost = proxy.break_at_answer(b"4242")
         assert await connection.fetchval("SELECT (41 * 100 + 1)::text") == "4101"
         with pytest.raises(CUT):
             await connection.fetchval("SELECT (42 * 100 + 42)::text")
@@ -75,52 +75,52 @@ async def test_a_reply_can_be_lost_by_its_content(server: PostgresServer) -> Non
 
 
 async def test_a_connection_that_stalls_before_a_commit_continues_when_released(server: PostgresServer) -> None:
-    async with Wire.to(server.port) as wire:
-        connection = await asyncpg.connect(server.url_at(wire.port))
-        stalled = wire.stall_before(b"COMMIT")
-        telling = asyncio.ensure_future(tell(connection, "late"))
+    async with TcpProxy.to(server.port) as proxy:
+        connection = await asyncpg.connect(server.url_at(proxy.port))
+        stalled = proxy.stall_before(b"COMMIT")
+        telling = asyncio.ensure_future(insert_word(connection, "late"))
         await asyncio.wait_for(stalled.happened.wait(), 5)
-        assert await told(server) == []
+        assert await words_of(server) == []
         assert not telling.done()
-        stalled.goes_on.set()
+        stalled.resumed.set()
         await asyncio.wait_for(telling, 5)
-        assert await told(server) == ["late"]
+        assert await words_of(server) == ["late"]
         await connection.close()
 
 
 async def test_a_held_connection_is_silent_and_continues_when_released(server: PostgresServer) -> None:
-    async with Wire.to(server.port) as wire:
-        connection = await asyncpg.connect(server.url_at(wire.port))
-        wire.hold()
+    async with TcpProxy.to(server.port) as proxy:
+        connection = await asyncpg.connect(server.url_at(proxy.port))
+        proxy.hold()
         answer = asyncio.ensure_future(connection.fetchval("SELECT 42"))
-        newcomer = asyncio.ensure_future(asyncpg.connect(server.url_at(wire.port)))
-        done, _ = await asyncio.wait([answer, newcomer], timeout=0.3)
+        third = asyncio.ensure_future(asyncpg.connect(server.url_at(proxy.port)))
+        done, _ = await asyncio.wait([answer, third], timeout=0.3)
         assert not done
-        wire.release()
+        proxy.release()
         assert await asyncio.wait_for(answer, 5) == 42
-        await (await asyncio.wait_for(newcomer, 5)).close()
+        await (await asyncio.wait_for(third, 5)).close()
         await connection.close()
 
 
 async def test_a_held_connection_can_be_cut(server: PostgresServer) -> None:
-    async with Wire.to(server.port) as wire:
-        connection = await asyncpg.connect(server.url_at(wire.port))
-        wire.hold()
+    async with TcpProxy.to(server.port) as proxy:
+        connection = await asyncpg.connect(server.url_at(proxy.port))
+        proxy.hold()
         answer = asyncio.ensure_future(connection.fetchval("SELECT 42"))
         await asyncio.wait([answer], timeout=0.05)
-        wire.cut()
+        proxy.cut()
         with pytest.raises(CUT):
             await asyncio.wait_for(answer, 5)
 
 
 async def test_a_reset_reaches_every_connection(server: PostgresServer) -> None:
-    async with Wire.to(server.port) as wire:
-        connections = [await asyncpg.connect(server.url_at(wire.port)) for _ in range(3)]
+    async with TcpProxy.to(server.port) as proxy:
+        connections = [await asyncpg.connect(server.url_at(proxy.port)) for _ in range(3)]
         answers = [asyncio.ensure_future(each.fetchval("SELECT pg_sleep(30)")) for each in connections]
         await asyncio.wait(answers, timeout=0.1)
-        wire.reset()
+        proxy.reset()
         results = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), 5)
         assert all(isinstance(result, CUT) for result in results), results
-        again = await asyncpg.connect(server.url_at(wire.port))
+        again = await asyncpg.connect(server.url_at(proxy.port))
         assert await again.fetchval("SELECT 42") == 42
         await again.close()

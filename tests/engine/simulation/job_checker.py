@@ -1,4 +1,4 @@
-"""What the store holds of jobs that mind each other, read again after every change that anybody makes to it."""
+"""Checks of jobs that depend on each other, read again after every change of the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engine.faulty_storage import FAULTY, FaultyStorage
 from tests.engine.simulation.charts import Charts
 
 WATCHED = frozenset({"keyed", "step", "tied", "choosy", "tick"})
-"""Tasks whose jobs mind each other."""
+"""Tasks whose jobs depend on each other."""
 
 CHANGES = frozenset(
     {"add", "claim", "finish", "cancel", "recover", "expire", "leave", "retry", "fire", "put_schedule"}
@@ -23,7 +23,7 @@ CHANGES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One verb that somebody called, and the watched jobs as they were before it."""
+    """One operation, and the watched jobs as they were before it."""
 
     node: str
     verb: str
@@ -33,11 +33,11 @@ class Change:
     before: Mapping[str, JobRecord]
 
 
-class Ledger:
+class JobChecker:
     """The watched jobs and batches as they are after the last change; what was `wrong` at any moment.
 
-    A store whose verbs are no single steps of the event loop cannot be watched from moment to moment: then it keeps
-    what was said to it, and what its jobs and batches are at the end.
+    If operations of the store take several steps of the event loop, jobs cannot be read after each change. Then the
+    checker stores the operations, and the jobs and batches at the end.
     """
 
     def __init__(self, store: Store, *, is_exact: bool) -> None:
@@ -127,18 +127,18 @@ class Ledger:
         return None if record is None or not record.state.is_final else record.state
 
 
-class Line(FaultyStorage):
-    """The way of a node to the store: a bad one, on which adds may be repeated, and every change is put down."""
+class CheckedConnection(FaultyStorage):
+    """The faulty connection of a node to the store: adds may be repeated, and every change is checked."""
 
     verbs = FAULTY | {"retry", "fire", "put_schedule", "due_schedules", "schedules", "remove_schedule", "add_history"}
 
-    def __init__(self, *arguments: Any, ledger: Ledger, charts: Charts) -> None:
+    def __init__(self, *arguments: Any, job_checker: JobChecker, charts: Charts) -> None:
         super().__init__(*arguments)
-        self._ledger = ledger
+        self._job_checker = job_checker
         self._charts = charts
 
-    def _unheard(self, name: str, arguments: Sequence[Any], result: Any) -> None:
-        self._charts.unheard(name, arguments, result)
+    def _on_lost_reply(self, name: str, arguments: Sequence[Any], result: Any) -> None:
+        self._charts.on_lost_reply(name, arguments, result)
 
     async def _happen(
         self, name: str, verb: Callable[..., Awaitable[Any]], arguments: Sequence[Any], named: Mapping[str, Any]
@@ -147,15 +147,15 @@ class Line(FaultyStorage):
         try:
             result = await super()._happen(name, verb, arguments, named)
         except DuplicateJob as error:
-            self._ledger.refuse(name, arguments, error)
+            self._job_checker.refuse(name, arguments, error)
             raise
-        if name == "add" and self._ledger.is_exact and self._random.random() < self._faults.after:
+        if name == "add" and self._job_checker.is_exact and self._random.random() < self._faults.after:
             # As a driver does that has lost the reply of a commit and does not know of it.
             again = await verb(*arguments, **named)
-            self._ledger.require(again == result, f"a repeated add answered {again} after {result}")
+            self._job_checker.require(again == result, f"a repeated add answered {again} after {result}")
         if finals is not None:
             await self._charts.note_retry(finals)
-        await self._ledger.read(self._name, name, arguments, named, result)
+        await self._job_checker.read(self._name, name, arguments, named, result)
         return result
 
 

@@ -1,4 +1,4 @@
-"""The ledger: what the handlers did, in a file of their own, and the questions asked of it afterwards."""
+"""The run log: what the handlers did, in a file, and checks of it afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Line(msgspec.Struct, frozen=True):
     pid: int
 
 
-def read_ledger(path: Path) -> list[Line]:
+def read_run_log(path: Path) -> list[Line]:
     if not path.exists():
         return []
     return [msgspec.convert(json.loads(line), Line) for line in path.read_text().splitlines()]
