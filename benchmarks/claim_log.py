@@ -26,7 +26,7 @@ class LoggedClaim(NamedTuple):
 
 
 class ClaimLog:
-    """The claims that a worker has logged, read by another process while it goes on."""
+    """The claims that a worker has logged, read by another process while the worker runs."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")

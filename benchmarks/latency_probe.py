@@ -69,7 +69,7 @@ def raw_start_sender(path: str) -> Callable[[bytes], object]:
 
 
 def gaps(probes: int, shortest: float = 0.005, longest: float = 0.035) -> Iterator[float]:
-    """Seconds to wait before each probe, uneven so that they do not fall into step with anybody's polling."""
+    """Yield the seconds to wait before each probe, uneven so that they do not coincide with polling."""
     uneven = random.Random(probes)
     for _ in range(probes):
         yield uneven.uniform(shortest, longest)

@@ -204,7 +204,7 @@ def _within_reach(package: Path) -> Path:
 
 
 def unprivileged() -> Mapping[str, Any]:
-    """For subprocess: PostgreSQL refuses to run as root, so root runs it as nobody. Nothing is added to the system."""
+    """Arguments of subprocess: PostgreSQL refuses to run as root, so root runs it as user `nobody`."""
     if os.geteuid() != 0:
         return {}
     return {"user": 65534, "group": 65534, "extra_groups": []}

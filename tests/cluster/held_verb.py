@@ -142,7 +142,7 @@ class Scene:
         )
 
     async def dead_node(self, task: str, unique_key: str | None = None) -> str:
-        """A job of such a task runs on a node that will never be heard of again; its id."""
+        """Start a job of this task on a node that sends no more heartbeats; return its id."""
         storage = self.right.app._storage
         job = self.lonely(task, unique_key)
         await storage.add([job])

@@ -18,7 +18,7 @@ from tests.conformance.storage_suite.unique_keys import unique
 
 
 async def stored(store_user: StoreUser, new: NewJob) -> str:
-    """The id of the job that stands for it."""
+    """Return the id of the stored job for it."""
     return (await store_user.storage.add([new])).get(new.id, new.id)
 
 

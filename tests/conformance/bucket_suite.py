@@ -71,7 +71,7 @@ def about(instant: int, expected: int) -> bool:
 
 
 def bucket(rule: AnyRule, key: str = "acme", limit: str | None = None) -> Bucket:
-    """A bucket nobody has drawn on, also in a store that lives on between tests."""
+    """An unused bucket, also in a store that is kept between tests."""
     return Bucket(limit or f"conformance-{uuid4()}", key, rule)
 
 
@@ -91,7 +91,7 @@ class BucketStoreConformance:
         await sleep(SystemClock(), seconds)
 
     async def forget_idle(self, store: BucketStore) -> None:
-        """Let the store forget the buckets that are as good as new, if it has to be told to."""
+        """Evict the full buckets, if the store does not do that by itself."""
 
     async def elapse_to(self, store: BucketStore, taken: Taken) -> None:
         """Let limit time pass until the answer's `opens_at`."""

@@ -1,4 +1,4 @@
-"""What `check()` finds of permits in a store that somebody has damaged: each store is told of behind its back."""
+"""What `check()` finds of permits in a damaged store; the damage is written past the storage."""
 
 from __future__ import annotations
 

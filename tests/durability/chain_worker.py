@@ -1,4 +1,4 @@
-"""A worker that runs the steps of a chain, and tells its parent when one has begun; options: where the jobs are."""
+"""A worker that runs the steps of a chain and prints when one begins; options: where the jobs are."""
 
 from __future__ import annotations
 

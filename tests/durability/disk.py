@@ -107,7 +107,7 @@ async def finish_when_full(folder: Path) -> None:
 
 
 def open_when_no_more_can_be_written(folder: Path) -> None:
-    """At each size of the file at which the disk may give out: told in our words, and whole afterwards."""
+    """At each size of the file at which the disk can be full: a clear error, and an undamaged file afterwards."""
     for size in (0, 3000, 4096, 9000, 34000, 40000, 64000, 80000, 100000):
         path = folder / f"{size}.db"
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -124,7 +124,7 @@ def open_when_no_more_can_be_written(folder: Path) -> None:
 
 
 async def write_errors(folder: Path) -> None:
-    """Writes that fail in the middle of a transaction: all of it is undone, and later ones go on."""
+    """Writes that fail in the middle of a transaction: all of it is rolled back, and later ones succeed."""
     path = folder / "jobs.db"
     acknowledged: list[str] = []
     refused: list[str] = []

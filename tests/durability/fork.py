@@ -1,4 +1,4 @@
-"""Opens a store, forks, and lets both go on: the child must be refused, the parent must not notice."""
+"""Open a store, fork, and use it in both processes: the child must be refused, the parent must not be affected."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ async def shown(job: Job[Any], release: int = 1) -> dict[str, Any]:
 
 
 async def until_final(jobs: list[Job[Any]], what: str) -> None:
-    """All of them have ended; if not, it is told of each that has not why."""
+    """Check that all jobs have ended; if not, print why of each that has not."""
     admin = release_1.app.admin
 
     async def are_final() -> bool:

@@ -13,7 +13,7 @@ import asyncpg
 
 
 async def count_endings(url: str, schema: str = "headgate") -> None:
-    """From now on the database itself writes down each time that a job becomes final, whoever writes it."""
+    """Record with a trigger of the database each time that a job becomes final."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(
@@ -54,7 +54,7 @@ class Endings(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def session_at(url: str) -> AsyncIterator[asyncpg.Connection]:
-    """A session of somebody else's, which ends with the block."""
+    """A session of another client, which ends with the block."""
     connection = await asyncpg.connect(url)
     try:
         yield connection

@@ -1,4 +1,4 @@
-"""A worker process on a PostgreSQL, for tests that stop, kill or mislead it; it tells its parent what happens."""
+"""A worker process on a PostgreSQL, for tests that stop, kill or mislead it; it prints its events."""
 
 from __future__ import annotations
 

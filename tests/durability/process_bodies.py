@@ -20,7 +20,7 @@ from headgate import Headgate, RateLimited, Snooze, current_job
 
 
 class Broken(ValueError):
-    """An error whose constructor wants what does not travel."""
+    """An error whose constructor needs arguments that cannot be passed between processes."""
 
     def __init__(self, code: int, *, why: str) -> None:
         super().__init__(code, why)
@@ -189,7 +189,7 @@ _has_spoken = threading.Event()
 
 
 def speak_too_late() -> str:
-    """Leaves a thread that speaks of this job when the next one lets it."""
+    """Leave a thread that reports progress and logs while the next job runs."""
     job = current_job()
 
     def speak() -> None:

@@ -1,4 +1,4 @@
-"""A release of a program, with migrations and limits of its own: it opens the database when told to, or works on it."""
+"""A release of a program with its own migrations and limits: it opens the database on request, or runs jobs."""
 
 from __future__ import annotations
 

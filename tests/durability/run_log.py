@@ -49,7 +49,7 @@ def most_in_a_window(lines: Iterable[Line], seconds: float, instant: str) -> int
 
 
 def count_endings(path: Path) -> None:
-    """From now on the file itself writes down each time that a job becomes final, whoever writes it."""
+    """Record with a trigger of the file each time that a job becomes final."""
     connection = sqlite3.connect(path)
     try:
         connection.executescript(

@@ -19,7 +19,7 @@ def print_line(word: str, *values: object) -> None:
 
 
 def hold_the_write_lock(path: Path) -> None:
-    """Begins a transaction, writes, and commits when it is told to."""
+    """Begin a transaction, write, and commit on request."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=10)
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("CREATE TABLE IF NOT EXISTS of_the_user (x)")

@@ -1,4 +1,4 @@
-"""Jobs, claims and open stores for tests that speak to SqliteStorage itself."""
+"""Jobs, claims and open stores for tests that use SqliteStorage directly."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def open_store(
     patience: float = 30.0,
     joined: bool = True,
 ) -> AsyncIterator[SqliteStorage]:
-    """An open store; unless it is told otherwise, a node has joined it."""
+    """An open store; a node has joined it by default."""
     storage = SqliteStorage(path, clock or SystemClock(), synchronous=synchronous, patience=patience)
     await storage.open()
     try:
@@ -84,7 +84,7 @@ async def on_writer(storage: SqliteStorage, statement: str) -> list[Any]:
 
 
 async def allow_no_more_pages(storage: SqliteStorage) -> None:
-    """From here on the disk is full, as far as SQLite can tell."""
+    """Make SQLite report a full disk from now on."""
     ((pages,),) = await on_writer(storage, "PRAGMA page_count")
     await on_writer(storage, f"PRAGMA max_page_count = {pages}")
 

@@ -26,7 +26,7 @@ RULES: dict[str, AnyRule] = {
 }
 
 STEP = 10
-"""SQLite tells of every so many steps."""
+"""SQLite calls the progress handler after this number of steps."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

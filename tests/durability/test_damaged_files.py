@@ -1,4 +1,4 @@
-"""Files that are not what they should be: told clearly, and left exactly as they are."""
+"""Damaged and foreign files: a clear error, and the file is not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chain whose workers are killed again and again goes on to its end; each step succeeds once, in its order."""
+"""A chain whose workers are killed again and again completes; each step succeeds once, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A handler that leaks files until its process can open none: it fails its own jobs, and its worker goes on."""
+"""A handler that leaks files until its process can open none: its own jobs fail, and its worker continues."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Releases:
             await connection.close()
 
     async def has_gates(self, count: int) -> bool:
-        """Whether so many releases have said what the gate of the task is."""
+        """Whether this number of releases has stored its gate of the task."""
         return len(await self.rows("SELECT 1 FROM task_gate WHERE task = 'call@default'")) == count
 
     async def are_in_one_lane(self) -> bool:

@@ -45,7 +45,7 @@ class Gate:
         return self.proxy.break_after(b"\r\n" + verb + b"\r\n")
 
     async def at(self, limit: Limit) -> BucketLine:
-        """The place of a key, whose script the server knows: a reply that tells of a missing script is no loss."""
+        """The place of a key whose script the server has loaded: a reply about a missing script is not a loss."""
         place = BucketLine(Bucket("api", "acme", limit.rule))
         await self.ask(self.lines.forget(place, "nobody"))
         return place

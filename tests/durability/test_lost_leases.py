@@ -73,7 +73,7 @@ async def test_a_worker_frozen_between_its_claim_and_the_start_starts_nothing_th
 async def test_a_worker_that_was_stopped_inside_a_mutex_leaves_it_when_it_resumes(
     url: str, children: Children, tmp_path: Path
 ) -> None:
-    """While it is frozen it cannot; whom it calls can tell its token from that of the later holder."""
+    """While it is stopped it cannot leave; the service it calls can compare its token with that of the later holder."""
     run_log = tmp_path / "visits"
     async with here_on(url, run_log) as app:
         work = app._registry.find("enter")
@@ -139,7 +139,7 @@ async def test_a_worker_cut_off_from_postgres_leaves_a_mutex_before_another_ente
 async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
     database: Path, children: Children, tmp_path: Path
 ) -> None:
-    """Reads go on, and other processes may still have room."""
+    """Reads work, and other processes may still have room."""
     run_log = tmp_path / "visits"
     url = f"sqlite:///{database}"
     async with here_on(url, run_log) as app:
@@ -162,7 +162,7 @@ async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
 async def test_a_worker_that_cannot_write_to_its_file_returns_the_job_that_holds_a_mutex(
     database: Path, children: Children, tmp_path: Path
 ) -> None:
-    """Nobody else can write either, so nobody has taken the job: its attempt is not spent."""
+    """No other process can write either, so none has taken the job: its attempt is not spent."""
     run_log = tmp_path / "visits"
     url = f"sqlite:///{database}"
     async with here_on(url, run_log) as app:

@@ -37,7 +37,7 @@ def held(job: NewJob, terms: GateTerms) -> NewJob:
 
 
 async def steps_of_a_hand_over(path: Path, waiting: int, *, a_lane_each: bool) -> int:
-    """The most steps that a claim takes which hands the mutex to the next one, with so many in line."""
+    """Return the most steps of a claim that hands a mutex over, with so many waiting jobs."""
     clock = ManualClock()
     async with open_store(path, clock) as storage:
         if a_lane_each:

@@ -1,4 +1,4 @@
-"""`headgate status` says what stands in the way of the database, also when that keeps it from saying anything else."""
+"""`headgate status` names what blocks the database, also if that blocks its other queries."""
 
 from __future__ import annotations
 

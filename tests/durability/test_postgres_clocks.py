@@ -1,4 +1,4 @@
-"""Machines whose clocks are an hour off: what is due and whose lease has run out is told by the server's clock."""
+"""Machines whose clocks are an hour off: the clock of the server decides what is due and which lease has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that go silent, are reset, are ended by an operator, or are not to be had: the work goes on after."""
+"""Connections that go silent, are reset, terminated or refused: the work continues afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.until import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 BACK = 5.0
-"""Seconds after a fault within which the work goes on."""
+"""Seconds after a fault within which the work continues."""
 
 MOST_SESSIONS = 10
 """What an app may have open: its pool, and a line to listen on."""

@@ -176,7 +176,7 @@ async def test_a_lost_cancel_request_is_sent_again(postgres: PostgresServer) -> 
 
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[PostgresServer]:
-    """A server that keeps few notifications, as far as it can be told so: 17 or newer."""
+    """A server with a small notification queue, if it has that setting: 17 or newer."""
     with contextlib.ExitStack() as stack:
         try:
             server = stack.enter_context(server_in(tmp_path, "max_notify_queue_pages=64"))

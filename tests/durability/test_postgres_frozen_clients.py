@@ -1,4 +1,4 @@
-"""Clients that freeze while they hold locks: others go on within five seconds, nothing is lost, nothing runs twice."""
+"""Clients that stop while they hold locks: others continue within five seconds, no job is lost or runs twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.postgres_server import PostgresServer, server_in
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 BOUND = 5.0
-"""Seconds after which nobody waits any more for a client that froze."""
+"""Seconds after which no other client waits for a stopped client."""
 
 SLACK = 1.5
 """Seconds that a busy machine may add to it."""

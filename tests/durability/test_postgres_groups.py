@@ -1,4 +1,4 @@
-"""How many commits of PostgreSQL it takes: rows tell by themselves which transaction wrote them."""
+"""How many commits of PostgreSQL it takes: the `xmin` of rows is the transaction that wrote them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's open transaction has added, replaced or followed jobs: whatever does not concern those goes on at once."""
+"""A user's open transaction has added, replaced or followed jobs: it delays no other jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLENTY = rate(1000, burst=1000)
 
 
 class User:
-    """Somebody who has a transaction open, and enqueues in it."""
+    """A user with an open transaction, who enqueues in it."""
 
     def __init__(self, storage: PostgresStorage, connection: asyncpg.Connection) -> None:
         self.connection = connection
@@ -73,7 +73,7 @@ class StoresAndUsers:
         self.user, self.other = users
 
     def rule(self, **rules: Any) -> None:
-        """What both nodes are told about limits."""
+        """Set the rules of both nodes."""
         self.left.rules = self.right.rules = rules
 
     def unique(self, key: str = "acme", **options: Any) -> NewJob:
@@ -278,7 +278,7 @@ async def test_an_ending_whose_successor_is_being_replaced_delays_no_other(store
 async def test_a_retry_does_not_wait_for_a_job_that_was_rolled_back(
     stores: StoresAndUsers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look for who stands under the key and the insertion somebody came and began to run."""
+    """Between the check of the key and the insertion another job was added and started."""
     fetch = Session.fetch
     came: list[ClaimedJob] = []
 
@@ -541,7 +541,7 @@ async def test_waiting_for_a_unique_key_does_not_block_other_keys(stores: Stores
 
 
 async def _until_done(stores: StoresAndUsers, task: asyncio.Task[Any]) -> None:
-    """The time of the store stands still unless it is told to go on; so does the pause of who tries again."""
+    """The time of the store advances only on request, and so does the pause before a retry."""
     while not task.done():
         stores.clock.advance(0.05)
         await asyncio.sleep(0.01)

@@ -70,7 +70,7 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[asyncpg.Connection]:
-        """A user replaces what stands under the key, and takes his time: the job that runs is locked meanwhile."""
+        """A user replaces the job of the key in a long transaction, which locks the running job."""
         async with session_at(self.url) as user:
             transaction = user.transaction()
             await transaction.start()

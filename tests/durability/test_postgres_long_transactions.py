@@ -1,4 +1,4 @@
-"""A user's transaction that holds an enqueue open: nobody waits for it, and its jobs are there when it commits."""
+"""A user's transaction that keeps an enqueue open: no other waits for it, and its jobs are visible when it commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schema is made once, by whoever comes first; what cannot be made or used is refused and left as it was."""
+"""The schema is created once, by the first process; a schema that cannot be used is refused and not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others do to the same database: locks, long transactions, claimers that freeze. Nobody waits for long."""
+"""Other clients of the database: locks, long transactions, stopped claimers. No worker waits for long."""
 
 from __future__ import annotations
 

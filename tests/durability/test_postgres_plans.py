@@ -157,7 +157,7 @@ async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
 
 
 async def arrivals_do_not_pile_up(store_user: StoreUser) -> None:
-    """Those of a queue that nobody serves are merged by whoever claims."""
+    """Arrivals of a queue without workers are merged by all claims."""
     for _ in range(10):
         await store_user.storage.add([store_user.new(queue="elsewhere")])
     await store_user.storage.add([store_user.new(draws=(Draw("free", "0"),))])
@@ -265,7 +265,7 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
 
 
 async def charts_read_their_own_curves(store_user: StoreUser) -> None:
-    """What is kept of a thousand other tasks and keys is in nobody's way, nor is it when the oldest is forgotten."""
+    """The history of a thousand other tasks and keys slows down no read and no deletion."""
     storage = store_user.storage
     await ask(store_user.url, JOBS_HISTORY)
     await ask(store_user.url, LIMIT_HISTORY)

@@ -1,4 +1,4 @@
-"""A server that is shut down, frozen, or made read-only: workers wait for it, go on, and take nobody for dead."""
+"""A server that is shut down, stopped, or read-only: workers wait for it, continue, and declare no node dead."""
 
 from __future__ import annotations
 

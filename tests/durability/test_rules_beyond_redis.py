@@ -1,4 +1,4 @@
-"""A rule that Redis cannot hold is refused where it is said, and never lets jobs go without one."""
+"""A rule that Redis cannot hold is refused at declaration, and never releases jobs without a limit."""
 
 from __future__ import annotations
 

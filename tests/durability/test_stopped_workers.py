@@ -1,4 +1,4 @@
-"""Workers that freeze, or are told to end: late results are refused, running jobs finish or go back unspent."""
+"""Workers that are stopped or asked to stop: late results are refused, running jobs finish or are returned."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def start_worker(children: Children, database: Path, **options: Any) -> Ch
 
 
 def freeze(worker: Child, database: Path) -> None:
-    """SIGSTOP, but not while the worker holds the file's write lock: that would stop everybody."""
+    """Send SIGSTOP, but not while the worker holds the write lock of the file: that would block all others."""
     with contextlib.closing(sqlite3.connect(database, timeout=10, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         worker.signal(signal.SIGSTOP)

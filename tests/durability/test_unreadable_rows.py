@@ -1,4 +1,4 @@
-"""A row that cannot be read is set aside, and told; every other job, schedule, node and limit goes on."""
+"""A row that cannot be read is skipped and reported; all other jobs, schedules, nodes and limits work."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ RULES: dict[str, AnyRule] = {"hourly": StrictRate(1, per=3600, margin=0).rule}
 HOUR = 3600
 
 STEP = 10
-"""SQLite tells of every so many steps."""
+"""SQLite calls the progress handler after this number of steps."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

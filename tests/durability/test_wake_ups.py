@@ -1,4 +1,4 @@
-"""A job that one process enqueues starts in another at once; where nothing tells it, its own look finds it soon."""
+"""A job that one process enqueues starts in another immediately; without a notification, polling finds it soon."""
 
 from __future__ import annotations
 

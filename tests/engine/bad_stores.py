@@ -1,4 +1,4 @@
-"""Stores in memory that fail in one way, as long as they are told to, and bucket stores that break the protocol."""
+"""Stores in memory that fail in one way on request, and bucket stores that break the protocol."""
 
 from __future__ import annotations
 

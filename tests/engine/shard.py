@@ -146,7 +146,7 @@ class _RecordInKeyTime:
 
 
 class _SteppedClock:
-    """A clock whose monotonic time may be stepped; it never goes back, but stands still."""
+    """A clock whose monotonic time can be stepped; a step back stops it until the old time is reached."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -191,7 +191,7 @@ class Shard(MemoryStorage):
         return self._homes.get(key) or Place(0, hash_home(key, self._names))
 
     def step(self, seconds: float) -> None:
-        """Its limit time steps, as when another server takes over and nobody notices; backwards it stands still."""
+        """Step the limit time, as after a failover; after a step back it waits until the old time is reached."""
         self._steps.step(seconds)
 
     # ------------------------------------------------------------------------------- what every storage does

@@ -189,7 +189,7 @@ class KeyMover:
         await self.resume_move(key)
 
     async def resume_move(self, key: str) -> None:
-        """Bring to its end what has been begun, wherever it stands."""
+        """Complete the move that was begun, from any step."""
         for shard in self._simulation.all:
             await self._return_key(key, shard)
         for shard in self._simulation.all:
@@ -353,7 +353,7 @@ class ShardSimulation:
 
     @contextlib.contextmanager
     def alone(self, node: str, job_id: str) -> Iterator[None]:
-        """Nobody else runs the job, but nodes that were taken for dead while they were frozen."""
+        """Check that no other node runs the job, except nodes that were declared dead while they were stopped."""
         others = self.at_work.setdefault(job_id, set())
         known = {name for name in others if name not in self.suspect}
         assert node in self.suspect or not known, f"{known} and {node} run job {job_id} at once"
@@ -467,7 +467,7 @@ class ShardSimulation:
         self.nodes[name] = (app, node, seat, asyncio.ensure_future(node.run()))
 
     async def crash_node(self) -> None:
-        """As kill -9: it stops in the middle of whatever it does, and says goodbye to nobody."""
+        """Stop as by kill -9: in the middle of any step, without cleanup."""
         name = self.random.choice(list(self.nodes))
         _, node, seat, running = self.nodes.pop(name)
         self.cut_off.setdefault(name, []).append(self.clock.monotonic())
@@ -564,7 +564,7 @@ class ShardSimulation:
 def check_bound(
     draw: Draw, charges: Sequence[tuple[int, int]], window: int, bound: int, steps: Sequence[int], burst: int
 ) -> None:
-    """No half-open window holds more than the bound, and a burst for each forward step that nobody saw."""
+    """Check that no half-open window holds more than the bound, plus a burst for each unnoticed forward step."""
     first = 0
     inside = 0
     for at, cost in charges:

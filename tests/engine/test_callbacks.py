@@ -1,4 +1,4 @@
-"""Callbacks: what a task tells of its jobs, when, and that nothing it does changes anything."""
+"""Callbacks of a task: which are called for its jobs, when, and that their errors change nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.engine.bad_stores import UnwritableStorage
 
 
 def listen(task: Task[Any, Any]) -> list[tuple[Any, ...]]:
-    """What all callbacks of a task are told."""
+    """The calls of all callbacks of a task."""
     told: list[tuple[Any, ...]] = []
 
     @task.on_started

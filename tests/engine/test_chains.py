@@ -332,7 +332,7 @@ def test_a_chain_is_enqueued_and_followed_from_a_thread() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_step_is_lost_when_connections_of_nodes_fail(seed: int, tmp_path: Path) -> None:
-    """Endings are repeated, refused and doubled; a chain goes on after each of them, exactly once a step."""
+    """Endings are repeated, refused and doubled; a chain continues after each, exactly once a step."""
 
     from headgate.storage.sqlite.memory import MemoryStorage
     from tests.engine.faulty_storage import Faults, History

@@ -17,7 +17,7 @@ HOUR = 3600
 
 
 def beside(clock: VirtualClock, seconds: float) -> VirtualClock:
-    """A clock of the same loop that tells another wall time."""
+    """A clock of the same loop with another wall time."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     return VirtualClock(loop, start=clock.now() + round(seconds * SECOND))

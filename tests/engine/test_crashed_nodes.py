@@ -1,4 +1,4 @@
-"""A node of which one part crashes: it goes down as a whole, says so at once, and others go on with its jobs."""
+"""A node of which one part crashes: the whole node ends with the error, and others continue with its jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ The reporter is none of them: what jobs say of themselves ends nothing.
 
 
 class Breaking(MemoryStorage):
-    """A memory store of which one verb has a mistake of its own, once it is told to."""
+    """A memory store of which one operation raises a programming error on request."""
 
     breaks = ""
 

@@ -1,4 +1,4 @@
-"""Calls of `enqueue_many` keep what was said of each of them, and are all stored in one commit or not at all."""
+"""Calls of `enqueue_many` keep their own options, and are all stored in one commit or not at all."""
 
 from __future__ import annotations
 

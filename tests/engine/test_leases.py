@@ -21,7 +21,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.faulty_storage import Faults, FaultyStorage, History
 
 Span = tuple[float, float, str]
-"""When somebody was inside (seconds), until when, and on which node."""
+"""When a handler was inside (seconds), until when, and on which node."""
 
 
 class Callee:
@@ -182,7 +182,7 @@ def test_a_node_whose_heartbeats_come_late_again_and_again_keeps_its_jobs() -> N
 
 
 class LateReplies(MemoryStorage):
-    """Makes a claim at once, and holds its reply back until it is told."""
+    """Claims immediately, and delays the reply until it is released."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)

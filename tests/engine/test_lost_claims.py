@@ -1,4 +1,4 @@
-"""Claims that were made and not heard of: the node finds the jobs that it owns, and starts them."""
+"""Claims whose reply was lost: the node finds the jobs that it owns, and starts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node: which queues it serves with how many slots, to whom they go, and how little it does at rest."""
+"""A node: which queues it serves with how many slots, which jobs get them, and what it does when idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Permits whose holder cannot be stopped: a thread that goes on after its attempt was told to end."""
+"""Permits whose holder cannot be stopped: a thread that continues after its attempt was asked to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that an older release has enqueued: under an old name, with old arguments, or of a task nobody knows."""
+"""Jobs that an older release has enqueued: under an old name, with old arguments, or of an unknown task."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def ordinary_logging_at_info() -> Any:
 
 
 class WatchedStorage(MemoryStorage):
-    """Counts reports, and refuses as many as it is told."""
+    """Counts reports, and refuses as many as requested."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
@@ -512,7 +512,7 @@ def test_a_level_of_any_size_is_kept_in_the_range_that_every_store_has() -> None
 
 
 def test_a_record_that_holds_anything_does_not_reach_the_handler_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records can be made by hand, or by a factory of somebody's own whose message is no text."""
+    """Records can be created by hand, or by a custom factory whose message is not a text."""
 
     class Odd(logging.LogRecord):
         def getMessage(self) -> Any:  # noqa: N802  # as logging calls it
@@ -577,7 +577,7 @@ def test_a_report_that_the_store_cannot_keep_is_dropped_with_one_warning_and_end
 
 
 def test_a_job_that_logs_all_the_time_delays_no_ending() -> None:
-    """One flush once went on for as long as anything new had been said, and endings waited for it to end."""
+    """One flush once continued as long as there were new lines, and endings waited for it."""
 
     async def main(clock: VirtualClock) -> None:
         class Patient(WatchedStorage):

@@ -157,7 +157,7 @@ def test_an_invalid_backoff_is_reported_and_the_job_is_retried() -> None:
 
 
 class RateLimitedWithoutInit(RateLimited):
-    """An error of somebody's own, whose author forgot `super().__init__()`."""
+    """A custom error without a call of `super().__init__()`."""
 
     def __init__(self) -> None: ...
 
@@ -176,7 +176,7 @@ def nested(times: int = 2000) -> Exception:
 @pytest.mark.parametrize("error", [RateLimitedWithoutInit, SnoozeWithoutInit, nested])
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_an_error_that_cannot_be_inspected_spends_its_attempt(error: Any, in_thread: bool) -> None:
-    """It once broke out of the attempt: the job stayed running, was taken up anew, and ran for ever."""
+    """It once broke out of the attempt: the job stayed running, was recovered, and ran for ever."""
 
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, heartbeat=1, lease=5)

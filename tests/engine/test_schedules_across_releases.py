@@ -1,4 +1,4 @@
-"""Schedules from one release to the next: renamed tasks, rolling deploys, rollbacks, and what nobody declares."""
+"""Schedules from one release to the next: renamed tasks, rolling deploys, rollbacks, and undeclared tasks."""
 
 from __future__ import annotations
 

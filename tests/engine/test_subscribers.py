@@ -1,4 +1,4 @@
-"""Subscribers: whatever one does, the others are told, jobs go on, and the app can be closed."""
+"""Subscribers: after any failure of one, the others get events, jobs run, and the app can be closed."""
 
 from __future__ import annotations
 

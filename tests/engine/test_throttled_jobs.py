@@ -1,4 +1,4 @@
-"""A throttled job, retries among them: waiting for everybody to see, and holding nothing of its node or its program."""
+"""Throttled jobs, also retries: they are visible, and use no slot or memory of the node."""
 
 from __future__ import annotations
 

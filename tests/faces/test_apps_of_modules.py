@@ -1,4 +1,4 @@
-"""Apps whose tasks are declared in several modules: who imports them, and what is said of those that nobody imports."""
+"""Apps whose tasks are declared in several modules: which commands import them, and errors about missing imports."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def call(*words: str) -> Result:
 
 @contextmanager
 def serving(target: str, *options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that serves, and its URL, which has a token where nobody is named."""
+    """A serving process, and its URL, which has a token if no user is configured."""
     command = [sys.executable, "-m", "headgate", "dashboard", target, "--port", "0", *options]
     with subprocess.Popen(
         command,

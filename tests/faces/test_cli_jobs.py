@@ -292,7 +292,7 @@ def test_a_job_shows_the_options_that_differ_from_its_task(project: Project) -> 
 
 
 def test_a_batch_is_found_by_its_id(project: Project) -> None:
-    """It was told to be a job that may have been pruned, and what followed it did not say how far it was."""
+    """It was reported as a job that may have been pruned, and its followers had no progress."""
 
     async def work(app: Headgate) -> tuple[str, str]:
         good = app.tasks["good"]
@@ -324,7 +324,7 @@ def test_a_batch_is_found_by_its_id(project: Project) -> None:
 
 
 def test_the_holder_of_a_permit_is_shown_for_a_waiting_job(project: Project) -> None:
-    """A permit that a failed job keeps until its success was held by nobody whom any command would name."""
+    """No command named the failed job that keeps a permit until its success."""
 
     async def work(app: Headgate) -> tuple[str, str]:
         keeps = app.tasks["keeps"]
@@ -472,7 +472,7 @@ def test_jobs_that_cannot_be_changed_do_not_stop_a_bulk_change(project: Project)
 
 
 def test_reading_a_missing_file_does_not_create_it(project: Project) -> None:
-    """From another directory every command made an empty file there, and said that all was well."""
+    """From another directory every command created an empty file there, and reported no problem."""
     (project.path / "jobs.db").unlink()
     for line in ("status", "jobs list", "jobs count", "limits list", "nodes list", "queues list", "audit"):
         result = call(*line.split())

@@ -1,4 +1,4 @@
-"""`headgate simulate`: what a limit would do, told by the engine on virtual time."""
+"""`headgate simulate`: what a limit would do, measured with the engine in virtual time."""
 
 from __future__ import annotations
 

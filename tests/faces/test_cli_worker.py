@@ -1,4 +1,4 @@
-"""Workers that end by themselves, and those that start anew when the code changes."""
+"""Workers that end by themselves, and those that restart when the code changes."""
 
 from __future__ import annotations
 

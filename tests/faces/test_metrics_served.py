@@ -61,7 +61,7 @@ async def later() -> None:
 
 @app.task
 async def rare() -> None:
-    """What seldom happens, told as the engine tells it."""
+    """Publish rare events as the engine does."""
     job = current_job().id
     for event in (
         NodeLost(at=0, node="node-1", returned=2, poisonous=1),
@@ -92,7 +92,7 @@ Samples = dict[str, list[dict[str, str]]]
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Metric], str]:
-    """What a worker tells that has met everything there is to tell of."""
+    """Return the metrics of a worker after events of all kinds."""
     folder = tmp_path_factory.mktemp("metrics")
     (folder / "project.py").write_text(APP)
     port = free_port()

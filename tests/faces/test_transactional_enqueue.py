@@ -238,7 +238,7 @@ async def is_there(program: AppAndWorker, job_id: str) -> bool:
 
 
 async def enqueued(program: AppAndWorker) -> int:
-    """How many jobs charts tell of that were enqueued in transactions."""
+    """Return how many jobs enqueued in transactions the charts count."""
     store = program.app._storage
     await store.gather_history()
     return sum(row.enqueued for row in await store.jobs_history(3600, ALL, ALL, 0))

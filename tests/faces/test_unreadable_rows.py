@@ -1,4 +1,4 @@
-"""Rows that cannot be read, as people see them: a real worker, the command line and the HTTP API go on beside them."""
+"""Rows that cannot be read: a real worker, the command line and the HTTP API work and show them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; what it said is part of the error if it fails."""
+    """Run a command to its end; its output is part of the error if it fails."""
     # What is compiled once need not be compiled by each command.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     ran = subprocess.run(

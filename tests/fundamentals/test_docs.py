@@ -1,4 +1,4 @@
-"""The examples of the docs pages are run as they stand there, each page as one program."""
+"""The examples of the docs pages run unchanged, each page as one program."""
 
 from __future__ import annotations
 

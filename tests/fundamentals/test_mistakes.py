@@ -1,4 +1,4 @@
-"""The likeliest mistakes of newcomers, and what each is told: what is wrong, and what to write instead."""
+"""The likeliest mistakes of new users, and their errors: what is wrong, and what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's examples are run as they stand there."""
+"""The examples of the README run unchanged."""
 
 from __future__ import annotations
 

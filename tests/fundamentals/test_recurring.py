@@ -1,4 +1,4 @@
-"""The examples of the page on recurring jobs can be declared as they stand there."""
+"""The examples of the page on recurring jobs can be declared unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that the page on tasks consists of is run as it stands there."""
+"""The program of the page on tasks runs unchanged."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class ModelBucket:
     closed_until: int = 0
     starts: list[tuple[int, int]] = field(default_factory=list)
     is_steered: bool = False
-    """Whether somebody has changed its state. What was granted is judged by `_charge` all the same."""
+    """Whether its state was changed from outside. `_charge` checks the grants in any case."""
 
     @property
     def held(self) -> int:
@@ -242,7 +242,7 @@ class StorageModel:
         return any(job.origin.batch == batch for job in self.jobs.values())
 
     def settle(self, wall: int) -> None:
-        """Nobody is left blocked whose leader is final."""
+        """Check that no job is blocked whose leader is final."""
         while True:
             for job in self.jobs.values():
                 self._count_in_batch(job)
@@ -271,7 +271,7 @@ class StorageModel:
                 self._block(other)
 
     def add_unique(self, jobs: Sequence[NewJob], wall: int) -> dict[str, str]:
-        """By their ids, those for which another one stands. Raises DuplicateJob, and stores none of them then."""
+        """Return the duplicates by their ids. Raises DuplicateJob, and then stores none of the jobs."""
         new = [job for job in jobs if job.id not in self.jobs]
         standing = {key for job in self.jobs.values() if not job.state.is_final and (key := key_of(job.new))}
         for job in new:
@@ -712,7 +712,7 @@ class StorageModel:
         return any(draw.limit in self.mixed for draw in draws)
 
     def _is_shared(self, job: ModelJob) -> bool:
-        """Whether its owner has a permit already: a lane that waits behind it is not told of that."""
+        """Whether its owner has a permit already: a lane that waits behind it is not notified."""
         return any(job.holder(draw) in self.bucket(draw).holders for draw in job.asked)
 
     def _judge_room(self, claim: Claim, claimed: Claimed, ungated_ready: dict[str, int]) -> None:
@@ -723,7 +723,7 @@ class StorageModel:
             assert gated <= gated_share(room, ungated_ready[queue])
 
     def _judge_idleness(self, claim: Claim, claimed: Claimed, wall: int, now: int) -> None:
-        """Nobody who could start now may be left while there is room, nor be forgotten until something else happens."""
+        """Check that no job is left that could start now, unless the claim says that there are more."""
         waits: list[int] = []
         for (queue, draws, discards, _), jobs in self._lines(claim, wall).items():
             started = sum(1 for job in claimed.jobs if job.queue == queue)

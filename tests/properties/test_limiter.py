@@ -1,4 +1,4 @@
-"""Limiters and gates against oracles that forget nothing and wait for nobody."""
+"""Limiters and gates against oracles that store all starts."""
 
 from __future__ import annotations
 

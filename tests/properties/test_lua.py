@@ -1,4 +1,4 @@
-"""The Lua scripts decide as the Python rules do, on a real server: histories told in a time of their own."""
+"""The Lua scripts decide as the Python rules do, on a real server, with random histories in their own time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ STEPS = st.one_of(
 
 
 class History:
-    """Tells the store and the model the same, and compares what they say."""
+    """Makes the same calls to the store and the model, and compares the answers."""
 
     def __init__(self, url: str, rules: Sequence[AnyRule]) -> None:
         self.clock = NOON
@@ -135,7 +135,7 @@ class History:
         self.clock += microseconds
 
     async def open(self) -> None:
-        """On to where the bucket said that it opens."""
+        """Advance to the instant at which the bucket opens."""
         self.clock = max(self.clock, self.opens_at)
 
 

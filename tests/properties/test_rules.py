@@ -100,7 +100,7 @@ class AllStarts:
 
 
 class Step(NamedTuple):
-    """Somebody asks for `cost`, `gap` after the one before, and waits for the slot or goes away."""
+    """A caller requests `cost`, `gap` after the previous one, and waits for the slot or leaves."""
 
     gap: int
     cost: int

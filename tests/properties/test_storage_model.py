@@ -300,7 +300,7 @@ class StorageMachine(RuleBasedStateMachine):
                 assert self.run(self.store.add(jobs, batches)) == others
 
     def leader(self, option: dict[str, Any], before: list[NewJob], leaders: Random) -> str | None:
-        """Whom a new job follows: the one that is enqueued before it, or whatever is stored."""
+        """The leader of a new job: the one that is enqueued before it, or a stored one."""
         if option["follows"] == "one before" and before:
             return before[-1].id
         stored = [*self.model.jobs, *(id for id in self.model.batches if self.model.is_stored(id))]
@@ -568,7 +568,7 @@ class StorageMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.count_waiting() > 7)
     @rule()
     def nothing_waits_for_ever(self) -> None:
-        """Nobody steers any more, whoever holds a permit may go on, and in the end nobody waits."""
+        """Without further changes all jobs run, and none waits at the end."""
         for setting in list(self.model.settings.values()):
             self.run(change(self.store, setting, remove=True))
             self.model.change(setting, remove=True)

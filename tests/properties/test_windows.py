@@ -194,7 +194,7 @@ def _most_keys(rule: SharedCounter) -> int:
 
 
 class Step(NamedTuple):
-    """Somebody asks for `cost`, `gap` after the one before: goes if it may, waits for its slot, or books it."""
+    """A caller requests `cost`, `gap` after the previous one: takes it, waits for its slot, or reserves it."""
 
     gap: int
     cost: int
@@ -203,7 +203,7 @@ class Step(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A start is told to have happened `late` by so much, with another cost."""
+    """A start is reported to have happened later by `late`, with another cost."""
 
     which: int
     late: int

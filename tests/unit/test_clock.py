@@ -102,7 +102,7 @@ def test_a_timer_that_the_loop_fired_early_can_still_be_cancelled() -> None:
 
 
 class SuspendedClock(SystemClock):
-    """The clock of a machine that sleeps for an hour after 30 s: it goes on, and the loop's own time does not."""
+    """The clock of a machine that sleeps for an hour after 30 s: it advances, and the time of the loop does not."""
 
     def monotonic(self) -> int:
         loop = asyncio.get_running_loop()

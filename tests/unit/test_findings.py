@@ -1,4 +1,4 @@
-"""What a checkup comes to: each fact that may hurt is told with what to do about it."""
+"""The findings of a checkup: each problem is reported with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: arguments before the environment before defaults, and a mistake in any of them is told at once."""
+"""Settings: arguments before the environment before defaults, and a mistake in any of them raises immediately."""
 
 from __future__ import annotations
 

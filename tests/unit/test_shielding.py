@@ -1,4 +1,4 @@
-"""Work that is done although whoever waits for it is cancelled."""
+"""Work that is completed although its caller is cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of `headgate top`: what fits, in which order, and how throughput is told."""
+"""The screen of `headgate top`: what fits, in which order, and how throughput is shown."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class AuditingConformance(Conformance):
         assert await entries(store_user) == []
 
     async def test_actions_that_change_nothing_are_not_recorded(self, store_user: StoreUser) -> None:
-        """Elsewhere a job that has succeeded becomes cancelled when somebody asks for it, and nobody can tell why."""
+        """In other engines a request can cancel a job that has succeeded, and no record says why."""
         done, waiting = await store_user.add(2)
         (job,) = await store_user.take(1)
         await store_user.succeed(job)
@@ -291,7 +291,7 @@ class AuditingConformance(Conformance):
     async def test_jobs_that_have_logged_much_are_pruned_a_few_at_a_time(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        """A commit that deletes half a million lines would keep everybody else waiting."""
+        """A commit that deletes half a million lines would delay all others."""
         await store_user.add(8)
         jobs = await store_user.take()
         lines = tuple(LogLine(number, clock.now(), 1, 20, "app", "x") for number in range(1, 2001))

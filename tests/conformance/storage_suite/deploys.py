@@ -148,7 +148,7 @@ class DeploysConformance(Conformance):
         assert (await store_user.record(id)).state is JobState.RUNNING
 
     async def test_a_moved_job_leaves_its_old_starts_behind(self, store_user: StoreUser, clock: ManualClock) -> None:
-        """They were charged to another limit, and would tell of more starts of this one than it allows."""
+        """They were charged to another limit: this one would have more recorded starts than it allows."""
         store_user.rules = {"api": strict(1), "old": strict(5)}
         id = await store_user.add_one(draws=[("old", "acme")])
         await store_user.retry_later(await store_user.take_one())

@@ -111,7 +111,7 @@ async def _followers(store_user: StoreUser, leader: str, count: int) -> list[str
 
 
 async def _release_all(store_user: StoreUser) -> None:
-    """What housekeepers do until nobody is left."""
+    """Release followers as housekeeping does, until none is left."""
     while (await store_user.storage.upkeep()).has_followers and await store_user.storage.release_followers():
         pass
 

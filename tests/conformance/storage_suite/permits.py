@@ -1,4 +1,4 @@
-"""What is promised of permits: how many are held, by whom, for how long, and who comes next."""
+"""What is promised of permits: how many are held, by which jobs, for how long, and which job is next."""
 
 from __future__ import annotations
 

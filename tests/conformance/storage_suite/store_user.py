@@ -89,7 +89,7 @@ class StoreUser:
         rejection: JobError | None = None,
         gate: str = "",
     ) -> NewJob:
-        """A job; `hold` and `owner` are said of those of its draws that are on permits by the rules of this user."""
+        """Return a new job. `hold` and `owner` apply to its draws that are on permits by the rules of this user."""
         now = self.clock.now()
         drawn = tuple(Draw(limit, key) for limit, key in draws)
         known = [self.rules.get(draw.limit) for draw in drawn]
@@ -171,7 +171,7 @@ class StoreUser:
         return job
 
     async def finish(self, *endings: Ending) -> list[bool]:
-        """What becomes of endings of this node, each written again as long as somebody else holds its job."""
+        """Write endings of this node, each again while its job is locked; return the results."""
         told: dict[Ending, bool | None] = dict.fromkeys(endings)
         for _ in range(1000):
             held = [ending for ending, written in told.items() if written is None]

@@ -24,7 +24,7 @@ def unique(store_user: StoreUser, key: str = "acme", on_conflict: Policy = "keep
 
 class UniqueKeysConformance(Conformance):
     async def add(self, store_user: StoreUser, key: str = "acme", on_conflict: Policy = "keep", **options: Any) -> str:
-        """The id of the job that stands for what was added."""
+        """Return the id of the stored job for what was added."""
         new = unique(store_user, key, on_conflict, **options)
         return (await store_user.storage.add([new])).get(new.id, new.id)
 

@@ -72,7 +72,7 @@ class Charts:
             history_writer._writing.cancel()
 
     async def settle(self) -> None:
-        """Everybody who lives writes what is left."""
+        """Let all live processes write their remaining counts."""
         for app in self._apps:
             await app._client.history_writer.close(60)
             assert app._client.history_writer.statistics() == {"unwritten": 0, "lost": 0}, (
@@ -81,7 +81,7 @@ class Charts:
         await self._simulation.store.gather_history()
 
     async def check(self) -> None:
-        """Nothing is counted twice, and nothing is missing that somebody lived to write."""
+        """Check that nothing is counted twice, and nothing is missing that a live process has written."""
         rows = await self._simulation.store.jobs_history(3600, ALL, ALL, 0)
         shown = {kind: sum(getattr(row, kind) for row in rows) for kind in KINDS}
         happened: Mapping[str, int] = {

@@ -160,7 +160,7 @@ class ClusterSimulation:
         return VirtualClock(loop, start=self.clock.now() + round(skew * SECOND))
 
     def alone(self, node: str, key: str) -> contextlib.AbstractContextManager[None]:
-        """Nobody else works on the key."""
+        """Check that no other handler works on the key."""
         return self.one_of(1, node, f"mutex {key!r}")
 
     @contextlib.contextmanager
@@ -223,7 +223,7 @@ class ClusterSimulation:
             await running
 
     async def crash_node(self) -> None:
-        """As kill -9: it stops in the middle of whatever it does, and says goodbye to nobody."""
+        """Stop as by kill -9: in the middle of any step, without cleanup."""
         self.troubled_at = self.clock.monotonic()
         name = self.random.choice(list(self.nodes))
         app, node, running = self.nodes.pop(name)

@@ -111,7 +111,7 @@ class JobChecker:
                 self.ended.add(id)
 
     def refuse(self, verb: str, arguments: Sequence[Any], error: DuplicateJob) -> None:
-        """Somebody was told that a job stands there already."""
+        """Record that an enqueue was refused for an existing job."""
         self.refused |= {job.id for job in arguments[0]} - self.jobs.keys()
         if self.is_exact and not any(job.unique_key is not None for job in arguments[0][1:]):
             stands = self.jobs.get(error.job_id)

@@ -224,7 +224,7 @@ class Recurring:
         return 0 if period_of(record) == MINUTE else record.course.started_at
 
     def _look_at_lines(self) -> None:
-        """Those that queue up run one after the other. Whoever cancels one in the middle lets those behind it go."""
+        """Queued occurrences run one after another. Cancelling one in the middle releases those behind it."""
         for job in self._job_checker.open:
             if job.task != "tick" or job.state is not JobState.RUNNING or job.id in self._simulation.retried:
                 continue

@@ -98,7 +98,7 @@ class Shop:
 
 @dataclass(slots=True)
 class Visit:
-    """A page that somebody looks at, and what its console said."""
+    """A page of a user, and the messages of its console."""
 
     page: Page
     shop: Shop
@@ -110,7 +110,7 @@ class Visit:
         await self.settled()
 
     async def sign_in(self, who: str, where: str = "login") -> None:
-        """Go there, sign in, and forget what the console said of an answer that was to be refused."""
+        """Open the page, sign in, and drop the console messages of the refused request before it."""
         await self.page.goto(self.shop.base + where)
         await self.page.get_by_label("User name").fill(who)
         await self.page.get_by_label("Password").fill(PASSWORDS[who])
@@ -196,7 +196,7 @@ async def shop_on(store: str, folder: Path, url: str, **settings: str) -> AsyncI
 
 @asynccontextmanager
 async def visiting(browser: Browser, shop: Shop, *, who: str = "ada") -> AsyncIterator[Visit]:
-    """Somebody looks at the dashboard. Raises for what the console complained about."""
+    """Open the dashboard. Raises for errors in its console."""
     width, height = SIZES["wide"]
     context = await browser.new_context(
         viewport={"width": width, "height": height},

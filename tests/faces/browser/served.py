@@ -1,4 +1,4 @@
-"""What the processes of these tests serve: a worker the app, uvicorn the dashboard, mounted in an app of somebody."""
+"""The programs of these tests: the app of a worker, and a dashboard mounted in a user's application."""
 
 from __future__ import annotations
 

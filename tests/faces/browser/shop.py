@@ -1,4 +1,4 @@
-"""The app of these tests, whose names, keys and payloads are what nobody should trust."""
+"""The app of these tests, with untrusted names, keys and payloads."""
 
 from __future__ import annotations
 

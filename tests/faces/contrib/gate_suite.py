@@ -1,4 +1,4 @@
-"""What every gate keeps, whichever framework it stands before: real workers, brokers and results on a real Redis."""
+"""What every gate guarantees for every framework: real workers, brokers and results on a real Redis."""
 
 from __future__ import annotations
 

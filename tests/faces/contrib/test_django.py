@@ -52,7 +52,7 @@ def notes() -> set[str]:
 
 @contextmanager
 def heard(signal: Any) -> Iterator[SimpleQueue[tuple[str, str, int]]]:
-    """What a signal tells of: id, status and attempts of each result, as they were then."""
+    """Collect the results that a signal is sent with: id, status and attempts at that time."""
     heard: SimpleQueue[tuple[str, str, int]] = SimpleQueue()
 
     def hear(sender: Any, task_result: Any, **_: Any) -> None:

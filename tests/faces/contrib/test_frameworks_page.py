@@ -1,4 +1,4 @@
-"""The examples of docs/frameworks.md are the files that they name, and run as they stand there."""
+"""The examples of docs/frameworks.md are the files that they name, and run unchanged."""
 
 from __future__ import annotations
 

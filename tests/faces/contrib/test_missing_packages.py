@@ -1,4 +1,4 @@
-"""Who imports what needs a package that is not there is told which one, and how to get it."""
+"""Importing a module whose package is missing raises with the package and how to install it."""
 
 from __future__ import annotations
 

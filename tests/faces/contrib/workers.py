@@ -48,14 +48,14 @@ class Worker:
 
 
 class Log:
-    """What the tasks wrote when they started, and what stands in line."""
+    """The lines that tasks wrote when they started, and the waiting messages."""
 
     def __init__(self, url: str, own: str) -> None:
         self.client: Any = redis.Redis.from_url(url)
         self._own = own
 
     def starts(self, name: str) -> list[tuple[float, str]]:
-        """When each start of a key was, and what it told, in order of time."""
+        """Return the instants of the starts of a key with their values, in order of time."""
         lines = (line.decode().partition(":")[::2] for line in self.client.lrange(f"starts:{name}", 0, -1))
         return sorted((float(at), told) for at, told in lines)
 

@@ -15,10 +15,10 @@ from headgate.http import CallbackAuth, User, dashboard
 from headgate.storage.store import Store
 
 PASSWORD = "correct horse battery"
-"""A value that nobody may be shown where `password` is redacted."""
+"""A value that must not be shown where `password` is redacted."""
 
 HOSTILE = "a/b?c=<script>alert('ü&\"x\"')</script> %2F.."
-"""A key and a name that is data wherever it stands."""
+"""A key and a name that must always be treated as data."""
 
 LIMIT = "bucket/<b>\"x\"'ü' %25"
 """A limit may be called so."""

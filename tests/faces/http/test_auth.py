@@ -158,7 +158,7 @@ async def test_a_token_is_valid_in_every_process_with_the_same_passwords() -> No
 
 
 async def test_a_token_reveals_nothing_about_other_passwords() -> None:
-    """Were it signed with them, whoever sees their own could try theirs on it, where no throttle is in the way."""
+    """If it were signed with them, a user could guess passwords offline with their own token."""
     app = make_app()
     async with app.open():
         tokens = []

@@ -1,4 +1,4 @@
-"""What the API tells, of each store."""
+"""What the API returns, on each store."""
 
 from __future__ import annotations
 

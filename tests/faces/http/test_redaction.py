@@ -1,4 +1,4 @@
-"""What nobody is shown: hidden fields, wherever a payload, a result, a header, an error or a log line is told."""
+"""Hidden fields are shown nowhere: payloads, results, headers, errors and log lines."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ async def test_a_search_does_not_reveal_a_hidden_value() -> None:
 
 
 class BlockedStorage(MemoryStorage):
-    """A store that somebody keeps busy."""
+    """A store with a blocker."""
 
     async def blockers(self) -> Sequence[Blocker]:
         what = "reports (bob) keeps 1 waiting, active"
@@ -282,7 +282,7 @@ async def test_only_operators_see_statements_of_other_sessions() -> None:
 
 
 async def first_overview(site: Dashboard, headers: dict[str, str]) -> str:
-    """What the live stream sends until it has told what is going on."""
+    """Return what the live stream sends up to the first overview."""
     told = bytearray()
 
     async def send(message: Any) -> None:

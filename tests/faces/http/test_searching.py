@@ -47,7 +47,7 @@ def on_postgres(postgres_url: str, postgres_schema: str) -> Headgate:
 
 @asynccontextmanager
 async def locked_jobs(url: str, schema: str) -> AsyncIterator[Callable[[], Any]]:
-    """Nobody can read jobs meanwhile; yields what tells how many statements wait for that."""
+    """Lock the jobs against reads; yield a function that returns how many statements wait."""
     connection = await asyncpg.connect(url)
     try:
         async with connection.transaction():

@@ -24,7 +24,7 @@ HELLO = "retry: 2000\n\n"
 
 
 class Source:
-    """Reads the overview of an app, counts how often, and fails when it is told to."""
+    """Reads the overview of an app, counts the reads, and fails on request."""
 
     def __init__(self, app: Headgate) -> None:
         self._app = app
@@ -40,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """An open app, and the stream of what goes on in it."""
+    """An open app, and its live stream."""
 
     clock: VirtualClock
     app: Headgate
@@ -62,7 +62,7 @@ class Live:
                 yield chunk.decode()
 
     async def begun(self) -> tuple[AsyncGenerator[str, None], str]:
-        """A stream that has told what goes on, and the id of that."""
+        """Return a stream that has sent an overview, and the id of that message."""
         events = self.listen()
         assert await anext(events) == HELLO
         name, id, _ = parsed(await anext(events))

@@ -1,4 +1,4 @@
-"""Which jobs are asked for: said once, for Python, the command line and the HTTP API."""
+"""The query for jobs: defined once, for Python, the command line and the HTTP API."""
 
 from __future__ import annotations
 

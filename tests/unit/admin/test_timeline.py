@@ -1,4 +1,4 @@
-"""The life of a job as it is told from what is kept."""
+"""The timeline of a job, made from its stored records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention as it is said in code and in the environment."""
+"""Retention as it is set in code and in the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of rules: every rule comes back from its text as it was, and what is no rule is told so."""
+"""The kinds of rules: every rule is read from its text as it was written, and invalid texts are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rate strings: what is accepted, what it means, and what a mistake is told."""
+"""Rate strings: what is accepted, what it means, and the errors of mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting beside the looks: as fresh as it is cheap, and nobody waits for it."""
+"""Counting in the background: as fresh as it is cheap, and no reader waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other processes on the same file: what one instance hears, tells, and notices."""
+"""Other processes on the same file: notifications, polling, and a deleted file."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_wrong_password_is_a_declaration_error_at_first_and_an_outage_later(er
     ],
 )
 def test_a_missing_right_or_table_is_waited_for_and_its_message_says_what_to_do(error: Exception, word: str) -> None:
-    """While it opens they are told by who opens, each in the words of what it was about to do."""
+    """While a store opens, its caller raises them with the step that failed."""
     told = translate(error, "the database")
     assert type(told) is StorageUnavailable
     assert word in str(told)

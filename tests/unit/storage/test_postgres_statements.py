@@ -1,4 +1,4 @@
-"""Statements as they are written, and as the driver wants them."""
+"""Statements as they are written, and as the driver gets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notifications of PostgreSQL: what they say, how often they are sent, and whom they wake."""
+"""Notifications of PostgreSQL: their content, how often they are sent, and which processes they wake."""
 
 from __future__ import annotations
 

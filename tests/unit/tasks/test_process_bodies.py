@@ -1,4 +1,4 @@
-"""What can run in a child process, and what is told where it is declared."""
+"""What can run in a child process, and what is refused at declaration."""
 
 from __future__ import annotations
 

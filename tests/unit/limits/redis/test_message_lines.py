@@ -35,7 +35,7 @@ class Shop:
         self.published: list[bytes] = []
 
     def ask(self, steps: Steps[T], *, until_sent: int | None = None) -> T | None:
-        """Do what `steps` want; killed at the sending of the message of that number."""
+        """Do `steps`; the process is killed when it sends the message of that number."""
         reply = None
         while True:
             try:

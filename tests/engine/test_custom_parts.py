@@ -1,4 +1,4 @@
-"""Parts of one's own: an object stands wherever a URL may, if it does what the protocol says."""
+"""Custom parts: an object that implements the protocol can be passed in place of a URL."""
 
 from __future__ import annotations
 

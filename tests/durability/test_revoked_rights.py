@@ -78,7 +78,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 def withdrawals(place: Place) -> list[tuple[str, str, str]]:
-    """What is taken away, how it is given back, and a word of what is said meanwhile."""
+    """What is revoked, how it is restored, and a word of the error meanwhile."""
     job = f"{place.schema}job"
     renamed = (f"ALTER TABLE {job} RENAME TO away", f"ALTER TABLE {place.schema}away RENAME TO job", "restore it")
     if not place.role:
@@ -122,7 +122,7 @@ async def test_a_worker_continues_when_its_rights_are_restored(place: Place, mon
 async def test_a_permanent_error_of_the_database_ends_the_worker_block_immediately(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A column that is not there is a mistake in a statement, or a table that somebody changed: no waiting helps."""
+    """A missing column is an error in a statement, or of a changed table: waiting does not help."""
     app = place.app
     went_on: list[str] = []
 

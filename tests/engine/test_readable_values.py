@@ -1,4 +1,4 @@
-"""What people are told of jobs and limits: instants that they need not work out, and counts that leave nothing out."""
+"""Values for people about jobs and limits: readable instants, and complete counts."""
 
 from __future__ import annotations
 
