@@ -198,7 +198,7 @@ async def test_four_workers_keep_every_limit_lose_no_job_and_use_the_budget_unde
     assert again == {}
     assert contradictions == []
     # The look that is there for what was forgotten finds nothing, but what came a moment before it was told.
-    assert sum(told["swept"] for child in cluster.gone for (told,) in child.lines_with("stopping")) <= WORKERS
+    assert sum(received["swept"] for child in cluster.gone for (received,) in child.lines_with("stopping")) <= WORKERS
 
     # The budget is used.
     calm = calm_between(cluster.outages, began + 2 * SECOND, ended)

@@ -67,12 +67,12 @@ async def _measured(tmp_path: Path) -> dict[str, Any]:
                     cwd=Path(__file__).parents[2],
                 )
                 try:
-                    told, _ = await process.communicate()
+                    received, _ = await process.communicate()
                 finally:
                     if process.returncode is None:
                         process.kill()
                 assert process.returncode == 0, verb
-                measured: dict[str, Any] = json.loads(told)
+                measured: dict[str, Any] = json.loads(received)
                 return measured
 
         found = await asyncio.gather(*(measure(number, verb) for number, verb in enumerate(VERBS)))

@@ -176,12 +176,12 @@ class RaceRun:
                 # What is held until the job is final is given back, as far as this book goes, when it is claimed anew.
                 self.inside[draw].discard(job.id)
         while endings:
-            told = list(zip(endings, await store.finish(node, endings), strict=True))
-            for ending, written in told:
+            received = list(zip(endings, await store.finish(node, endings), strict=True))
+            for ending, written in received:
                 if written and isinstance(ending, Finished):
                     self.finished[ending.id] += 1
             # Of those that somebody else holds it is known later.
-            endings = [ending for ending, written in told if written is None]
+            endings = [ending for ending, written in received if written is None]
 
     async def recover_dead_nodes(self, store: PostgresStorage) -> None:
         while not self.is_over:

@@ -79,7 +79,7 @@ async def enqueue_until_full(folder: Path) -> None:
 
 
 async def finish_when_full(folder: Path) -> None:
-    troubled = asyncio.Event()
+    failed = asyncio.Event()
     runs: list[str] = []
     app = Headgate(f"sqlite:///{folder / 'jobs.db'}")
 
@@ -93,11 +93,11 @@ async def finish_when_full(folder: Path) -> None:
         return name * 4000
 
     def seen(_event: Event) -> None:
-        troubled.set()
+        failed.set()
 
     async with app:
         large = await work.enqueue("large")
-        await asyncio.wait_for(troubled.wait(), 10)
+        await asyncio.wait_for(failed.wait(), 10)
         print_line("full")
         (folder / "filler").unlink()
         assert await large.result(timeout=10) == "large" * 4000

@@ -26,7 +26,7 @@ def cut(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def spoil(path: Path, page: int) -> None:
+def corrupt(path: Path, page: int) -> None:
     """Overwrite all pages from this one on with noise."""
     length = size(path) - page * PAGE
     with path.open("r+b") as file:

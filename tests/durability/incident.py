@@ -102,8 +102,8 @@ async def until_final(jobs: list[Job[Any]], what: str) -> None:
         return all([(await job.status()).state.is_final for job in jobs])
 
     async def left() -> str:
-        told = [await admin.explain(job.id) for job in jobs]
-        reasons = [f"{each.status.task}: {each.reason}" for each in told if not each.status.state.is_final]
+        received = [await admin.explain(job.id) for job in jobs]
+        reasons = [f"{each.status.task}: {each.reason}" for each in received if not each.status.state.is_final]
         return f"{what}; {'; '.join(reasons)}"
 
     await until(are_final, 30, left)

@@ -14,7 +14,7 @@ from tests.durability.worker import tell_parent
 
 async def main(options: dict[str, Any]) -> None:
     work = Work(options["url"], **options.get("settings", {}))
-    work.go_on.set()
+    work.proceed.set()
     work.app.subscribe(tell_parent)
     await work.app.run()
 

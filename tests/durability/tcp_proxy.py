@@ -114,7 +114,7 @@ class TcpProxy:
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+            remote, back = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
             writer.transport.abort()
             return
@@ -123,7 +123,7 @@ class TcpProxy:
         connection = ProxiedConnection()
         ways = {
             asyncio.ensure_future(self._pass_requests(reader, back, connection)),
-            asyncio.ensure_future(self._pass_replies(there, writer, connection)),
+            asyncio.ensure_future(self._pass_replies(remote, writer, connection)),
         }
         self._ways |= ways
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)

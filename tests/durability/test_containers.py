@@ -52,17 +52,17 @@ async def test_nodes_in_other_containers_keep_their_jobs(
         "heartbeat": 0.2,
         "lease": 4.0,
     }
-    there = await children.start("worker.py", command=command, **settings)
-    (first,) = await there.wait_for_line("NodeStarted")
+    remote = await children.start("worker.py", command=command, **settings)
+    (first,) = await remote.wait_for_line("NodeStarted")
     async with open_store(database) as storage:
         job = new_job(now=storage.now(), task="wait_for_word", payload='{"key":"a"}')
         await storage.add([job])
-        await there.wait_for_line("running")
-        here = await children.start("worker.py", **settings)
-        (second,) = await here.wait_for_line("NodeStarted")
+        await remote.wait_for_line("running")
+        local = await children.start("worker.py", **settings)
+        (second,) = await local.wait_for_line("NodeStarted")
         # Longer than a lease, in which each looks at the other several times.
         await asyncio.sleep(5)
-        for child in (here, there):
+        for child in (local, remote):
             await child.read_lines()
             # The node of this test's own store sends no heartbeats.
             assert {lost for lost, *_ in child.lines_with("NodeLost")} <= {NODE}, child.lines
@@ -73,9 +73,9 @@ async def test_nodes_in_other_containers_keep_their_jobs(
         nodes = {node.id: node.is_gone for node in await storage.nodes() if node.id != NODE}
         assert nodes == {first: False, second: False}
         # What a container leaves behind that dies is taken over when its lease has run out.
-        await there.kill()
-        await here.wait_for_line("running")
-        here.send("go")
+        await remote.kill()
+        await local.wait_for_line("running")
+        local.send("go")
 
         async def is_done() -> bool:
             record = await storage.job(job.id)

@@ -13,7 +13,7 @@ from headgate.errors import StorageUnavailable, StorageUnusable
 from headgate.storage.records import JobFilter
 from headgate.storage.sqlite.connection import APPLICATION_ID, connect
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.durability.files import PAGE, contents, copy, cut, log_of, put, size, spoil
+from tests.durability.files import PAGE, contents, copy, corrupt, cut, log_of, put, size
 from tests.durability.stores import new_job, open_store
 
 
@@ -160,7 +160,7 @@ async def test_a_file_whose_log_is_just_being_emptied_into_it_opens(database: Pa
 async def test_a_page_that_is_corrupt_stops_the_store_and_says_what_to_do(database: Path) -> None:
     await fill(database, 2000)
     # All but the first pages, where the schema is.
-    spoil(database, 100)
+    corrupt(database, 100)
     storage = SqliteStorage(database, SystemClock())
     await storage.open()
     try:

@@ -34,8 +34,8 @@ async def main():
         print({{oct(os.stat(name).st_mode & 0o777) for name in {FILES}}})
 asyncio.run(main())
 """
-    told = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == repr({oct(expected)})
+    received = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert received.stdout.strip() == repr({oct(expected)})
 
 
 @pytest.fixture

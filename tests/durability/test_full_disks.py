@@ -76,8 +76,8 @@ async def test_an_ending_on_a_full_disk_is_repeated_until_there_is_room(database
     storage = SqliteStorage(database, SystemClock())
     app = Headgate(storage=storage)
     runs: list[int] = []
-    troubled = asyncio.Event()
-    app.subscribe(lambda _event: troubled.set(), StorageFailed)
+    failed = asyncio.Event()
+    app.subscribe(lambda _event: failed.set(), StorageFailed)
 
     @app.task
     async def work(size: int) -> str:
@@ -87,7 +87,7 @@ async def test_an_ending_on_a_full_disk_is_repeated_until_there_is_room(database
 
     async with app:
         job = await work.enqueue(100_000)
-        await asyncio.wait_for(troubled.wait(), 10)
+        await asyncio.wait_for(failed.wait(), 10)
         with pytest.raises(TimeoutError):
             await job.result(timeout=0.5)
         await allow_all_pages(storage)

@@ -46,9 +46,9 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_t
 ) -> None:
     run_log = tmp_path / "run_log"
     random = Random(point)
-    here = Enqueuer(database)
+    local = Enqueuer(database)
     held: dict[str, int] = {}
-    async with here.app.open():
+    async with local.app.open():
         count_endings(database)
         acknowledged: list[Job[None]] = []
         for _ in range(ROUNDS):
@@ -60,14 +60,14 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_t
                 skip=random.randrange(3),
                 concurrency=4,
             )
-            acknowledged += await here.record.enqueue_many([(random.choice(KEYS),) for _ in range(10)])
+            acknowledged += await local.record.enqueue_many([(random.choice(KEYS),) for _ in range(10)])
             name, jobs = await worker.wait_for_line("at")
             assert name == point
             await worker.kill()
             ran = runs_by_job(read_run_log(run_log))
             for job in jobs:
                 held[job] = ran[job]
-                record = await here.storage.job(job)
+                record = await local.storage.job(job)
                 assert record is not None
                 assert record.state == {"claiming": "waiting", "finished": "succeeded"}.get(point, "running")
 
@@ -79,11 +79,11 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_t
         await asyncio.gather(*(job.result(timeout=30) for job in acknowledged))
 
         for job in acknowledged:
-            record = await here.storage.job(job.id)
+            record = await local.storage.job(job.id)
             assert record is not None
             assert record.state is JobState.SUCCEEDED
-        lost = {job: [a.outcome for a in await here.storage.attempts(job)].count("lost") for job in held}
-        assert await here.storage.check() == []
+        lost = {job: [a.outcome for a in await local.storage.attempts(job)].count("lost") for job in held}
+        assert await local.storage.check() == []
     await last.kill()
 
     lines = read_run_log(run_log)
@@ -110,18 +110,18 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_t
 async def test_a_job_that_kills_its_worker_every_time_is_not_run_for_ever(
     database: Path, tmp_path: Path, children: Children
 ) -> None:
-    here = Enqueuer(database)
-    async with here.app.open():
-        job = await here.die.enqueue()
+    local = Enqueuer(database)
+    async with local.app.open():
+        job = await local.die.enqueue()
         for attempt in range(3):
             worker = await children.start("worker.py", path=str(database), run_log=str(tmp_path / "run_log"))
             assert await worker.end() == -9, f"attempt {attempt + 1} should have taken the process along"
         last = await children.start("worker.py", path=str(database), run_log=str(tmp_path / "run_log"))
         _node, returned, poisonous = await last.wait_for_line("NodeLost")
         assert (returned, poisonous) == (0, 1)
-        record = await here.storage.job(job.id)
+        record = await local.storage.job(job.id)
         assert record is not None
         assert record.state is JobState.FAILED
         assert record.error is not None
         assert record.error.type == "PoisonousJob"
-        assert [attempt.outcome for attempt in await here.storage.attempts(job.id)] == ["lost"] * 3
+        assert [attempt.outcome for attempt in await local.storage.attempts(job.id)] == ["lost"] * 3

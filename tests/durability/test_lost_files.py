@@ -113,9 +113,9 @@ async def test_a_file_behind_a_symbolic_link_is_watched_too(tmp_path: Path) -> N
 
 async def test_a_worker_stops_claiming_when_its_file_is_gone(database: Path) -> None:
     app = Headgate(f"sqlite:///{database}")
-    troubled = asyncio.Event()
+    failed = asyncio.Event()
     runs: list[int] = []
-    app.subscribe(lambda _event: troubled.set(), StorageFailed)
+    app.subscribe(lambda _event: failed.set(), StorageFailed)
 
     @app.task
     async def work(number: int) -> None:
@@ -125,7 +125,7 @@ async def test_a_worker_stops_claiming_when_its_file_is_gone(database: Path) -> 
         await (await work.enqueue(1)).result(timeout=5)
         elsewhere = database.with_name("elsewhere.db")
         rename(database, elsewhere)
-        await asyncio.wait_for(troubled.wait(), 5)
+        await asyncio.wait_for(failed.wait(), 5)
         with pytest.raises(StorageUnavailable, match="put it back"):
             await work.enqueue(2)
     assert runs == [1]

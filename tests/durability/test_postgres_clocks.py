@@ -34,18 +34,18 @@ class WrongClock(SystemClock):
 async def test_a_worker_with_a_clock_off_by_an_hour_starts_jobs_when_they_are_due(
     postgres: PostgresServer, ahead: int
 ) -> None:
-    here, there = Work(postgres.url), Work(postgres.url, clock=WrongClock(ahead))
-    async with here.app.open(), there.app:
-        await there.has_run(await here.gated.enqueue("acme"), timeout=3)
+    local, remote = Work(postgres.url), Work(postgres.url, clock=WrongClock(ahead))
+    async with local.app.open(), remote.app:
+        await remote.has_run(await local.gated.enqueue("acme"), timeout=3)
         began = time.monotonic()
-        later = await here.gated.using(delay=1.5).enqueue("acme")
-        much_later = await here.gated.using(delay=HOUR / 2).enqueue("acme")
-        await there.has_run(later, timeout=5)
+        later = await local.gated.using(delay=1.5).enqueue("acme")
+        much_later = await local.gated.using(delay=HOUR / 2).enqueue("acme")
+        await remote.has_run(later, timeout=5)
         assert 1.4 < time.monotonic() - began < 3.5
-        assert much_later.id not in there.runs
+        assert much_later.id not in remote.runs
         # Somebody should set that clock.
-        await until(lambda: there.saw(ClockSkewed), 5)
-        (skewed,) = [event.seconds for event in there.events if isinstance(event, ClockSkewed)]
+        await until(lambda: remote.has_event(ClockSkewed), 5)
+        (skewed,) = [event.seconds for event in remote.events if isinstance(event, ClockSkewed)]
         assert abs(skewed - ahead) < 1
 
 
@@ -53,12 +53,12 @@ async def test_a_worker_with_a_clock_off_by_an_hour_starts_jobs_when_they_are_du
 async def test_a_delay_by_an_app_with_a_clock_off_by_an_hour_has_the_right_length(
     postgres: PostgresServer, ahead: int
 ) -> None:
-    here, there = Work(postgres.url, clock=WrongClock(ahead)), Work(postgres.url)
-    async with here.app.open(), there.app:
-        await there.has_run(await here.gated.enqueue("acme"), timeout=3)
+    local, remote = Work(postgres.url, clock=WrongClock(ahead)), Work(postgres.url)
+    async with local.app.open(), remote.app:
+        await remote.has_run(await local.gated.enqueue("acme"), timeout=3)
         began = time.monotonic()
-        later = await here.gated.using(delay=1.5).enqueue("acme")
-        await there.has_run(later, timeout=5)
+        later = await local.gated.using(delay=1.5).enqueue("acme")
+        await remote.has_run(later, timeout=5)
         assert 1.4 < time.monotonic() - began < 3.5
 
 
@@ -75,15 +75,15 @@ async def test_nodes_with_clocks_two_hours_apart_declare_none_dead_and_share_a_b
         # Longer than a lease.
         await asyncio.sleep(3)
         for work in (fast, slow):
-            work.go_on.set()
-            assert not work.saw(NodeLost)
-            assert not work.saw(NodeDeclaredDead)
+            work.proceed.set()
+            assert not work.has_event(NodeLost)
+            assert not work.has_event(NodeDeclaredDead)
         assert await held.result(timeout=5) == "acme"
 
 
 async def test_a_job_that_expires_does_so_by_the_server_s_clock(postgres: PostgresServer) -> None:
-    here, there = Work(postgres.url), Work(postgres.url, clock=WrongClock(HOUR))
-    async with here.app.open(), there.app:
+    local, remote = Work(postgres.url), Work(postgres.url, clock=WrongClock(HOUR))
+    async with local.app.open(), remote.app:
         expires_at = datetime.now(UTC) + timedelta(minutes=30)
-        job = await here.gated.using(expires_at=expires_at).enqueue("acme")
-        await there.has_run(job, timeout=5)
+        job = await local.gated.using(expires_at=expires_at).enqueue("acme")
+        await remote.has_run(job, timeout=5)

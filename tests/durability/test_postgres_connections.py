@@ -56,34 +56,34 @@ async def test_a_silent_connection_is_closed_in_time_and_the_work_continues(
 ) -> None:
     monkeypatch.setattr(database, "COMMAND_TIMEOUT", 1.0)
     monkeypatch.setattr(database, "CONNECT_TIMEOUT", 1.0)
-    here = Work(postgres.url)
-    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
-        there = Work(postgres.url_at(proxy.port))
-        async with there.app:
-            await there.has_run(await here.gated.enqueue("acme"))
+    local = Work(postgres.url)
+    async with TcpProxy.to(postgres.port) as proxy, local.app.open():
+        remote = Work(postgres.url_at(proxy.port))
+        async with remote.app:
+            await remote.has_run(await local.gated.enqueue("acme"))
             proxy.hold()
-            job = await here.gated.enqueue("acme")
-            await until(lambda: bool(there.troubles), 5)
-            assert job.id not in there.runs
+            job = await local.gated.enqueue("acme")
+            await until(lambda: bool(remote.failures), 5)
+            assert job.id not in remote.runs
             # The silent connections stay as they are: nobody ever tells that they are dead.
             proxy.release()
-            await there.has_run(job, timeout=BACK)
-            assert there.again == []
+            await remote.has_run(job, timeout=BACK)
+            assert remote.again == []
 
 
 async def test_a_silent_listener_is_detected_and_jobs_are_found_by_polling_meanwhile(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wake_ups, "WATCHDOG", 0.5)
-    here = Work(postgres.url)
-    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
-        there = Work(postgres.url, listen_url=postgres.url_at(proxy.port))
-        async with there.app:
+    local = Work(postgres.url)
+    async with TcpProxy.to(postgres.port) as proxy, local.app.open():
+        remote = Work(postgres.url, listen_url=postgres.url_at(proxy.port))
+        async with remote.app:
 
             async def delay() -> float:
-                job = await here.gated.enqueue("acme")
+                job = await local.gated.enqueue("acme")
                 began = time.monotonic()
-                await there.has_run(job, timeout=BACK)
+                await remote.has_run(job, timeout=BACK)
                 return time.monotonic() - began
 
             await delay()
@@ -175,7 +175,7 @@ async def test_a_session_that_is_ended_in_the_middle_of_a_statement_is_replaced(
         await work.has_run(held)
         await operator.execute("BEGIN; LOCK TABLE headgate.job IN ACCESS EXCLUSIVE MODE")
         enqueuing = [asyncio.ensure_future(work.gated.enqueue("acme")) for _ in range(3)]
-        work.go_on.set()
+        work.proceed.set()
         stuck = "FROM pg_stat_activity WHERE application_name = 'headgate' AND wait_event_type = 'Lock'"
         async with asyncio.timeout(10):
             # The enqueues, the ending, a claim.
@@ -237,16 +237,16 @@ async def test_a_node_works_with_fewer_connections_than_configured(tmp_path: Pat
 
 
 async def test_a_notification_that_was_lost_delays_a_job_by_one_poll(postgres: PostgresServer) -> None:
-    here = Work(postgres.url)
-    async with here.app.open():
-        there = Work(postgres.url)
-        async with there.app:
-            await there.has_run(await here.gated.enqueue("acme"))
+    local = Work(postgres.url)
+    async with local.app.open():
+        remote = Work(postgres.url)
+        async with remote.app:
+            await remote.has_run(await local.gated.enqueue("acme"))
             # Nobody listens in the moment of the commit.
             await ask(
                 postgres.url,
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query ILIKE '%LISTEN%' "
                 "AND pid <> pg_backend_pid()",
             )
-            job = await here.gated.enqueue("acme")
-            await there.has_run(job, timeout=BACK)
+            job = await local.gated.enqueue("acme")
+            await remote.has_run(job, timeout=BACK)

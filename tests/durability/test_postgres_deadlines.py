@@ -205,4 +205,4 @@ async def test_a_full_notification_queue_stops_no_worker(narrow: PostgresServer)
         assert isinstance(storage, PostgresStorage)
         assert storage.driver._wake_ups is not None
         assert not any(task.done() for task in storage.driver._wake_ups._tasks)
-        assert work.troubles == []
+        assert work.failures == []

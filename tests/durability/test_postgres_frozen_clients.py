@@ -112,17 +112,17 @@ async def test_a_client_that_freezes_in_a_transaction_holds_its_locks_for_five_s
 async def test_a_worker_that_is_stopped_during_its_first_claim_delays_no_other(
     server: PostgresServer, children: Children
 ) -> None:
-    here = Work(server.url, lease=30)
-    async with TcpProxy.to(server.port) as proxy, here.app:
+    local = Work(server.url, lease=30)
+    async with TcpProxy.to(server.port) as proxy, local.app:
         await count_endings(server.url)
         # Its first claim, in the middle of its locks: lanes are locked after buckets.
         stall = proxy.stall_before(b"wakes_at, opened_at, front\n        FROM")
-        jobs = [await here.gated.enqueue("acme")]
+        jobs = [await local.gated.enqueue("acme")]
         fresh = await children.start(
             "postgres_worker.py", url=server.url_at(proxy.port), settings={"lease": 30, "heartbeat": 1}
         )
         for _ in range(500):
-            jobs.append(await here.gated.enqueue("acme"))
+            jobs.append(await local.gated.enqueue("acme"))
             await asyncio.sleep(0.01)
             if stall.happened.is_set():
                 break
@@ -130,12 +130,12 @@ async def test_a_worker_that_is_stopped_during_its_first_claim_delays_no_other(
         os.kill(fresh.pid, signal.SIGSTOP)
         stall.resumed.set()
         stopped_at = time.monotonic()
-        await here.has_run(*[await here.gated.enqueue("acme") for _ in range(5)])
+        await local.has_run(*[await local.gated.enqueue("acme") for _ in range(5)])
         assert time.monotonic() - stopped_at < BOUND + SLACK
         os.kill(fresh.pid, signal.SIGCONT)
-        jobs += await here.gated.enqueue_many([("acme",)] * 200)
+        jobs += await local.gated.enqueue_many([("acme",)] * 200)
         await asyncio.gather(*(job.result(timeout=20) for job in jobs))
-        assert await here.app._storage.check() == []
+        assert await local.app._storage.check() == []
     endings = await Endings.of(server.url)
     assert set(endings.states.values()) == {"succeeded"}
     assert set(endings.times.values()) == {1}
@@ -224,12 +224,12 @@ async def test_a_fresh_worker_prepares_no_statement_while_it_holds_locks(tmp_pat
 
 
 async def test_an_idle_session_of_another_program_is_not_terminated(server: PostgresServer) -> None:
-    here = Work(server.url)
-    async with here.app, session_at(server.url) as theirs:
-        await here.has_run(await here.gated.enqueue("acme"))
+    local = Work(server.url)
+    async with local.app, session_at(server.url) as theirs:
+        await local.has_run(await local.gated.enqueue("acme"))
         await theirs.execute("BEGIN; SELECT * FROM headgate.bucket WHERE key = 'nobody' FOR UPDATE")
         # Parsed, and its values do not come.
         waiting = await theirs.prepare("SELECT $1::text")
         await asyncio.sleep(SILENT_FOR / SECOND + 2)
         assert await waiting.fetchval("still here") == "still here"
-        await here.has_run(await here.gated.enqueue("acme"))
+        await local.has_run(await local.gated.enqueue("acme"))

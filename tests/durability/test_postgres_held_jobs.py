@@ -246,8 +246,8 @@ async def test_a_unique_job_that_gets_a_successor_delays_no_other_ending(stores:
     await stores.left.add_one()
     held, other = await stores.left.take()
     async with stores.user.holding(stores.unique()):
-        told = await promptly(stores.left.storage.finish(stores.left.node, list(succeeded(held, other))))
-        assert list(told) == [None, True]
+        received = await promptly(stores.left.storage.finish(stores.left.node, list(succeeded(held, other))))
+        assert list(received) == [None, True]
     await stores.left.succeed(held)
     assert len(await stores.right.take_ids()) == 1
     await stores.check()
@@ -265,8 +265,8 @@ async def test_an_ending_whose_successor_is_being_replaced_delays_no_other(store
     waiting = await stores.left.add_one(draws=[("mutex", "a")])
     async with stores.user.holding(stores.unique(payload='"third"')):
         endings = [*failed(held), *failed(*running)]
-        told = await promptly(stores.left.storage.finish(stores.left.node, endings))
-        assert list(told) == [None, *[True] * len(running)]
+        received = await promptly(stores.left.storage.finish(stores.left.node, endings))
+        assert list(received) == [None, *[True] * len(running)]
         assert await promptly(stores.right.take_ids()) == [waiting]
         await stores.check()
     assert await stores.left.finish(*failed(held)) == [True]

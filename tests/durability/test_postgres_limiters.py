@@ -226,9 +226,9 @@ def test_an_invalid_url_is_refused_at_declaration(url: str) -> None:
 
 
 def test_no_password_is_shown(postgres_url: str) -> None:
-    with pytest.raises(DeclarationError) as told:
+    with pytest.raises(DeclarationError) as received:
         Limiter(HUNDRED, store="postgresql://user:secret@localhost/db?timeout=soon")
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(received.value)
 
 
 async def test_options_of_the_driver_reach_it(postgres_url: str, postgres_schema: str) -> None:

@@ -36,8 +36,8 @@ class Worker:
         self.app = app = Headgate(url, schema=schema)
         self.go = asyncio.Event()
         self.completed: list[int] = []
-        self.told: list[Any] = []
-        app.subscribe(self.told.append, EndingRefused, StorageFailed)
+        self.received: list[Any] = []
+        app.subscribe(self.received.append, EndingRefused, StorageFailed)
 
         @app.task(retry=RetryPolicy(retries=0))
         async def sync(number: int) -> int:
@@ -102,7 +102,7 @@ async def test_one_locked_job_delays_no_other_ending(postgres_url: str, postgres
             assert (await held.status()).state == "running"
         assert await held.result(timeout=5) == 1
         assert await worker.app._storage.check() == []
-    assert worker.told == []
+    assert worker.received == []
 
 
 async def test_a_success_in_a_batch_with_a_locked_failure_is_reported(postgres_url: str, postgres_schema: str) -> None:
@@ -120,7 +120,7 @@ async def test_a_success_in_a_batch_with_a_locked_failure_is_reported(postgres_u
             assert (await held.status()).state == "running"
         await reaches(held, "failed")
         assert [line.message for line in await worker.app._storage.logs(held.id)] == ["number -1"]
-    assert worker.told == []
+    assert worker.received == []
 
 
 async def test_one_locked_job_delays_no_other_expiry(postgres_url: str, postgres_schema: str) -> None:

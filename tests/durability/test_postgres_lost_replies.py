@@ -85,12 +85,12 @@ async def test_a_replacement_whose_commit_was_cut_is_reported_and_not_repeated(
 
 @pytest.mark.parametrize("is_lost", ["answer", "request"])
 async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: PostgresServer, is_lost: str) -> None:
-    here = Work(postgres.url)
-    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
-        there = Work(postgres.url_at(proxy.port))
+    local = Work(postgres.url)
+    async with TcpProxy.to(postgres.port) as proxy, local.app.open():
+        remote = Work(postgres.url_at(proxy.port))
         await count_endings(postgres.url)
-        async with there.app:
-            job = await here.gated.using(delay=0.7).enqueue("acme")
+        async with remote.app:
+            job = await local.gated.using(delay=0.7).enqueue("acme")
             cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(b"COMMIT", within=job.id.encode())
             async with asyncio.timeout(10):
                 await cut.happened.wait()
@@ -98,55 +98,55 @@ async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: Pos
                 "running" if is_lost == "answer" else "waiting"
             )
             await job.result(timeout=10)
-            assert there.runs == [job.id]
-            assert await here.app._storage.check() == []
+            assert remote.runs == [job.id]
+            assert await local.app._storage.check() == []
         assert (await Endings.of(postgres.url)).times == {job.id: 1}
 
 
 async def test_a_job_whose_claim_was_not_answered_is_charged_once(postgres: PostgresServer) -> None:
-    here = Work(postgres.url)
-    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
-        there = Work(postgres.url_at(proxy.port))
-        async with there.app:
-            job = await here.gated.using(delay=0.7).enqueue("acme")
+    local = Work(postgres.url)
+    async with TcpProxy.to(postgres.port) as proxy, local.app.open():
+        remote = Work(postgres.url_at(proxy.port))
+        async with remote.app:
+            job = await local.gated.using(delay=0.7).enqueue("acme")
             cut = proxy.break_after(b"COMMIT", within=job.id.encode())
             async with asyncio.timeout(10):
                 await cut.happened.wait()
             await job.result(timeout=10)
-            assert await here.used("acme") == 1
+            assert await local.used("acme") == 1
 
 
 async def test_a_job_without_limits_whose_claim_was_not_answered_is_run_once(postgres: PostgresServer) -> None:
-    here = Work(postgres.url)
-    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
-        there = Work(postgres.url_at(proxy.port))
+    local = Work(postgres.url)
+    async with TcpProxy.to(postgres.port) as proxy, local.app.open():
+        remote = Work(postgres.url_at(proxy.port))
         await count_endings(postgres.url)
-        async with there.app:
-            job = await here.plain.using(delay=0.7).enqueue("acme")
+        async with remote.app:
+            job = await local.plain.using(delay=0.7).enqueue("acme")
             cut = proxy.break_at_answer(job.id.encode())
             async with asyncio.timeout(10):
                 await cut.happened.wait()
             await job.result(timeout=10)
-            assert there.runs == [job.id]
+            assert remote.runs == [job.id]
         assert (await Endings.of(postgres.url)).times == {job.id: 1}
 
 
 @pytest.mark.parametrize("is_lost", ["answer", "request"])
 async def test_an_ending_that_was_cut_at_the_commit_is_written_once(postgres: PostgresServer, is_lost: str) -> None:
-    here = Work(postgres.url)
-    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
-        there = Work(postgres.url_at(proxy.port))
+    local = Work(postgres.url)
+    async with TcpProxy.to(postgres.port) as proxy, local.app.open():
+        remote = Work(postgres.url_at(proxy.port))
         await count_endings(postgres.url)
-        async with there.app:
-            job = await here.patient.enqueue("acme")
-            await there.has_run(job)
+        async with remote.app:
+            job = await local.patient.enqueue("acme")
+            await remote.has_run(job)
             cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(job.id.encode())
-            there.go_on.set()
+            remote.proceed.set()
             assert await job.result(timeout=10) == "acme"
             async with asyncio.timeout(5):
                 await cut.happened.wait()
-            await until(lambda: not there.app._node.recorder.pending, 5)  # type: ignore[union-attr]
-            assert there.runs == [job.id]
+            await until(lambda: not remote.app._node.recorder.pending, 5)  # type: ignore[union-attr]
+            assert remote.runs == [job.id]
         endings = await Endings.of(postgres.url)
         assert endings.states == {job.id: "succeeded"}
         assert endings.times == {job.id: 1}
@@ -154,24 +154,24 @@ async def test_an_ending_that_was_cut_at_the_commit_is_written_once(postgres: Po
 
 
 async def test_a_cut_connection_is_reported_and_the_node_continues(postgres: PostgresServer) -> None:
-    here = Work(postgres.url)
-    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
-        there = Work(postgres.url_at(proxy.port))
-        async with there.app:
-            await there.has_run(await here.gated.enqueue("acme"))
+    local = Work(postgres.url)
+    async with TcpProxy.to(postgres.port) as proxy, local.app.open():
+        remote = Work(postgres.url_at(proxy.port))
+        async with remote.app:
+            await remote.has_run(await local.gated.enqueue("acme"))
             proxy.put_to(1)
-            await until(lambda: there.saw(StorageFailed), 15)
+            await until(lambda: remote.has_event(StorageFailed), 15)
             proxy.put_to(postgres.port)
-            await there.has_run(await here.gated.enqueue("acme"), timeout=5)
+            await remote.has_run(await local.gated.enqueue("acme"), timeout=5)
 
 
 async def test_a_connection_that_loses_many_replies_loses_no_job_and_leaks_no_permit(
     postgres: PostgresServer,
 ) -> None:
     random = Random(1)
-    here = Work(postgres.url)
-    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
-        there = Work(postgres.url_at(proxy.port), heartbeat=0.1)
+    local = Work(postgres.url)
+    async with TcpProxy.to(postgres.port) as proxy, local.app.open():
+        remote = Work(postgres.url_at(proxy.port), heartbeat=0.1)
         await count_endings(postgres.url)
 
         async def lose() -> None:
@@ -179,25 +179,25 @@ async def test_a_connection_that_loses_many_replies_loses_no_job_and_leaks_no_pe
                 await asyncio.sleep(random.uniform(0.02, 0.1))
                 proxy.replies_to_lose = 1
 
-        async with there.app:
+        async with remote.app:
             losing = asyncio.ensure_future(lose())
             jobs = []
             for number in range(60):
                 key = f"key-{number % 4}"
-                jobs += await here.exclusive.enqueue_many([(key,)] * 2)
-                jobs += await here.gated.enqueue_many([(key,)] * 2)
-                jobs.append(await here.plain.enqueue(key))
+                jobs += await local.exclusive.enqueue_many([(key,)] * 2)
+                jobs += await local.gated.enqueue_many([(key,)] * 2)
+                jobs.append(await local.plain.enqueue(key))
                 await asyncio.sleep(0.05)
             losing.cancel()
             proxy.replies_to_lose = 0
             await asyncio.gather(*(job.result(timeout=15) for job in jobs))
-            assert len(there.troubles) > 5
-            assert there.most_together == 1
-            assert await here.app._storage.check() == []
-            (bucket, *_) = await here.app.admin.limits.list("mutex")
+            assert len(remote.failures) > 5
+            assert remote.most_together == 1
+            assert await local.app._storage.check() == []
+            (bucket, *_) = await local.app.admin.limits.list("mutex")
             assert bucket.used == 0
     endings = await Endings.of(postgres.url)
     assert set(endings.states.values()) == {"succeeded"}
     assert endings.times == dict.fromkeys([job.id for job in jobs], 1)
-    runs = Counter(there.runs)
+    runs = Counter(remote.runs)
     assert [id for id in runs if runs[id] > 1 + endings.lost[id]] == []

@@ -36,7 +36,7 @@ async def test_workers_wait_for_a_locked_table_and_lose_no_job(postgres: Postgre
         await work.has_run(held)
         async with side.transaction():
             await side.execute("LOCK TABLE headgate.job, headgate.lane, headgate.bucket IN ACCESS EXCLUSIVE MODE")
-            work.go_on.set()
+            work.proceed.set()
             enqueuing = [asyncio.ensure_future(work.gated.enqueue("acme")) for _ in range(20)]
             await asyncio.sleep(1.5)
             assert not any(task.done() for task in enqueuing)
@@ -59,7 +59,7 @@ async def test_a_lock_held_too_long_is_reported_and_the_work_continues_after_it(
         async with side.transaction():
             await side.execute("LOCK TABLE headgate.job IN ACCESS EXCLUSIVE MODE")
             enqueuing = asyncio.ensure_future(work.gated.enqueue("acme"))
-            await until(lambda: bool(work.troubles), 15)
+            await until(lambda: bool(work.failures), 15)
         job = await enqueuing
         await work.has_run(job, timeout=BACK)
         assert work.again == []
@@ -68,37 +68,37 @@ async def test_a_lock_held_too_long_is_reported_and_the_work_continues_after_it(
 async def test_a_claim_that_stops_before_its_commit_delays_others_by_about_two_seconds(
     postgres: PostgresServer,
 ) -> None:
-    here, other = Work(postgres.url), Work(postgres.url)
-    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+    local, other = Work(postgres.url), Work(postgres.url)
+    async with TcpProxy.to(postgres.port) as proxy, local.app.open():
         frozen = Work(postgres.url_at(proxy.port))
         async with frozen.app:
-            held = await here.gated.using(delay=0.7).enqueue("acme")
+            held = await local.gated.using(delay=0.7).enqueue("acme")
             stalled = proxy.stall_before(b"COMMIT", within=held.id.encode())
             async with asyncio.timeout(10):
                 await stalled.happened.wait()
             stalled_at = time.monotonic()
             async with other.app:
-                jobs = [held, await here.gated.enqueue("acme"), await here.gated.enqueue("globex")]
+                jobs = [held, await local.gated.enqueue("acme"), await local.gated.enqueue("globex")]
                 ids = {job.id for job in jobs}
                 await until(lambda: ids <= {*other.runs, *frozen.runs}, BACK)
                 assert time.monotonic() - stalled_at < 4
                 stalled.resumed.set()
                 await asyncio.gather(*(job.result(timeout=BACK) for job in jobs))
-            assert await here.used("acme") == 2
-            assert await here.app._storage.check() == []
+            assert await local.used("acme") == 2
+            assert await local.app._storage.check() == []
 
 
 async def test_a_process_stopped_before_the_commit_of_its_claim_claims_nothing_when_it_resumes(
     postgres: PostgresServer, children: Children
 ) -> None:
-    here = Work(postgres.url)
-    async with TcpProxy.to(postgres.port) as proxy, here.app.open():
+    local = Work(postgres.url)
+    async with TcpProxy.to(postgres.port) as proxy, local.app.open():
         await count_endings(postgres.url)
         frozen = await children.start(
             "postgres_worker.py", url=postgres.url_at(proxy.port), settings={"heartbeat": 0.25, "lease": 2}
         )
         await frozen.wait_for_line("NodeStarted")
-        job = await here.gated.using(delay=0.7).enqueue("acme")
+        job = await local.gated.using(delay=0.7).enqueue("acme")
         stalled = proxy.stall_before(b"COMMIT", within=job.id.encode())
         async with asyncio.timeout(10):
             await stalled.happened.wait()
@@ -114,7 +114,7 @@ async def test_a_process_stopped_before_the_commit_of_its_claim_claims_nothing_w
             frozen.signal(signal.SIGTERM)
             assert await frozen.end() == 0
         assert not frozen.has_line("JobStarted")
-        assert await here.used("acme") == 1
+        assert await local.used("acme") == 1
     assert (await Endings.of(postgres.url)).times == {job.id: 1}
 
 

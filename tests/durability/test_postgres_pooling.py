@@ -25,13 +25,13 @@ def pooled(postgres: PostgresServer, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-async def delays(here: Work, there: Work, count: int) -> list[float]:
+async def delays(local: Work, remote: Work, count: int) -> list[float]:
     """Seconds from the acknowledgement of a job to its run in the other app."""
     measured: list[float] = []
     for _ in range(count):
-        job = await here.gated.enqueue("acme")
+        job = await local.gated.enqueue("acme")
         began = time.monotonic()
-        await there.has_run(job)
+        await remote.has_run(job)
         measured.append(time.monotonic() - began)
     return measured
 
@@ -39,16 +39,16 @@ async def delays(here: Work, there: Work, count: int) -> list[float]:
 async def test_jobs_run_through_a_pooler_that_gives_each_transaction_another_session(
     postgres: PostgresServer, pooled: str
 ) -> None:
-    here, there = Work(pooled), Work(pooled)
-    async with here.app, there.app:
+    local, remote = Work(pooled), Work(pooled)
+    async with local.app, remote.app:
         await count_endings(postgres.url)
         jobs = []
         for number in range(20):
-            jobs += await here.gated.enqueue_many([(f"key-{number % 5}",)] * 10)
-            jobs += await here.plain.enqueue_many([("none",)] * 10)
+            jobs += await local.gated.enqueue_many([(f"key-{number % 5}",)] * 10)
+            jobs += await local.plain.enqueue_many([("none",)] * 10)
         await asyncio.gather(*(job.result(timeout=20) for job in jobs))
-        assert sorted(here.runs + there.runs) == sorted(job.id for job in jobs)
-        assert await here.app._storage.check() == []
+        assert sorted(local.runs + remote.runs) == sorted(job.id for job in jobs)
+        assert await local.app._storage.check() == []
     assert set((await Endings.of(postgres.url)).times.values()) == {1}
 
 
@@ -58,30 +58,30 @@ async def test_no_session_state_is_left_in_the_sessions_of_a_pooler(postgres: Po
         jobs = await work.gated.enqueue_many([("acme",)] * 50)
         await work.has_run(*jobs)
         # The sessions that a stranger gets are those that the work had.
-        strangers = [await asyncpg.connect(pooled, statement_cache_size=0) for _ in range(5)]
-        for stranger in strangers:
-            async with stranger.transaction():
-                assert await stranger.fetchval("SELECT count(*) FROM pg_prepared_statements") <= 1
-                assert await stranger.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
-                assert await stranger.fetchval("SHOW lock_timeout") == "0"
-                assert await stranger.fetchval("SHOW idle_in_transaction_session_timeout") == "0"
-                assert await stranger.fetchval("SHOW search_path") == '"$user", public'
-        for stranger in strangers:
-            await stranger.close()
+        other_sessions = [await asyncpg.connect(pooled, statement_cache_size=0) for _ in range(5)]
+        for other_session in other_sessions:
+            async with other_session.transaction():
+                assert await other_session.fetchval("SELECT count(*) FROM pg_prepared_statements") <= 1
+                assert await other_session.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
+                assert await other_session.fetchval("SHOW lock_timeout") == "0"
+                assert await other_session.fetchval("SHOW idle_in_transaction_session_timeout") == "0"
+                assert await other_session.fetchval("SHOW search_path") == '"$user", public'
+        for other_session in other_sessions:
+            await other_session.close()
         assert await ask(postgres.url, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
 
 
 async def test_without_a_direct_connection_jobs_are_found_by_polling(pooled: str) -> None:
-    here, there = Work(pooled), Work(pooled)
-    async with here.app.open(), there.app:
-        await there.has_run(await here.gated.enqueue("acme"))
-        measured = await delays(here, there, 7)
+    local, remote = Work(pooled), Work(pooled)
+    async with local.app.open(), remote.app:
+        await remote.has_run(await local.gated.enqueue("acme"))
+        measured = await delays(local, remote, 7)
         assert max(measured) < 3, measured
 
 
 async def test_with_a_direct_connection_jobs_start_immediately(postgres: PostgresServer, pooled: str) -> None:
-    here, there = Work(pooled), Work(pooled, listen_url=postgres.url)
-    async with here.app.open(), there.app:
-        await there.has_run(await here.gated.enqueue("acme"))
-        measured = await delays(here, there, 15)
+    local, remote = Work(pooled), Work(pooled, listen_url=postgres.url)
+    async with local.app.open(), remote.app:
+        await remote.has_run(await local.gated.enqueue("acme"))
+        measured = await delays(local, remote, 15)
         assert statistics.median(measured) < 0.1, measured

@@ -25,56 +25,56 @@ async def test_workers_continue_within_five_seconds_of_a_restart_and_lose_no_job
     postgres: PostgresServer, how: signal.Signals
 ) -> None:
     # Nobody is to be taken for dead by who comes back first, however busy the machine is.
-    here, there = Work(postgres.url, lease=10), Work(postgres.url, lease=10)
-    async with here.app, there.app:
+    local, remote = Work(postgres.url, lease=10), Work(postgres.url, lease=10)
+    async with local.app, remote.app:
         await count_endings(postgres.url)
-        held = await here.patient.enqueue("acme")
-        await until(lambda: held.id in here.runs + there.runs, 5)
-        waiting = [await here.gated.using(delay=1).enqueue("globex") for _ in range(20)]
+        held = await local.patient.enqueue("acme")
+        await until(lambda: held.id in local.runs + remote.runs, 5)
+        waiting = [await local.gated.using(delay=1).enqueue("globex") for _ in range(20)]
         if how is signal.SIGKILL:
             await asyncio.to_thread(postgres.kill)
         else:
             await asyncio.to_thread(postgres.stop, how)
         # It ends while there is nothing that it could be told to.
-        here.go_on.set()
-        there.go_on.set()
+        local.proceed.set()
+        remote.proceed.set()
         with pytest.raises(StorageUnavailable):
-            await here.gated.enqueue("nobody is there")
+            await local.gated.enqueue("nobody is there")
         await asyncio.to_thread(postgres.start)
         back_at = time.monotonic()
-        job = await here.gated.enqueue("acme")
+        job = await local.gated.enqueue("acme")
         jobs = {job.id, *(each.id for each in waiting)}
-        await until(lambda: jobs <= {*here.runs, *there.runs}, BACK)
+        await until(lambda: jobs <= {*local.runs, *remote.runs}, BACK)
         assert await held.result(timeout=BACK) == "acme"
         assert time.monotonic() - back_at < BACK
-        assert await here.app._storage.check() == []
+        assert await local.app._storage.check() == []
     endings = await Endings.of(postgres.url)
     assert {state for id, state in endings.states.items() if id in jobs} == {"succeeded"}
     assert set(endings.times.values()) == {1}
-    assert sorted(here.runs + there.runs) == sorted({*here.runs, *there.runs}), "a job ran twice"
+    assert sorted(local.runs + remote.runs) == sorted({*local.runs, *remote.runs}), "a job ran twice"
 
 
 async def test_a_stopped_server_makes_no_node_declare_another_dead(postgres: PostgresServer) -> None:
-    here, there = Work(postgres.url, lease=1, heartbeat=0.2), Work(postgres.url, lease=1, heartbeat=0.2)
-    async with here.app, there.app:
+    local, remote = Work(postgres.url, lease=1, heartbeat=0.2), Work(postgres.url, lease=1, heartbeat=0.2)
+    async with local.app, remote.app:
         await count_endings(postgres.url)
-        held = await here.patient.enqueue("acme")
-        await until(lambda: held.id in here.runs + there.runs, 5)
+        held = await local.patient.enqueue("acme")
+        await until(lambda: held.id in local.runs + remote.runs, 5)
         postgres.freeze()
         # Three leases long nobody can send a heartbeat.
         await asyncio.sleep(3)
         postgres.thaw()
-        job = await here.gated.enqueue("acme")
-        await until(lambda: job.id in here.runs + there.runs, BACK)
+        job = await local.gated.enqueue("acme")
+        await until(lambda: job.id in local.runs + remote.runs, BACK)
         # And long enough after it for a lease that began before the freeze to run out.
         await asyncio.sleep(1.5)
-        here.go_on.set()
-        there.go_on.set()
+        local.proceed.set()
+        remote.proceed.set()
         assert await held.result(timeout=BACK) == "acme"
-        for work in (here, there):
-            assert not work.saw(NodeLost)
-            assert not work.saw(NodeDeclaredDead)
-    assert len(here.runs + there.runs) == 2
+        for work in (local, remote):
+            assert not work.has_event(NodeLost)
+            assert not work.has_event(NodeDeclaredDead)
+    assert len(local.runs + remote.runs) == 2
     assert set((await Endings.of(postgres.url)).times.values()) == {1}
 
 
@@ -86,10 +86,10 @@ async def test_a_server_that_became_read_only_is_waited_for(postgres: PostgresSe
         await work.has_run(held)
         await operator.execute("ALTER SYSTEM SET default_transaction_read_only = on")
         await operator.execute("SELECT pg_reload_conf()")
-        await until(lambda: bool(work.troubles), 15)
+        await until(lambda: bool(work.failures), 15)
         with pytest.raises(StorageUnavailable):
             await work.gated.enqueue("acme")
-        work.go_on.set()
+        work.proceed.set()
         # What can be read is still read.
         assert (await held.status()).attempt == 1
         await operator.execute("SET default_transaction_read_only = off")

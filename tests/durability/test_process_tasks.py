@@ -241,7 +241,7 @@ async def test_errors_of_a_child_are_filtered_by_class_and_stored_with_their_tra
     fail = app.task(queue="computing", process=True, retry=policy)(bodies.fail)
 
     @fail.on_error
-    def told(job: object, error: BaseException) -> None:
+    def received(job: object, error: BaseException) -> None:
         errors.append(error)
 
     async with app:
@@ -288,10 +288,10 @@ async def test_a_function_in_a_child_can_read_its_job_and_settle_its_cost() -> N
     )
     async with app:
         job = await task.using(headers={"tenant": "acme"}).enqueue()
-        told = await job.result(timeout=15)
-        assert told.pop("waited_for") < 10
-        assert told.pop("enqueued_at").endswith("+00:00")
-        assert told == {
+        received = await job.result(timeout=15)
+        assert received.pop("waited_for") < 10
+        assert received.pop("enqueued_at").endswith("+00:00")
+        assert received == {
             "id": job.id,
             "task": "tell_about_the_job",
             "queue": "computing",

@@ -169,14 +169,14 @@ async def test_a_replica_that_lost_the_last_starts_grants_only_those_again(serve
     bucket = hundred()
     folder = tmp_path / "replica"
     folder.mkdir()
-    with server_in(folder, "--replicaof", "127.0.0.1", str(server.port)) as replica, replica.client() as there:
+    with server_in(folder, "--replicaof", "127.0.0.1", str(server.port)) as replica, replica.client() as remote:
         async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=2) as store:
-            await asyncio.to_thread(until_linked, there)
+            await asyncio.to_thread(until_linked, remote)
             assert await granted(store, bucket, 60) == 60
-            with server.client() as here:
-                here.wait(1, 5000)
+            with server.client() as local:
+                local.wait(1, 5000)
             # The two lose sight of each other; what is granted from now on is not known there.
-            there.replicaof("NO", "ONE")
+            remote.replicaof("NO", "ONE")
             assert await granted(store, bucket, 200) == 40
             server.kill()
             proxy.put_to(replica.port)
@@ -190,10 +190,10 @@ async def test_a_server_that_became_a_replica_is_replaced_by_the_new_primary(
     bucket = hundred()
     folder = tmp_path / "heir"
     folder.mkdir()
-    with server_in(folder) as heir, server.client() as here:
+    with server_in(folder) as heir, server.client() as local:
         async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
             assert await granted(store, bucket, 1) == 1
-            here.replicaof("127.0.0.1", str(heir.port))
+            local.replicaof("127.0.0.1", str(heir.port))
             taking = asyncio.ensure_future(store.take(bucket))
             await asyncio.sleep(0.1)
             assert not taking.done()
@@ -205,10 +205,10 @@ async def test_all_requests_in_flight_are_sent_again_to_the_new_primary(server: 
     buckets = [hundred(f"hundred {number}") for number in range(40)]
     folder = tmp_path / "heir"
     folder.mkdir()
-    with server_in(folder) as heir, server.client() as here:
+    with server_in(folder) as heir, server.client() as local:
         async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
             assert await granted(store, buckets[0], 1) == 1
-            here.replicaof("127.0.0.1", str(heir.port))
+            local.replicaof("127.0.0.1", str(heir.port))
             taking = asyncio.ensure_future(asyncio.gather(*(store.take(bucket) for bucket in buckets)))
             await asyncio.sleep(0.1)
             assert not taking.done()

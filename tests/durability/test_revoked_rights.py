@@ -93,8 +93,8 @@ async def test_a_worker_continues_when_its_rights_are_restored(place: Place, mon
     monkeypatch.setattr(database, "PATIENCE", SECOND // 2)
     app = place.app
     open_gate = asyncio.Event()
-    troubled = asyncio.Event()
-    app.subscribe(lambda event: troubled.set(), StorageFailed)
+    failed = asyncio.Event()
+    app.subscribe(lambda event: failed.set(), StorageFailed)
 
     @app.task
     async def work(number: int) -> int:
@@ -106,12 +106,12 @@ async def test_a_worker_continues_when_its_rights_are_restored(place: Place, mon
         assert await (await work.enqueue(1)).result() == 1
         for taken, given_back, word in withdrawals(place):
             open_gate.clear()
-            troubled.clear()
+            failed.clear()
             running = await work.enqueue(-1)
             await place.change(taken)
             # It ends while it cannot be recorded.
             open_gate.set()
-            await troubled.wait()
+            await failed.wait()
             with pytest.raises(StorageUnavailable, match=word):
                 await work.enqueue(2)
             await place.change(given_back)

@@ -45,8 +45,8 @@ async def test_a_live_rule_that_redis_cannot_hold_is_refused_when_it_is_set(
     app = made(f"sqlite:///{tmp_path}/jobs.db", StrictRate("2/h", key="{tenant}", name="api", store=store))
     async with app:
         limits = app.admin.limits
-        everybody: list[dict[str, Any]] = [{}, {"key": "acme"}, {"pattern": "a*"}, {"tier": "gold"}]
-        for whom in everybody:
+        participants: list[dict[str, Any]] = [{}, {"key": "acme"}, {"pattern": "a*"}, {"tier": "gold"}]
+        for whom in participants:
             with pytest.raises(DeclarationError, match=WHY):
                 await limits.set("api", BEYOND, **whom)
             with pytest.raises(DeclarationError, match=WHY):
@@ -65,10 +65,10 @@ async def test_jobs_of_a_stored_rule_that_redis_cannot_hold_wait(
     app = made(f"sqlite:///{tmp_path}/jobs.db", StrictRate("2/h", key="{tenant}", name="api", store=store))
     async with app:
         await change(app._storage, LimitSetting("api", "all", rule=dump_rule(BEYOND.rule)))
-        told = asyncio.Event()
-        app.subscribe(lambda _event: told.set(), LimitStoreFailed)
+        received = asyncio.Event()
+        app.subscribe(lambda _event: received.set(), LimitStoreFailed)
         await app.tasks["call"].enqueue_many([("acme",)] * 5)
-        await asyncio.wait_for(told.wait(), 10)
+        await asyncio.wait_for(received.wait(), 10)
         assert app.started == []  # type: ignore[attr-defined]
         await app.admin.limits.unset("api")
         await until(lambda: app.started == ["acme", "acme"])  # type: ignore[attr-defined]

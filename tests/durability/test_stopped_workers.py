@@ -64,11 +64,11 @@ def freeze(worker: Child, database: Path) -> None:
 async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_refused(
     database: Path, children: Children
 ) -> None:
-    here = ParentApp(database)
-    async with here.app.open():
+    local = ParentApp(database)
+    async with local.app.open():
         count_endings(database)
         frozen = await start_worker(children, database, heartbeat=0.2, lease=1)
-        job = await here.wait_for_word.enqueue("acme")
+        job = await local.wait_for_word.enqueue("acme")
         await frozen.wait_for_line("running")
         freeze(frozen, database)
         # The word comes while it is frozen: its handler ends the moment that it goes on.
@@ -83,16 +83,16 @@ async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_r
 
         # Jobs that wait when it goes on are another trap: a node that is dead to the others must not claim them.
         frozen.signal(signal.SIGCONT)
-        more = [await here.wait_for_word.enqueue(f"after {number}") for number in range(5)]
+        more = [await local.wait_for_word.enqueue(f"after {number}") for number in range(5)]
         await frozen.wait_for_line("NodeDeclaredDead")
         await asyncio.gather(*(each.result(timeout=10) for each in more))
 
-        record = await here.storage.job(job.id)
+        record = await local.storage.job(job.id)
         assert record is not None
         assert record.state is JobState.SUCCEEDED
         assert record.attempt == 2
-        assert [attempt.outcome for attempt in await here.storage.attempts(job.id)] == ["lost"]
-        assert await here.storage.check() == []
+        assert [attempt.outcome for attempt in await local.storage.attempts(job.id)] == ["lost"]
+        assert await local.storage.check() == []
         frozen.signal(signal.SIGTERM)
         other.signal(signal.SIGTERM)
         assert await frozen.end() == 0
@@ -103,20 +103,20 @@ async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_r
 async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
     database: Path, children: Children
 ) -> None:
-    here = ParentApp(database)
-    async with here.app.open():
+    local = ParentApp(database)
+    async with local.app.open():
         count_endings(database)
         frozen = await start_worker(children, database, heartbeat=5, lease=10)
-        job = await here.wait_for_word.enqueue("acme")
+        job = await local.wait_for_word.enqueue("acme")
         await frozen.wait_for_line("running")
         freeze(frozen, database)
         frozen.send("go")
         # Recovered by hand, so that its own heartbeat is not what it hears first when it goes on.
-        (node,) = await here.storage.nodes()
-        assert await here.storage.recover(node.id, node.beat) is not None
+        (node,) = await local.storage.nodes()
+        assert await local.storage.recover(node.id, node.beat) is not None
         frozen.signal(signal.SIGCONT)
         assert await frozen.wait_for_line("EndingRefused") == [job.id]
-        record = await here.storage.job(job.id)
+        record = await local.storage.job(job.id)
         assert record is not None
         assert record.state is JobState.WAITING
         assert endings(database) == {}
@@ -128,8 +128,8 @@ async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
 
 
 async def test_workers_stopped_again_and_again_under_load_lose_no_job(database: Path, children: Children) -> None:
-    here = ParentApp(database)
-    async with here.app.open():
+    local = ParentApp(database)
+    async with local.app.open():
         count_endings(database)
         workers = [await start_worker(children, database, heartbeat=0.1, lease=0.3, concurrency=3) for _ in range(2)]
         for worker in workers:
@@ -139,10 +139,10 @@ async def test_workers_stopped_again_and_again_under_load_lose_no_job(database: 
         # Twice only: a job that is lost three times with its node counts as poisonous.
         for turn in range(2):
             victim, other = workers[turn % 2], workers[(turn + 1) % 2]
-            jobs += await here.wait_for_word.enqueue_many([(f"{turn}.{number}",) for number in range(20)])
+            jobs += await local.wait_for_word.enqueue_many([(f"{turn}.{number}",) for number in range(20)])
             freeze(victim, database)
             adding = asyncio.ensure_future(
-                here.wait_for_word.enqueue_many([(f"{turn}+{number}",) for number in range(20)])
+                local.wait_for_word.enqueue_many([(f"{turn}+{number}",) for number in range(20)])
             )
             with contextlib.suppress(TimeoutError):
                 await other.wait_for_line("NodeLost", timeout=3)
@@ -151,21 +151,21 @@ async def test_workers_stopped_again_and_again_under_load_lose_no_job(database: 
             jobs += await adding
         assert lost
         await asyncio.gather(*(job.result(timeout=20) for job in jobs))
-        assert await here.storage.check() == []
-        (counts,) = await here.storage.counts()
+        assert await local.storage.check() == []
+        (counts,) = await local.storage.counts()
         assert (counts.waiting, counts.running, counts.succeeded) == (0, 0, len(jobs))
     assert endings(database) == dict.fromkeys([job.id for job in jobs], 1)
 
 
 async def test_a_worker_that_is_asked_to_stop_finishes_its_jobs(database: Path, children: Children) -> None:
-    here = ParentApp(database)
-    async with here.app.open():
+    local = ParentApp(database)
+    async with local.app.open():
         worker = await start_worker(children, database, grace=20)
-        job = await here.wait_for_word.enqueue("acme")
+        job = await local.wait_for_word.enqueue("acme")
         await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
         await worker.wait_for_line("NodeStopping")
-        later = await here.wait_for_word.enqueue("later")
+        later = await local.wait_for_word.enqueue("later")
         with pytest.raises(TimeoutError):
             await job.result(timeout=0.3)
         worker.send("go")
@@ -173,32 +173,32 @@ async def test_a_worker_that_is_asked_to_stop_finishes_its_jobs(database: Path, 
         assert await worker.end() == 0
         status = await later.status()
         assert status.state is JobState.WAITING, "a worker that ends claims nothing more"
-        assert await here.storage.nodes() == []
+        assert await local.storage.nodes() == []
     assert runs_by_job(read_run_log(database.with_name("run_log"))) == {job.id: 1}
 
 
 async def test_jobs_that_outlast_the_grace_are_returned_without_spending_an_attempt(
     database: Path, children: Children
 ) -> None:
-    here = ParentApp(database)
-    async with here.app.open():
+    local = ParentApp(database)
+    async with local.app.open():
         worker = await start_worker(children, database, grace=0.2)
-        job = await here.wait_for_word.enqueue("acme")
+        job = await local.wait_for_word.enqueue("acme")
         await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
         assert await worker.wait_for_line("cancelled") == [job.id]
         assert await worker.end() == 0
-        record = await here.storage.job(job.id)
+        record = await local.storage.job(job.id)
         assert record is not None
         assert (record.state, record.attempt, record.lost) == (JobState.WAITING, 0, 0)
-        assert await here.storage.nodes() == []
+        assert await local.storage.nodes() == []
 
 
 async def test_a_second_signal_ends_a_worker_within_two_seconds(database: Path, children: Children) -> None:
-    here = ParentApp(database)
-    async with here.app.open():
+    local = ParentApp(database)
+    async with local.app.open():
         worker = await start_worker(children, database, grace=60)
-        jobs = [await here.wait_for_word.enqueue("acme") for _ in range(3)]
+        jobs = [await local.wait_for_word.enqueue("acme") for _ in range(3)]
         for _ in jobs:
             await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
@@ -209,7 +209,7 @@ async def test_a_second_signal_ends_a_worker_within_two_seconds(database: Path, 
         assert await worker.end() == 0
         assert time.monotonic() - began < 2
         for job in jobs:
-            record = await here.storage.job(job.id)
+            record = await local.storage.job(job.id)
             assert record is not None
             assert (record.state, record.attempt, record.lost) == (JobState.WAITING, 0, 0)
 
@@ -227,17 +227,17 @@ async def test_a_thread_that_cannot_be_stopped_does_not_delay_the_end_of_a_worke
         "    print('running []', flush=True)\n"
         "    threading.Event().wait(600)\n"
     )
-    here = ParentApp(database)
-    async with here.app.open():
+    local = ParentApp(database)
+    async with local.app.open():
         worker = await children.start("headgate_worker.py", folder=str(tmp_path), target="stuck:app")
-        job = await here.hold_a_thread.enqueue("acme")
+        job = await local.hold_a_thread.enqueue("acme")
         await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
         worker.signal(signal.SIGINT)
         began = time.monotonic()
         assert await worker.end() == 0
         assert time.monotonic() - began < 4
-        record = await here.storage.job(job.id)
+        record = await local.storage.job(job.id)
         assert record is not None
         assert (record.state, record.attempt) == (JobState.WAITING, 0)
 
@@ -245,11 +245,11 @@ async def test_a_thread_that_cannot_be_stopped_does_not_delay_the_end_of_a_worke
 async def test_a_handler_that_blocks_the_loop_beyond_the_lease_is_reported_and_never_recorded_twice(
     database: Path, children: Children
 ) -> None:
-    here = ParentApp(database)
-    async with here.app.open():
+    local = ParentApp(database)
+    async with local.app.open():
         count_endings(database)
         blocked = await start_worker(children, database, heartbeat=0.2, lease=1)
-        job = await here.block_the_loop.enqueue(2.5)
+        job = await local.block_the_loop.enqueue(2.5)
         await blocked.wait_for_line("running")
         other = await start_worker(children, database, heartbeat=0.2, lease=1)
         await other.wait_for_line("running")

@@ -172,9 +172,9 @@ async def test_a_waiting_job_that_cannot_be_read_delays_no_other(place: Place, c
         good = [*await plain.enqueue_many([(3,)]), *await limited.enqueue_many([("acme",), ("other",)])]
         good.append(await held.enqueue("b"))
         await everything_is_listed(app)
-        told = {job.id for job in await app.admin.jobs(count=100) if job.unreadable}
-        assert told <= {job.id for job in bad}
-        assert bool(told) == (column in TOLD)
+        received = {job.id for job in await app.admin.jobs(count=100) if job.unreadable}
+        assert received <= {job.id for job in bad}
+        assert bool(received) == (column in TOLD)
     async with app:
         await all_succeed(app, good)
         await until(lambda: _none_runs(app))
@@ -182,7 +182,7 @@ async def test_a_waiting_job_that_cannot_be_read_delays_no_other(place: Place, c
         if column in ("costs", "headers", "options", "origin", "terms"):
             for job in bad:
                 status = await job.status()
-                assert status.unreadable is not None or job.id not in told
+                assert status.unreadable is not None or job.id not in received
                 if status.unreadable is None:
                     continue
                 assert status.state is JobState.WAITING

@@ -18,7 +18,7 @@ from tests.durability.processes import Children
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
 
 
-async def delays(database: Path, children: Children, count: int, *, deaf: bool) -> list[float]:
+async def delays(database: Path, children: Children, count: int, *, ignores_wake_ups: bool) -> list[float]:
     """Seconds from the acknowledgement of a job here to its start in another process."""
     storage = SqliteStorage(database, SystemClock())
     app = Headgate(storage=storage)
@@ -28,7 +28,9 @@ async def delays(database: Path, children: Children, count: int, *, deaf: bool) 
 
     measured: list[float] = []
     async with app.open():
-        worker = await children.start("worker.py", path=str(database), run_log=f"{database}.run_log", deaf=deaf)
+        worker = await children.start(
+            "worker.py", path=str(database), run_log=f"{database}.run_log", ignores_wake_ups=ignores_wake_ups
+        )
         await worker.wait_for_line("NodeStarted")
         worker.send("go")
         # The first one also lets this process learn of the other's port.
@@ -51,12 +53,12 @@ async def delays(database: Path, children: Children, count: int, *, deaf: bool) 
 
 
 async def test_a_job_of_another_process_starts_at_once(database: Path, children: Children) -> None:
-    measured = await delays(database, children, 21, deaf=False)
+    measured = await delays(database, children, 21, ignores_wake_ups=False)
     assert statistics.median(measured) < 0.1, measured
 
 
 async def test_a_job_without_a_datagram_is_found_by_the_next_poll(database: Path, children: Children) -> None:
-    measured = await delays(database, children, 11, deaf=True)
+    measured = await delays(database, children, 11, ignores_wake_ups=True)
     assert statistics.median(measured) < 0.4, measured
     assert max(measured) < 2, measured
-    assert max(measured) > 0.02, "without datagrams somebody has to look first; was the worker deaf at all?"
+    assert max(measured) > 0.02, "without datagrams a poll finds the job; did the worker ignore datagrams at all?"

@@ -18,7 +18,7 @@ class Work:
         self.app = Headgate(url, **{"heartbeat": 0.25, "lease": 2, **settings})
         self.runs: list[str] = []
         self.events: list[Event] = []
-        self.go_on = asyncio.Event()
+        self.proceed = asyncio.Event()
         self.together: Counter[str] = Counter()
         self.most_together = 0
         self.app.limit("monthly", FixedWindow(1_000_000, per=30 * 86400, key="{key}"))
@@ -34,7 +34,7 @@ class Work:
         @self.app.task
         async def patient(key: str) -> str:
             self.runs.append(current_job().id)
-            await self.go_on.wait()
+            await self.proceed.wait()
             return key
 
         @self.app.task(limits=[Mutex("doc:{key}"), "monthly"])
@@ -52,10 +52,10 @@ class Work:
         self.app.subscribe(self.events.append, StorageFailed, NodeLost, NodeDeclaredDead, EndingRefused, ClockSkewed)
 
     @property
-    def troubles(self) -> list[str]:
+    def failures(self) -> list[str]:
         return [f"{event.doing}: {event.error}" for event in self.events if isinstance(event, StorageFailed)]
 
-    def saw(self, kind: type[Event]) -> bool:
+    def has_event(self, kind: type[Event]) -> bool:
         return any(isinstance(event, kind) for event in self.events)
 
     async def has_run(self, *jobs: Any, timeout: float = 10) -> None:

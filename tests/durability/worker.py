@@ -130,7 +130,7 @@ class HoldingDriver(SqliteDriver):
 
 def make_app(storage: Store, run_log: Path, points: Points, **settings: Any) -> Headgate:
     app = Headgate(storage=storage, **settings)
-    go_on = asyncio.Event()
+    proceed = asyncio.Event()
 
     def write_down(key: str) -> None:
         job = current_job()
@@ -159,7 +159,7 @@ def make_app(storage: Store, run_log: Path, points: Points, **settings: Any) -> 
         """Runs until the parent says so."""
         print_line("running", current_job().id)
         try:
-            await go_on.wait()
+            await proceed.wait()
         except asyncio.CancelledError:
             print_line("cancelled", current_job().id)
             raise
@@ -186,7 +186,7 @@ def make_app(storage: Store, run_log: Path, points: Points, **settings: Any) -> 
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         async for _ in reader:
-            go_on.set()
+            proceed.set()
 
     app.subscribe(tell_parent)
     setattr(app, "listen", listen)  # noqa: B010
@@ -217,7 +217,7 @@ async def main(options: dict[str, Any]) -> None:
     run_log = Path(options.pop("run_log"))
     grace = options.pop("grace", None)
     points = Points(path, options.pop("hold", None), options.pop("skip", 0))
-    if options.pop("deaf", False):
+    if options.pop("ignores_wake_ups", False):
         setattr(PeerNotifier, "_receive", lambda self: self._socket.recv(64))  # noqa: B010
     watch()
     app = make_app(Store(HoldingDriver(path, points)), run_log, points, **options)

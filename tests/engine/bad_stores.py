@@ -98,7 +98,7 @@ MISDEEDS: dict[str, Callable[[], Any]] = {
     "is not async": lambda: 5,
     "raises before it is awaited": lambda: 1 / 0,
     "hangs": hanging,
-    "hangs and is deaf": hanging_without_cancellation,
+    "hangs and ignores its cancellation": hanging_without_cancellation,
 }
 
 BAD_ANSWERS: dict[str, Any] = {

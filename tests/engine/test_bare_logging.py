@@ -45,9 +45,9 @@ def test_logging_works_while_a_node_runs_as_it_does_without(then: str, printed: 
 
 def test_another_patch_of_the_same_logging_method_stays_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """As tools that watch for errors do, from anywhere in the life of a node."""
-    heard: list[str] = []
+    received: list[str] = []
     theirs: list[str] = []
-    hears: Callable[[logging.LogRecord], None] = lambda record: heard.append(record.getMessage())  # noqa: E731
+    hears: Callable[[logging.LogRecord], None] = lambda record: received.append(record.getMessage())  # noqa: E731
     log = logging.getLogger("shop")
     add_listener(hears)
     below = logging.Logger.callHandlers
@@ -65,4 +65,4 @@ def test_another_patch_of_the_same_logging_method_stays_in_place(monkeypatch: py
     monkeypatch.undo()
     remove_listener(hears)
     log.error("four")
-    assert (heard, theirs) == (["one", "three"], ["one", "two", "three"])
+    assert (received, theirs) == (["one", "three"], ["one", "two", "three"])

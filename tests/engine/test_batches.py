@@ -136,11 +136,11 @@ def test_then_with_any_outcome_runs_after_a_failure(on: str, runs: bool) -> None
 def test_batches_and_chains_follow_each_other() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[str] = []
+        received: list[str] = []
 
         @app.task
         async def step(name: str) -> str:
-            told.append(name)
+            received.append(name)
             return name
 
         async with app:
@@ -153,11 +153,11 @@ def test_batches_and_chains_follow_each_other() -> None:
             ).enqueue()
             assert await stored.result(timeout=10) == ["e1", "e2"]
             assert len(stored.jobs) == 8
-        assert told[0] == "a"
-        assert set(told[1:4]) == {"b1", "b2", "b3"}
-        assert told.index("b1") < told.index("b2")
-        assert told[4:6] == ["c", "d"]
-        assert set(told[6:]) == {"e1", "e2"}
+        assert received[0] == "a"
+        assert set(received[1:4]) == {"b1", "b2", "b3"}
+        assert received.index("b1") < received.index("b2")
+        assert received[4:6] == ["c", "d"]
+        assert set(received[6:]) == {"e1", "e2"}
 
     run_virtual(main)
 
@@ -312,16 +312,16 @@ def test_batches_that_hold_a_mutex_run_one_after_the_other() -> None:
 def test_a_job_on_the_mutex_of_a_batch_waits_until_that_is_final() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[str] = []
+        received: list[str] = []
 
         @app.task
         async def member(name: str) -> None:
             await asyncio.sleep(5)
-            told.append(name)
+            received.append(name)
 
         @app.task(limits=[Mutex("orders-api")])
         async def single() -> None:
-            told.append("single")
+            received.append("single")
 
         async with app:
             later = member.using(delay=20)
@@ -332,7 +332,7 @@ def test_a_job_on_the_mutex_of_a_batch_waits_until_that_is_final() -> None:
             assert status.waits_for == ("mutex", "orders-api")
             await job.result(timeout=100)
             assert (await stored.status()).succeeded == 2
-        assert told == ["a", "b", "single"]
+        assert received == ["a", "b", "single"]
 
     run_virtual(main)
 

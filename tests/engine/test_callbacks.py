@@ -33,25 +33,25 @@ from tests.engine.bad_stores import UnwritableStorage
 
 def listen(task: Task[Any, Any]) -> list[tuple[Any, ...]]:
     """The calls of all callbacks of a task."""
-    told: list[tuple[Any, ...]] = []
+    received: list[tuple[Any, ...]] = []
 
     @task.on_started
     async def started(job: JobContext) -> None:
-        told.append(("started", job.attempt))
+        received.append(("started", job.attempt))
 
     @task.on_completed
     async def completed(job: JobContext, result: Any) -> None:
-        told.append(("completed", result))
+        received.append(("completed", result))
 
     @task.on_error
     async def error(job: JobContext, error: BaseException) -> None:
-        told.append(("error", error))
+        received.append(("error", error))
 
     @task.on_retry
     async def retry(job: JobContext, error: BaseException, attempt: int, delay: float) -> None:
-        told.append(("retry", repr(error), attempt, delay))
+        received.append(("retry", repr(error), attempt, delay))
 
-    return told
+    return received
 
 
 def test_callbacks_are_called_at_the_start_the_retries_and_the_end_of_a_job() -> None:
@@ -64,11 +64,11 @@ def test_callbacks_are_called_at_the_start_the_retries_and_the_end_of_a_job() ->
                 raise ValueError(current_job().attempt)
             return "done"
 
-        told = listen(work)
+        received = listen(work)
         async with app:
             await (await work.enqueue(2)).result()
             await asyncio.sleep(1)
-            assert told == [
+            assert received == [
                 ("started", 1),
                 ("retry", "ValueError(1)", 1, 10.0),
                 ("started", 2),
@@ -76,12 +76,12 @@ def test_callbacks_are_called_at_the_start_the_retries_and_the_end_of_a_job() ->
                 ("started", 3),
                 ("completed", "done"),
             ]
-            told.clear()
+            received.clear()
             with pytest.raises(JobFailed):
                 await (await work.enqueue(9)).result()
             await asyncio.sleep(1)
-            assert [each[0] for each in told] == ["started", "retry", "started", "retry", "started", "error"]
-            error = told[-1][1]
+            assert [each[0] for each in received] == ["started", "retry", "started", "retry", "started", "error"]
+            error = received[-1][1]
             assert isinstance(error, ValueError)
             assert error.args == (3,)
             assert error.__traceback__ is not None
@@ -100,16 +100,16 @@ def test_no_callback_is_called_before_the_ending_is_stored() -> None:
         async def work() -> int:
             return 7
 
-        told = listen(work)
+        received = listen(work)
         async with app:
             store.is_full = True
             job = await work.enqueue()
             await asyncio.sleep(60)
-            assert told == [("started", 1)]
+            assert received == [("started", 1)]
             store.is_full = False
             await job.result()
             await asyncio.sleep(1)
-            assert told == [("started", 1), ("completed", 7)]
+            assert received == [("started", 1), ("completed", 7)]
 
     run_virtual(main)
 
@@ -126,7 +126,7 @@ def test_no_callback_is_called_for_a_refused_ending() -> None:
             await asyncio.sleep(3 if len(runs) == 1 else 0)
             return len(runs)
 
-        told = listen(work)
+        received = listen(work)
         async with app:
             job = await work.enqueue()
             await asyncio.sleep(1)
@@ -135,7 +135,7 @@ def test_no_callback_is_called_for_a_refused_ending() -> None:
             await store.recover(node.id, (await store.nodes())[0].beat)
             assert await job.result() == 2
             await asyncio.sleep(1)
-            assert [each for each in told if each[0] == "completed"] == [("completed", 2)]
+            assert [each for each in received if each[0] == "completed"] == [("completed", 2)]
 
     run_virtual(main)
 
@@ -207,7 +207,7 @@ def test_slow_callbacks_delay_neither_the_ending_of_a_job_nor_other_jobs() -> No
 def test_the_callbacks_of_one_job_are_called_in_order_even_when_the_first_is_slow() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[str] = []
+        received: list[str] = []
 
         @app.task
         async def work() -> None: ...
@@ -215,16 +215,16 @@ def test_the_callbacks_of_one_job_are_called_in_order_even_when_the_first_is_slo
         @work.on_started
         async def started(job: JobContext) -> None:
             await asyncio.sleep(10)
-            told.append("started")
+            received.append("started")
 
         @work.on_completed
         async def completed(job: JobContext, result: None) -> None:
-            told.append("completed")
+            received.append("completed")
 
         async with app:
             await (await work.enqueue()).result()
             await asyncio.sleep(11)
-            assert told == ["started", "completed"]
+            assert received == ["started", "completed"]
 
     run_virtual(main)
 
@@ -254,7 +254,7 @@ def test_a_callback_that_never_ends_is_cancelled_and_logged() -> None:
 
 def test_running_callbacks_get_time_to_finish_when_the_app_closes() -> None:
     async def main(clock: VirtualClock) -> None:
-        told: list[str] = []
+        received: list[str] = []
 
         def make() -> tuple[Headgate, Task[[float], None]]:
             app = Headgate("memory://", clock=clock)
@@ -266,9 +266,9 @@ def test_running_callbacks_get_time_to_finish_when_the_app_closes() -> None:
             async def completed(job: JobContext, result: None) -> None:
                 try:
                     await asyncio.sleep(float(job.headers["seconds"]))
-                    told.append("ended")
+                    received.append("ended")
                 except asyncio.CancelledError:
-                    told.append("cancelled")
+                    received.append("cancelled")
                     raise
 
             return app, work
@@ -280,7 +280,7 @@ def test_running_callbacks_get_time_to_finish_when_the_app_closes() -> None:
                 await asyncio.sleep(0.1)
                 began = clock.monotonic()
             assert clock.monotonic() - began <= callback_runner.CALLBACK_TIMEOUT * SECOND
-        assert told == ["ended", "cancelled"]
+        assert received == ["ended", "cancelled"]
 
     run_virtual(main)
 
@@ -315,7 +315,7 @@ def test_the_last_callbacks_of_a_closing_app_can_enqueue_and_read() -> None:
 def test_a_plain_callback_runs_in_a_thread_and_can_read_its_job() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[tuple[str, bool]] = []
+        received: list[tuple[str, bool]] = []
 
         @app.task
         async def work() -> None: ...
@@ -327,13 +327,13 @@ def test_a_plain_callback_runs_in_a_thread_and_can_read_its_job() -> None:
                 on_the_loop = True
             except RuntimeError:
                 on_the_loop = False
-            told.append((current_job().id, on_the_loop))
+            received.append((current_job().id, on_the_loop))
 
         async with app:
             job = await work.enqueue()
             await job.result()
             await asyncio.sleep(1)
-            assert told == [(job.id, False)]
+            assert received == [(job.id, False)]
 
     run_virtual(main)
 
@@ -351,7 +351,7 @@ def test_throttling_snoozing_and_cancelling_call_neither_on_error_nor_on_retry()
             if how == "cancel":
                 await asyncio.sleep(1000)
 
-        told = listen(work)
+        received = listen(work)
         async with app:
             await (await work.enqueue("plain")).result()
             await (await work.enqueue("snooze")).result()
@@ -361,7 +361,10 @@ def test_throttling_snoozing_and_cancelling_call_neither_on_error_nor_on_retry()
             with pytest.raises(JobCancelled):
                 await cancelled.result()
             await asyncio.sleep(1)
-            assert [each[0] for each in told] == ["started", "completed"] + ["started"] * 2 + ["completed", "started"]
+            assert [each[0] for each in received] == ["started", "completed"] + ["started"] * 2 + [
+                "completed",
+                "started",
+            ]
 
     run_virtual(main)
 
@@ -387,7 +390,7 @@ def test_the_callback_of_a_dropped_job_gets_its_typed_error() -> None:
                 with pytest.raises(JobFailed):
                     await (await task.using(expires_at=soon if task is expiring else None).enqueue()).result()
             await asyncio.sleep(1)
-            kinds = [[type(each[1]) for each in told if each[0] == "error"] for told in lists]
+            kinds = [[type(each[1]) for each in received if each[0] == "error"] for received in lists]
             assert kinds == [[LimitRejected], [LimitRejected], [JobExpired]]
             assert lists[0][-1][1].limit == "hourly"
 
@@ -409,14 +412,14 @@ def test_misfit_payloads_and_unstorable_results_call_on_error() -> None:
         async def unstorable() -> Any:
             return object()
 
-        told, lost = listen(work), listen(unstorable)
+        received, lost = listen(work), listen(unstorable)
         async with old.open():
             await work_of_old.enqueue("a word")
         async with app:
             await unstorable.enqueue()
             await asyncio.sleep(200)
-            assert [each[0] for each in told] == ["retry"] * 4 + ["error"]
-            assert isinstance(told[-1][1], PayloadError)
+            assert [each[0] for each in received] == ["retry"] * 4 + ["error"]
+            assert isinstance(received[-1][1], PayloadError)
             assert [each[0] for each in lost] == ["started", "error"]
             assert isinstance(lost[-1][1], PayloadError)
 
@@ -432,7 +435,7 @@ def test_callbacks_of_a_poisonous_job_run_on_the_node_that_recovers_it() -> None
         async def bomb() -> None:
             await asyncio.sleep(1000)
 
-        told = listen(bomb)
+        received = listen(bomb)
         async with app.open():
             job = await bomb.enqueue()
             for _ in range(3):
@@ -448,7 +451,7 @@ def test_callbacks_of_a_poisonous_job_run_on_the_node_that_recovers_it() -> None
             with pytest.raises(JobFailed, match="lost with their nodes"):
                 await job.result(timeout=300)
             await asyncio.sleep(1)
-            assert isinstance(told[-1][1], JobFailed)
+            assert isinstance(received[-1][1], JobFailed)
             survivor.stop()
             await running
 
@@ -489,10 +492,10 @@ def test_callbacks_belong_to_the_task_however_it_was_enqueued() -> None:
             return 1
 
         later = work.using(delay=5)
-        told = listen(work)
+        received = listen(work)
         async with app:
             await (await later.enqueue()).result()
             await asyncio.sleep(1)
-            assert told == [("started", 1), ("completed", 1)]
+            assert received == [("started", 1), ("completed", 1)]
 
     run_virtual(main)

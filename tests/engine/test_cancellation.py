@@ -50,8 +50,8 @@ async def cancels_itself() -> None:
     await asyncio.sleep(5)
 
 
-@pytest.mark.parametrize("trouble", [inner_timeout, inner_wait_for, inner_cancel, inner_group, cancels_itself])
-def test_a_cancellation_by_a_library_of_the_handler_is_an_ordinary_failure(trouble: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("failure", [inner_timeout, inner_wait_for, inner_cancel, inner_group, cancels_itself])
+def test_a_cancellation_by_a_library_of_the_handler_is_an_ordinary_failure(failure: Callable[[], Any]) -> None:
     """The fault: the timeout of an HTTP client was taken for a user's cancellation, and the job was never retried."""
 
     async def main(clock: VirtualClock) -> None:
@@ -60,7 +60,7 @@ def test_a_cancellation_by_a_library_of_the_handler_is_an_ordinary_failure(troub
         @app.task(retry=RetryPolicy(delays=[1]), timeout=100)
         async def call() -> str:
             if current_job().attempt == 1:
-                await trouble()
+                await failure()
             return "done"
 
         async with app:
@@ -69,7 +69,7 @@ def test_a_cancellation_by_a_library_of_the_handler_is_an_ordinary_failure(troub
             (first,) = (await app.admin.job(job.id)).attempts
             assert first.outcome == "failed"
             assert first.error is not None
-            assert trouble.__name__ in (first.error.traceback or ""), "it is told where it came from"
+            assert failure.__name__ in (first.error.traceback or ""), "it is told where it came from"
 
     run_virtual(main)
 
@@ -257,8 +257,8 @@ def test_an_attempt_that_swallows_its_cancellation_keeps_slot_and_lease_and_is_r
 ) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, concurrency=1)
-        told: list[Any] = []
-        app.subscribe(told.append, AttemptLingers)
+        received: list[Any] = []
+        app.subscribe(received.append, AttemptLingers)
 
         @app.task
         async def stubborn() -> str:
@@ -279,9 +279,9 @@ def test_an_attempt_that_swallows_its_cancellation_keeps_slot_and_lease_and_is_r
             await asyncio.sleep(1)
             await job.cancel()
             await asyncio.sleep(4)
-            assert not told
+            assert not received
             await asyncio.sleep(50)
-            (event,) = told
+            (event,) = received
             assert (event.job_id, event.executor, event.cause) == (job.id, "loop", "user")
             assert app._node is not None
             assert app._node.statistics()["lingering"] == [job.id]
@@ -303,8 +303,8 @@ def test_an_attempt_that_swallows_its_cancellation_keeps_slot_and_lease_and_is_r
 def test_an_attempt_that_ends_in_time_is_not_reported() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[Any] = []
-        app.subscribe(told.append, AttemptLingers)
+        received: list[Any] = []
+        app.subscribe(received.append, AttemptLingers)
 
         @app.task
         async def work() -> None:
@@ -315,7 +315,7 @@ def test_an_attempt_that_ends_in_time_is_not_reported() -> None:
             await asyncio.sleep(1)
             await job.cancel()
             await asyncio.sleep(100)
-        assert not told
+        assert not received
 
     run_virtual(main)
 
@@ -324,12 +324,12 @@ async def test_a_thread_that_continues_after_its_timeout_is_reported(monkeypatch
     # In real time: virtual time stands still while a thread works.
     monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
     app = Headgate("memory://", concurrency=1)
-    release, told = threading.Event(), asyncio.Event()
+    release, received = threading.Event(), asyncio.Event()
     events: list[Any] = []
 
     def on_lingering(event: Any) -> None:
         events.append(event)
-        told.set()
+        received.set()
 
     app.subscribe(on_lingering, AttemptLingers)
 
@@ -342,7 +342,7 @@ async def test_a_thread_that_continues_after_its_timeout_is_reported(monkeypatch
         with pytest.raises(JobFailed):
             await job.result(timeout=5)
         async with asyncio.timeout(5):
-            await told.wait()
+            await received.wait()
         assert (events[0].executor, events[0].cause) == ("thread", "timeout")
         assert app._node is not None
         assert app._node.statistics()["lingering"] == [job.id]

@@ -33,13 +33,13 @@ from tests.engine.faulty_storage import FaultyStorage
 def test_the_steps_of_a_chain_run_one_after_the_other() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[str] = []
+        received: list[str] = []
 
         @app.task
         async def step(name: str) -> str:
-            told.append(f"{name} begins")
+            received.append(f"{name} begins")
             await asyncio.sleep(1)
-            told.append(f"{name} ends")
+            received.append(f"{name} ends")
             return name
 
         async with app:
@@ -48,7 +48,7 @@ def test_the_steps_of_a_chain_run_one_after_the_other() -> None:
             assert (await stored.jobs[1].status()).is_blocked
             assert (await stored.jobs[1].status()).follows == stored.jobs[0].id
             assert await stored.result(timeout=60) == "c"
-        assert told == ["a begins", "a ends", "b begins", "b ends", "c begins", "c ends"]
+        assert received == ["a begins", "a ends", "b begins", "b ends", "c begins", "c ends"]
 
     run_virtual(main)
 
@@ -265,8 +265,8 @@ def test_limits_hold_for_the_steps_of_many_chains() -> None:
 def test_a_chain_publishes_an_event_for_each_job() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[Event] = []
-        app.subscribe(told.append, JobEnqueued)
+        received: list[Event] = []
+        app.subscribe(received.append, JobEnqueued)
 
         @app.task
         async def step() -> None: ...
@@ -274,7 +274,7 @@ def test_a_chain_publishes_an_event_for_each_job() -> None:
         async with app.open():
             stored = await chain(step.call(), batch([step.call(), step.call()])).enqueue()
             await asyncio.sleep(1)
-        assert [event.job_id for event in told if isinstance(event, JobEnqueued)] == [job.id for job in stored.jobs]
+        assert [event.job_id for event in received if isinstance(event, JobEnqueued)] == [job.id for job in stored.jobs]
 
     run_virtual(main)
 

@@ -139,11 +139,11 @@ def test_a_clock_that_is_more_than_5_s_off_is_reported_once_until_it_is_right_ag
     async def main(clock: VirtualClock) -> None:
         wrong = beside(clock, -7200)
         app = Headgate(storage=MemoryStorage(clock), clock=wrong)
-        told: list[Event] = []
-        app.subscribe(told.append, ClockSkewed)
+        received: list[Event] = []
+        app.subscribe(received.append, ClockSkewed)
 
         def skews() -> list[float]:
-            return [event.seconds for event in told if isinstance(event, ClockSkewed)]
+            return [event.seconds for event in received if isinstance(event, ClockSkewed)]
 
         async with app:
             await asyncio.sleep(100)
@@ -165,11 +165,11 @@ def test_a_clock_that_is_more_than_5_s_off_is_reported_once_until_it_is_right_ag
 def test_a_correct_clock_is_not_reported() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, 4))
-        told: list[Event] = []
-        app.subscribe(told.append, ClockSkewed)
+        received: list[Event] = []
+        app.subscribe(received.append, ClockSkewed)
         async with app:
             await asyncio.sleep(100)
-        assert told == []
+        assert received == []
 
     run_virtual(main)
 
@@ -178,8 +178,8 @@ def test_events_have_the_time_of_the_process_that_publishes_them() -> None:
     async def main(clock: VirtualClock) -> None:
         own = beside(clock, HOUR)
         app = Headgate(storage=MemoryStorage(clock), clock=own)
-        told: list[Event] = []
-        app.subscribe(told.append, JobEnqueued, JobStarted)
+        received: list[Event] = []
+        app.subscribe(received.append, JobEnqueued, JobStarted)
 
         @app.task
         async def work() -> float:
@@ -187,7 +187,7 @@ def test_events_have_the_time_of_the_process_that_publishes_them() -> None:
 
         async with app:
             assert await (await work.enqueue()).result() < 1
-        assert [0 <= own.now() - event.at < SECOND for event in told] == [True, True]
+        assert [0 <= own.now() - event.at < SECOND for event in received] == [True, True]
 
     run_virtual(main)
 

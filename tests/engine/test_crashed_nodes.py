@@ -49,9 +49,9 @@ def test_a_crash_of_any_part_ends_the_whole_node_and_is_raised_immediately(
     async def main(clock: VirtualClock) -> None:
         store = Breaking(clock)
         app = Headgate(storage=store, clock=clock)
-        told: list[Any] = []
+        received: list[Any] = []
         went_on: list[str] = []
-        app.subscribe(told.append, NodeCrashed)
+        app.subscribe(received.append, NodeCrashed)
         runs: list[int] = []
 
         @app.task
@@ -77,7 +77,7 @@ def test_a_crash_of_any_part_ends_the_whole_node_and_is_raised_immediately(
             task = asyncio.current_task()
             assert task is not None
             assert task.cancelling() == 0, "nobody else has cancelled it"
-            (event,) = told
+            (event,) = received
             assert event.error.type == "ZeroDivisionError"
             store.breaks = ""
             started = len(runs)
@@ -104,9 +104,9 @@ def test_an_embedded_node_that_cannot_start_raises() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Breaking(clock)
         app = Headgate(storage=store, clock=clock)
-        told: list[Any] = []
+        received: list[Any] = []
         went_on: list[str] = []
-        app.subscribe(told.append, NodeCrashed)
+        app.subscribe(received.append, NodeCrashed)
         store.breaks = "join"
 
         async def beside_a_node_that_cannot_start() -> None:
@@ -117,7 +117,7 @@ def test_an_embedded_node_that_cannot_start_raises() -> None:
         with pytest.raises(ZeroDivisionError):
             await beside_a_node_that_cannot_start()
         assert not went_on
-        assert [event.error.type for event in told] == ["ZeroDivisionError"]
+        assert [event.error.type for event in received] == ["ZeroDivisionError"]
 
     run_virtual(main)
 

@@ -157,9 +157,9 @@ def test_a_bucket_store_that_breaks_its_protocol_stops_no_node_and_delays_no_oth
             bad.is_bad = False
             await asyncio.sleep(60)
             await (await app.tasks["bad"].enqueue("acme")).result(timeout=30)
-        told = [event for event in events if isinstance(event, LimitStoreFailed)]
-        assert {event.limit for event in told} == {"bad"}
-        assert all("BadBuckets" in event.error and verb in event.error for event in told[:1]), told
+        received = [event for event in events if isinstance(event, LimitStoreFailed)]
+        assert {event.limit for event in received} == {"bad"}
+        assert all("BadBuckets" in event.error and verb in event.error for event in received[:1]), received
         assert not [event for event in events if isinstance(event, NodeCrashed)]
 
     run_virtual(main)
@@ -180,8 +180,8 @@ def test_a_bucket_store_that_returns_none_counts_as_unavailable(answer: Any) -> 
             bad.is_bad = False
             await asyncio.sleep(60)
             assert started == {"good": 1, "bad": 2}
-        told = [event for event in events if isinstance(event, LimitStoreFailed)]
-        assert "BadBuckets.take returned" in told[0].error
+        received = [event for event in events if isinstance(event, LimitStoreFailed)]
+        assert "BadBuckets.take returned" in received[0].error
 
     run_virtual(main)
 
@@ -198,8 +198,8 @@ def test_jobs_of_a_rule_that_a_store_cannot_hold_wait_and_other_limits_work() ->
             bad.is_bad = False
             await asyncio.sleep(2)
             assert started == {"bad": 3}
-        told = [(event.error, event.jobs_run) for event in events if isinstance(event, LimitStoreFailed)]
-        assert told == [("beyond my numbers", False)]
+        received = [(event.error, event.jobs_run) for event in events if isinstance(event, LimitStoreFailed)]
+        assert received == [("beyond my numbers", False)]
 
     run_virtual(main)
 

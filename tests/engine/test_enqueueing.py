@@ -191,8 +191,8 @@ def test_events_of_a_job_have_neither_its_arguments_nor_its_result() -> None:
 
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=1, delay=1))
-        told: list[Event] = []
-        app.subscribe(told.append)
+        received: list[Event] = []
+        app.subscribe(received.append)
 
         @app.task(limits=[StrictRate("1/m", key="{tenant}")])
         async def login(tenant: str, password: str) -> str:
@@ -205,9 +205,9 @@ def test_events_of_a_job_have_neither_its_arguments_nor_its_result() -> None:
             await jobs[1].cancel()
             await jobs[0].result()
             await jobs[2].result()
-        kinds = {type(event).__name__ for event in told}
+        kinds = {type(event).__name__ for event in received}
         assert kinds >= {"JobEnqueued", "JobStarted", "JobRetried", "JobThrottled", "JobFinished"}
-        assert not [event for event in told if "s3cret" in repr(msgspec.to_builtins(event))]
+        assert not [event for event in received if "s3cret" in repr(msgspec.to_builtins(event))]
 
     run_virtual(main)
 

@@ -131,7 +131,7 @@ def test_a_plain_run_is_called_in_a_thread() -> None:
 def test_callbacks_are_methods_of_the_instance_that_ran() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[tuple[Any, ...]] = []
+        received: list[tuple[Any, ...]] = []
 
         @app.handler(retry=RetryPolicy(delays=[2]))
         class Work(Handler[Sync]):
@@ -145,22 +145,22 @@ def test_callbacks_are_methods_of_the_instance_that_ran() -> None:
                 return len(payload.tenant_id)
 
             async def on_started(self, job: JobContext) -> None:
-                told.append(("started", job.attempt))
+                received.append(("started", job.attempt))
 
             async def on_completed(self, job: JobContext, result: int) -> None:
-                told.append(("completed", result, self.seen))
+                received.append(("completed", result, self.seen))
 
             def on_error(self, job: JobContext, error: BaseException) -> None:
-                told.append(("error", str(error), self.seen))
+                received.append(("error", str(error), self.seen))
 
             def on_retry(self, job: JobContext, error: BaseException, attempt: int, delay: float) -> None:
-                told.append(("retry", attempt, delay, self.seen))
+                received.append(("retry", attempt, delay, self.seen))
 
         async with app:
             await (await Work.enqueue(Sync("acme"))).result()
             with pytest.raises(JobFailed):
                 await (await Work.enqueue(Sync("fails"))).result()
-        assert told == [
+        assert received == [
             ("started", 1),
             ("completed", 4, "acme"),
             ("started", 1),

@@ -218,8 +218,8 @@ def test_the_use_of_a_limit_is_listed_by_key_with_its_capacity() -> None:
             assert acme.bound is not None
             assert (acme.step, acme.bound.count, acme.bound.per) == (10, 15, 60.0)
             assert [point.used for point in (await app.admin.history.limit("calls", "globex")).points] == [5]
-            everybody = await app.admin.history.limit("calls", span=86400)
-            assert (everybody.step, everybody.bound, everybody.points[0].used) == (60, None, 20)
+            participants = await app.admin.history.limit("calls", span=86400)
+            assert (participants.step, participants.bound, participants.points[0].used) == (60, None, 20)
             await app.admin.limits.set("calls", StrictRate("30/m"), key="acme")
             acme = await app.admin.history.limit("calls", "acme")
             assert acme.bound is not None
@@ -381,8 +381,8 @@ def test_a_store_that_takes_no_history_delays_nothing_and_loses_none_for_minutes
         @app.task
         async def work() -> None: ...
 
-        troubles: list[StorageFailed] = []
-        app.subscribe(troubles.append, StorageFailed)  # type: ignore[arg-type]
+        failures: list[StorageFailed] = []
+        app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
         async with app:
             store.refusal = StorageUnavailable("away")
             for _ in range(240):
@@ -391,7 +391,7 @@ def test_a_store_that_takes_no_history_delays_nothing_and_loses_none_for_minutes
             store.refusal = None
             await asyncio.sleep(20)
             assert counts(await app.admin.history.jobs()) == {"enqueued": 240, "started": 240, "succeeded": 240}
-            assert troubles == []
+            assert failures == []
 
     run_virtual(main)
 
@@ -426,8 +426,8 @@ def test_during_an_outage_five_minutes_of_history_are_kept_and_the_rest_is_count
         @app.task
         async def work() -> None: ...
 
-        troubles: list[StorageFailed] = []
-        app.subscribe(troubles.append, StorageFailed)  # type: ignore[arg-type]
+        failures: list[StorageFailed] = []
+        app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
         async with app:
             store.refusal = StorageUnavailable("away")
             for _ in range(600):
@@ -436,7 +436,7 @@ def test_during_an_outage_five_minutes_of_history_are_kept_and_the_rest_is_count
             assert app._client.history_writer.statistics()["unwritten"] <= MAX_STEPS + 1
             lost = app._client.history_writer.statistics()["lost"]
             assert 29 <= lost <= 32
-            assert [trouble.doing for trouble in troubles] == [GAP]
+            assert [failure.doing for failure in failures] == [GAP]
             store.refusal = None
             await asyncio.sleep(20)
             assert summed(await app.admin.history.jobs(), "succeeded") == 600 - 10 * lost
@@ -454,13 +454,13 @@ def test_history_that_the_store_refuses_is_reported_and_harms_nothing() -> None:
         async def work() -> int:
             return 7
 
-        troubles: list[StorageFailed] = []
-        app.subscribe(troubles.append, StorageFailed)  # type: ignore[arg-type]
+        failures: list[StorageFailed] = []
+        app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
         async with app:
             assert await (await work.enqueue()).result(timeout=1) == 7
             await asyncio.sleep(60)
             assert await (await work.enqueue()).result(timeout=1) == 7
-        assert [(trouble.doing, trouble.error) for trouble in troubles] == [(GAP, "TypeError: no such verb")]
+        assert [(failure.doing, failure.error) for failure in failures] == [(GAP, "TypeError: no such verb")]
 
     run_virtual(main)
 
@@ -532,7 +532,7 @@ def test_short_steps_are_deleted_after_an_hour_and_longer_ones_are_kept() -> Non
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "received"),
     [
         ({"step": 30}, "step=30 must be one of 10, 60, 3600 seconds"),
         ({"step": 10, "span": 3601}, "must be from 10 to 3600 seconds"),
@@ -544,10 +544,10 @@ def test_short_steps_are_deleted_after_an_hour_and_longer_ones_are_kept() -> Non
         ({"step": timedelta(seconds=59)}, "must be one of 10, 60, 3600 seconds"),
     ],
 )
-def test_a_chart_of_more_points_than_are_kept_is_refused(asked: dict[str, Any], told: str) -> None:
+def test_a_chart_of_more_points_than_are_kept_is_refused(asked: dict[str, Any], received: str) -> None:
     async def main(clock: VirtualClock) -> None:
         async with Headgate("memory://", clock=clock).open() as app:
-            with pytest.raises(DeclarationError, match=told):
+            with pytest.raises(DeclarationError, match=received):
                 await app.admin.history.jobs(**asked)
             with pytest.raises(DeclarationError, match="must be from"):
                 await app.admin.history.limit("calls", "acme", span=100_000)

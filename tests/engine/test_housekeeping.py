@@ -27,8 +27,8 @@ def test_old_history_is_deleted_although_no_job_can_expire() -> None:
 
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=UnexpirableStorage(clock), clock=clock, retention=5)
-        troubles: list[Any] = []
-        app.subscribe(troubles.append, StorageFailed)
+        failures: list[Any] = []
+        app.subscribe(failures.append, StorageFailed)
 
         @app.task
         async def work() -> None: ...
@@ -39,6 +39,6 @@ def test_old_history_is_deleted_although_no_job_can_expire() -> None:
             await work.using(delay=3600, expires_at=to_datetime(clock.now() + SECOND)).enqueue()
             await asyncio.sleep(65)
             assert await app._storage.job(job.id) is None
-        assert {trouble.doing for trouble in troubles} == {"expiring jobs"}
+        assert {failure.doing for failure in failures} == {"expiring jobs"}
 
     run_virtual(main)

@@ -274,12 +274,12 @@ async def test_a_thread_can_read_that_its_lease_is_lost_and_keeps_its_permit_unt
     faults = Faults()
     line: Any = FaultyStorage("one", store, faults, Random(1), History())
     app = Headgate(storage=line, clock=clock, heartbeat=0.1, lease=0.6, retry=RetryPolicy(retries=0))
-    told = asyncio.Event()
+    received = asyncio.Event()
     noticed, began = threading.Event(), threading.Event()
     tokens: list[int] = []
 
     def on_lost(_event: Any) -> None:
-        told.set()
+        received.set()
 
     app.subscribe(on_lost, LeaseNotRenewed)
 
@@ -298,7 +298,7 @@ async def test_a_thread_can_read_that_its_lease_is_lost_and_keeps_its_permit_unt
         job = await inside.enqueue()
         assert await asyncio.to_thread(began.wait, 10)
         faults.freeze("one")
-        await told.wait()
+        await received.wait()
         assert await asyncio.to_thread(noticed.wait, 10)
         faults.thaw("one")
         await job.result()

@@ -327,8 +327,8 @@ def test_a_job_that_is_rejected_at_enqueue_publishes_a_failure() -> None:
 
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[Event] = []
-        app.subscribe(told.append, JobEnqueued, JobFailure, JobFinished)
+        received: list[Event] = []
+        app.subscribe(received.append, JobEnqueued, JobFailure, JobFinished)
         app.limit("api", StrictRate("1/m", key="{tenant}", max_wait=30, margin=0))
 
         @app.task(limits=["api"])
@@ -337,15 +337,15 @@ def test_a_job_that_is_rejected_at_enqueue_publishes_a_failure() -> None:
         async with app.open():
             await call.enqueue_many([("acme",)] * 2)
             await asyncio.sleep(0.1)
-            (refused,) = [event for event in told if isinstance(event, JobFailure)]
+            (refused,) = [event for event in received if isinstance(event, JobFailure)]
             assert (refused.task, refused.attempt, refused.state) == ("call", 0, JobState.FAILED)
             assert refused.error is not None
             assert refused.error.type == "headgate.errors.LimitRejected"
-            assert isinstance(told[-2], JobEnqueued), "first that it is there, then that it failed"
-            told.clear()
+            assert isinstance(received[-2], JobEnqueued), "first that it is there, then that it failed"
+            received.clear()
             await chain(call.call("acme"), call.call("acme")).enqueue()
             await asyncio.sleep(0.1)
-            assert [type(event) for event in told] == [JobEnqueued, JobEnqueued, JobFailure]
+            assert [type(event) for event in received] == [JobEnqueued, JobEnqueued, JobFailure]
 
     run_virtual(main)
 
@@ -353,8 +353,8 @@ def test_a_job_that_is_rejected_at_enqueue_publishes_a_failure() -> None:
 def test_the_last_event_of_a_retry_that_its_limit_rejects_counts_its_attempts() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=3, delay=1))
-        told: list[Event] = []
-        app.subscribe(told.append, JobFailure)
+        received: list[Event] = []
+        app.subscribe(received.append, JobFailure)
 
         @app.task(limits=[StrictRate("2/m", on_limit="discard", margin=0)])
         async def call() -> None:
@@ -364,7 +364,7 @@ def test_the_last_event_of_a_retry_that_its_limit_rejects_counts_its_attempts() 
             job = await call.enqueue()
             await asyncio.sleep(30)
             assert (await job.status()).state is JobState.FAILED
-        assert [event.attempt for event in told if isinstance(event, JobFailure)] == [2]
+        assert [event.attempt for event in received if isinstance(event, JobFailure)] == [2]
 
     run_virtual(main)
 
@@ -1131,11 +1131,11 @@ def test_a_waiting_job_whose_current_cost_cannot_be_computed_is_not_started() ->
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         started: list[int] = []
-        told: list[Event] = []
+        received: list[Event] = []
 
         def release(cost: int | Callable[[dict[str, int]], int]) -> Headgate:
             app = Headgate(storage=store, clock=clock)
-            app.subscribe(told.append, JobNotMigrated)
+            app.subscribe(received.append, JobNotMigrated)
 
             @app.task(name="ask", limits=[StrictRate("10/h", name="tokens", cost=cost)])
             async def ask(request: dict[str, int]) -> None:
@@ -1150,6 +1150,6 @@ def test_a_waiting_job_whose_current_cost_cannot_be_computed_is_not_started() ->
             await new.tasks["ask"].enqueue({"number": 3, "tokens": 1})
             await asyncio.sleep(3 * 3700)
         assert started == [0, 3]
-        assert [event.error for event in told if isinstance(event, JobNotMigrated)] == ["KeyError: 'tokens'"]
+        assert [event.error for event in received if isinstance(event, JobNotMigrated)] == ["KeyError: 'tokens'"]
 
     run_virtual(main)

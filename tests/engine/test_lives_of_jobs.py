@@ -158,8 +158,8 @@ def test_an_ending_that_cannot_be_stored_is_stored_later_and_the_job_runs_once()
         store = UnwritableStorage(clock)
         app = Headgate(storage=store, clock=clock)
         ran: list[int] = []
-        trouble: list[Event] = []
-        app.subscribe(trouble.append, StorageFailed)
+        failure: list[Event] = []
+        app.subscribe(failure.append, StorageFailed)
 
         @app.task
         async def work() -> int:
@@ -174,8 +174,8 @@ def test_an_ending_that_cannot_be_stored_is_stored_later_and_the_job_runs_once()
             store.is_full = False
             assert await job.result() == 7
             assert ran == [1]
-        assert trouble
-        assert "disk is full" in str(trouble[0])
+        assert failure
+        assert "disk is full" in str(failure[0])
 
     run_virtual(main)
 
@@ -377,14 +377,14 @@ async def test_the_late_result_of_a_timed_out_thread_changes_nothing_and_its_slo
     """The fault: a handler that overran its timeout went on unseen, and could complete a job recorded as failed."""
     # In real time: virtual time stands still while a thread works, and here it has to run out.
     app = Headgate("memory://", concurrency=1)
-    release, told = threading.Event(), threading.Event()
+    release, received = threading.Event(), threading.Event()
 
     @app.task(timeout=0.05, retry=RetryPolicy(retries=0))
     def stubborn() -> str:
         job = current_job()
         while not job.cancelled:
             release.wait(0.001)
-        told.set()
+        received.set()
         release.wait(5)
         return "too late"
 
@@ -397,7 +397,7 @@ async def test_the_late_result_of_a_timed_out_thread_changes_nothing_and_its_slo
         with pytest.raises(JobFailed) as failed:
             await job.result(timeout=5)
         assert failed.value.error_type == "TimeoutError"
-        assert told.wait(5), "the handler can see that it should end"
+        assert received.wait(5), "the handler can see that it should end"
         node = app._node
         assert node is not None
         assert node.statistics()["busy"] == {"default": 1}
@@ -827,8 +827,8 @@ def test_a_backoff_that_raises_loses_no_job() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         tries: list[int] = []
-        told: list[Event] = []
-        app.subscribe(told.append, BackoffFailed)
+        received: list[Event] = []
+        app.subscribe(received.append, BackoffFailed)
 
         def broken(failures: int) -> float:
             raise ZeroDivisionError
@@ -842,7 +842,7 @@ def test_a_backoff_that_raises_loses_no_job() -> None:
             with pytest.raises(JobFailed):
                 await (await work.enqueue()).result(timeout=3600)
             assert len(tries) == 3
-        assert len(told) == 2
+        assert len(received) == 2
 
     run_virtual(main)
 

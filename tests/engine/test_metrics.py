@@ -206,10 +206,10 @@ def test_a_blocked_event_loop_is_in_the_scrapes_of_one_minute() -> None:
         metrics = measured(app)
         async with app:
             await asyncio.sleep(2)
-            told = NodeMeasured(
+            received = NodeMeasured(
                 at=0, node="node-1", slots={}, busy={}, lingering=0, unrecorded=0, loop_lag=4.0, clock_skew=0.0
             )
-            app._bus.publish(told)
+            app._bus.publish(received)
             await asyncio.sleep(50)
             assert value(metrics, "headgate_event_loop_lag_seconds") == 4
             await asyncio.sleep(20)

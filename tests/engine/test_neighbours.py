@@ -39,11 +39,11 @@ def test_a_node_that_starts_takes_nothing_from_those_that_are_alive(stores: Stor
 
     async def main(clock: VirtualClock) -> None:
         runs: list[tuple[str, str]] = []
-        told: list[Event] = []
+        received: list[Event] = []
 
         def made(name: str) -> Headgate:
             app = Headgate(storage=stores(clock), clock=clock)
-            app.subscribe(told.append, NodeLost, EndingRefused)
+            app.subscribe(received.append, NodeLost, EndingRefused)
 
             @app.task(name="work")
             async def work(seconds: float) -> None:
@@ -74,7 +74,7 @@ def test_a_node_that_starts_takes_nothing_from_those_that_are_alive(stores: Stor
                     await job.result()
                     assert (await job.status()).attempt == 1
         assert runs == before
-        assert not told
+        assert not received
 
     run_virtual(main)
 

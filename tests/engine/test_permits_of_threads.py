@@ -24,12 +24,12 @@ async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(
     # In real time: virtual time stands still while a thread works.
     monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
     app = Headgate("memory://", concurrency=4)
-    release, began, told = threading.Event(), asyncio.Event(), asyncio.Event()
+    release, began, received = threading.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     happened: list[str] = []
 
     def on_lingering(_event: Any) -> None:
-        told.set()
+        received.set()
 
     app.subscribe(on_lingering, AttemptLingers)
 
@@ -47,7 +47,7 @@ async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(
         second = await inside.enqueue("second")
         if how == "cancel":
             assert await first.cancel()
-        await told.wait()
+        await received.wait()
         assert ((await first.status()).state, (await second.status()).state) == (JobState.RUNNING, JobState.WAITING)
         release.set()
         with pytest.raises(JobFailed if how == "timeout" else JobCancelled):
@@ -62,10 +62,10 @@ async def test_a_node_that_ends_waits_for_no_thread_because_of_its_permits(monke
     """What was held back is recorded then, and not left to be taken for a job that never ended."""
     monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
     app = Headgate(storage=MemoryStorage(SystemClock()))
-    release, told = threading.Event(), asyncio.Event()
+    release, received = threading.Event(), asyncio.Event()
 
     def on_lingering(_event: Any) -> None:
-        told.set()
+        received.set()
 
     app.subscribe(on_lingering, AttemptLingers)
 
@@ -77,7 +77,7 @@ async def test_a_node_that_ends_waits_for_no_thread_because_of_its_permits(monke
         async with asyncio.timeout(15):
             async with app:
                 job = await stubborn.enqueue()
-                await told.wait()
+                await received.wait()
                 assert app._node is not None
                 app._node.abort()
             assert not release.is_set()

@@ -272,11 +272,11 @@ def test_a_global_concurrency_can_be_changed_at_run_time() -> None:
 def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_backlog() -> None:
     async def main(clock: VirtualClock) -> None:
         queues = CountingApps(clock)
-        told: list[Event] = []
+        received: list[Event] = []
 
         def release(global_concurrency: int | None) -> Headgate:
             app = queues.app("one", global_concurrency)
-            app.subscribe(told.append, JobsMigrated)
+            app.subscribe(received.append, JobsMigrated)
             queues.most.clear()
             return app
 
@@ -290,7 +290,7 @@ def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_ba
             await asyncio.sleep(0.001)
         async with (second := release(2)):
             await asyncio.sleep(5)
-            assert [event.jobs for event in told if isinstance(event, JobsMigrated)] == [60]
+            assert [event.jobs for event in received if isinstance(event, JobsMigrated)] == [60]
             await second.admin.queues.resume("mail")
             await asyncio.sleep(5.5)
             assert queues.most["mail"] == 2

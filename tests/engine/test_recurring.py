@@ -530,8 +530,8 @@ def test_an_occurrence_is_skipped_while_the_one_before_is_not_over(overlap: Any,
 
 def test_a_series_faster_than_its_limit_is_reported_and_does_not_pile_up() -> None:
     async def main(clock: VirtualClock) -> None:
-        app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
-        app.subscribe(told.append, ScheduleTooFast)
+        app, journal, received = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(received.append, ScheduleTooFast)
 
         @app.schedule(Every(minutes=1))
         @app.task(limits=[StrictRate("1/5m", margin=0)])
@@ -544,8 +544,8 @@ def test_a_series_faster_than_its_limit_is_reported_and_does_not_pile_up() -> No
 
         async with app:
             await asyncio.sleep(1600)
-            assert [type(event) for event in told] == [ScheduleTooFast]
-            assert told[0].schedule == "pull"  # type: ignore[attr-defined]
+            assert [type(event) for event in received] == [ScheduleTooFast]
+            assert received[0].schedule == "pull"  # type: ignore[attr-defined]
             # What the limit defers runs late; the rhythm stays.
             assert journal.starts == [60, 360, 660, 960, 1260, 1560]
             assert (await app.admin.schedules.status("pull")).open <= 1
@@ -728,7 +728,7 @@ def test_a_node_fires_only_schedules_whose_task_it_has() -> None:
 
 def test_a_custom_trigger_is_run_by_nodes_that_declare_it_and_its_errors_are_reported() -> None:
     async def main(clock: VirtualClock) -> None:
-        store, journal, told = MemoryStorage(clock), Journal(clock), list[Event]()
+        store, journal, received = MemoryStorage(clock), Journal(clock), list[Event]()
 
         class Squares:
             def __init__(self) -> None:
@@ -747,7 +747,7 @@ def test_a_custom_trigger_is_run_by_nodes_that_declare_it_and_its_errors_are_rep
 
         trigger = Squares()
         knowing, other = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
-        knowing.subscribe(told.append, ScheduleFailed)
+        knowing.subscribe(received.append, ScheduleFailed)
 
         @knowing.schedule(trigger)
         @knowing.task(name="pull")
@@ -773,15 +773,15 @@ def test_a_custom_trigger_is_run_by_nodes_that_declare_it_and_its_errors_are_rep
             trigger.fails = True
             await asyncio.sleep(HOUR)
         assert len(journal.starts) == 3
-        assert [event.error for event in told] == ["RuntimeError: the moon is down"]  # type: ignore[attr-defined]
+        assert [event.error for event in received] == ["RuntimeError: the moon is down"]  # type: ignore[attr-defined]
 
     run_virtual(main)
 
 
 def test_a_failing_trigger_stops_neither_the_node_nor_other_schedules() -> None:
     async def main(clock: VirtualClock) -> None:
-        app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
-        app.subscribe(told.append, ScheduleFailed)
+        app, journal, received = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(received.append, ScheduleFailed)
 
         class Broken:
             def next_after(self, instant: int) -> int | None:
@@ -801,7 +801,7 @@ def test_a_failing_trigger_stops_neither_the_node_nor_other_schedules() -> None:
         async with app:
             await asyncio.sleep(310)
         assert journal.starts == [60, 120, 180, 240, 300]
-        assert [(event.schedule, event.error) for event in told] == [("broken", "RuntimeError: no moon")]  # type: ignore[attr-defined]
+        assert [(event.schedule, event.error) for event in received] == [("broken", "RuntimeError: no moon")]  # type: ignore[attr-defined]
 
     run_virtual(main)
 
@@ -810,8 +810,8 @@ def test_a_trigger_that_fails_again_is_reported_once() -> None:
     """It fails where its occurrence is due, and again where its schedule is declared once more a minute later."""
 
     async def main(clock: VirtualClock) -> None:
-        app, told = Headgate("memory://", clock=clock), list[Event]()
-        app.subscribe(told.append, ScheduleFailed)
+        app, received = Headgate("memory://", clock=clock), list[Event]()
+        app.subscribe(received.append, ScheduleFailed)
 
         class Waning:
             left = 1
@@ -833,15 +833,15 @@ def test_a_trigger_that_fails_again_is_reported_once() -> None:
 
         async with app:
             await asyncio.sleep(600)
-        assert [event.error for event in told] == ["RuntimeError: no moon"]  # type: ignore[attr-defined]
+        assert [event.error for event in received] == ["RuntimeError: no moon"]  # type: ignore[attr-defined]
 
     run_virtual(main)
 
 
 def test_a_trigger_that_cannot_be_described_is_reported_once_and_stops_no_other_schedule() -> None:
     async def main(clock: VirtualClock) -> None:
-        app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
-        app.subscribe(told.append, ScheduleFailed)
+        app, journal, received = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(received.append, ScheduleFailed)
 
         class Nameless:
             def next_after(self, instant: int) -> int | None:
@@ -861,7 +861,7 @@ def test_a_trigger_that_cannot_be_described_is_reported_once_and_stops_no_other_
         async with app:
             await asyncio.sleep(310)
         assert journal.starts == [60, 120, 180, 240, 300]
-        assert [(event.schedule, event.error) for event in told] == [("nameless", "RuntimeError: no words")]  # type: ignore[attr-defined]
+        assert [(event.schedule, event.error) for event in received] == [("nameless", "RuntimeError: no words")]  # type: ignore[attr-defined]
 
     run_virtual(main)
 
@@ -974,8 +974,8 @@ def test_an_occurrence_with_a_misfit_payload_fails_instead_of_bypassing_its_limi
         @new.task(name="pull", limits=[StrictRate("1/s", key="{customer}")])
         async def after(customer: str) -> None: ...
 
-        told: list[Event] = []
-        new.subscribe(told.append, JobFinished)
+        received: list[Event] = []
+        new.subscribe(received.append, JobFinished)
         async with old:
             await before.schedule("s", Every(minutes=1)).enqueue("acme")
         async with new:
@@ -983,7 +983,7 @@ def test_an_occurrence_with_a_misfit_payload_fails_instead_of_bypassing_its_limi
             failed = await new.admin.jobs(state=JobState.FAILED)
             assert [job.error.type for job in failed if job.error] == ["headgate.errors.PayloadError"] * 2
             # Each one is told, as any job that fails is.
-            assert [event.job_id for event in told] == [job.id for job in reversed(failed)]  # type: ignore[attr-defined]
+            assert [event.job_id for event in received] == [job.id for job in reversed(failed)]  # type: ignore[attr-defined]
             status = await new.admin.schedules.status("s")
             assert (status.runs, status.open, status.state) == (0, 0, "active")
 

@@ -141,9 +141,11 @@ def test_while_the_other_store_is_unavailable_jobs_run_or_wait_as_declared() -> 
             await waits.enqueue_many([("acme",)] * 20)
             await asyncio.sleep(30)
             assert started == {"runs": 20}
-            told = Counter(event.limit for event in events if isinstance(event, LimitStoreFailed))
-            assert set(told) <= {"open", "closed"}
-            assert 1 <= sum(told.values()) <= 10, "a warning for each time that it was really asked, not for each job"
+            received = Counter(event.limit for event in events if isinstance(event, LimitStoreFailed))
+            assert set(received) <= {"open", "closed"}
+            assert 1 <= sum(received.values()) <= 10, (
+                "a warning for each time that it was really asked, not for each job"
+            )
             shared.is_away = False
             await asyncio.sleep(60)
             assert 2 <= started["waits"] <= 4
@@ -326,8 +328,8 @@ def test_a_misconfigured_store_is_reported_once() -> None:
         shared = Shared(clock)
         shared.advice = "it forgets"
         app = Headgate("memory://", clock=clock)
-        told: list[Event] = []
-        app.subscribe(told.append, LimitStoreMisconfigured)
+        received: list[Event] = []
+        app.subscribe(received.append, LimitStoreMisconfigured)
 
         @app.task(limits=[StrictRate("2/m", key="{tenant}", name="api", store=shared)])
         async def call(tenant: str) -> None: ...
@@ -335,7 +337,7 @@ def test_a_misconfigured_store_is_reported_once() -> None:
         async with app:
             await call.enqueue_many([(tenant,) for tenant in "abc"] * 3)
             await asyncio.sleep(200)
-        assert [(event.limit, event.advice) for event in told if isinstance(event, LimitStoreMisconfigured)] == [
+        assert [(event.limit, event.advice) for event in received if isinstance(event, LimitStoreMisconfigured)] == [
             ("api", "it forgets")
         ]
 

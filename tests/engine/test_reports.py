@@ -63,8 +63,8 @@ def test_progress_is_stored_once_a_second() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
         app = Headgate(storage=storage, clock=clock)
-        told: list[Event] = []
-        app.subscribe(told.append, JobProgressed)
+        received: list[Event] = []
+        app.subscribe(received.append, JobProgressed)
 
         @app.task
         async def work() -> None:
@@ -86,7 +86,7 @@ def test_progress_is_stored_once_a_second() -> None:
             assert status.progress is not None
             assert (status.progress.fraction, status.progress.message) == (1.0, None)
         assert 10 <= len(storage.reports) <= 12
-        events = [event for event in told if isinstance(event, JobProgressed)]
+        events = [event for event in received if isinstance(event, JobProgressed)]
         assert len(events) == len(storage.reports)
         assert (events[-1].job_id, events[-1].fraction) == (job.id, 1.0)
 

@@ -351,8 +351,8 @@ def test_resources_of_a_node_close_in_reverse_order_of_their_opening_and_in_thei
 def test_a_resource_that_hangs_or_raises_in_closing_does_not_stop_the_node_from_ending() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[Event] = []
-        app.subscribe(told.append, ResourceFailed)
+        received: list[Event] = []
+        app.subscribe(received.append, ResourceFailed)
 
         @app.resource
         async def hangs() -> AsyncIterator[Pool]:
@@ -372,7 +372,7 @@ def test_a_resource_that_hangs_or_raises_in_closing_does_not_stop_the_node_from_
             assert await (await work.enqueue()).result() == "text"
             began = clock.monotonic()
         assert clock.monotonic() - began <= 10 * SECOND
-        assert {"hangs", "raises"} == {event.resource for event in told if isinstance(event, ResourceFailed)}
+        assert {"hangs", "raises"} == {event.resource for event in received if isinstance(event, ResourceFailed)}
 
     run_virtual(main)
 

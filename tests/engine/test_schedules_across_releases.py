@@ -79,9 +79,9 @@ async def test_the_schedule_of_a_renamed_task_continues_under_its_new_name(share
         await (await old.find_schedule("invoice").trigger()).result()
         await old.admin.schedules.pause("invoice")
         known = await old.admin.schedules.status("invoice")
-    told: list[Event] = []
+    received: list[Event] = []
     async with (new := after(store, max_runs=9, **options)), after(store, max_runs=9, **options):
-        new.subscribe(told.append, ScheduleRenamed)
+        new.subscribe(received.append, ScheduleRenamed)
         await names_become(new, ["send_invoice"])
         status = await new.admin.schedules.status("send_invoice")
         assert (status.task, status.state, status.runs) == ("send_invoice", "paused", 1)
@@ -222,7 +222,7 @@ def test_a_name_that_another_schedule_of_the_same_code_has_stays_with_it() -> No
 def test_a_restarted_worker_of_an_older_release_does_not_restore_its_trigger() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        old, new, told = Every(minutes=10), Cron("30 * * * *"), list[Event]()
+        old, new, received = Every(minutes=10), Cron("30 * * * *"), list[Event]()
 
         async def trigger(app: Headgate) -> str:
             return (await app.admin.schedules.status("invoice")).trigger
@@ -233,11 +233,11 @@ def test_a_restarted_worker_of_an_older_release_does_not_restore_its_trigger() -
                 await asyncio.sleep(1)
                 assert await trigger(newer) == new.describe()
                 again = before(store, old, clock=clock)
-                again.subscribe(told.append, *TOLD)
+                again.subscribe(received.append, *TOLD)
                 async with again:
                     await asyncio.sleep(400)
                     assert await trigger(newer) == new.describe()
-                    assert [type(event) for event in told] == [ScheduleSuperseded]
+                    assert [type(event) for event in received] == [ScheduleSuperseded]
             # The newer release was rolled back: when none of it has run for three minutes, the older one holds.
             await asyncio.sleep(300)
             async with (reader := Headgate(storage=store, clock=clock)).open():
@@ -261,19 +261,19 @@ def test_an_overdue_schedule_of_an_undeclared_task_is_reported_once() -> None:
     """It stood still without a word: what is due is asked for by the tasks that a node knows."""
 
     async def main(clock: VirtualClock) -> None:
-        store, told = MemoryStorage(clock), list[Event]()
+        store, received = MemoryStorage(clock), list[Event]()
         async with before(store, Every(minutes=10), clock=clock):
             await asyncio.sleep(10)
         other = Headgate(storage=store, clock=clock)
-        other.subscribe(told.append, *TOLD)
+        other.subscribe(received.append, *TOLD)
         async with other:
             await asyncio.sleep(595)
-            assert told == []
+            assert received == []
             await asyncio.sleep(3600)
-        assert [(type(event), event.lacks, event.task) for event in told] == [  # type: ignore[attr-defined]
+        assert [(type(event), event.lacks, event.task) for event in received] == [  # type: ignore[attr-defined]
             (ScheduleOverdue, "task", "invoice")
         ]
-        assert told[0].due_at == START + 600 * SECOND  # type: ignore[attr-defined]
+        assert received[0].due_at == START + 600 * SECOND  # type: ignore[attr-defined]
 
     run_virtual(main)
 
@@ -290,17 +290,17 @@ def test_an_overdue_schedule_with_an_undeclared_custom_trigger_is_reported_once(
             return "tens"
 
     async def main(clock: VirtualClock) -> None:
-        store, told = MemoryStorage(clock), list[Event]()
+        store, received = MemoryStorage(clock), list[Event]()
         async with before(store, Tens(), clock=clock):
             await asyncio.sleep(10)
         other = Headgate(storage=store, clock=clock)
-        other.subscribe(told.append, *TOLD)
+        other.subscribe(received.append, *TOLD)
 
         @other.task
         async def invoice() -> None: ...
 
         async with other:
             await asyncio.sleep(3600)
-        assert [(type(event), event.lacks) for event in told] == [(ScheduleOverdue, "trigger")]  # type: ignore[attr-defined]
+        assert [(type(event), event.lacks) for event in received] == [(ScheduleOverdue, "trigger")]  # type: ignore[attr-defined]
 
     run_virtual(main)

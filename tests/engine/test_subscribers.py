@@ -57,7 +57,7 @@ def test_a_subscriber_that_raises_gets_the_next_event(how: str, caplog: pytest.L
 
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
-        told: list[str] = []
+        received: list[str] = []
 
         @app.task
         async def work() -> None:
@@ -65,7 +65,7 @@ def test_a_subscriber_that_raises_gets_the_next_event(how: str, caplog: pytest.L
 
         async def listen(event: Event) -> None:
             assert isinstance(event, JobFinished)
-            told.append(event.job_id)
+            received.append(event.job_id)
             match how:
                 case "cancelled":
                     answer = asyncio.get_running_loop().create_future()
@@ -81,7 +81,7 @@ def test_a_subscriber_that_raises_gets_the_next_event(how: str, caplog: pytest.L
             jobs = await work.enqueue_many([(), ()])
             for job in jobs:
                 await job.result()
-        assert sorted(told) == sorted(job.id for job in jobs)
+        assert sorted(received) == sorted(job.id for job in jobs)
         failures = [record for record in caplog.records if "a subscriber failed on JobFinished" in record.message]
         assert len(failures) == 2
         assert all(record.levelno == logging.ERROR for record in failures)

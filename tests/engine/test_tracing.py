@@ -353,10 +353,10 @@ def test_callbacks_have_their_own_span(traced: Traced) -> None:
         async with app:
             await (await work.enqueue()).result()
             await asyncio.sleep(1)
-        called, told = traced.one("on_completed work"), traced.one("telling")
+        called, received = traced.one("on_completed work"), traced.one("telling")
         assert linked(called) == [span_id(traced.one("send default"))]
-        assert told.parent is not None
-        assert told.parent.span_id == span_id(called)
+        assert received.parent is not None
+        assert received.parent.span_id == span_id(called)
         assert called.status.status_code is trace.StatusCode.ERROR
         assert traced.one("process default").status.status_code is trace.StatusCode.UNSET
 

@@ -20,8 +20,8 @@ def test_handles_and_events_show_whether_a_job_was_stored_kept_or_replaced() -> 
         async def sync(page: int) -> int:
             return page
 
-        told: list[Event] = []
-        app.subscribe(told.append, JobEnqueued, JobReplaced)
+        received: list[Event] = []
+        app.subscribe(received.append, JobEnqueued, JobReplaced)
         async with app.open():
             unique = sync.using(unique_key="acme")
             first = await unique.enqueue(1)
@@ -33,7 +33,7 @@ def test_handles_and_events_show_whether_a_job_was_stored_kept_or_replaced() -> 
             many = await sync.using(unique_key="globex", on_conflict="replace").enqueue_many([(5,), (6,), (7,)])
             assert len(set(many)) == 1
             await asyncio.sleep(1)
-        assert [(type(event), event.job_id) for event in told if isinstance(event, JobEnqueued | JobReplaced)] == [
+        assert [(type(event), event.job_id) for event in received if isinstance(event, JobEnqueued | JobReplaced)] == [
             (JobEnqueued, first.id),
             (JobReplaced, first.id),
             (JobEnqueued, many[0].id),

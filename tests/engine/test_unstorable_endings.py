@@ -45,8 +45,8 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_reported() -> No
 
     async def main(clock: VirtualClock) -> None:
         app = Headgate(storage=BoundedStorage(clock), clock=clock)
-        troubles: list[Event] = []
-        app.subscribe(troubles.append, StorageFailed)
+        failures: list[Event] = []
+        app.subscribe(failures.append, StorageFailed)
 
         @app.task(limits=[RateLimit("100/m", name="tokens", burst=100)])
         async def ask(tokens: int) -> int:
@@ -58,10 +58,10 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_reported() -> No
             assert [await job.result(timeout=60) for job in jobs] == [5, 10**9, 7]
             (bucket,) = await app.admin.limits.list()
             assert bucket.used == 5 + 1 + 7
-        (trouble,) = troubles
-        assert isinstance(trouble, StorageFailed)
-        assert "limit 'tokens': 1000000000 is not charged" in trouble.doing
-        assert "OverflowError" in trouble.error
+        (failure,) = failures
+        assert isinstance(failure, StorageFailed)
+        assert "limit 'tokens': 1000000000 is not charged" in failure.doing
+        assert "OverflowError" in failure.error
 
     run_virtual(main)
 

@@ -705,13 +705,13 @@ def test_limits_are_changed_from_the_command_line_and_the_backlog_follows(projec
     ]
 
     def have_run(count: int) -> Callable[[Headgate], Awaitable[None]]:
-        async def go_on(app: Headgate) -> None:
+        async def proceed(app: Headgate) -> None:
             async def have_run() -> bool:
                 return (await app.admin.counts())[0].succeeded == count
 
             await until(have_run)
 
-        return go_on
+        return proceed
 
     project.do(have_run(4), running=True)
     assert call("limits", "audit", project.target, "sync:rate").output.count("within limit") == 1
@@ -799,9 +799,9 @@ def test_a_worker_prints_its_state_on_sigusr1_and_continues(project: Project) ->
     with project.worker() as worker:
         lines_until(worker, "works on")
         worker.send_signal(signal.SIGUSR1)
-        told = lines_until(worker, "Stack for <Task")
-        assert any("Thread MainThread" in line for line in told)
-        assert any("Thread headgate-sqlite-writer" in line for line in told)
+        received = lines_until(worker, "Stack for <Task")
+        assert any("Thread MainThread" in line for line in received)
+        assert any("Thread headgate-sqlite-writer" in line for line in received)
         worker.send_signal(signal.SIGTERM)
         lines_until(worker, "stopped")
         assert worker.wait(timeout=15) == 0

@@ -93,8 +93,8 @@ def wait_for(there: Callable[[], object]) -> None:
 
 @pytest.mark.slow
 def test_bench_measures_a_new_file_beside_the_store_and_does_not_create_the_store(tmp_path: Path) -> None:
-    app, told = Headgate(f"sqlite:///{tmp_path}/jobs.db"), list[str]()
-    figures = asyncio.run(measure(app, SystemClock(), seconds=0.2, slots=7, say=told.append))
+    app, printed = Headgate(f"sqlite:///{tmp_path}/jobs.db"), list[str]()
+    figures = asyncio.run(measure(app, SystemClock(), seconds=0.2, slots=7, say=printed.append))
     assert figures.ground.store == str(tmp_path / "jobs.db")
     assert figures.ground.syncs is not None
     assert figures.ground.is_durable
@@ -103,7 +103,7 @@ def test_bench_measures_a_new_file_beside_the_store_and_does_not_create_the_stor
     assert 0 < figures.drain.jobs <= sum(rate.jobs for rate in enqueued)
     assert figures.backlog > 0
     assert all(0 < latency.p50 <= latency.p99 for latency in (figures.idle, figures.beside_backlog))
-    assert "running them in 7 slots" in told
+    assert "running them in 7 slots" in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -208,19 +208,19 @@ def test_percentiles_are_of_what_was_measured() -> None:
 
 def test_bench_explains_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
     print_figures(FIGURES)
-    told = capsys.readouterr().out
-    assert "beside 9,900 jobs waiting for a limit" in told
-    assert "This disk syncs 812 pages a second" in told
-    assert "jobs of 100 ms in 40 slots reach at most 400 a second" in told
+    printed = capsys.readouterr().out
+    assert "beside 9,900 jobs waiting for a limit" in printed
+    assert "This disk syncs 812 pages a second" in printed
+    assert "jobs of 100 ms in 40 slots reach at most 400 a second" in printed
     assert not any("Others were at work" in line or "power cut" in line for line in advice(FIGURES))
 
 
 def test_bench_reports_what_makes_figures_doubtful() -> None:
     ground = Environment("postgresql://db/jobs", "PostgreSQL 18.1, fsync off", False, "3.13.1", "uvloop", 2, 6.0, None)
-    told = "\n".join(advice(replace(FIGURES, ground=ground)))
-    assert "Other programs were running (load 6 on 2 cores)" in told
-    assert "With these settings a power cut may lose the last acknowledged jobs" in told
-    assert "syncs" not in told
+    printed = "\n".join(advice(replace(FIGURES, ground=ground)))
+    assert "Other programs were running (load 6 on 2 cores)" in printed
+    assert "With these settings a power cut may lose the last acknowledged jobs" in printed
+    assert "syncs" not in printed
 
 
 def test_the_help_of_bench_says_what_happens_to_existing_jobs() -> None:

@@ -143,19 +143,19 @@ def test_a_question_without_a_terminal_says_which_option_to_use(make: Make) -> N
 
 def test_a_slow_count_of_final_jobs_does_not_delay_the_status(make: Make) -> None:
     target = make(UNCOUNTABLE)
-    told = call("status", target)
-    assert told.exit_code == 0
-    assert "too many final jobs to count quickly" in told.stdout
+    printed = call("status", target)
+    assert printed.exit_code == 0
+    assert "too many final jobs to count quickly" in printed.stdout
     answer = json.loads(call("status", target, "--json").stdout)
     assert answer["finals_at"] is None
     assert [(queue["waiting"], queue["succeeded"]) for queue in answer["queues"]] == [(0, None)]
 
 
 def test_the_version_is_printed_with_python_and_platform() -> None:
-    told = json.loads(call("version", "--json").stdout)
-    assert told["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert call("version").stdout.startswith(f"headgate {told['headgate']}, Python {told['python']}")
-    assert set(told["libraries"]) >= {"asyncpg", "watchfiles"}
+    printed = json.loads(call("version", "--json").stdout)
+    assert printed["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert call("version").stdout.startswith(f"headgate {printed['headgate']}, Python {printed['python']}")
+    assert set(printed["libraries"]) >= {"asyncpg", "watchfiles"}
 
 
 def test_an_invalid_port_is_reported_in_one_line(make: Make) -> None:

@@ -122,16 +122,16 @@ def test_options_are_those_of_using(project: Project) -> None:
         "--expires-at", "2126-06-01T08:00+02:00", "--json",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
+    printed = json.loads(result.stdout)
     [job] = project.stored()
-    assert (told["id"], told["task"], told["is_scheduled"]) == (job.record.id, "sync", True)
+    assert (printed["id"], printed["task"], printed["is_scheduled"]) == (job.record.id, "sync", True)
     assert (job.status.queue, job.status.priority, job.record.unique_key) == ("mail", 7, "acme")
     assert job.status.run_at == datetime(2126, 5, 1, 8, tzinfo=UTC)
     assert job.record.headers == {"source": "import", "by": "ada=1"}
     assert job.record.options is not None
     assert job.record.options.timeout == 120
     assert project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme").stdout.split() == [
-        told["id"]
+        printed["id"]
     ]
     refused = project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme", "--on-conflict", "raise")
     assert refused.exit_code == 1
@@ -179,9 +179,9 @@ def test_many_are_enqueued_from_lines(project: Project) -> None:
     assert result.stdout.split() == [job.record.id for job in project.stored()]
     assert [each["tenant"] for each in project.payloads()] == ["0", "1", "2"]
     Path("more.ndjson").write_text('{"tenant": "3"}\n')
-    told = json.loads(project.enqueue("sync", "--payloads", "more.ndjson", "--json").stdout)
-    assert told["enqueued"] == 1
-    assert told["ids"] == [project.stored()[-1].record.id]
+    printed = json.loads(project.enqueue("sync", "--payloads", "more.ndjson", "--json").stdout)
+    assert printed["enqueued"] == 1
+    assert printed["ids"] == [project.stored()[-1].record.id]
 
 
 def test_a_bad_line_ends_the_command_which_reports_the_stored_jobs(

@@ -120,8 +120,15 @@ def test_show_prints_all_attempts_and_events_of_a_job(project: Project) -> None:
     assert [line["attempt"] for line in shown["last_lines"]] == [1, 2]
     assert shown["audit"] == "full"
     text = call("jobs", "show", failed).output
-    for told in ("Its life", "ada@desk", "ValueError: no such page", "order 7 is odd", "it was cancelled", "Traceback"):
-        assert told in text
+    for printed in (
+        "Its life",
+        "ada@desk",
+        "ValueError: no such page",
+        "order 7 is odd",
+        "it was cancelled",
+        "Traceback",
+    ):
+        assert printed in text
 
 
 def test_show_prints_why_a_job_waits_and_its_progress(project: Project) -> None:
@@ -307,8 +314,8 @@ def test_a_batch_is_found_by_its_id(project: Project) -> None:
             f"1 of 3 jobs final (0 succeeded, 0 failed, 1 cancelled); headgate jobs list --batch {id}"
             in call("jobs", verb, id).output
         )
-        (told,) = answer("jobs", verb, id)
-        assert (told["total"], told["pending"], told["cancelled"]) == (3, 2, 1)
+        (printed,) = answer("jobs", verb, id)
+        assert (printed["total"], printed["pending"], printed["cancelled"]) == (3, 2, 1)
     (listed,) = answer("batches", "list", "--pending")
     assert (listed["id"], listed["state"], listed["total"], listed["pending"]) == (id, None, 3, 2)
     assert answer("batches", "list", "--before", id) == []
@@ -359,8 +366,8 @@ def test_a_job_of_a_dead_node_is_not_shown_as_running(project: Project) -> None:
     with connection:
         connection.execute("UPDATE node SET beat_at = beat_at - 45000000")
     connection.close()
-    told = call("jobs", "explain", id).output
-    assert ("has sent no heartbeat for 45 s" in told, "another node takes it" in told) == (True, True)
+    printed = call("jobs", "explain", id).output
+    assert ("has sent no heartbeat for 45 s" in printed, "another node takes it" in printed) == (True, True)
 
 
 def test_a_command_that_changes_nothing_says_so_and_is_not_recorded(project: Project) -> None:
@@ -425,12 +432,12 @@ def test_ambiguous_selections_are_refused(project: Project, verb: str) -> None:
 def test_a_bulk_change_works_in_chunks_and_can_be_repeated(project: Project) -> None:
     async def work(app: Headgate) -> None:
         await app.tasks["good"].using(delay=60).enqueue_many([() for _ in range(450)])
-        told: list[int] = []
+        printed: list[int] = []
         admin = app.admin.by("ada")
         query = JobQuery(task="good")
-        result = await admin.cancel_many(query, most=430, on_progress=lambda done: told.append(done.changed))
+        result = await admin.cancel_many(query, most=430, on_progress=lambda done: printed.append(done.changed))
         assert (result.matched, result.changed, result.is_cut) == (430, 430, True)
-        assert told == [200, 400, 430]
+        assert printed == [200, 400, 430]
         assert await admin.count(state=JobState.CANCELLED) == 430
         # Those that are done are in nobody's way.
         result = await admin.cancel_many(query, most=20)
@@ -502,8 +509,8 @@ def test_status_prints_what_an_operator_needs(project: Project) -> None:
             await removed.enqueue_many([(), ()])
 
     asyncio.run(renamed())
-    told = answer("status")
-    waiting = {each["queue"]: each for each in told["waiting"]}
+    printed = answer("status")
+    waiting = {each["queue"]: each for each in printed["waiting"]}
     assert waiting["mail"]["failed_last_hour"] == 1
     assert {name: waiting["default"][name] for name in ("scheduled", "throttled", "ready", "blocked")} == {
         "scheduled": 1,
@@ -511,7 +518,7 @@ def test_status_prints_what_an_operator_needs(project: Project) -> None:
         "ready": 3,
         "blocked": 0,
     }
-    assert told["unknown_tasks"] == [{"task": "removed", "queue": "default", "jobs": 2}]
+    assert printed["unknown_tasks"] == [{"task": "removed", "queue": "default", "jobs": 2}]
     text = call("status").output
     for word in ("paused", "Waiting for", "failed in the last hour", "removed", "none; start one"):
         assert word in text

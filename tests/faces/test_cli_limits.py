@@ -106,8 +106,8 @@ def test_a_key_is_a_pattern_only_if_the_request_says_so(target: str) -> None:
 def test_a_chart_of_use_ends_now_and_says_what_is_allowed() -> None:
     now = datetime(2026, 5, 1, 8, tzinfo=UTC)
     points = [LimitPoint(now - timedelta(seconds=55), 4), LimitPoint(now - timedelta(seconds=5), 8)]
-    told = use_chart(LimitHistory("api", "acme", 10, points, RateBound(15, 60.0)), now, 60.0)
-    bars, _, words = told.partition("  the last")
+    printed = use_chart(LimitHistory("api", "acme", 10, points, RateBound(15, 60.0)), now, 60.0)
+    bars, _, words = printed.partition("  the last")
     assert len(bars) == 6
     assert bars[0] != " "
     assert bars[-1] in "█@"

@@ -223,8 +223,8 @@ def test_while_the_store_is_unavailable_top_says_so_and_continues(project: Proje
             assert lines is not None
             assert "overview" in json.loads(lines.readline())
             move(project.path, hidden)
-            told = next(line for line in map(json.loads, lines) if "error" in line)
-            assert "jobs.db" in told["error"]
+            printed = next(line for line in map(json.loads, lines) if "error" in line)
+            assert "jobs.db" in printed["error"]
             move(hidden, project.path)
             again = next(line for line in map(json.loads, lines) if "overview" in line)
             assert again["overview"]["totals"]["throttled"] == 3

@@ -158,9 +158,9 @@ def metrics_port() -> Iterator[int]:
 
 def test_the_metrics_server_answers_prometheus(metrics_port: int) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{metrics_port}", timeout=10) as client:
-        told = client.get("/metrics", headers={"Accept-Encoding": "gzip"})
-        assert told.headers["content-encoding"] == "gzip"
-        assert "headgate_up" in told.text or "# HELP headgate_" in told.text
+        received = client.get("/metrics", headers={"Accept-Encoding": "gzip"})
+        assert received.headers["content-encoding"] == "gzip"
+        assert "headgate_up" in received.text or "# HELP headgate_" in received.text
         opened = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
         assert opened.headers["content-type"].startswith("application/openmetrics-text")
         one = client.get("/metrics", params={"name[]": "headgate_build_info"}).text

@@ -58,12 +58,13 @@ def test_a_worker_writes_one_entry_for_each_message_and_no_line_of_a_message_pas
     ids = CliRunner().invoke(main, ["jobs", "list", "app:app", "--json"]).output
     (job,) = re.findall(r'"id": "([^"]+)"', ids)
     for words in (["jobs", "logs", "app:app", job], ["jobs", "show", "app:app", job], ["jobs", "list", "app:app"]):
-        told = CliRunner().invoke(main, words)
-        assert told.exit_code == 0
+        received = CliRunner().invoke(main, words)
+        assert received.exit_code == 0
         assert not any(
-            line.lstrip().startswith(FORGED[:10]) and not line.startswith("    ") for line in told.output.splitlines()
+            line.lstrip().startswith(FORGED[:10]) and not line.startswith("    ")
+            for line in received.output.splitlines()
         )
-        assert not set("\r\x1b\u202e") & set(told.output)
+        assert not set("\r\x1b\u202e") & set(received.output)
 
 
 async def test_a_log_line_of_headgate_is_one_entry_whatever_formats_it(caplog: pytest.LogCaptureFixture) -> None:

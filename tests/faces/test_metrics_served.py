@@ -154,13 +154,13 @@ def labels_of(families: list[Metric]) -> dict[str, set[str]]:
 def test_the_worker_exports_every_documented_metric_and_no_other(
     scraped: tuple[list[Metric], str],
 ) -> None:
-    told = labels_of(scraped[0])
+    received = labels_of(scraped[0])
     for metric in (*COUNTED, *READ):
         name = f"{metric.name}_bucket" if metric.kind == "histogram" else metric.name
         expected = {*metric.labels, "instance", "job"} | ({"le"} if metric.kind == "histogram" else set())
-        assert told.get(name) == expected, name
+        assert received.get(name) == expected, name
     listed = {metric.name for metric in (*COUNTED, *READ)}
-    assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in told} == listed
+    assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in received} == listed
 
 
 def test_the_worker_exports_metrics_of_its_process(scraped: tuple[list[Metric], str]) -> None:
@@ -185,19 +185,19 @@ def expressions() -> Iterator[tuple[str, str]]:
 def test_every_query_of_the_dashboard_and_the_alerts_uses_existing_metrics(
     scraped: tuple[list[Metric], str],
 ) -> None:
-    told = labels_of(scraped[0])
+    received = labels_of(scraped[0])
     asked: set[str] = set()
     for where, expression in expressions():
         names = re.findall(r"\bheadgate_\w+", expression)
         assert names, where
         for name in names:
-            assert name in told, f"{where} asks for {name}, which no worker tells"
+            assert name in received, f"{where} asks for {name}, which no worker tells"
         for name, matchers in re.findall(r"\b(headgate_\w+)\{([^}]*)\}", expression):
             for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers):
-                assert label in told[name], f"{where}: {name} has no label {label}"
+                assert label in received[name], f"{where}: {name} has no label {label}"
         for grouping in re.findall(r"\b(?:by|without|on|ignoring) \(([^)]*)\)", expression):
             for label in re.split(r",\s*", grouping):
-                assert all(label in told[name] for name in names), f"{where} groups by {label}"
+                assert all(label in received[name] for name in names), f"{where} groups by {label}"
         assert expression.count("(") == expression.count(")"), where
         asked |= {re.sub(r"_(bucket|count|sum)$", "", name) for name in names}
     assert {metric.name for metric in (*COUNTED, *READ)} - asked == {"headgate_build_info"}

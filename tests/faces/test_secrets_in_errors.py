@@ -145,9 +145,9 @@ async def test_no_message_shows_the_password_of_a_url(
     use: Callable[[str], Awaitable[None]], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    told = await asyncio.gather(*(_told_by(use, url) for url in URLS))
+    received = await asyncio.gather(*(_told_by(use, url) for url in URLS))
     out = capsys.readouterr()
-    lines = [*"".join(told).splitlines(), *caplog.text.splitlines(), *out.out.splitlines(), *out.err.splitlines()]
+    lines = [*"".join(received).splitlines(), *caplog.text.splitlines(), *out.out.splitlines(), *out.err.splitlines()]
     assert [line for line in lines if any(secret in line for secret in SECRETS)] == []
 
 

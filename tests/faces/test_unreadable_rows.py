@@ -43,7 +43,7 @@ class Project(NamedTuple):
     url: str
     schema: str
 
-    def spoil(self, table: str, column: str, value: str, where: str) -> None:
+    def corrupt(self, table: str, column: str, value: str, where: str) -> None:
         if self.schema:
             statement = f"UPDATE {self.schema}.{table} SET {column} = $1 WHERE {where}"
             asyncio.run(_on_postgres(self.url, statement, value))
@@ -114,8 +114,8 @@ def test_a_worker_the_command_line_and_the_dashboard_work_with_unreadable_rows(
 ) -> None:
     module = project.module
     bad, good = module.do(_fill)
-    project.spoil("job", "options", '{"timeout": "soon"}', f"id = '{bad}'")
-    project.spoil("schedule", "call", "[1]", "name = 'bad'")
+    project.corrupt("job", "options", '{"timeout": "soon"}', f"id = '{bad}'")
+    project.corrupt("schedule", "call", "[1]", "name = 'bad'")
     log = tmp_path / "worker.log"
     expected = (
         f"job {bad} in the store cannot be read: options",

@@ -246,8 +246,8 @@ class StorageModel:
         while True:
             for job in self.jobs.values():
                 self._count_in_batch(job)
-            told = [self._let_go_or_cancel(job, wall) for job in list(self.jobs.values()) if job.is_blocked]
-            if not any(told):
+            received = [self._let_go_or_cancel(job, wall) for job in list(self.jobs.values()) if job.is_blocked]
+            if not any(received):
                 break
         for id in self.batches:
             if self.end_of(id) is not None:
@@ -273,16 +273,16 @@ class StorageModel:
     def add_unique(self, jobs: Sequence[NewJob], wall: int) -> dict[str, str]:
         """Return the duplicates by their ids. Raises DuplicateJob, and then stores none of the jobs."""
         new = [job for job in jobs if job.id not in self.jobs]
-        standing = {key for job in self.jobs.values() if not job.state.is_final and (key := key_of(job.new))}
+        existing = {key for job in self.jobs.values() if not job.state.is_final and (key := key_of(job.new))}
         for job in new:
             key = key_of(job)
-            if key in standing and job.on_conflict == "raise":
+            if key in existing and job.on_conflict == "raise":
                 raise DuplicateJob("", *key)
             if key is not None and job.rejection is None:
-                standing.add(key)
+                existing.add(key)
         others: dict[str, str] = {}
         for job in new:
-            waiting, running = (self.standing(job, state) for state in (JobState.WAITING, JobState.RUNNING))
+            waiting, running = (self.existing(job, state) for state in (JobState.WAITING, JobState.RUNNING))
             if waiting is not None and job.on_conflict == "replace":
                 self._replace(waiting, job)
                 others[job.id] = waiting.new.id
@@ -292,7 +292,7 @@ class StorageModel:
                 self.add([job], [], wall)
         return others
 
-    def standing(self, new: NewJob, state: JobState) -> ModelJob | None:
+    def existing(self, new: NewJob, state: JobState) -> ModelJob | None:
         """A job in that state under the same unique key."""
         key = key_of(new)
         found = (job for job in self.jobs.values() if key is not None and key_of(job.new) == key and job.state is state)
@@ -480,7 +480,7 @@ class StorageModel:
         if job.cancel_requested:
             self._end(job, JobState.CANCELLED, wall, job.error)
             return
-        successor = self.standing(job.new, JobState.WAITING)
+        successor = self.existing(job.new, JobState.WAITING)
         if successor is not None:
             self._end(job, JobState.CANCELLED, wall, superseded_error(successor.new.id))
             return

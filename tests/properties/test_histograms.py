@@ -38,12 +38,12 @@ def test_merged_histograms_equal_one_histogram_of_all_values(one: list[int], two
 @given(durations, fractions)
 def test_a_percentile_lies_in_the_bucket_of_the_true_one(some: list[int], fraction: float) -> None:
     true = sorted(some)[max(0, ceil(fraction * len(some)) - 1)]
-    told = percentile(of(some), fraction, max(some))
-    assert told is not None
+    received = percentile(of(some), fraction, max(some))
+    assert received is not None
     place = bisect_left(BOUNDS, true)
     low, high = BOUNDS[place - 1] if place else 0, BOUNDS[place] if place < len(BOUNDS) else max(some)
-    assert low <= told <= max(high, low)
-    assert told <= max(some)
+    assert low <= received <= max(high, low)
+    assert received <= max(some)
 
 
 @thorough

@@ -274,7 +274,7 @@ class StorageMachine(RuleBasedStateMachine):
         ]
         # What is to run after one that runs follows it, which is another test's matter.
         jobs = [
-            replace(job, on_conflict="keep") if self.model.standing(job, JobState.RUNNING) is not None else job
+            replace(job, on_conflict="keep") if self.model.existing(job, JobState.RUNNING) is not None else job
             for job in jobs
         ]
         for place, option in enumerate(options):
@@ -435,13 +435,13 @@ class StorageMachine(RuleBasedStateMachine):
         try:
             before = self.run(self.store.retry(job.new.id))
         except IllegalTransition:
-            is_taken = self.model.standing(job.new, JobState.WAITING) is not None
+            is_taken = self.model.existing(job.new, JobState.WAITING) is not None
             is_left_behind = not self.model.may_be_retried(job)
             assert is_taken or is_left_behind or job.state not in (JobState.FAILED, JobState.CANCELLED)
         else:
             assert before is job.state
             assert before in (JobState.FAILED, JobState.CANCELLED)
-            assert self.model.standing(job.new, JobState.WAITING) is None
+            assert self.model.existing(job.new, JobState.WAITING) is None
             assert self.model.may_be_retried(job)
             self.model.retry(job.new.id, self.clock.now())
 
@@ -704,11 +704,11 @@ class StorageMachine(RuleBasedStateMachine):
     def a_job_stands_where_it_should(self, data: st.DataObject) -> None:
         job = self.pick(data, *JobState)
         if job is not None:
-            standing = self.run(self.store.queue_position(job.new.id))
-            assert (standing is None) == (not job.waits_in_lane)
-            if standing is not None:
-                assert (standing.position, standing.waiting) == (self.model.place(job), self.model.lane_waiting(job))
-                assert tuple(bucket.draw for bucket in standing.buckets) == job.asked
+            existing = self.run(self.store.queue_position(job.new.id))
+            assert (existing is None) == (not job.waits_in_lane)
+            if existing is not None:
+                assert (existing.position, existing.waiting) == (self.model.place(job), self.model.lane_waiting(job))
+                assert tuple(bucket.draw for bucket in existing.buckets) == job.asked
 
     @invariant()
     def settings_are_as_they_were_stored(self) -> None:

@@ -26,9 +26,9 @@ def test_an_instant_and_an_id_are_never_broken(
     """On 80 columns an instant went over six lines, a few characters each."""
     monkeypatch.setattr(output, "WIDE", width)
     print_table("Jobs", COLUMNS, rows(2), empty="none")
-    told = capsys.readouterr().out
-    assert told.count("2026-05-01 08:30:00.000Z") == told.count(ID) == 2
-    assert max(map(len, told.splitlines())) <= width
+    received = capsys.readouterr().out
+    assert received.count("2026-05-01 08:30:00.000Z") == received.count(ID) == 2
+    assert max(map(len, received.splitlines())) <= width
 
 
 def test_a_long_list_is_printed_at_once(capsys: pytest.CaptureFixture[str]) -> None:

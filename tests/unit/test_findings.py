@@ -108,9 +108,9 @@ def test_a_file_in_a_folder_that_is_shared_on_purpose_may_be_the_groups() -> Non
 def test_problems_of_a_file_are_found(change: dict[str, Any], level: str, check: str, part: str) -> None:
     found = findings_of(checkup(msgspec.structs.replace(SQLITE, **change)))
     assert bad(found) == [(level, check)]
-    [told] = [each for each in found if each.level != "ok"]
-    assert part in told.seen
-    assert told.advice
+    [received] = [each for each in found if each.level != "ok"]
+    assert part in received.seen
+    assert received.advice
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ def test_problems_of_nodes_are_found() -> None:
     assert bad(found) == [("warning", "nodes")]
     assert any("web-2:9 has sent no heartbeat for 45 s" in each.seen for each in found)
     full = node(lingering=["job-1", "job-2", "job-3", "job-4"])
-    [told] = [each for each in findings_of(checkup(nodes=[full])) if each.level != "ok"]
-    assert told.seen.startswith("4 of 4 slots of web-1:7 are taken")
-    assert told.seen.endswith("of job job-1, job-2, job-3, …")
+    [received] = [each for each in findings_of(checkup(nodes=[full])) if each.level != "ok"]
+    assert received.seen.startswith("4 of 4 slots of web-1:7 are taken")
+    assert received.seen.endswith("of job job-1, job-2, job-3, …")
     # By number: 1.10 is newer than 1.9.
     deploying = [node(version="1.9.0", name="old:1"), node(version="1.10.0", name="new:2")]
-    [told] = [each for each in findings_of(checkup(nodes=deploying)) if each.level != "ok"]
-    assert (told.check, told.advice) == ("releases", "end the deploy: restart old:1")
+    [received] = [each for each in findings_of(checkup(nodes=deploying)) if each.level != "ok"]
+    assert (received.check, received.advice) == ("releases", "end the deploy: restart old:1")
 
 
 def test_problems_of_jobs_and_schedules_are_found() -> None:
@@ -183,11 +183,11 @@ def test_problems_of_jobs_and_schedules_are_found() -> None:
     assert bad(found) == [
         ("warning", "tasks"), ("warning", "blockers"), ("problem", "blockers"), ("problem", "integrity")
     ]  # fmt: skip
-    told = {each.seen: each.advice or "" for each in found}
-    assert "pg_terminate_backend(73)" in told["for 600 s: psql keeps 3 waiting"]
+    received = {each.seen: each.advice or "" for each in found}
+    assert "pg_terminate_backend(73)" in received["for 600 s: psql keeps 3 waiting"]
     assert (
         "headgate jobs cancel --task sync"
-        in told["12 jobs of task 'sync', which this app does not declare, are waiting"]
+        in received["12 jobs of task 'sync', which this app does not declare, are waiting"]
     )
 
 

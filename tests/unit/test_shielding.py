@@ -9,45 +9,45 @@ import pytest
 from headgate.shielding import shield_until_done
 
 
-async def _until(go_on: asyncio.Event, done: list[str]) -> str:
-    await go_on.wait()
+async def _until(proceed: asyncio.Event, done: list[str]) -> str:
+    await proceed.wait()
     done.append("done")
     return "result"
 
 
 async def test_it_returns_what_a_coroutine_or_a_future_returns() -> None:
-    go_on = asyncio.Event()
-    go_on.set()
-    assert await shield_until_done(_until(go_on, [])) == "result"
-    assert await shield_until_done(asyncio.ensure_future(_until(go_on, []))) == "result"
+    proceed = asyncio.Event()
+    proceed.set()
+    assert await shield_until_done(_until(proceed, [])) == "result"
+    assert await shield_until_done(asyncio.ensure_future(_until(proceed, []))) == "result"
 
 
 async def test_a_cancellation_is_raised_when_the_work_is_done_however_often_it_is_asked_for() -> None:
-    go_on, done = asyncio.Event(), list[str]()
-    waiting = asyncio.create_task(shield_until_done(_until(go_on, done)))
+    proceed, done = asyncio.Event(), list[str]()
+    waiting = asyncio.create_task(shield_until_done(_until(proceed, done)))
     for _ in range(3):
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.sleep(0)
         assert not waiting.done()
-    go_on.set()
+    proceed.set()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert done == ["done"]
 
 
 async def test_an_error_of_the_work_takes_precedence_over_a_cancellation() -> None:
-    go_on = asyncio.Event()
+    proceed = asyncio.Event()
 
     async def fail() -> None:
-        await go_on.wait()
+        await proceed.wait()
         raise ValueError("its own")
 
     waiting = asyncio.create_task(shield_until_done(fail()))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.sleep(0)
-    go_on.set()
+    proceed.set()
     with pytest.raises(ValueError, match="its own"):
         await waiting
 

@@ -118,8 +118,8 @@ def test_waits_are_reported_of_the_busiest_the_median_and_the_lightest_key() -> 
         SimulatedJob(key, 0, at * SECOND, at * SECOND)
         for at, key in ((1, "a"), (2, "a"), (3, "c"), (4, "b"), (6, "b"), (9, "a"))
     ]
-    told = result_of_run(scenario(jobs=6), SimulationRun(ran, 0, 0)).keys
-    assert [(each.which, each.key, each.jobs, each.median, each.longest) for each in told] == [
+    received = result_of_run(scenario(jobs=6), SimulationRun(ran, 0, 0)).keys
+    assert [(each.which, each.key, each.jobs, each.median, each.longest) for each in received] == [
         ("busiest", "a", 3, 2.0, 9.0),
         ("median", "b", 2, 4.0, 6.0),
         ("lightest", "c", 1, 3.0, 3.0),

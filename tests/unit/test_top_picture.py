@@ -99,9 +99,9 @@ def test_without_a_history_throughput_is_the_difference_of_two_snapshots() -> No
     assert (found.finished, found.enqueued, found.bars) == (5.0, None, ())
     assert throughput_between(None, after) is None
     # As long as nobody has counted anew, what was told before is.
-    told = replace(before, throughput=found)
-    assert throughput_between(told, told.overview) is found
-    assert throughput_between(told, replace(after, finals_at=None)) is None
+    received = replace(before, throughput=found)
+    assert throughput_between(received, received.overview) is found
+    assert throughput_between(received, replace(after, finals_at=None)) is None
 
 
 def test_a_count_of_a_while_ago_is_shown_with_its_age() -> None:

@@ -539,14 +539,14 @@ class BudgetsConformance(Conformance):
         assert [job.throttled_for for job in await store_user.take()] == [0, 0, 0, 0]
         # It opens, and nobody has a slot; then one slot at a time.
         clock.advance(60 + 30)
-        told = [(await store_user.take_one()).throttled_for]
+        received = [(await store_user.take_one()).throttled_for]
         clock.advance(10)
-        told.append((await store_user.take_one()).throttled_for)
+        received.append((await store_user.take_one()).throttled_for)
         (newcomer,) = await store_user.add(1, draws=[("api", "acme")], priority=1)
         clock.advance(10)
         late = await store_user.take_one()
         assert (late.id, late.throttled_for) == (newcomer, 0)
-        assert told == [65 * SECOND, 65 * SECOND]
+        assert received == [65 * SECOND, 65 * SECOND]
 
     async def test_waiting_for_a_held_permit_is_waiting_for_the_limit(
         self, store_user: StoreUser, clock: ManualClock

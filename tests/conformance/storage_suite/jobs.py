@@ -55,12 +55,12 @@ class JobsConformance(Conformance):
         names = ("web-1:77", "web-1:77", "h" * 190 + ":123456789", None)
         there = [replace(store_user.new(), enqueued_by=name) for name in names]
         await store_user.storage.add([here, *there])
-        told = {new.id: new.enqueued_by for new in (here, *there)}
-        assert told[here.id] == process_name()
-        assert {id: (await store_user.record(id)).enqueued_by for id in told} == told
+        received = {new.id: new.enqueued_by for new in (here, *there)}
+        assert received[here.id] == process_name()
+        assert {id: (await store_user.record(id)).enqueued_by for id in received} == received
         await store_user.give_back((await store_user.take())[0], "snoozed", run_at=clock.now())
         page = await store_user.storage.jobs(JobFilter())
-        assert {record.id: record.enqueued_by for record in page} == told
+        assert {record.id: record.enqueued_by for record in page} == received
 
     async def test_reading_an_unknown_job_returns_none(self, store_user: StoreUser) -> None:
         assert await store_user.storage.job("nobody") is None
@@ -110,15 +110,15 @@ class JobsConformance(Conformance):
         assert await store_user.take_ids() == []
 
     async def test_any_text_is_kept_exactly(self, store_user: StoreUser) -> None:
-        strange = ["", "'; DROP TABLE job; --", 'a|b:c/d\\e"f', "ünïcödé 🚦", "line\nbreak\ttab", "x" * 256]
-        store_user.rules = {text or "one": strict(1) for text in strange}
-        for text in strange:
+        unusual = ["", "'; DROP TABLE job; --", 'a|b:c/d\\e"f', "ünïcödé 🚦", "line\nbreak\ttab", "x" * 256]
+        store_user.rules = {text or "one": strict(1) for text in unusual}
+        for text in unusual:
             await store_user.add(
                 draws=[(text or "one", text)], payload=f'"{text.encode().hex()}"', headers={"h": text}, queue="q" + text
             )
-        queues = ["q" + text for text in strange]
+        queues = ["q" + text for text in unusual]
         jobs = {job.queue: job for job in await store_user.take(queues=queues)}
-        for text in strange:
+        for text in unusual:
             job = jobs["q" + text]
             assert job.headers == {"h": text}
             assert job.payload == f'"{text.encode().hex()}"'
@@ -222,11 +222,11 @@ class JobsConformance(Conformance):
             assert len(await store_user.take(4)) == 4
         gated = await store_user.add_one(draws=[("api", "acme")])
         late = await store_user.add_one(delay=0.01)
-        strange = await store_user.add_one(task="unknown", priority=9)
+        unusual = await store_user.add_one(task="unknown", priority=9)
         clock.advance(0.02)
         claimed = await store_user.claim(4, queues=("default", "other"))
         assert {gated, other} <= {job.id for job in claimed.jobs}
-        assert strange not in await store_user.take_ids(200)
+        assert unusual not in await store_user.take_ids(200)
         assert (await store_user.record(late)).state is JobState.RUNNING
 
     async def test_a_node_that_is_declared_dead_between_two_claims_gets_nothing(self, store_user: StoreUser) -> None:
@@ -247,13 +247,13 @@ class JobsConformance(Conformance):
     async def test_a_job_of_an_unknown_task_is_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         for draws in ((), (("api", "acme"),)):
-            strangers = await store_user.add(3, task="unknown", priority=9, draws=draws)
+            unknown_jobs = await store_user.add(3, task="unknown", priority=9, draws=draws)
             known = await store_user.add(2, draws=draws)
             claimed = await store_user.claim()
             assert [job.id for job in claimed.jobs] == known
             assert list(claimed.unknown) == ["unknown"]
             assert not (await store_user.claim()).more
-            assert await store_user.states(strangers) == [JobState.WAITING] * 3
+            assert await store_user.states(unknown_jobs) == [JobState.WAITING] * 3
 
     async def test_many_jobs_of_an_unknown_task_block_no_others(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
@@ -265,20 +265,20 @@ class JobsConformance(Conformance):
     async def test_a_node_that_has_the_task_takes_the_jobs_that_another_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         for draws in ((), (("api", "acme"),)):
-            strangers = await store_user.add(3, task="unknown", draws=draws)
+            unknown_jobs = await store_user.add(3, task="unknown", draws=draws)
             known = await store_user.add(2, draws=draws)
             assert await store_user.take_ids() == known
             # The order is the order of arrival, whoever came by in between.
             late = await store_user.add(1, draws=draws)
-            assert await store_user.take_ids(tasks={"work", "unknown"}) == [*strangers, *late]
+            assert await store_user.take_ids(tasks={"work", "unknown"}) == [*unknown_jobs, *late]
 
     async def test_a_lane_that_was_skipped_completely_is_found_by_a_node_that_has_its_task(
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        strangers = await store_user.add(3, task="unknown", draws=[("api", "acme")])
+        unknown_jobs = await store_user.add(3, task="unknown", draws=[("api", "acme")])
         assert await store_user.take_ids() == []
-        assert await store_user.take_ids(tasks={"work", "unknown"}) == strangers
+        assert await store_user.take_ids(tasks={"work", "unknown"}) == unknown_jobs
 
     async def test_a_due_job_of_an_unknown_task_causes_no_polling(
         self, store_user: StoreUser, clock: ManualClock
@@ -293,7 +293,7 @@ class JobsConformance(Conformance):
 
     async def test_a_lane_with_an_unknown_limit_is_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(10)}
-        strangers = await store_user.add(3, draws=[("elsewhere", "acme")])
+        unknown_jobs = await store_user.add(3, draws=[("elsewhere", "acme")])
         half_known = await store_user.add(3, draws=[("api", "acme"), ("elsewhere", "acme")])
         known = await store_user.add(2, draws=[("api", "acme")])
         claimed = await store_user.claim()
@@ -301,7 +301,7 @@ class JobsConformance(Conformance):
         assert not (await store_user.claim()).more
         # Nothing was charged for those that were passed over.
         store_user.rules = {"api": strict(10), "elsewhere": strict(10)}
-        assert sorted(await store_user.take_ids()) == sorted(strangers + half_known)
+        assert sorted(await store_user.take_ids()) == sorted(unknown_jobs + half_known)
 
     async def test_a_node_that_has_not_joined_claims_nothing(self, store_user: StoreUser) -> None:
         await store_user.add(2)

@@ -68,12 +68,12 @@ class ReportsConformance(Conformance):
         assert (await store_user.record(id)).progress is None
 
     async def test_lines_are_read_back_as_they_were_logged(self, store_user: StoreUser, clock: ManualClock) -> None:
-        strange = ["", "line\nbreak\ttab", "ünïcödé 🚦", "'; DROP TABLE job; --", '{"a": [1]}', "x" * 8192]
+        unusual = ["", "line\nbreak\ttab", "ünïcödé 🚦", "'; DROP TABLE job; --", '{"a": [1]}', "x" * 8192]
         id = await store_user.add_one()
         job = await store_user.take_one()
         logged = [
             LogLine(PLACES + place, clock.now() + place, 1, 10 + place, f"app.{place}", text)
-            for place, text in enumerate(strange)
+            for place, text in enumerate(unusual)
         ]
         assert await report(store_user, job, *logged)
         assert list(await store_user.storage.logs(id)) == logged

@@ -172,12 +172,12 @@ class StoreUser:
 
     async def finish(self, *endings: Ending) -> list[bool]:
         """Write endings of this node, each again while its job is locked; return the results."""
-        told: dict[Ending, bool | None] = dict.fromkeys(endings)
+        received: dict[Ending, bool | None] = dict.fromkeys(endings)
         for _ in range(1000):
-            held = [ending for ending, written in told.items() if written is None]
-            told.update(zip(held, await self.storage.finish(self.node, held), strict=True))
-            if None not in told.values():
-                return [bool(told[ending]) for ending in endings]
+            held = [ending for ending, written in received.items() if written is None]
+            received.update(zip(held, await self.storage.finish(self.node, held), strict=True))
+            if None not in received.values():
+                return [bool(received[ending]) for ending in endings]
             await sleep(_clock, 0.005)
         raise AssertionError("somebody holds the jobs for good")
 

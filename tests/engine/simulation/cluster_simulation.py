@@ -88,7 +88,7 @@ class ClusterSimulation:
         self.cancelled: set[str] = set()
         self.retried: Counter[str] = Counter()
         # When somebody last turned the clock, or no node was at work (monotonic).
-        self.troubled_at = clock.monotonic()
+        self.faulty_at = clock.monotonic()
         self.job_checker = JobChecker(self.store, is_exact=self.store.is_in_process)
         self.charts = Charts(self)
         self.keys = UniqueKeys(self, self.job_checker)
@@ -215,7 +215,7 @@ class ClusterSimulation:
         awake = [name for name in self.nodes if name not in self.faults.frozen]
         if not awake:
             return
-        self.troubled_at = self.clock.monotonic()
+        self.faulty_at = self.clock.monotonic()
         _, node, running = self.nodes.pop(self.random.choice(awake))
         node.stop()
         node.abort()
@@ -224,7 +224,7 @@ class ClusterSimulation:
 
     async def crash_node(self) -> None:
         """Stop as by kill -9: in the middle of any step, without cleanup."""
-        self.troubled_at = self.clock.monotonic()
+        self.faulty_at = self.clock.monotonic()
         name = self.random.choice(list(self.nodes))
         app, node, running = self.nodes.pop(name)
         running.cancel()
@@ -269,7 +269,7 @@ class ClusterSimulation:
                 await asyncio.sleep(self.random.expovariate(1 / 5))
                 assert not self.job_checker.wrong, self.job_checker.wrong[0]
                 if self.nodes.keys() <= self.faults.frozen.keys():
-                    self.troubled_at = self.clock.monotonic()
+                    self.faulty_at = self.clock.monotonic()
                 what = self.random.random()
                 if what < 0.5:
                     (act,) = self.random.choices(self.acts, self.shares)
@@ -279,7 +279,7 @@ class ClusterSimulation:
                 elif what < 0.7 and self.nodes:
                     await (self.crash_node() if what < 0.67 else self.stop_node())
                 elif what < 0.75:
-                    self.troubled_at = self.clock.monotonic()
+                    self.faulty_at = self.clock.monotonic()
                     self.clock.step_wall(self.random.choice((-3600.0, -5.0, 5.0, 900.0)))
                 elif what < 0.8:
                     await self.store.evict()
@@ -308,7 +308,7 @@ class ClusterSimulation:
                 await self.producer.admin.queues.resume(queue)
             for name in list(self.faults.frozen):
                 self.faults.thaw(name)
-            self.troubled_at = self.clock.monotonic()
+            self.faulty_at = self.clock.monotonic()
             await self.start_node()
             await self.recurring.settle()
             await self.check_neighbours_flow()

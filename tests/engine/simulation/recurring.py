@@ -168,7 +168,7 @@ class Recurring:
         require = self._job_checker.require
         require(record.paused_at is None, f"{said}: it is paused")
         wall, monotonic = self._resumed_at.get(record.name, (0, 0))
-        if monotonic > self._simulation.troubled_at:
+        if monotonic > self._simulation.faulty_at:
             require(all(occurs_at(job) > wall - 3 * SECOND for job in fired.jobs), f"{said}: it was paused then")
         for job in fired.jobs:
             require(self._is_instant(record, occurs_at(job)), f"{said}: no instant of its trigger")
@@ -189,7 +189,7 @@ class Recurring:
         if self._is_whole(record):
             self._look_for_gaps(fired, record)
         late = self._simulation.store.now() - (course.next_at or 0)
-        calm = self._simulation.clock.monotonic() - self._simulation.troubled_at
+        calm = self._simulation.clock.monotonic() - self._simulation.faulty_at
         require(late <= LATE or calm <= late + LATE, f"{said}: {late / SECOND} s late, and nothing was in the way")
         # Somebody may have put the clock back while it was on its way.
         require(late >= 0 or calm < ON_ITS_WAY, f"{said}: too early")

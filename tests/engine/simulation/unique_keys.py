@@ -82,10 +82,10 @@ class UniqueKeys:
 
     def _look_at_add(self, change: Change) -> None:
         jobs: Sequence[NewJob] = change.arguments[0]
-        standing = [job for job in change.before.values() if job.unique_key and not job.state.is_final]
-        waiting = {key_of(job): job.id for job in standing if job.state is JobState.WAITING}
+        existing = [job for job in change.before.values() if job.unique_key and not job.state.is_final]
+        waiting = {key_of(job): job.id for job in existing if job.state is JobState.WAITING}
         running: dict[tuple[str, str | None], set[str]] = {}
-        for record in standing:
+        for record in existing:
             if record.state is JobState.RUNNING:
                 running.setdefault(key_of(record), set()).add(record.id)
         for job in jobs:

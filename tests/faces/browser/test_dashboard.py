@@ -124,7 +124,7 @@ async def test_every_page_is_accessible_and_executes_none_of_the_data_it_shows(
                 # Charts are drawn again for another width, a moment later.
                 await until(functools.partial(fits, visit))
                 if axe is not None and size == "wide":
-                    found += [f"{name} in {scheme}: {told}" for told in await axe_violations(visit, axe)]
+                    found += [f"{name} in {scheme}: {received}" for received in await axe_violations(visit, axe)]
                 cut_off = await visit.page.evaluate(CUT_OFF) if size == "wide" else []
                 found += [f"{name}: columns of {label} are out of sight" for label in cut_off]
                 if screenshots is not None:
@@ -142,11 +142,11 @@ async def fits(visit: Visit) -> bool:
 async def axe_violations(visit: Visit, axe: str) -> list[str]:
     # Evaluated by the debugger, which the policy of the page does not concern.
     await visit.page.evaluate(axe)
-    told = await visit.page.evaluate(
+    received = await visit.page.evaluate(
         "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => JSON.stringify(violations.map("
         "(each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.html.slice(0, 150)).join(' | ')}`)))"
     )
-    return list(json.loads(told))
+    return list(json.loads(received))
 
 
 async def test_jobs_are_retried_cancelled_and_run_before_their_time(browser: Browser, shop: Shop) -> None:
@@ -369,7 +369,7 @@ async def test_a_limit_is_changed_for_all_its_keys_and_removed(browser: Browser,
         await expect(said).to_contain_text("job", ignore_case=True)
         assert [each.limit for each in await limits.list(LIMIT, count=1)] == [LIMIT]
         # A browser says itself that it was refused.
-        visit.complaints[:] = [told for told in visit.complaints if "409" not in told]
+        visit.complaints[:] = [received for received in visit.complaints if "409" not in received]
 
 
 @of_one_store
@@ -474,8 +474,8 @@ async def test_a_slow_search_is_indicated_and_not_restarted_by_updates(browser: 
         await page.get_by_label("Payload text", exact=True).fill("needle")
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("Searching …").first).to_be_visible()
-        told = asyncio.ensure_future(page.evaluate(TOLD_THRICE))
-        while not told.done():
+        received = asyncio.ensure_future(page.evaluate(TOLD_THRICE))
+        while not received.done():
             await task.enqueue("hay")
             await asyncio.sleep(0.1)
         assert len(asked) == 1
@@ -517,8 +517,8 @@ async def test_colours_and_bars_are_shown_before_any_module_runs(browser: Browse
 
 
 async def test_updates_appear_without_a_reload_and_keep_the_focus(browser: Browser, shop: Shop) -> None:
-    told = shop.seeds.signal.with_name(f"told {uuid.uuid4()}")
-    job = await shop.app.tasks["until_told"].enqueue(str(told))
+    received = shop.seeds.signal.with_name(f"told {uuid.uuid4()}")
+    job = await shop.app.tasks["until_told"].enqueue(str(received))
     await until(lambda: is_in(shop, job.id, "running"))
     async with visiting(browser, shop) as visit, visiting(browser, shop) as other:
         await visit.go(f"jobs/{job.id}")
@@ -528,7 +528,7 @@ async def test_updates_appear_without_a_reload_and_keep_the_focus(browser: Brows
         typed = other.page.get_by_label("Payload text", exact=True)
         await typed.click()
         await typed.press_sequentially("half a w")
-        told.touch()
+        received.touch()
         await expect(visit.page.locator("main .badge").first).to_contain_text("succeeded")
         assert await visit.page.evaluate("window.wasHere")
         await expect(other.page.locator(f'a[href="jobs/{job.id}"]')).to_be_visible()
@@ -549,8 +549,8 @@ async def test_a_page_shows_when_the_server_is_lost_and_back(browser: Browser, s
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=20_000)
         await expect(visit.page.get_by_role("alert")).to_have_count(0)
         # A browser says itself that nobody answered.
-        refused = [told for told in visit.complaints if "ERR_" in told]
-        visit.complaints[:] = [told for told in visit.complaints if told not in refused]
+        refused = [received for received in visit.complaints if "ERR_" in received]
+        visit.complaints[:] = [received for received in visit.complaints if received not in refused]
 
 
 @of_one_store

@@ -112,8 +112,8 @@ def client(
 async def browser(app: Headgate, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client that has read its session, and sends its token with all that it asks."""
     site = dashboard(app, **{"auth": EVERYBODY, **options})
-    async with client(site) as asking:
-        session = await asking.get("/api/session")
-        asking.headers["X-Headgate-Token"] = session.json()["token"]
-        yield asking
+    async with client(site) as caller:
+        session = await caller.get("/api/session")
+        caller.headers["X-Headgate-Token"] = session.json()["token"]
+        yield caller
     await site.close()

@@ -76,9 +76,9 @@ def test_the_roles_of_the_endpoints_are_these() -> None:
 
 async def test_an_unauthenticated_request_is_refused_without_a_browser_prompt() -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth=BasicAuth(PASSWORDS))) as asking:
+    async with app.open(), client(dashboard(app, auth=BasicAuth(PASSWORDS))) as caller:
         for wrong in ({}, basic("ada", "wrong password"), basic("nobody", "x"), {"Authorization": "Basic ???"}):
-            answer = await asking.get("/api/session", headers=wrong)
+            answer = await caller.get("/api/session", headers=wrong)
             assert answer.status_code == 401
             # With Basic a browser opens a window of its own over the sign-in page.
             assert answer.headers["www-authenticate"] == 'Session realm="Headgate"'
@@ -103,10 +103,10 @@ async def test_no_route_or_method_bypasses_authentication() -> None:
     local = dashboard(app, auth=OneTimeToken())
     paths = {re.sub(r"{\w+(:path)?}", "x", getattr(route, "path", "")) for route in guarded.routes}
     assert {"/", "/api/stream", "/api/openapi.json", "/static/x", "/api/limits/x/audit"} <= paths
-    async with app.open(), client(guarded) as asking, client(local) as stranger:
+    async with app.open(), client(guarded) as caller, client(local) as other_caller:
         for path in [*sorted(paths), "/nowhere", "/api/nowhere", "/api", "//evil.example", "/static"]:
             for method in METHODS:
-                for somebody in (asking, stranger):
+                for somebody in (caller, other_caller):
                     refused = await somebody.request(method, path)
                     assert refused.status_code == 401, (method, path)
                     assert refused.headers["content-security-policy"]
@@ -117,16 +117,16 @@ async def test_no_route_or_method_bypasses_authentication() -> None:
 async def test_the_roles_in_the_openapi_description_are_enforced(role: Role) -> None:
     app = make_app()
     described = json.loads(openapi(ENDPOINTS))["paths"]
-    async with app.open(), client(dashboard(app, auth=BasicAuth(PASSWORDS))) as asking:
-        asking.headers.update(of(role))
-        asking.headers["X-Headgate-Token"] = (await asking.get("/api/session")).json()["token"]
+    async with app.open(), client(dashboard(app, auth=BasicAuth(PASSWORDS))) as caller:
+        caller.headers.update(of(role))
+        caller.headers["X-Headgate-Token"] = (await caller.get("/api/session")).json()["token"]
         for path, operations in described.items():
             for method, operation in operations.items():
                 if path == "/api/stream":
                     continue
                 needed = re.search(r"Needs the role (\w+)\.", operation.get("description", ""))
                 needs = ROLES.index(cast(Role, needed[1])) if needed else 0
-                answer = await asking.request(method, re.sub(r"{\w+}", "nobody", path))
+                answer = await caller.request(method, re.sub(r"{\w+}", "nobody", path))
                 is_refused = answer.status_code == 403 and answer.json()["error"]["code"] == "not_allowed"
                 assert is_refused is (ROLES.index(role) < needs), (method, path, answer.text)
 
@@ -134,13 +134,13 @@ async def test_the_roles_in_the_openapi_description_are_enforced(role: Role) -> 
 async def test_changes_need_the_token_of_the_session() -> None:
     app = make_app()
     site = dashboard(app, auth=BasicAuth(PASSWORDS))
-    async with app.open(), client(site) as asking:
-        tokens = {r: (await asking.get("/api/session", headers=of(r))).json()["token"] for r in ROLES}
+    async with app.open(), client(site) as caller:
+        tokens = {r: (await caller.get("/api/session", headers=of(r))).json()["token"] for r in ROLES}
         assert len(set(tokens.values())) == 3
         for endpoint in CHANGES:
             for token in ("", "wrong", tokens["viewer"], tokens["operator"]):
                 headers = of("admin") | {"X-Headgate-Token": token}
-                answer = await asking.request(endpoint.method, path_of(endpoint), headers=headers)
+                answer = await caller.request(endpoint.method, path_of(endpoint), headers=headers)
                 assert (answer.status_code, answer.json()["error"]["code"]) == (403, "bad_token")
 
 
@@ -149,11 +149,11 @@ async def test_a_token_is_valid_in_every_process_with_the_same_passwords() -> No
     async with app.open():
         tokens = []
         for _ in range(2):
-            async with client(dashboard(app, auth=BasicAuth(PASSWORDS))) as asking:
-                tokens.append((await asking.get("/api/session", headers=of("admin"))).json()["token"])
+            async with client(dashboard(app, auth=BasicAuth(PASSWORDS))) as caller:
+                tokens.append((await caller.get("/api/session", headers=of("admin"))).json()["token"])
         assert tokens[0] == tokens[1]
-        async with client(dashboard(app, auth=BasicAuth(ada=("admin", "another password")))) as asking:
-            other = await asking.get("/api/session", headers=basic("ada", "another password"))
+        async with client(dashboard(app, auth=BasicAuth(ada=("admin", "another password")))) as caller:
+            other = await caller.get("/api/session", headers=basic("ada", "another password"))
         assert other.json()["token"] != tokens[0]
 
 
@@ -164,8 +164,8 @@ async def test_a_token_reveals_nothing_about_other_passwords() -> None:
         tokens = []
         for password in ("admin's password", "another of the admin"):
             auth = BasicAuth(PASSWORDS | {"ada": ("admin", password)})
-            async with client(dashboard(app, auth=auth)) as asking:
-                tokens.append((await asking.get("/api/session", headers=of("viewer"))).json()["token"])
+            async with client(dashboard(app, auth=auth)) as caller:
+                tokens.append((await caller.get("/api/session", headers=of("viewer"))).json()["token"])
         assert tokens[0] == tokens[1]
     bearer = [BearerAuth({"v" * 20: User("vera"), admin * 20: User("ada", "admin")}) for admin in "ab"]
     assert bearer[0].secret(User("vera")) == bearer[1].secret(User("vera"))
@@ -191,10 +191,10 @@ async def test_a_token_reveals_nothing_about_other_passwords() -> None:
 )
 async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], is_let_in: bool) -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth=EVERYBODY)) as asking:
-        token = (await asking.get("/api/session")).json()["token"]
+    async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
+        token = (await caller.get("/api/session")).json()["token"]
         for endpoint in CHANGES:
-            answer = await asking.request(
+            answer = await caller.request(
                 endpoint.method, path_of(endpoint), headers=headers | {"X-Headgate-Token": token}
             )
             refused = answer.status_code == 403 and answer.json()["error"]["code"] == "other_site"
@@ -203,12 +203,12 @@ async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], i
 
 async def test_a_read_only_dashboard_refuses_changes_by_admins() -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth=EVERYBODY, read_only=True)) as asking:
-        session = (await asking.get("/api/session")).json()
+    async with app.open(), client(dashboard(app, auth=EVERYBODY, read_only=True)) as caller:
+        session = (await caller.get("/api/session")).json()
         assert (session["can"], session["read_only"]) == ([], True)
         for endpoint in CHANGES:
             headers = {"X-Headgate-Token": session["token"]}
-            answer = await asking.request(endpoint.method, path_of(endpoint), headers=headers)
+            answer = await caller.request(endpoint.method, path_of(endpoint), headers=headers)
             assert answer.json()["error"]["code"] == "read_only"
 
 
@@ -216,10 +216,10 @@ async def test_the_host_is_taken_from_a_trusted_proxy() -> None:
     app = make_app()
     site = dashboard(app, auth=BasicAuth(PASSWORDS), trusted_proxies=["10.0.0.1"])
     asked = {"X-Forwarded-Host": "jobs.example", "Origin": "https://jobs.example"} | of("admin")
-    async with app.open(), client(site, peer="10.0.0.1") as proxy, client(site, peer="10.0.0.2") as stranger:
+    async with app.open(), client(site, peer="10.0.0.1") as proxy, client(site, peer="10.0.0.2") as other_caller:
         asked["X-Headgate-Token"] = (await proxy.get("/api/session", headers=of("admin"))).json()["token"]
         assert (await proxy.post("/api/queues/default/pause", headers=asked)).status_code == 200
-        assert (await stranger.post("/api/queues/default/pause", headers=asked)).status_code == 403
+        assert (await other_caller.post("/api/queues/default/pause", headers=asked)).status_code == 403
 
 
 def test_addresses_in_different_notations_are_equal() -> None:
@@ -239,15 +239,15 @@ def test_a_proxy_that_no_peer_could_be_is_refused_where_it_is_named(proxy: str) 
 async def test_a_bearer_token_needs_no_other_and_serves_a_browser_as_a_password() -> None:
     app = make_app()
     bearer = BearerAuth({"0123456789abcdef-deploy": User("deploy", "operator"), "fedcba9876543210": User("eye")})
-    async with app.open(), client(dashboard(app, auth=bearer)) as asking:
+    async with app.open(), client(dashboard(app, auth=bearer)) as caller:
         headers = {"Authorization": "Bearer 0123456789abcdef-deploy"}
-        assert (await asking.post("/api/queues/default/pause", headers=headers)).json() == {"changed": True}
-        (entry,) = (await asking.get("/api/audit", headers=headers)).json()["items"]
+        assert (await caller.post("/api/queues/default/pause", headers=headers)).json() == {"changed": True}
+        (entry,) = (await caller.get("/api/audit", headers=headers)).json()["items"]
         assert (entry["actor"], entry["action"], entry["subject"]) == ("deploy", "pause", "default")
         by_browser = basic("whoever", "0123456789abcdef-deploy")
-        assert (await asking.get("/api/session", headers=by_browser)).json()["user"] == "deploy"
-        assert (await asking.post("/api/queues/default/resume", headers=by_browser)).status_code == 403
-        assert (await asking.get("/api/session", headers={"Authorization": "Bearer nope"})).status_code == 401
+        assert (await caller.get("/api/session", headers=by_browser)).json()["user"] == "deploy"
+        assert (await caller.post("/api/queues/default/resume", headers=by_browser)).status_code == 403
+        assert (await caller.get("/api/session", headers={"Authorization": "Bearer nope"})).status_code == 401
 
 
 async def test_the_user_of_an_auth_callback_is_the_actor_of_its_actions() -> None:
@@ -261,14 +261,14 @@ async def test_the_user_of_an_auth_callback_is_the_actor_of_its_actions() -> Non
         return User("sync", "viewer")
 
     async with app.open():
-        async with client(dashboard(app, auth=CallbackAuth(who), secret="shared by all processes")) as asking:
-            assert (await asking.get("/api/session")).status_code == 401
+        async with client(dashboard(app, auth=CallbackAuth(who), secret="shared by all processes")) as caller:
+            assert (await caller.get("/api/session")).status_code == 401
             headers = {"X-User": "grace@example.org"}
-            headers["X-Headgate-Token"] = (await asking.get("/api/session", headers=headers)).json()["token"]
-            assert (await asking.post("/api/queues/default/pause", headers=headers)).status_code == 200
+            headers["X-Headgate-Token"] = (await caller.get("/api/session", headers=headers)).json()["token"]
+            assert (await caller.post("/api/queues/default/pause", headers=headers)).status_code == 200
             assert [entry.actor for entry in await app.admin.audit_log()] == ["grace@example.org"]
-        async with client(dashboard(app, auth=CallbackAuth(who_at_once))) as asking:
-            assert (await asking.get("/api/session")).json()["user"] == "sync"
+        async with client(dashboard(app, auth=CallbackAuth(who_at_once))) as caller:
+            assert (await caller.get("/api/session")).json()["user"] == "sync"
 
 
 def test_weak_and_missing_credentials_are_refused_at_declaration() -> None:
@@ -292,18 +292,18 @@ def test_weak_and_missing_credentials_are_refused_at_declaration() -> None:
 async def test_every_answer_has_the_security_headers_errors_too() -> None:
     app = make_app()
     async with (
-        client(dashboard(app, auth=OneTimeToken())) as stranger,
-        client(dashboard(app, auth=EVERYBODY)) as asking,
+        client(dashboard(app, auth=OneTimeToken())) as other_caller,
+        client(dashboard(app, auth=EVERYBODY)) as caller,
     ):
         answers = [
-            await asking.get("/"),
-            await asking.get("/api/session"),
-            await asking.get("/static/icon.svg"),
-            await asking.get("/static/nothing.js"),
-            await asking.get("/nowhere"),
-            await asking.put("/api/session"),
-            await asking.get("/api/jobs/nobody"),
-            await stranger.get("/"),
+            await caller.get("/"),
+            await caller.get("/api/session"),
+            await caller.get("/static/icon.svg"),
+            await caller.get("/static/nothing.js"),
+            await caller.get("/nowhere"),
+            await caller.put("/api/session"),
+            await caller.get("/api/jobs/nobody"),
+            await other_caller.get("/"),
         ]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 404, 404, 405, 404, 401]
         for answer in answers:

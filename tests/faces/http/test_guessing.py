@@ -43,8 +43,8 @@ class DashboardClient:
     ) -> tuple[int, float]:
         """The answer, and how many seconds it took."""
         began_at = self.clock.monotonic()
-        async with client(self.site, peer=address) as asking:
-            answer = await asking.get("/api/session", headers=basic(name, password) | (headers or {}))
+        async with client(self.site, peer=address) as caller:
+            answer = await caller.get("/api/session", headers=basic(name, password) | (headers or {}))
         return answer.status_code, (self.clock.monotonic() - began_at) / SECOND
 
     async def guess(self, count: int, *, name: str = "ada") -> list[float]:
@@ -169,13 +169,13 @@ def test_the_guesses_that_a_callback_refuses_are_slowed_down_and_its_sessions_ar
         return User("ada", "admin")
 
     async def test(it: DashboardClient) -> None:
-        async with client(it.site, peer=ADDRESS) as asking:
+        async with client(it.site, peer=ADDRESS) as caller:
             for _ in range(9):
                 began_at = it.clock.monotonic()
-                assert (await asking.get("/api/session", headers={"X-Password": "guess"})).status_code == 401
+                assert (await caller.get("/api/session", headers={"X-Password": "guess"})).status_code == 401
             assert (it.clock.monotonic() - began_at) / SECOND == pytest.approx(LONGEST_DELAY, abs=0.01)
             began_at = it.clock.monotonic()
-            assert (await asking.get("/api/session")).status_code == 200
+            assert (await caller.get("/api/session")).status_code == 200
             assert it.clock.monotonic() == began_at
 
     in_virtual_time(test, lambda: CallbackAuth(who))
@@ -186,9 +186,9 @@ def test_each_wrong_password_is_logged_and_no_name_forges_a_line(caplog: pytest.
 
     async def test(it: DashboardClient) -> None:
         await it.status(name, "a wrong password")
-        async with client(it.site, peer=ADDRESS) as asking:
+        async with client(it.site, peer=ADDRESS) as caller:
             form = {"name": "ada", "secret": "another wrong one", "place": ""}
-            assert (await asking.post("/login", data=form)).status_code == 401
+            assert (await caller.post("/login", data=form)).status_code == 401
 
     in_virtual_time(test)
     assert [record.getMessage() for record in caplog.records] == [
@@ -205,10 +205,10 @@ def test_a_flood_of_guesses_floods_no_log_and_is_counted_there(caplog: pytest.Lo
         await sleep(it.clock, 61)
 
     in_virtual_time(test)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 21
-    assert told[-1] == "480 more such lines were left out in the last 60 s"
-    assert all(re.fullmatch(r"failed sign-in of 'user \d+' from '203\.0\.113\.7'", line) for line in told[:-1])
+    received = [record.getMessage() for record in caplog.records]
+    assert len(received) == 21
+    assert received[-1] == "480 more such lines were left out in the last 60 s"
+    assert all(re.fullmatch(r"failed sign-in of 'user \d+' from '203\.0\.113\.7'", line) for line in received[:-1])
 
 
 def test_the_memory_for_guesses_is_bounded() -> None:

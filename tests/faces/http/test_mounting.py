@@ -45,37 +45,37 @@ async def test_pages_files_and_api_are_found_wherever_it_is_mounted(mount: objec
     app = make_app()
     below = base.rstrip("/")
     root_path = "/outer" if base.startswith("/outer") else ""
-    async with app.open(), client(mount(dashboard(app, auth=EVERYBODY)), root_path=root_path) as asking:
+    async with app.open(), client(mount(dashboard(app, auth=EVERYBODY)), root_path=root_path) as caller:
         await app.tasks["sync"].enqueue(HOSTILE)
         for page in PAGES:
             path = page.replace("{id}", "some-id").replace("{limit:path}", quote(LIMIT)).replace("{name:path}", "a/b")
-            answer = await asking.get(f"{below}{path}")
+            answer = await caller.get(f"{below}{path}")
             assert answer.status_code == 200, path
             assert f'<base href="{base}">' in answer.text
             assert answer.headers["content-type"].startswith("text/html")
-        icon = await asking.get(f"{below}/static/icon.svg")
+        icon = await caller.get(f"{below}/static/icon.svg")
         assert icon.headers["content-type"] == "image/svg+xml"
-        again = await asking.get(f"{below}/static/icon.svg", headers={"If-None-Match": icon.headers["etag"]})
+        again = await caller.get(f"{below}/static/icon.svg", headers={"If-None-Match": icon.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
         # The page names files by addresses that change with them, so that they are asked for once.
         (named,) = re.findall(r'src="(static/[^"]+/main.js)"', answer.text)
-        main = await asking.get(f"{below}/{named}")
+        main = await caller.get(f"{below}/{named}")
         assert (main.status_code, main.headers["cache-control"]) == (200, "private, max-age=31536000, immutable")
-        older = await asking.get(f"{below}/static/0123456789abcdef/js/main.js")
+        older = await caller.get(f"{below}/static/0123456789abcdef/js/main.js")
         assert (older.content, older.headers["cache-control"]) == (main.content, "no-cache")
-        assert (await asking.get(f"{below}/static/../site.py")).status_code == 404
-        assert (await asking.get(f"{below}/static/%2e%2e/site.py")).status_code == 404
-        assert (await asking.get(f"{below}/api/jobs")).json()["items"][0]["task"] == "sync"
-        token = (await asking.get(f"{below}/api/session")).json()["token"]
-        changed = await asking.post(f"{below}/api/queues/default/pause", headers={"X-Headgate-Token": token})
+        assert (await caller.get(f"{below}/static/../site.py")).status_code == 404
+        assert (await caller.get(f"{below}/static/%2e%2e/site.py")).status_code == 404
+        assert (await caller.get(f"{below}/api/jobs")).json()["items"][0]["task"] == "sync"
+        token = (await caller.get(f"{below}/api/session")).json()["token"]
+        changed = await caller.post(f"{below}/api/queues/default/pause", headers={"X-Headgate-Token": token})
         assert changed.json() == {"changed": True}
 
 
 async def test_a_path_of_a_mount_is_data_in_the_page_as_any_other() -> None:
     app = make_app()
     host = Starlette(routes=[Mount('/"><script>', dashboard(app, auth=EVERYBODY))])
-    async with app.open(), client(host) as asking:
-        answer = await asking.get('/"><script>/')
+    async with app.open(), client(host) as caller:
+        answer = await caller.get('/"><script>/')
         assert "<script>/" not in answer.text
         assert "&quot;&gt;&lt;script&gt;/" in answer.text
 
@@ -86,8 +86,8 @@ async def test_the_dashboard_opens_the_app_with_the_first_request_and_closes_it(
     site = dashboard(app, auth=EVERYBODY)
     with pytest.raises(NotOpen):
         _ = app.admin
-    async with client(site) as asking:
-        assert (await asking.get("/api/overview")).status_code == 200
+    async with client(site) as caller:
+        assert (await caller.get("/api/overview")).status_code == 200
         assert app.admin.address.endswith("jobs.db")
         await site.close()
         await site.close()
@@ -102,9 +102,9 @@ def test_the_dashboard_starts_again_on_another_loop(tmp_path: Path) -> None:
     site = dashboard(app, auth=EVERYBODY)
 
     async def serve() -> None:
-        async with site.router.lifespan_context(site), client(site) as asking:
+        async with site.router.lifespan_context(site), client(site) as caller:
             # All at once, so that they wait for each other while it opens.
-            answers = await asyncio.gather(*(asking.get("/api/overview") for _ in range(5)))
+            answers = await asyncio.gather(*(caller.get("/api/overview") for _ in range(5)))
             assert {answer.status_code for answer in answers} == {200}
             stream = await site.stream.response(Request({"type": "http", "headers": []}), lambda overview: overview)
             events = aiter(stream.body_iterator)
@@ -123,8 +123,8 @@ async def test_an_app_that_other_code_opened_stays_open() -> None:
     app = make_app()
     site = dashboard(app, auth=EVERYBODY)
     async with app.open():
-        async with client(site) as asking:
-            assert (await asking.get("/api/overview")).status_code == 200
+        async with client(site) as caller:
+            assert (await caller.get("/api/overview")).status_code == 200
         await site.close()
         assert list(await app.admin.counts()) == []
 
@@ -135,9 +135,9 @@ async def test_an_app_opened_by_threads_is_used_on_their_loop(postgres_url: str,
     site = dashboard(app, auth=EVERYBODY)
     try:
         await asyncio.to_thread(app.tasks["answer"].sync.enqueue, "why?")
-        async with client(site) as asking:
+        async with client(site) as caller:
             for path in ("/api/jobs", "/api/overview", "/api/queues", "/api/session"):
-                answers = await asyncio.gather(*(asking.get(path) for _ in range(20)))
+                answers = await asyncio.gather(*(caller.get(path) for _ in range(20)))
                 assert {answer.status_code for answer in answers} == {200}, answers[0].text
             stream = await site.stream.response(Request({"type": "http", "headers": []}), lambda overview: overview)
             events = aiter(stream.body_iterator)
@@ -156,8 +156,8 @@ def test_an_app_that_was_opened_by_a_mounted_dashboard_is_closed_with_the_loop(
     asyncio.run(app.migrate())
 
     async def serve() -> Headgate:
-        async with client(starlette_host(dashboard(app, auth=EVERYBODY))) as asking:
-            assert (await asking.get("/admin/jobs/api/overview")).status_code == 200
+        async with client(starlette_host(dashboard(app, auth=EVERYBODY))) as caller:
+            assert (await caller.get("/admin/jobs/api/overview")).status_code == 200
         _ = app.admin
         return app
 
@@ -185,7 +185,7 @@ except headgate.DeclarationError as error:
 
 async def test_a_head_is_answered_for_pages_and_never_streams() -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth=EVERYBODY)) as asking:
-        assert (await asking.head("/jobs")).status_code == 200
-        assert (await asking.head("/api/overview")).content == b""
-        assert (await asking.head("/api/stream")).status_code == 405
+    async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
+        assert (await caller.head("/jobs")).status_code == 200
+        assert (await caller.head("/api/overview")).content == b""
+        assert (await caller.head("/api/stream")).status_code == 405

@@ -82,11 +82,11 @@ def test_every_valid_request_gets_a_described_response(
         runner.run(answered(case))
 
     async def answered(case: Any) -> None:
-        async with client(site) as asking:
-            token = (await asking.get("/api/session")).json()["token"]
+        async with client(site) as caller:
+            token = (await caller.get("/api/session")).json()["token"]
             case.headers = {**(case.headers or {}), "X-Headgate-Token": token}
             request = case.as_transport_kwargs(base_url="http://localhost:8000")
-            answer = await asking.request(
+            answer = await caller.request(
                 request["method"],
                 request["url"],
                 params=request.get("params"),

@@ -102,17 +102,17 @@ async def test_a_penalty_ends_at_an_instant_in_range(client: httpx.AsyncClient, 
 async def test_a_query_that_is_not_utf8_is_refused() -> None:
     """A client that is no browser sends what it likes; a library would escape it."""
     app = make_app()
-    told: list[Any] = []
+    received: list[Any] = []
 
     async def send(message: Any) -> None:
-        told.append(message)
+        received.append(message)
 
     scope = {"type": "http", "method": "GET", "path": "/api/jobs", "query_string": b"key=\xff"}
     scope |= {"headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 4711)}
     async with app.open():
         await dashboard(app, auth=EVERYBODY)(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]  # no body
-    assert told[0]["status"] == 400
-    assert b"the query cannot be read" in told[1]["body"]
+    assert received[0]["status"] == 400
+    assert b"the query cannot be read" in received[1]["body"]
 
 
 async def test_a_path_cannot_inject_lines_into_the_log(
@@ -123,8 +123,8 @@ async def test_a_path_cannot_inject_lines_into_the_log(
 
     monkeypatch.setattr(MemoryStorage, "job", broken)
     assert (await client.get("/api/jobs/a%0AERROR forged")).status_code == 500
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("headgate")]
-    assert [line.count("\n") for line in told] == [0]
+    received = [record.getMessage() for record in caplog.records if record.name.startswith("headgate")]
+    assert [line.count("\n") for line in received] == [0]
 
 
 async def test_a_body_without_a_length_is_not_read_beyond_its_bound(client: httpx.AsyncClient) -> None:

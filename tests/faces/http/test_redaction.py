@@ -173,25 +173,25 @@ async def test_no_endpoint_shows_a_hidden_value() -> None:
     app = make_app()
     async with app.open():
         seeds = await seed(app)
-        async with browser(app) as asking, browser(app, redact=None) as open_book:
+        async with browser(app) as caller, browser(app, redact=None) as open_book:
             shown_openly = 0
             for endpoint in (each for each in ENDPOINTS if each.method == "GET"):
                 for job in (seeds.failed, seeds.succeeded, seeds.throttled):
                     path = path_of(endpoint, seeds, job)
-                    answer = await asking.get(path)
+                    answer = await caller.get(path)
                     assert answer.status_code in (200, 404, 422), answer.text
                     assert PASSWORD not in answer.text, path
                     assert "another one" not in answer.text, path
                     shown_openly += PASSWORD in (await open_book.get(path)).text
             # Had nothing shown it openly, that would have proved nothing.
             assert shown_openly >= 8
-            details = (await asking.get(f"/api/jobs/{seeds.failed}")).json()
+            details = (await caller.get(f"/api/jobs/{seeds.failed}")).json()
             assert details["payload"] == {"user": "ada", "password": HIDDEN}
             assert details["headers"] == {"password": HIDDEN, "tenant": "acme"}
             assert HIDDEN in details["error"]["message"]
             assert HIDDEN in details["error"]["traceback"]
             assert HIDDEN in details["timeline"][-1]["detail"]
-            result = (await asking.get(f"/api/jobs/{seeds.succeeded}")).json()["result"]
+            result = (await caller.get(f"/api/jobs/{seeds.succeeded}")).json()["result"]
             assert result == {"question": "why?", "password": HIDDEN}
 
 
@@ -205,9 +205,9 @@ async def test_a_result_and_a_list_hide_the_values_that_the_payload_hides() -> N
     async with app:
         job = await echo.enqueue("abcd-1234", "https://host/?key=abcd-1234")
         await job.result(timeout=10)
-    async with app.open(), browser(app) as asking, browser(app, redact=None) as open_book:
+    async with app.open(), browser(app) as caller, browser(app, redact=None) as open_book:
         for path in ("/api/jobs", f"/api/jobs/{job.id}"):
-            assert "abcd-1234" not in (await asking.get(path)).text
+            assert "abcd-1234" not in (await caller.get(path)).text
             assert "abcd-1234" in (await open_book.get(path)).text
 
 
@@ -222,9 +222,9 @@ async def test_a_list_hides_in_errors_what_the_headers_hide() -> None:
         failed = await call.using(headers={"authorization": "Bearer of-a-header"}).enqueue()
         with suppress(JobFailed):
             await failed.result(timeout=10)
-    async with app.open(), browser(app, redact=["authorization"]) as asking:
+    async with app.open(), browser(app, redact=["authorization"]) as caller:
         for path in ("/api/jobs", f"/api/jobs/{failed.id}"):
-            answer = await asking.get(path)
+            answer = await caller.get(path)
             assert "of-a-header" not in answer.text
             assert f"the server refused '{HIDDEN}'" in answer.text
 
@@ -236,27 +236,27 @@ async def test_the_audit_log_does_not_contain_payload_searches() -> None:
         await seed(app)
         assert (await app.admin.purge(JobQuery(state=JobState.FAILED, text=PASSWORD), older_than=0)).deleted == 1
         await storage.add_audit_record(AuditRecord("ada", "did", "queue", "default", "with password=another1"))
-        async with browser(app, redact=["password"]) as asking:
-            told = (await asking.get("/api/audit")).text
-            assert "a text in the payload" in told
-            assert f"with password={HIDDEN}" in told
-            assert PASSWORD not in told
+        async with browser(app, redact=["password"]) as caller:
+            received = (await caller.get("/api/audit")).text
+            assert "a text in the payload" in received
+            assert f"with password={HIDDEN}" in received
+            assert PASSWORD not in received
 
 
 async def test_a_search_does_not_reveal_a_hidden_value() -> None:
     app = make_app()
     auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator", "admin")})
-    async with app.open(), client(dashboard(app, auth=auth, redact=["password"])) as asking:
+    async with app.open(), client(dashboard(app, auth=auth, redact=["password"])) as caller:
         await app.tasks["login"].enqueue("ada", PASSWORD)
         for role, status in (("viewer", 403), ("operator", 403), ("admin", 200)):
-            asking.headers["Authorization"] = f"Bearer {role}-0123456789abcdef"
+            caller.headers["Authorization"] = f"Bearer {role}-0123456789abcdef"
             for path in ("/api/jobs?text=c", "/api/jobs/count?text=c"):
-                answer = await asking.get(path)
+                answer = await caller.get(path)
                 assert answer.status_code == status
                 assert status == 200 or answer.json()["error"]["code"] == "text_is_redacted"
             if role != "viewer":
                 body = {"action": "cancel", "query": {"text": "c"}, "dry_run": True}
-                assert (await asking.post("/api/jobs/bulk", json=body)).status_code == status
+                assert (await caller.post("/api/jobs/bulk", json=body)).status_code == status
 
 
 class BlockedStorage(MemoryStorage):
@@ -271,11 +271,14 @@ async def test_only_operators_see_statements_of_other_sessions() -> None:
     app = make_app(storage=BlockedStorage(SystemClock()))
     auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator")})
     site = dashboard(app, auth=auth, redact=["password"])
-    async with app.open(), client(site) as asking:
-        for role, told in (("viewer", None), ("operator", f"UPDATE account SET iban = 'DE89', password = {HIDDEN}")):
+    async with app.open(), client(site) as caller:
+        for role, received in (
+            ("viewer", None),
+            ("operator", f"UPDATE account SET iban = 'DE89', password = {HIDDEN}"),
+        ):
             headers = {"Authorization": f"Bearer {role}-0123456789abcdef"}
-            (shown,) = (await asking.get("/api/overview", headers=headers)).json()["blockers"]
-            assert (shown["what"], shown["statement"]) == ("reports (bob) keeps 1 waiting, active", told)
+            (shown,) = (await caller.get("/api/overview", headers=headers)).json()["blockers"]
+            assert (shown["what"], shown["statement"]) == ("reports (bob) keeps 1 waiting, active", received)
             streamed = await first_overview(site, headers)
             assert "keeps 1 waiting" in streamed
             assert ("DE89" in streamed) is (role == "operator")
@@ -283,11 +286,11 @@ async def test_only_operators_see_statements_of_other_sessions() -> None:
 
 async def first_overview(site: Dashboard, headers: dict[str, str]) -> str:
     """Return what the live stream sends up to the first overview."""
-    told = bytearray()
+    received = bytearray()
 
     async def send(message: Any) -> None:
-        told.extend(message.get("body", b""))
-        if b"event: overview" in told:
+        received.extend(message.get("body", b""))
+        if b"event: overview" in received:
             site.stream.end()
 
     given = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
@@ -295,15 +298,15 @@ async def first_overview(site: Dashboard, headers: dict[str, str]) -> str:
     async with asyncio.timeout(5):
         await site(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]  # nothing more is received
     site.stream.begin()
-    return told.decode()
+    return received.decode()
 
 
 async def test_a_long_payload_is_not_read_for_a_list() -> None:
     app = make_app()
-    async with app.open(), browser(app, redact=["password"]) as asking:
+    async with app.open(), browser(app, redact=["password"]) as caller:
         await app.tasks["answer"].enqueue("x" * 100_000)
         await app.tasks["answer"].enqueue("y" * 1000)
-        short, long = [each["payload"] for each in (await asking.get("/api/jobs")).json()["items"]]
+        short, long = [each["payload"] for each in (await caller.get("/api/jobs")).json()["items"]]
         assert short.startswith('{"question":"yyy')
         assert len(short) == 200
         assert long == "… 100,015 characters"

@@ -63,14 +63,14 @@ async def locked_jobs(url: str, schema: str) -> AsyncIterator[Callable[[], Any]]
 
 
 async def test_forty_payload_searches_do_not_delay_the_overview_and_lists(app: Headgate) -> None:
-    async with app.open(), client(dashboard(app, auth=EVERYBODY)) as asking:
+    async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
         await app.tasks["answer"].enqueue_many([("why? " * 20,)] * 5000)
         asked = {"text": "nowhere to be found"}
-        searches = [asyncio.create_task(asking.get("/api/jobs", params=asked)) for _ in range(20)]
-        searches += [asyncio.create_task(asking.get("/api/jobs/count", params=asked)) for _ in range(20)]
+        searches = [asyncio.create_task(caller.get("/api/jobs", params=asked)) for _ in range(20)]
+        searches += [asyncio.create_task(caller.get("/api/jobs/count", params=asked)) for _ in range(20)]
         await asyncio.wait(searches, return_when=asyncio.FIRST_COMPLETED)
-        assert (await asking.get("/api/overview")).status_code == 200
-        assert (await asking.get("/api/jobs", params={"count": 5})).status_code == 200
+        assert (await caller.get("/api/overview")).status_code == 200
+        assert (await caller.get("/api/jobs", params={"count": 5})).status_code == 200
         left = sum(not each.done() for each in searches)
         answers = await asyncio.gather(*searches)
         # Asked for after all of them, and answered before most.
@@ -115,17 +115,17 @@ async def test_a_search_that_takes_too_long_is_ended_and_says_what_to_do(
     monkeypatch.setattr(sqlite_driver, "SEARCH_TIMEOUT", 0.0)
     monkeypatch.setattr(sqlite_reader, "PROGRESS", 1)
     monkeypatch.setattr(postgres_database, "SEARCH_TIMEOUT", 0.02)
-    async with app.open(), client(dashboard(app, auth=EVERYBODY)) as asking:
+    async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
         # A tenth of a second of reading, so that it is the search itself that is ended.
         await app.tasks["answer"].enqueue_many([("why? " * 1_500,)] * 5000)
-        answer = await asking.get("/api/jobs/count", params={"text": "nowhere"})
+        answer = await caller.get("/api/jobs/count", params={"text": "nowhere"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "search_too_long"), answer.text
         assert "narrow it by state, task" in answer.json()["error"]["message"]
         assert answer.headers["retry-after"] == "5"
         with pytest.raises(SearchTooLong, match="what it had found is not shown"):
             await app.admin.jobs(text="nowhere")
         # Nothing but searches is bounded by it, and nothing of it is left behind.
-        assert (await asking.get("/api/jobs/count")).json()["count"] == 5000
+        assert (await caller.get("/api/jobs/count")).json()["count"] == 5000
 
 
 async def test_a_search_of_a_disconnected_client_is_cancelled_in_the_database(
@@ -156,12 +156,12 @@ async def test_a_search_of_a_disconnected_client_is_cancelled_in_the_database(
     async with on_postgres.open():
         await on_postgres.tasks["answer"].enqueue("why?")
         async with locked_jobs(postgres_url, postgres_schema) as waiting:
-            asking = asyncio.create_task(site(scope, receive, send))
+            caller = asyncio.create_task(site(scope, receive, send))
             await until(lambda: has(waiting, 1))
             gone.set()
             # Sooner than a lock or the search is given up.
             await until(lambda: has(waiting, 0), seconds=4)
-            await asking
+            await caller
             assert sent[0]["status"] == 408
         assert await on_postgres.admin.count(text="why") == 1
 
@@ -203,6 +203,6 @@ def test_the_command_line_says_that_a_search_was_ended_in_one_line(
     (tmp_path / f"{name}.py").write_text("from headgate import Headgate\napp = Headgate('sqlite:///jobs.db')\n")
     asyncio.run(importlib.import_module(name).app.migrate())
     for words in (("jobs", "list"), ("jobs", "count")):
-        told = CliRunner().invoke(main, [*words, f"{name}:app", "--text", "nowhere"])
-        assert (told.exit_code, told.output.count("\n")) == (1, 1)
-        assert "narrow it by state, task" in told.output
+        received = CliRunner().invoke(main, [*words, f"{name}:app", "--text", "nowhere"])
+        assert (received.exit_code, received.output.count("\n")) == (1, 1)
+        assert "narrow it by state, task" in received.output

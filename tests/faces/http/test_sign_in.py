@@ -28,8 +28,8 @@ def users() -> BasicAuth:
     return BasicAuth(ada=("admin", PASSWORD), vera=("viewer", PASSWORD))
 
 
-async def sign_in(asking: httpx.AsyncClient, name: str = "ada", below: str = "") -> httpx.Response:
-    answer = await asking.post(f"{below}/login", data=FORM | {"name": name}, headers=VISIT)
+async def sign_in(caller: httpx.AsyncClient, name: str = "ada", below: str = "") -> httpx.Response:
+    answer = await caller.post(f"{below}/login", data=FORM | {"name": name}, headers=VISIT)
     assert answer.status_code == 303, answer.text
     return answer
 
@@ -41,9 +41,9 @@ async def sign_in(asking: httpx.AsyncClient, name: str = "ada", below: str = "")
 )
 async def test_a_signed_out_browser_is_shown_the_sign_in_page_and_a_program_json(auth: Any) -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth=auth, title="<Shop>")) as asking:
+    async with app.open(), client(dashboard(app, auth=auth, title="<Shop>")) as caller:
         for path in ("/", "/jobs?state=failed", "/limits/a%2Fb", "/nowhere", "/login"):
-            page = await asking.get(path, headers=VISIT)
+            page = await caller.get(path, headers=VISIT)
             assert page.status_code == 401
             assert page.headers["content-type"].startswith("text/html")
             assert page.headers["cache-control"] == "no-store"
@@ -52,16 +52,16 @@ async def test_a_signed_out_browser_is_shown_the_sign_in_page_and_a_program_json
             assert "<script" not in page.text
             assert "basic" not in page.headers.get("www-authenticate", "").lower()
             for accept in ("application/json", "*/*"):
-                answer = await asking.get(path, headers={"Accept": accept})
+                answer = await caller.get(path, headers={"Accept": accept})
                 assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
         for path in ("/api/overview", "/api/stream", "/api/nothing", "/static/js/main.js"):
-            assert (await asking.get(path, headers=VISIT)).json()["error"]["code"] == "unauthorized"
+            assert (await caller.get(path, headers=VISIT)).json()["error"]["code"] == "unauthorized"
 
 
 async def test_the_page_runs_nothing_and_loads_nothing_and_has_labels_for_people_and_password_managers() -> None:
     app = make_app()
-    async with client(dashboard(app, auth=users())) as asking:
-        page = await asking.get("/", headers=VISIT)
+    async with client(dashboard(app, auth=users())) as caller:
+        page = await caller.get("/", headers=VISIT)
     policy = page.headers["content-security-policy"]
     assert re.fullmatch(
         r"default-src 'none'; style-src 'sha256-[\w+/=]+'; img-src data:; base-uri 'none'; form-action 'self'; "
@@ -78,44 +78,44 @@ async def test_the_page_runs_nothing_and_loads_nothing_and_has_labels_for_people
 
 async def test_a_password_signs_in_a_browser_whose_cookie_no_script_and_no_other_site_can_use() -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth=users())) as asking:
-        answer = await asking.post("/login", data=FORM | {"place": "jobs?state=failed&text=a b"}, headers=VISIT)
+    async with app.open(), client(dashboard(app, auth=users())) as caller:
+        answer = await caller.post("/login", data=FORM | {"place": "jobs?state=failed&text=a b"}, headers=VISIT)
         assert (answer.status_code, answer.headers["location"]) == (303, "/jobs?state=failed&text=a%20b")
         name, _, rest = answer.headers["set-cookie"].partition("=")
         assert name == "headgate_session_8000"
         attributes = {each.strip().lower() for each in rest.split(";")[1:]}
         assert attributes == {"httponly", "samesite=strict", "path=/", "max-age=43200"}
-        session = (await asking.get("/api/session")).json()
+        session = (await caller.get("/api/session")).json()
         assert (session["user"], session["role"], session["can_sign_out"]) == ("ada", "admin", True)
-        assert (await asking.get("/login", headers=VISIT)).headers["location"] == "/"
+        assert (await caller.get("/login", headers=VISIT)).headers["location"] == "/"
 
 
 async def test_a_wrong_password_is_answered_by_the_page_that_keeps_the_name_and_the_place() -> None:
     app = make_app()
-    async with client(dashboard(app, auth=users())) as asking:
+    async with client(dashboard(app, auth=users())) as caller:
         hostile = FORM | {"name": '"><b>', "secret": "wrong", "place": 'jobs?text="><i>'}
-        page = await asking.post("/login", data=hostile, headers=VISIT)
+        page = await caller.post("/login", data=hostile, headers=VISIT)
         assert page.status_code == 401
         assert 'value="&quot;&gt;&lt;b&gt;"' in page.text
         assert 'value="jobs?text=&quot;&gt;&lt;i&gt;"' in page.text
         assert "<b>" not in page.text
         assert 'role="alert">This user name, password or token is wrong.' in page.text
         assert "set-cookie" not in page.headers
-        assert (await asking.post("/login", data=hostile)).json()["error"]["code"] == "unauthorized"
+        assert (await caller.post("/login", data=hostile)).json()["error"]["code"] == "unauthorized"
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_the_cookie_is_for_where_the_dashboard_is_mounted_and_secure_where_it_came_by_https(scheme: str) -> None:
     app = make_app()
     host = Starlette(routes=[Mount("/ops/jobs", dashboard(app, auth=users()))])
-    async with app.open(), client(host, base_url=f"{scheme}://jobs.example") as asking:
-        answer = await sign_in(asking, below="/ops/jobs")
+    async with app.open(), client(host, base_url=f"{scheme}://jobs.example") as caller:
+        answer = await sign_in(caller, below="/ops/jobs")
         assert answer.headers["location"] == "/ops/jobs/"
         cookie = answer.headers["set-cookie"].lower()
         assert cookie.startswith("headgate_session=")
         assert "path=/ops/jobs;" in cookie
         assert ("; secure" in cookie) is (scheme == "https")
-        assert (await asking.get("/ops/jobs/api/session")).status_code == 200
+        assert (await caller.get("/ops/jobs/api/session")).status_code == 200
 
 
 async def test_a_browser_that_came_by_https_through_a_proxy_gets_a_secure_cookie() -> None:
@@ -127,8 +127,8 @@ async def test_a_browser_that_came_by_https_through_a_proxy_gets_a_secure_cookie
         ("10.0.0.1", {"X-Forwarded-Proto": "https"}, True),
         ("10.0.0.9", {"X-Forwarded-Proto": "https"}, False),
     ):
-        async with client(site, peer=peer) as asking:
-            answer = await asking.post("/login", data=FORM, headers=headers)
+        async with client(site, peer=peer) as caller:
+            answer = await caller.post("/login", data=FORM, headers=headers)
             assert ("secure" in answer.headers["set-cookie"].lower()) is is_secure
 
 
@@ -137,11 +137,11 @@ async def test_sessions_of_a_dashboard_and_one_below_its_path_are_separate() -> 
     host = Starlette(
         routes=[Mount("/ops/jobs", dashboard(app, auth=users())), Mount("/", dashboard(app, auth=users()))]
     )
-    async with app.open(), client(host) as asking:
-        await sign_in(asking, below="/ops/jobs")
-        await sign_in(asking, name="vera")
-        assert (await asking.get("/ops/jobs/api/session")).json()["user"] == "ada"
-        assert (await asking.get("/api/session")).json()["user"] == "vera"
+    async with app.open(), client(host) as caller:
+        await sign_in(caller, below="/ops/jobs")
+        await sign_in(caller, name="vera")
+        assert (await caller.get("/ops/jobs/api/session")).json()["user"] == "ada"
+        assert (await caller.get("/api/session")).json()["user"] == "vera"
 
 
 @pytest.mark.parametrize(
@@ -157,58 +157,58 @@ async def test_sessions_of_a_dashboard_and_one_below_its_path_are_separate() -> 
 )
 async def test_a_sign_in_leads_nowhere_but_to_this_dashboard(place: str, leads_to: str) -> None:
     app = make_app()
-    async with client(dashboard(app, auth=users())) as asking:
-        answer = await asking.post("/login", data=FORM | {"place": place}, headers=VISIT)
+    async with client(dashboard(app, auth=users())) as caller:
+        answer = await caller.post("/login", data=FORM | {"place": place}, headers=VISIT)
         assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
 
 
 async def test_a_page_of_another_site_cannot_sign_a_user_in_or_out() -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth=users())) as asking:
+    async with app.open(), client(dashboard(app, auth=users())) as caller:
         for elsewhere in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
-            answer = await asking.post("/login", data=FORM, headers=elsewhere)
+            answer = await caller.post("/login", data=FORM, headers=elsewhere)
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "other_site")
-        await sign_in(asking)
-        token = {"X-Headgate-Token": (await asking.get("/api/session")).json()["token"]}
+        await sign_in(caller)
+        token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
         for headers in ({}, token | {"Sec-Fetch-Site": "cross-site"}):
-            assert (await asking.post("/logout", headers=headers)).status_code == 403
-        assert (await asking.get("/api/session")).status_code == 200
+            assert (await caller.post("/logout", headers=headers)).status_code == 403
+        assert (await caller.get("/api/session")).status_code == 200
 
 
 async def test_a_session_changes_nothing_without_its_token_not_with_a_bearer_header_either() -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth=users())) as asking:
-        await sign_in(asking)
+    async with app.open(), client(dashboard(app, auth=users())) as caller:
+        await sign_in(caller)
         for headers in ({}, {"Authorization": "Bearer whatever"}):
-            answer = await asking.post("/api/queues/default/pause", headers=headers)
+            answer = await caller.post("/api/queues/default/pause", headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "bad_token")
-        token = (await asking.get("/api/session")).json()["token"]
-        assert (await asking.post("/api/queues/default/pause", headers={"X-Headgate-Token": token})).status_code == 200
+        token = (await caller.get("/api/session")).json()["token"]
+        assert (await caller.post("/api/queues/default/pause", headers={"X-Headgate-Token": token})).status_code == 200
         assert [entry.actor for entry in await app.admin.audit_log()] == ["ada"]
 
 
 async def test_a_sign_out_ends_the_session_wherever_its_cookie_is_and_the_stream_at_once() -> None:
     app = make_app()
     site = dashboard(app, auth=users(), read_only=True)
-    async with app.open(), client(site) as asking, client(site) as other:
-        await sign_in(asking)
+    async with app.open(), client(site) as caller, client(site) as other:
+        await sign_in(caller)
         await sign_in(other)
-        cookies = dict(asking.cookies)
-        token = {"X-Headgate-Token": (await asking.get("/api/session")).json()["token"]}
+        cookies = dict(caller.cookies)
+        token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
         begun, ended = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(listen(site, cookies, begun, ended))
             await begun.wait()
             assert site.stream.clients == 1
-            answer = await asking.post("/logout", headers=token)
+            answer = await caller.post("/logout", headers=token)
             assert answer.status_code == 204
             assert "max-age=0" in answer.headers["set-cookie"].lower()
             async with asyncio.timeout(5):
                 await ended.wait()
-        assert asking.cookies.get("headgate_session_8000") is None
-        asking.cookies.update(cookies)
+        assert caller.cookies.get("headgate_session_8000") is None
+        caller.cookies.update(cookies)
         for path in ("/api/session", "/api/stream", "/static/js/main.js", "/jobs"):
-            assert (await asking.get(path)).status_code == 401
+            assert (await caller.get(path)).status_code == 401
         assert (await other.get("/api/session")).status_code == 200
 
 
@@ -233,22 +233,22 @@ async def listen(site: Any, cookies: dict[str, str], begun: asyncio.Event, ended
 
 async def test_signing_out_without_a_session_does_nothing() -> None:
     app = make_app()
-    async with client(dashboard(app, auth=BearerAuth({"t" * 20: User("deploy")}))) as asking:
-        answer = await asking.post("/logout", headers={"Authorization": "Bearer " + "t" * 20})
+    async with client(dashboard(app, auth=BearerAuth({"t" * 20: User("deploy")}))) as caller:
+        answer = await caller.post("/logout", headers={"Authorization": "Bearer " + "t" * 20})
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_session")
 
 
 def test_a_session_ends_after_twelve_hours() -> None:
     async def main(clock: VirtualClock) -> None:
         app = make_app(clock=clock)
-        async with app.open(), client(dashboard(app, auth=users(), clock=clock)) as asking:
-            await sign_in(asking)
-            cookies = dict(asking.cookies)
+        async with app.open(), client(dashboard(app, auth=users(), clock=clock)) as caller:
+            await sign_in(caller)
+            cookies = dict(caller.cookies)
             await sleep(clock, 12 * 3600 - 1)
-            asking.cookies.update(cookies)
-            assert (await asking.get("/api/session")).status_code == 200
+            caller.cookies.update(cookies)
+            assert (await caller.get("/api/session")).status_code == 200
             await sleep(clock, 1)
-            page = await asking.get("/jobs", headers=VISIT)
+            page = await caller.get("/jobs", headers=VISIT)
             assert page.status_code == 401
 
     run_virtual(main)
@@ -257,16 +257,16 @@ def test_a_session_ends_after_twelve_hours() -> None:
 async def test_a_cookie_that_was_changed_or_made_elsewhere_opens_nothing() -> None:
     app = make_app()
     site = dashboard(app, auth=users())
-    async with app.open(), client(site) as asking, client(dashboard(app, auth=users())) as elsewhere:
-        await sign_in(asking, name="vera")
-        content, _, signature = asking.cookies["headgate_session_8000"].partition(".")
+    async with app.open(), client(site) as caller, client(dashboard(app, auth=users())) as elsewhere:
+        await sign_in(caller, name="vera")
+        content, _, signature = caller.cookies["headgate_session_8000"].partition(".")
         await sign_in(elsewhere)
         forged = [elsewhere.cookies["headgate_session_8000"], "", ".", "a.b", content, f"{content}.", "é.ü"]
         forged += [f"{content[:-4]}AAAA.{signature}", f"{content}.{signature[:-1]}", "=" * 5000]
         for value in forged:
             header = b"headgate_session_8000=" + value.encode("latin-1")
-            asking.cookies.clear()
-            answer = await asking.get("/api/session", headers={b"Cookie": header})
+            caller.cookies.clear()
+            answer = await caller.get("/api/session", headers={b"Cookie": header})
             assert answer.status_code == 401, value
 
 
@@ -277,18 +277,18 @@ async def test_processes_with_one_secret_share_their_sessions_and_a_changed_pass
         return dashboard(app, auth=BasicAuth(ada=(role, password)), secret=secret)
 
     async with app.open():
-        async with client(site()) as asking:
-            await sign_in(asking)
-            cookies = dict(asking.cookies)
+        async with client(site()) as caller:
+            await sign_in(caller)
+            cookies = dict(caller.cookies)
         for again, status in (
             (site(), 200),
             (site(password="another password"), 401),
             (site(secret="of somebody else"), 401),
             (site(role="viewer"), 401),
         ):
-            async with client(again) as asking:
-                asking.cookies.update(cookies)
-                assert (await asking.get("/api/session")).status_code == status
+            async with client(again) as caller:
+                caller.cookies.update(cookies)
+                assert (await caller.get("/api/session")).status_code == status
 
 
 async def test_a_one_time_link_signs_in_once_and_its_token_leaves_the_address() -> None:
@@ -298,13 +298,13 @@ async def test_a_one_time_link_signs_in_once_and_its_token_leaves_the_address() 
     first = auth.token
     assert len(first) >= 43
     site = dashboard(app, auth=auth)
-    async with app.open(), client(site) as asking, client(site) as late:
+    async with app.open(), client(site) as caller, client(site) as late:
         # What only looks at a link does not use it up.
-        assert (await asking.head(f"/login?token={first}")).status_code == 401
-        answer = await asking.get(f"/login?token={first}", headers=VISIT)
+        assert (await caller.head(f"/login?token={first}")).status_code == 401
+        answer = await caller.get(f"/login?token={first}", headers=VISIT)
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         assert answer.headers["referrer-policy"] == "no-referrer"
-        session = (await asking.get("/api/session")).json()
+        session = (await caller.get("/api/session")).json()
         assert (session["user"], session["role"]) == ("local", "admin")
         assert used == [auth.token]
         assert auth.token != first
@@ -313,7 +313,7 @@ async def test_a_one_time_link_signs_in_once_and_its_token_leaves_the_address() 
         assert first not in page.text
         assert (await late.get("/api/session")).status_code == 401
         # Whoever is signed in and opens it again uses nothing up.
-        assert (await asking.get(f"/login?token={auth.token}", headers=VISIT)).status_code == 303
+        assert (await caller.get(f"/login?token={auth.token}", headers=VISIT)).status_code == 303
         assert used == [auth.token]
         # The page takes the token as well, and the whole link.
         pasted = {"secret": f" http://localhost:8000/login?token={auth.token} ", "place": "jobs"}
@@ -323,10 +323,10 @@ async def test_a_one_time_link_signs_in_once_and_its_token_leaves_the_address() 
 async def test_a_one_time_token_is_no_password_and_no_bearer_token() -> None:
     app = make_app()
     auth = OneTimeToken()
-    async with client(dashboard(app, auth=auth)) as asking:
+    async with client(dashboard(app, auth=auth)) as caller:
         for headers in ({"Authorization": f"Bearer {auth.token}"}, {"Cookie": f"headgate_session_8000={auth.token}"}):
-            assert (await asking.get("/api/session", headers=headers)).status_code == 401
-        assert (await asking.get("/api/session", auth=("local", auth.token))).status_code == 401
+            assert (await caller.get("/api/session", headers=headers)).status_code == 401
+        assert (await caller.get("/api/session", auth=("local", auth.token))).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -341,29 +341,29 @@ async def test_a_one_time_token_is_no_password_and_no_bearer_token() -> None:
 )
 async def test_a_local_address_or_proxy_grants_no_role(headers: dict[str, str]) -> None:
     app = make_app()
-    async with client(dashboard(app, auth=OneTimeToken())) as asking:
-        assert (await asking.get("/api/overview", headers=headers)).status_code == 401
-        assert (await asking.get("/", headers=VISIT | headers)).status_code == 401
+    async with client(dashboard(app, auth=OneTimeToken())) as caller:
+        assert (await caller.get("/api/overview", headers=headers)).status_code == 401
+        assert (await caller.get("/", headers=VISIT | headers)).status_code == 401
 
 
 async def test_a_link_on_another_site_opens_the_page_for_a_signed_in_user() -> None:
     """A browser leaves a strict cookie out of such a visit; one that begins at the page itself has it."""
     app = make_app()
-    async with app.open(), client(dashboard(app, auth=users())) as asking:
-        page = await asking.get("/jobs?state=failed", headers=VISIT | {"Sec-Fetch-Site": "cross-site"})
+    async with app.open(), client(dashboard(app, auth=users())) as caller:
+        page = await caller.get("/jobs?state=failed", headers=VISIT | {"Sec-Fetch-Site": "cross-site"})
         assert '<meta http-equiv="refresh" content="0;url=/jobs?state=failed">' in page.text
-        page = await asking.get("/jobs?state=failed", headers=VISIT | {"Sec-Fetch-Site": "same-origin"})
+        page = await caller.get("/jobs?state=failed", headers=VISIT | {"Sec-Fetch-Site": "same-origin"})
         assert "http-equiv" not in page.text
 
 
 async def test_an_auth_callback_can_set_the_sign_in_url() -> None:
     app = make_app()
     auth = CallbackAuth(lambda request: None, sign_in_url="/accounts/login?next=/jobs&x=\"'")
-    async with client(dashboard(app, auth=auth)) as asking:
-        page = (await asking.get("/", headers=VISIT)).text
+    async with client(dashboard(app, auth=auth)) as caller:
+        page = (await caller.get("/", headers=VISIT)).text
         assert 'href="/accounts/login?next=/jobs&amp;x=&quot;&#x27;"' in page
         assert "<form" not in page
-        assert (await asking.post("/login", data=FORM)).status_code == 401
+        assert (await caller.post("/login", data=FORM)).status_code == 401
     with pytest.raises(DeclarationError, match="sign_in_url"):
         CallbackAuth(lambda request: None, sign_in_url="javascript:alert(1)")
 
@@ -375,13 +375,13 @@ async def test_a_password_can_be_configured_as_a_hash() -> None:
     assert stored != str(PasswordHash.of(PASSWORD))
     assert PASSWORD not in stored
     auth = BasicAuth(ada=("admin", stored), vera=("viewer", PASSWORD))
-    async with app.open(), client(dashboard(app, auth=auth)) as asking:
+    async with app.open(), client(dashboard(app, auth=auth)) as caller:
         for _ in range(3):
-            assert (await asking.get("/api/session", auth=("ada", PASSWORD))).json()["user"] == "ada"
-            assert (await asking.get("/api/session", auth=("vera", PASSWORD))).json()["user"] == "vera"
+            assert (await caller.get("/api/session", auth=("ada", PASSWORD))).json()["user"] == "ada"
+            assert (await caller.get("/api/session", auth=("vera", PASSWORD))).json()["user"] == "vera"
         for name, password in (("ada", stored), ("ada", "a wrong one"), ("nobody", PASSWORD)):
-            assert (await asking.get("/api/session", auth=(name, password))).status_code == 401
-        await sign_in(asking)
+            assert (await caller.get("/api/session", auth=(name, password))).status_code == 401
+        await sign_in(caller)
 
 
 @pytest.mark.parametrize(
@@ -400,11 +400,11 @@ def test_a_hash_that_cannot_be_checked_is_refused_at_declaration(stored: str) ->
 
 async def test_an_invalid_form_is_refused_and_read_up_to_a_bound() -> None:
     app = make_app()
-    async with client(dashboard(app, auth=users())) as asking:
-        assert (await asking.post("/login", json={"name": "ada"})).status_code == 415
-        assert (await asking.post("/login", data={"name": "a" * 40_000})).status_code == 413
-        assert (await asking.post("/login", data={"name": "a" * 5_000})).status_code == 400
-        assert (await asking.post("/login")).status_code == 401
+    async with client(dashboard(app, auth=users())) as caller:
+        assert (await caller.post("/login", json={"name": "ada"})).status_code == 415
+        assert (await caller.post("/login", data={"name": "a" * 40_000})).status_code == 413
+        assert (await caller.post("/login", data={"name": "a" * 5_000})).status_code == 400
+        assert (await caller.post("/login")).status_code == 401
 
 
 async def test_a_request_of_a_callback_says_nothing_of_sessions() -> None:
@@ -412,5 +412,5 @@ async def test_a_request_of_a_callback_says_nothing_of_sessions() -> None:
         return User("grace")
 
     app = make_app()
-    async with app.open(), client(dashboard(app, auth=CallbackAuth(who))) as asking:
-        assert (await asking.get("/api/session")).json()["can_sign_out"] is False
+    async with app.open(), client(dashboard(app, auth=CallbackAuth(who))) as caller:
+        assert (await caller.get("/api/session")).json()["can_sign_out"] is False

@@ -196,17 +196,17 @@ async def test_streams_end_with_the_site_and_begin_again_with_it(it: Live) -> No
 
 
 def test_streams_end_within_a_second_when_the_server_is_asked_to_stop() -> None:
-    told = [False]
+    received = [False]
 
     async def test(it: Live) -> None:
         events, _ = await it.begun()
-        told[0] = True
+        received[0] = True
         before = it.clock.monotonic()
         assert [event async for event in events] == []
         assert it.clock.monotonic() - before <= 1_000_000
         assert (await it.refusal()).code == "ending"
 
-    live(test, is_leaving=lambda: told[0])()
+    live(test, is_leaving=lambda: received[0])()
 
 
 @for_two

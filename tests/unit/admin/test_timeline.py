@@ -16,7 +16,7 @@ NEW = JobRecord(
 NO = JobError("ValueError", "no")
 
 
-def told(record: JobRecord, *known: AttemptRecord | AuditEntry) -> list[tuple[float, str]]:
+def timeline_of(record: JobRecord, *known: AttemptRecord | AuditEntry) -> list[tuple[float, str]]:
     attempts = [each for each in known if isinstance(each, AttemptRecord)]
     entries = [each for each in known if isinstance(each, AuditEntry)]
     return [(moment.at.timestamp(), moment.what) for moment in timeline(record, attempts, entries)]
@@ -27,18 +27,21 @@ def attempt(number: int, began: int, ended: int, outcome: str = "failed") -> Att
 
 
 def test_a_job_that_waits_was_enqueued() -> None:
-    assert told(NEW) == [(0, "enqueued")]
+    assert timeline_of(NEW) == [(0, "enqueued")]
 
 
 def test_the_story_of_a_running_job_has_its_start() -> None:
     running = replace(NEW, state=JobState.RUNNING, node="node-1", attempt=1, started_at=5 * SECOND)
-    assert told(running) == [(0, "enqueued"), (5, "started"), (5, "is running")]
-    assert told(replace(running, cancel_requested=True))[-1] == (5, "is running, and its cancellation was requested")
+    assert timeline_of(running) == [(0, "enqueued"), (5, "started"), (5, "is running")]
+    assert timeline_of(replace(running, cancel_requested=True))[-1] == (
+        5,
+        "is running, and its cancellation was requested",
+    )
 
 
 def test_the_story_of_a_success_after_failures_is_in_order() -> None:
     done = replace(NEW, state=JobState.SUCCEEDED, attempt=3, started_at=30 * SECOND, finished_at=31 * SECOND)
-    assert told(done, attempt(1, 1, 2), attempt(2, 10, 11)) == [
+    assert timeline_of(done, attempt(1, 1, 2), attempt(2, 10, 11)) == [
         (0, "enqueued"),
         (1, "started"),
         (2, "failed"),
@@ -51,9 +54,14 @@ def test_the_story_of_a_success_after_failures_is_in_order() -> None:
 
 def test_a_failure_names_its_last_attempt_once() -> None:
     failed = replace(NEW, state=JobState.FAILED, attempt=1, started_at=SECOND, finished_at=2 * SECOND, error=NO)
-    assert told(failed, attempt(1, 1, 2)) == [(0, "enqueued"), (1, "started"), (2, "failed"), (2, "final: failed")]
+    assert timeline_of(failed, attempt(1, 1, 2)) == [
+        (0, "enqueued"),
+        (1, "started"),
+        (2, "failed"),
+        (2, "final: failed"),
+    ]
     # Of a job whose attempts are not kept, the row still knows the last one.
-    assert told(failed) == [(0, "enqueued"), (1, "started"), (2, "final: failed")]
+    assert timeline_of(failed) == [(0, "enqueued"), (1, "started"), (2, "final: failed")]
 
 
 def test_actions_of_people_are_in_order_of_time() -> None:

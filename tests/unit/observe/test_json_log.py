@@ -23,8 +23,8 @@ def line(formatter: JsonFormatter | None = None, message: str = "hello", **field
 
 
 def test_a_line_has_its_time_its_level_its_logger_its_message_and_what_was_passed_along() -> None:
-    told = line(created=1_767_225_600.25, msg="%s of %d", args=("page", 3), tenant="acme", price=Decimal("1.50"))
-    assert told == {
+    logged = line(created=1_767_225_600.25, msg="%s of %d", args=("page", 3), tenant="acme", price=Decimal("1.50"))
+    assert logged == {
         "time": "2026-01-01T00:00:00.250+00:00",
         "level": "INFO",
         "logger": "shop",
@@ -35,27 +35,27 @@ def test_a_line_has_its_time_its_level_its_logger_its_message_and_what_was_passe
 
 
 def test_fields_of_the_program_are_in_every_line_and_nothing_takes_their_place() -> None:
-    told = line(JsonFormatter({"service": "billing"}), service="other", message="hello")
-    assert told["service"] == "billing"
-    assert told["message"] == "hello"
+    logged = line(JsonFormatter({"service": "billing"}), service="other", message="hello")
+    assert logged["service"] == "billing"
+    assert logged["message"] == "hello"
 
 
 def test_an_error_is_there_with_its_type_its_message_and_its_traceback_in_the_same_line() -> None:
     try:
         raise ValueError("no such page")
     except ValueError:
-        told = line(exc_info=sys.exc_info())
-    assert (told["error"]["type"], told["error"]["message"]) == ("ValueError", "no such page")
-    assert told["error"]["traceback"].startswith("Traceback")
-    assert told["error"]["traceback"].endswith("ValueError: no such page")
+        logged = line(exc_info=sys.exc_info())
+    assert (logged["error"]["type"], logged["error"]["message"]) == ("ValueError", "no such page")
+    assert logged["error"]["traceback"].startswith("Traceback")
+    assert logged["error"]["traceback"].endswith("ValueError: no such page")
 
 
 def test_a_field_with_a_reserved_name_is_kept_under_another_name() -> None:
     """The fault: it was dropped, and nobody was told."""
-    told = line(JsonFormatter({"service": "billing"}), level="of the sea", service="other", extra=1)
-    assert told["level"] == "INFO"
-    assert told["service"] == "billing"
-    assert told["extra"] == {"level": "of the sea", "service": "other", "extra": 1}
+    logged = line(JsonFormatter({"service": "billing"}), level="of the sea", service="other", extra=1)
+    assert logged["level"] == "INFO"
+    assert logged["service"] == "billing"
+    assert logged["extra"] == {"level": "of the sea", "service": "other", "extra": 1}
 
 
 def test_a_value_without_a_json_form_does_not_drop_the_line() -> None:
@@ -65,20 +65,20 @@ def test_a_value_without_a_json_form_does_not_drop_the_line() -> None:
 
     circle: list[Any] = []
     circle.append(circle)
-    told = line(odd=Odd(), circle=circle, keys={(1, 2): 3}, plain=object, bad="\ud800", good=1)
-    assert told["message"] == "hello"
-    assert told["good"] == 1
-    assert told["odd"] == "<Odd that cannot be shown>"
-    assert told["keys"] == {"(1, 2)": 3}
+    logged = line(odd=Odd(), circle=circle, keys={(1, 2): 3}, plain=object, bad="\ud800", good=1)
+    assert logged["message"] == "hello"
+    assert logged["good"] == 1
+    assert logged["odd"] == "<Odd that cannot be shown>"
+    assert logged["keys"] == {"(1, 2)": 3}
 
 
 def test_a_log_line_of_a_handler_has_its_job() -> None:
     app = Headgate("memory://")
-    told: list[dict[str, Any]] = []
+    logged: list[dict[str, Any]] = []
 
     @app.task
     async def work() -> None:
-        told.append(line())
+        logged.append(line())
 
     async def main() -> str:
         async with app:
@@ -87,7 +87,7 @@ def test_a_log_line_of_a_handler_has_its_job() -> None:
         return job.id
 
     job_id = asyncio.run(main())
-    assert {"job_id": job_id, "task": "work", "queue": "default", "attempt": 1}.items() <= told[0].items()
+    assert {"job_id": job_id, "task": "work", "queue": "default", "attempt": 1}.items() <= logged[0].items()
     assert job_fields() == {}
 
 
@@ -105,7 +105,7 @@ def test_a_log_line_of_headgate_has_its_event_and_fields() -> None:
         log_event(JobRetried(at=0, job_id="1", task="work", queue="mail", attempt=2, run_at=0, error=None, ran=1.5))
     finally:
         logger.removeHandler(handler)
-    told = json.loads(JsonFormatter().format(records[0]))
-    assert told["event"] == "JobRetried"
-    assert told["headgate"]["queue"] == "mail"
-    assert told["headgate"]["ran"] == 1.5
+    logged = json.loads(JsonFormatter().format(records[0]))
+    assert logged["event"] == "JobRetried"
+    assert logged["headgate"]["queue"] == "mail"
+    assert logged["headgate"]["ran"] == 1.5

@@ -21,20 +21,20 @@ def test_a_value_counts_up_to_the_first_bound_that_is_not_below_it() -> None:
 
 def test_a_tap_is_called_inside_publish_with_its_kind_alone_and_may_fail(caplog: pytest.LogCaptureFixture) -> None:
     bus = EventBus()
-    told: list[Event] = []
+    logged: list[Event] = []
 
     def fail(event: Event) -> None:
         raise ValueError
 
     assert not bus.has_listener(JobEnqueued)
     bus.tap({JobEnqueued: fail})
-    bus.tap({JobEnqueued: told.append})
+    bus.tap({JobEnqueued: logged.append})
     event = JobEnqueued(at=0, job_id="1", task="work", queue="mail", run_at=0)
     with caplog.at_level(logging.ERROR):
         bus.publish(event)
-    assert told == [event]
+    assert logged == [event]
     assert "an event counter failed on JobEnqueued" in caplog.text
     assert not bus.has_listener(JobFinished)
-    bus.tap({JobFinished: told.append})
+    bus.tap({JobFinished: logged.append})
     assert bus.has_listener(JobFinished)
     assert not bus.has_listener(JobFailure), "a kind of a kind is another one for a tap"

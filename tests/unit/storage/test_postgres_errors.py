@@ -33,9 +33,9 @@ AWAY = [
 
 @pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
 def test_a_server_that_is_away_or_busy_is_waited_for(error: Exception) -> None:
-    told = translate(error, "the database")
-    assert type(told) is StorageUnavailable
-    assert "the database" in str(told)
+    received = translate(error, "the database")
+    assert type(received) is StorageUnavailable
+    assert "the database" in str(received)
 
 
 @pytest.mark.parametrize("error", [errors.DeadlockDetectedError("x"), errors.SerializationError("x")], ids=str)
@@ -67,9 +67,9 @@ def test_a_wrong_password_is_a_declaration_error_at_first_and_an_outage_later(er
 )
 def test_a_missing_right_or_table_is_waited_for_and_its_message_says_what_to_do(error: Exception, word: str) -> None:
     """While a store opens, its caller raises them with the step that failed."""
-    told = translate(error, "the database")
-    assert type(told) is StorageUnavailable
-    assert word in str(told)
+    received = translate(error, "the database")
+    assert type(received) is StorageUnavailable
+    assert word in str(received)
     assert translate(error, "the database", opening=True) is None
 
 

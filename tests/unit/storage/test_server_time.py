@@ -18,7 +18,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def hear(time: ServerTime, clock: ManualClock, server: int, *, ahead: int = 0, took: float = 0.002) -> int:
+def receive(time: ServerTime, clock: ManualClock, server: int, *, ahead: int = 0, took: float = 0.002) -> int:
     """A reply that took so long, in the middle of which the server's clock was read."""
     sent_at = clock.monotonic()
     clock.advance(took)
@@ -28,7 +28,7 @@ def hear(time: ServerTime, clock: ManualClock, server: int, *, ahead: int = 0, t
 def test_server_time_is_estimated_between_two_replies_and_never_ahead_of_the_server(clock: ManualClock) -> None:
     time = ServerTime(clock)
     server = clock.now() + HOUR
-    assert hear(time, clock, server + 1000) == 0
+    assert receive(time, clock, server + 1000) == 0
     # Read a millisecond before it was heard: by then it is later there.
     assert time.now() == time.limit_now() == server + 1000
     clock.advance(5)
@@ -38,15 +38,15 @@ def test_server_time_is_estimated_between_two_replies_and_never_ahead_of_the_ser
 def test_a_faster_reply_makes_the_estimate_more_exact(clock: ManualClock) -> None:
     time = ServerTime(clock)
     ahead = HOUR
-    hear(time, clock, clock.monotonic() + ahead + 250_000, took=0.5)
+    receive(time, clock, clock.monotonic() + ahead + 250_000, took=0.5)
     assert time.limit_now() == clock.monotonic() + ahead - 250_000
-    hear(time, clock, clock.monotonic() + ahead + 1_000, took=0.002)
+    receive(time, clock, clock.monotonic() + ahead + 1_000, took=0.002)
     assert time.limit_now() == clock.monotonic() + ahead - 1_000
 
 
 def test_limit_time_is_the_servers_clock_and_what_it_is_ahead(clock: ManualClock) -> None:
     time = ServerTime(clock)
-    hear(time, clock, clock.now(), ahead=HOUR, took=0)
+    receive(time, clock, clock.now(), ahead=HOUR, took=0)
     assert time.limit_now() - time.now() == HOUR
 
 
@@ -54,26 +54,26 @@ def test_limit_time_is_the_servers_clock_and_what_it_is_ahead(clock: ManualClock
 def test_a_step_of_the_clock_of_the_server_does_not_change_limit_time(clock: ManualClock, step: int) -> None:
     time = ServerTime(clock)
     began = clock.monotonic()
-    hear(time, clock, HOUR, took=0)
+    receive(time, clock, HOUR, took=0)
     clock.advance(10)
-    stepped = hear(time, clock, HOUR + clock.monotonic() - began + step, took=0)
+    stepped = receive(time, clock, HOUR + clock.monotonic() - began + step, took=0)
     assert abs(stepped - step) <= 20_000
     # What was known goes on; wall time follows the server.
     assert time.limit_now() == HOUR + clock.monotonic() - began
     assert time.now() == HOUR + clock.monotonic() - began + step
     # Made good in the database, it fits again.
     clock.advance(1)
-    assert hear(time, clock, HOUR + clock.monotonic() - began + step, ahead=-stepped, took=0) == 0
+    assert receive(time, clock, HOUR + clock.monotonic() - began + step, ahead=-stepped, took=0) == 0
 
 
 def test_a_late_reply_is_not_a_step_of_the_clock(clock: ManualClock) -> None:
     time = ServerTime(clock)
     began = clock.monotonic()
-    hear(time, clock, HOUR, took=0)
+    receive(time, clock, HOUR, took=0)
     clock.advance(1)
     # Sent, read at once there, and heard half a minute later: this process was busy.
     server = HOUR + clock.monotonic() - began
-    assert hear(time, clock, server, took=30) == 0
+    assert receive(time, clock, server, took=30) == 0
     assert -100_000 <= time.limit_now() - (HOUR + clock.monotonic() - began) <= 0
 
 

@@ -20,15 +20,15 @@ class Notified(WakeUps):
         database: Any = SimpleNamespace(schema="headgate")
         super().__init__(database, None, clock, self._woken)
         self.sent: list[str] = []
-        self.heard: list[bool] = []
+        self.received: list[bool] = []
 
     def _woken(self, *, only_endings: bool = False) -> None:
-        self.heard.append(only_endings)
+        self.received.append(only_endings)
 
     async def _notify(self, payload: str) -> None:
         self.sent.append(payload)
 
-    def hear(self, payload: str) -> None:
+    def receive(self, payload: str) -> None:
         self._receive(None, 0, self.channel, payload)
 
 
@@ -82,5 +82,5 @@ async def test_notifications_of_other_processes_wake_this_one_and_its_own_do_not
     await settle()
     (own,) = wake_ups.sent
     for payload in (own, f"{own} endings", "1-abc endings", "1-abc", ""):
-        wake_ups.hear(payload)
-    assert wake_ups.heard == [True, False, False]
+        wake_ups.receive(payload)
+    assert wake_ups.received == [True, False, False]

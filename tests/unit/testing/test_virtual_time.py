@@ -426,13 +426,13 @@ def test_the_loop_is_closed_and_its_threads_have_ended() -> None:
 
 def test_a_call_in_a_thread_that_outlives_the_loop_harms_nothing() -> None:
     pool = ThreadPoolExecutor(1)
-    go_on = threading.Event()
+    proceed = threading.Event()
 
     async def main(_clock: VirtualClock) -> None:
-        asyncio.get_running_loop().run_in_executor(pool, go_on.wait).cancel()
+        asyncio.get_running_loop().run_in_executor(pool, proceed.wait).cancel()
 
     run_virtual(main)
-    go_on.set()
+    proceed.set()
     pool.shutdown(wait=True)
 
 

@@ -409,10 +409,10 @@ async def test_a_taker_cancelled_while_its_script_is_loaded_does_not_shift_the_a
     store: RedisBuckets, server: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     takes: list[asyncio.Future[Taken]] = []
-    heard = RedisConnection.data_received
+    received = RedisConnection.data_received
 
     def others_come_then(wire: RedisConnection, data: bytes) -> None:
-        heard(wire, data)
+        received(wire, data)
         if len(takes) < 5:
             other = store.take(bucket(FixedWindow("100/d").rule), len(takes) + 1)
             takes.append(asyncio.ensure_future(other))
@@ -453,11 +453,11 @@ async def test_an_unexpected_reply_is_not_taken_for_the_next_one(
     store: RedisBuckets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = bucket(RateLimit("10/h").rule)
-    heard = RedisConnection.data_received
+    received = RedisConnection.data_received
 
     def heard_twice(wire: RedisConnection, data: bytes) -> None:
         monkeypatch.undo()
-        heard(wire, data + data)
+        received(wire, data + data)
 
     monkeypatch.setattr(RedisConnection, "data_received", heard_twice)
     # The second answer is of a new connection.

@@ -44,8 +44,8 @@ class Shop:
                 answer: T = done.value
                 return answer
             if isinstance(step, RunScript):
-                told = (len(step.keys), *step.keys, *step.arguments)
-                reply = self.client.execute_command("EVAL", step.script.source, *told)
+                received = (len(step.keys), *step.keys, *step.arguments)
+                reply = self.client.execute_command("EVAL", step.script.source, *received)
             elif until_sent == len(self.published):
                 return None
             else:

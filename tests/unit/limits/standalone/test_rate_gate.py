@@ -213,10 +213,10 @@ def test_delay_includes_waiters() -> None:
         passed: list[float] = []
 
         async def one() -> None:
-            told = gate.delay()
+            received = gate.delay()
             came = clock.monotonic()
             await gate.wait_async()
-            passed.append((clock.monotonic() - came) / SECOND - told)
+            passed.append((clock.monotonic() - came) / SECOND - received)
 
         tasks = []
         for _ in range(20):
