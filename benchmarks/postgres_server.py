@@ -55,7 +55,7 @@ def postgres_on(directory: Path, *options: str) -> Iterator[str]:
 def _make(directory: Path) -> None:
     directory.mkdir()
     if os.geteuid() == 0:
-        # Whoever runs the server must be able to go where its files are.
+        # The user that runs the server must be able to read the folder of its files.
         for parent in (directory.parent, directory.parent.parent):
             if parent != Path(tempfile.gettempdir()):
                 parent.chmod(parent.stat().st_mode | 0o011)

@@ -25,7 +25,7 @@ import pytest_asyncio
 URL = "HEADGATE_TEST_POSTGRES_URL"
 ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
 
-# What a server does without when nobody is going to kill it.
+# Settings that a server does not need if it is never killed.
 HASTY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 

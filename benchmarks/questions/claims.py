@@ -32,7 +32,7 @@ async def _fill(url: str, jobs: int, gated: bool) -> None:
     limit = LIMIT if gated else ""
     storage = storage_at(url)
     await storage.open()
-    # Each key has been met before: what is asked is how it goes on, not how it begins.
+    # Each key was used before: the steady state is measured, not the first call.
     await add_seeds(storage, LANES, LANES, task=TASK, limit=limit, prefix="key")
     await use_up(storage, RULE, task=TASK, limit=LIMIT)
     await add_seeds(storage, jobs, LANES, task=TASK, limit=limit, prefix="key")

@@ -416,6 +416,6 @@ async def main(url: str, schema: str, words: str, seconds: float) -> dict[str, A
 
 
 if __name__ == "__main__":
-    # Jobs fail as they should, and nobody is to read of it.
+    # Jobs fail on purpose, and are not logged.
     logging.disable(logging.CRITICAL)
     sys.stdout.write(json.dumps(asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])))))

@@ -197,7 +197,7 @@ async def test_four_workers_keep_every_limit_lose_no_job_and_use_the_budget_unde
     again = {job: count for job, count in runs.items() if count > 1 + endings.lost[job]}
     assert again == {}
     assert contradictions == []
-    # The look that is there for what was forgotten finds nothing, but what came a moment before it was told.
+    # The poll for lost notifications finds only what was added just before its notification.
     assert sum(received["swept"] for child in cluster.gone for (received,) in child.lines_with("stopping")) <= WORKERS
 
     # The budget is used.

@@ -173,14 +173,14 @@ class RaceRun:
                 run_at = store.now() + 20_000 if roll < 0.95 else None
                 endings.append(Returned(job.id, job.fence, "failed", spent=roll < 0.95, run_at=run_at))
             for draw in job.draws:
-                # What is held until the job is final is given back, as far as this book goes, when it is claimed anew.
+                # A permit held until the job is final counts here as returned when the job is claimed again.
                 self.inside[draw].discard(job.id)
         while endings:
             received = list(zip(endings, await store.finish(node, endings), strict=True))
             for ending, written in received:
                 if written and isinstance(ending, Finished):
                     self.finished[ending.id] += 1
-            # Of those that somebody else holds it is known later.
+            # The results of locked jobs are known later.
             endings = [ending for ending, written in received if written is None]
 
     async def recover_dead_nodes(self, store: PostgresStorage) -> None:

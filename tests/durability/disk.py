@@ -64,7 +64,7 @@ async def enqueue_until_full(folder: Path) -> None:
             assert await storage.job(job) is None
         for job in acknowledged:
             assert await storage.job(job) is not None
-        # Whoever opens the file now, to see what is going on, writes nothing to it.
+        # Opening the file now, to read it, writes nothing to it.
         other = SqliteStorage(path, SystemClock())
         await other.open()
         assert sum(queue.waiting for queue in await other.counts()) == len(acknowledged)

@@ -133,7 +133,7 @@ async def drill() -> None:
         status = await headgate("status")
         assert status.count("alive") == 2, status
 
-        # A worker under load is told to end: it finishes what it can within its grace, and hands back the rest unspent.
+        # A worker under load is asked to stop: it finishes what it can within its grace, and returns the rest.
         long = await report.enqueue(0, seconds=30)
         await until(lambda: is_running(long), 30, lambda: "the long job runs")
         node = (await shown(long))["node"]
@@ -156,7 +156,7 @@ async def drill() -> None:
         status = await headgate("status")
         assert status.count("alive") == 1, status
 
-        # The other is killed: whoever is there takes its jobs back at once, and the attempt is told as lost.
+        # The other is killed: another worker recovers its jobs immediately, and the attempt is recorded as lost.
         third = await start_worker(3, release=1)
         await load(60)
         staying.signal(signal.SIGKILL)
@@ -181,7 +181,7 @@ async def drill() -> None:
             assert "longer than its timeout of 0.5 s" in details["error"]["message"]
         assert (await shown(long))["state"] == "cancelled"
 
-        # The disk fills. Nobody is told that a job is stored that is not, and what ends meanwhile is kept in mind.
+        # The disk fills. No job is acknowledged without being stored, and endings are kept in memory meanwhile.
         if OPTIONS["small"]:
             during = await report.enqueue(7, seconds=1.0)
             await until(lambda: is_running(during), 30, lambda: "the job runs as the disk fills")
@@ -207,7 +207,7 @@ async def drill() -> None:
 
         await until_final(accepted, "all that was accepted ends")
 
-        # A deploy renames a task. Jobs of the old name wait, whoever looks is told why, and the next release runs them.
+        # A deploy renames a task. Jobs of the old name wait with a reason, and the next release runs them.
         third.signal(signal.SIGTERM)
         assert await third.ends() == 0
         mails = await send_mail.enqueue_many([(n,) for n in range(5)])

@@ -26,7 +26,7 @@ async def main(options: dict[str, Any]) -> None:
     if "migrations" in options:
         migrations = read_migrations(Path(options["migrations"]))
         schema.load_migrations = lambda _package: migrations  # type: ignore[attr-defined, assignment]
-    # How soon a job is noticed that somebody of another release has enqueued.
+    # How soon a job of another release is noticed.
     backlog_migrator.NOTE_EVERY = backlog_migrator.SWEEP_EVERY = 0.5
     app = program(options["url"], options.get("limits", "tight"), schema=options.get("schema", "headgate"))
     if options.get("opens"):

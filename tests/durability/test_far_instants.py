@@ -82,7 +82,7 @@ async def test_the_longest_accepted_times_do_not_end_a_worker(store: dict[str, A
             assert await app.admin.explain(job.id)
         assert len(await app.admin.jobs()) == 4
         assert len(await app.admin.limits.list()) >= 2
-        # It goes on.
+        # The worker continues.
         assert await (await call.enqueue("umbrella")).result(timeout="10s") == "umbrella"
 
 

@@ -88,7 +88,7 @@ async def check(url: str, children: Children, folder: Path) -> None:
         node = (await app.admin.nodes())[0].id
         with pytest.raises(JobFailed, match="Too many open files"):
             await (await leak.enqueue()).result(timeout=20)
-        # Somebody joins while it can open nothing: it must not be taken for dead.
+        # A node joins while it cannot open files: it must not be declared dead.
         neighbour = asyncio.ensure_future(_be_alive(url))
         for turn in range(4):
             assert await (await add.enqueue(turn, 1)).result(timeout=20) == turn + 1

@@ -227,7 +227,7 @@ async def test_a_job_whose_new_limits_cannot_be_computed_waits_and_is_reported(r
         await others[-1].result(timeout=10)
         assert (await newer.job(job.id).status()).state is JobState.WAITING
         assert [event.job_id for event in alarms if isinstance(event, JobNotMigrated)] == [job.id]
-        # Nobody is kept from cancelling it.
+        # It can still be cancelled.
         await newer.job(job.id).cancel()
         assert (await newer.job(job.id).status()).state is JobState.CANCELLED
 

@@ -117,7 +117,7 @@ async def test_a_refused_start_whose_reply_was_lost_is_refused_again_and_keeps_i
     place = await gate.at(limit)
     for id in ("a", "b"):
         assert await gate.ask(gate.lines.arrive(place, id, id.encode()))
-    # Somebody else takes what was set aside for them.
+    # Another client takes the budget that was reserved for them.
     await gate.buckets.open()
     assert (await gate.buckets.take(place.bucket, count=2)).granted == 2
     lost = gate.lose(b"start")

@@ -43,7 +43,7 @@ async def test_a_worker_with_a_clock_off_by_an_hour_starts_jobs_when_they_are_du
         await remote.has_run(later, timeout=5)
         assert 1.4 < time.monotonic() - began < 3.5
         assert much_later.id not in remote.runs
-        # Somebody should set that clock.
+        # The skew of that clock is reported.
         await until(lambda: remote.has_event(ClockSkewed), 5)
         (skewed,) = [event.seconds for event in remote.events if isinstance(event, ClockSkewed)]
         assert abs(skewed - ahead) < 1

@@ -65,7 +65,7 @@ async def test_a_silent_connection_is_closed_in_time_and_the_work_continues(
             job = await local.gated.enqueue("acme")
             await until(lambda: bool(remote.failures), 5)
             assert job.id not in remote.runs
-            # The silent connections stay as they are: nobody ever tells that they are dead.
+            # The silent connections stay open: no RST or FIN is ever received.
             proxy.release()
             await remote.has_run(job, timeout=BACK)
             assert remote.again == []
@@ -89,7 +89,7 @@ async def test_a_silent_listener_is_detected_and_jobs_are_found_by_polling_meanw
             await delay()
             assert statistics.median([await delay() for _ in range(7)]) < 0.15
             connections = proxy.connections
-            # Nobody ever tells the listener that its connection is dead.
+            # The listener never receives an RST or FIN.
             proxy.hold()
             assert await delay() < 3
             await until(lambda: proxy.connections > connections, 10)
@@ -224,7 +224,7 @@ async def test_a_node_works_with_fewer_connections_than_configured(tmp_path: Pat
         operator = await asyncpg.connect(server.url)
         await operator.execute("CREATE ROLE guest LOGIN; GRANT ALL ON DATABASE postgres TO guest")
         url = server.url.replace("postgres@", "guest@")
-        # One is kept free, one is the operator's, and two are somebody else's: one to listen on, and two for the rest.
+        # One is kept free, one is the operator's, and another client has two: one to listen on, and two for the rest.
         others = [await asyncpg.connect(url) for _ in range(2)]
         work = Work(url)
         async with work.app:
@@ -242,7 +242,7 @@ async def test_a_notification_that_was_lost_delays_a_job_by_one_poll(postgres: P
         remote = Work(postgres.url)
         async with remote.app:
             await remote.has_run(await local.gated.enqueue("acme"))
-            # Nobody listens in the moment of the commit.
+            # No session listens at the moment of the commit.
             await ask(
                 postgres.url,
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query ILIKE '%LISTEN%' "

@@ -72,7 +72,7 @@ async def test_a_server_that_stops_while_the_tables_are_made_is_reported(postgre
         storage = PostgresStorage(postgres.url_at(proxy.port), SystemClock())
         opening = asyncio.ensure_future(storage.open())
         await stalled.happened.wait()
-        # Nobody answers any more, to nobody.
+        # The server does not answer any connection any more.
         proxy.hold()
         with within(5), pytest.raises(StorageUnavailable):
             await opening
@@ -194,13 +194,13 @@ async def test_a_full_notification_queue_stops_no_worker(narrow: PostgresServer)
     work, other = Work(narrow.url), Work(narrow.url)
     async with work.app, other.app.open(), session_at(narrow.url) as lazy, session_at(narrow.url) as loud:
         await work.has_run(await other.gated.enqueue("acme"))
-        # Who listens and does not leave its transaction keeps all that is said.
+        # A listener that stays in its transaction keeps all notifications in the queue.
         await lazy.execute("LISTEN nothing; BEGIN; SELECT 1")
         with pytest.raises(asyncpg.ProgramLimitExceededError, match="too many notifications"):
             await flood(loud)
         await work.has_run(*[await other.gated.enqueue("acme") for _ in range(3)])
         await lazy.execute("COMMIT; UNLISTEN *")
-        # And who could not tell then tells again now.
+        # Notifications that failed then are sent again now.
         storage = other.app._storage
         assert isinstance(storage, PostgresStorage)
         assert storage.driver._wake_ups is not None

@@ -104,7 +104,7 @@ async def test_a_client_that_freezes_in_a_transaction_holds_its_locks_for_five_s
             stall.resumed.set()
         with pytest.raises(StorageUnavailable):
             await frozen
-        # Thawed, it goes on with another connection.
+        # After it resumes, it continues with another connection.
         await data.repeat(lambda session: session.script("SELECT 1"))
         await data.close()
 

@@ -138,7 +138,7 @@ async def test_a_claim_skips_a_job_that_is_being_replaced(stores: StoresAndUsers
             await stores.left.add_one(),
         ]
         assert sorted(await promptly(stores.right.take_ids())) == sorted(others)
-        # Nobody asks for it all the time, and nobody forgets its lane.
+        # There is no polling for it, and its lane is not lost.
         claimed = await promptly(stores.right.claim())
         assert not claimed.jobs
         assert not claimed.more
@@ -212,7 +212,7 @@ async def test_the_permit_of_a_replaced_job_is_returned_with_the_commit(stores: 
     await stores.left.retry_later(await stores.left.take_one(), 3600)
     waiting = await stores.left.add_one(draws=[("mutex", "a")])
     async with stores.user.holding(stores.unique(draws=[("mutex", "b"), ("api", "x")], hold="until_final"), ends=ends):
-        # Nothing of a bucket is locked, and nobody else gets what the job may still hold.
+        # No bucket is locked, and no other job gets the permit that the job may still hold.
         assert await promptly(stores.right.take_ids()) == []
         assert await promptly(stores.right.storage.reset(Draw("api", "x"))) == 0
         assert await stores.left.permits("mutex", "a") == {job: 1}
@@ -322,7 +322,7 @@ async def test_the_other_jobs_of_a_dead_node_are_recovered_immediately(
         assert recovered is not None
         assert sorted([*recovered.returned, *recovered.poisonous]) == sorted(others)
         assert len(recovered.poisonous) == (2 if lost else 0)
-        # It is dead for itself and for all others, and what is left is not told of again.
+        # It is dead for itself and for all others, and the remaining jobs are not reported again.
         assert not (await promptly(stores.left.storage.beat(stores.left.node))).known
         (left,) = [node for node in await stores.right.storage.nodes() if node.id == stores.left.node]
         assert left.is_gone
@@ -403,7 +403,7 @@ async def test_a_job_is_cancelled_once_its_follower_is_unlocked_and_locks_nothin
         assert sorted(await promptly(stores.right.take_ids())) == sorted([leader, other])
         assert not cancelling.done()
     await _until_done(stores, cancelling)
-    # It runs by now, and its node is told.
+    # It runs by now, and its node gets the cancellation.
     assert await cancelling is JobState.RUNNING
     await stores.check()
 

@@ -42,7 +42,7 @@ async def test_a_transaction_that_keeps_an_enqueue_open_delays_no_other(
     async with work.app, session_at(postgres.url) as user:
         await work.has_run(await work.gated.enqueue("acme"))
         await user.execute("BEGIN")
-        # One lane that is known, and one that nobody has drawn on yet.
+        # One known lane, and one new lane.
         ids = await enqueue_in(user, work, ["acme", "new"])
         slowest = 0.0
         began_at = time.monotonic()

@@ -40,7 +40,7 @@ async def test_workers_wait_for_a_locked_table_and_lose_no_job(postgres: Postgre
             enqueuing = [asyncio.ensure_future(work.gated.enqueue("acme")) for _ in range(20)]
             await asyncio.sleep(1.5)
             assert not any(task.done() for task in enqueuing)
-            # Who it is can be seen while it lasts.
+            # The blocking session is visible while it lasts.
             assert side.get_server_pid() in {blocker.pid for blocker in await work.app.admin.blockers()}
         jobs = await asyncio.gather(*enqueuing)
         await work.has_run(*jobs, timeout=BACK)

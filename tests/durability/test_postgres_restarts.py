@@ -24,7 +24,7 @@ BACK = 5.0
 async def test_workers_continue_within_five_seconds_of_a_restart_and_lose_no_job(
     postgres: PostgresServer, how: signal.Signals
 ) -> None:
-    # Nobody is to be taken for dead by who comes back first, however busy the machine is.
+    # The first node that reconnects must not declare another dead on a busy machine.
     local, remote = Work(postgres.url, lease=10), Work(postgres.url, lease=10)
     async with local.app, remote.app:
         await count_endings(postgres.url)
@@ -35,7 +35,7 @@ async def test_workers_continue_within_five_seconds_of_a_restart_and_lose_no_job
             await asyncio.to_thread(postgres.kill)
         else:
             await asyncio.to_thread(postgres.stop, how)
-        # It ends while there is nothing that it could be told to.
+        # It ends while the store is unavailable.
         local.proceed.set()
         remote.proceed.set()
         with pytest.raises(StorageUnavailable):
@@ -61,7 +61,7 @@ async def test_a_stopped_server_makes_no_node_declare_another_dead(postgres: Pos
         held = await local.patient.enqueue("acme")
         await until(lambda: held.id in local.runs + remote.runs, 5)
         postgres.freeze()
-        # Three leases long nobody can send a heartbeat.
+        # For three leases no node can send a heartbeat.
         await asyncio.sleep(3)
         postgres.thaw()
         job = await local.gated.enqueue("acme")

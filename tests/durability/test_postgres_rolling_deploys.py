@@ -91,7 +91,7 @@ async def test_a_release_with_more_tables_starts_beside_the_older_one_which_may_
         new = await worker(children, url, "wide", migrations=folder_with(tmp_path, "later", *LATER))
         await new.wait_for_line("ran", timeout=20)
         assert await ask(url, "SELECT max(number) FROM headgate.migration") == 1 + len(LATER)
-        # The older one goes on under it, and so does who enqueues.
+        # The older release continues, with workers and enqueuers.
         old.unread_lines.clear()
         await old.wait_for_line("ran")
         await stopped(old)
@@ -124,10 +124,10 @@ async def test_a_backlog_moves_to_the_limits_of_the_newest_release_and_stays_the
         new = await worker(children, url, "wide", migrations=folder_with(tmp_path, "later", *LATER))
         # Only the newer one knows the limit under which they lie now.
         await becomes(lambda: succeeded(url), 40, timeout=20)
-        # Who still enqueues with the older one lays jobs into the old lanes, and they do not stay there.
+        # Enqueuers of the older release put jobs into the old lanes, and these jobs are moved.
         jobs += await call.enqueue_many([("acme",)] * 20)
         await becomes(lambda: succeeded(url), 60, timeout=20)
-        # An older one that starts once more takes nothing back: what waits under the newer limit goes on waiting there.
+        # An older worker that starts again moves nothing back: jobs that wait under the newer limit stay there.
         await old.kill()
         again = await worker(children, url, "tight")
         jobs += await call.enqueue_many([("globex",)] * 20)

@@ -146,7 +146,7 @@ async def test_a_child_is_kept_for_the_next_job_and_replaced_when_it_died_meanwh
         first = await (await pid.enqueue()).result(timeout=15)
         assert await (await pid.enqueue()).result(timeout=15) == first
         os.kill(first, signal.SIGKILL)
-        # Its last thread, too: before that nobody can be told that it has ended.
+        # Its last thread, too: the end of the process is visible only after that.
         await until(lambda: not is_there(first) and has_no_more_threads(first))
         second = await (await pid.enqueue()).result(timeout=15)
         assert second != first

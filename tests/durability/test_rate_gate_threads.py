@@ -178,7 +178,7 @@ def test_a_waiter_whose_loop_was_closed_is_skipped() -> None:
     while gate.delay() < 0.2:
         time.sleep(0.001)
     loop.close()
-    # Whoever comes next finds out.
+    # The next caller notices it.
     assert gate.wait(timeout=2) is True
     behind.join(2)
     assert not behind.is_alive()

@@ -122,7 +122,7 @@ async def test_a_killed_server_is_unavailable_and_one_burst_is_granted_again_whe
         await comes_back(store, bucket)
         after = await granted(store, bucket, 250)
     assert before == 90
-    # The bucket is born anew, and full: one burst more for each loss, as the docs say, and not one start beyond.
+    # The bucket is new and full: one more burst for each loss, as documented, and no further start.
     assert after == 100
 
 

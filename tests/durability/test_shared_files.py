@@ -66,7 +66,7 @@ async def test_while_a_lock_holder_is_stopped_writers_wait_readers_continue_and_
         await holder.wait_for_line("released")
         job = await asyncio.wait_for(pending, 5)
         assert await job.result(timeout=5) == "during"
-        # Both have beaten again, and are still who they were.
+        # Both have sent heartbeats again, with the same ids.
         beats = {node.id: node.beat for node in await storage.nodes()}
         while True:
             now = {node.id: node.beat for node in await storage.nodes()}

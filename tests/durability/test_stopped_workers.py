@@ -71,7 +71,7 @@ async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_r
         job = await local.wait_for_word.enqueue("acme")
         await frozen.wait_for_line("running")
         freeze(frozen, database)
-        # The word comes while it is frozen: its handler ends the moment that it goes on.
+        # The word is sent while it is stopped: its handler ends immediately after it resumes.
         frozen.send("go")
 
         other = await start_worker(children, database, heartbeat=0.2, lease=1)
@@ -81,7 +81,7 @@ async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_r
         other.send("go")
         assert await job.result(timeout=10) == "acme"
 
-        # Jobs that wait when it goes on are another trap: a node that is dead to the others must not claim them.
+        # A node that was declared dead must not claim jobs that wait when it resumes.
         frozen.signal(signal.SIGCONT)
         more = [await local.wait_for_word.enqueue(f"after {number}") for number in range(5)]
         await frozen.wait_for_line("NodeDeclaredDead")
@@ -111,7 +111,7 @@ async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
         await frozen.wait_for_line("running")
         freeze(frozen, database)
         frozen.send("go")
-        # Recovered by hand, so that its own heartbeat is not what it hears first when it goes on.
+        # Recovered by the test, so that its own heartbeat is not the first thing after it resumes.
         (node,) = await local.storage.nodes()
         assert await local.storage.recover(node.id, node.beat) is not None
         frozen.signal(signal.SIGCONT)

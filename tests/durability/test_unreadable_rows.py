@@ -245,7 +245,7 @@ async def test_a_running_job_that_cannot_be_read_ends_with_the_others(place: Pla
         await place.write("job", column, BROKEN, among(jobs[:1]))
         gate.set()
         await until(lambda: _are_final(jobs))
-        # Whatever it held has come back, unless nobody can tell what that was.
+        # Its permits were returned, unless they cannot be read.
         await all_succeed(app, next_ if column != "draws" else next_[1:])
         await everything_is_listed(app)
 
@@ -312,7 +312,7 @@ async def test_a_trigger_of_a_newer_release_is_fired_only_by_nodes_that_can_read
         status = await app.admin.schedules.status("moon")
         assert "lunar" in (status.unreadable or "")
         assert status.runs == 0
-        # As it was stored: nobody has written over it.
+        # It is unchanged in the store.
         assert "lunar" in (await app._storage.schedules(name="moon"))[0].rules.trigger
         await place.write("schedule", "rules", json.dumps({"trigger": known}), "name = 'moon'")
         assert (await app.admin.schedules.status("moon")).unreadable is None

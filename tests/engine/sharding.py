@@ -139,7 +139,7 @@ class Enqueuers:
                     await self._directory.learn(error)
                     break
                 except StorageUnavailable:
-                    # Whether it has them is not known: nobody else may be asked before it has answered.
+                    # It is unknown whether it has them: no other shard may be asked before it has answered.
                     continue
 
 
@@ -246,7 +246,7 @@ class Starts(History):
                     self.amend(amendment)
             case "finish":
                 for ending, was_written in zip(arguments[1], result, strict=True):
-                    # A repeat, after a lost reply, is told as written as well.
+                    # A repeat after a lost reply is returned as written, too.
                     is_new = (ending.id, ending.fence) not in self.finished
                     if was_written and is_new and isinstance(ending, Finished):
                         self.finished.add((ending.id, ending.fence))

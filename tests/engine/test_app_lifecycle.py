@@ -93,7 +93,7 @@ def test_an_app_whose_store_could_not_be_closed_is_open_on_no_loop_any_more() ->
 
     with pytest.raises(OSError, match="the disk is gone"):
         asyncio.run(use())
-    # Not on the loop that has ended, where nobody would answer.
+    # Not on the loop that has ended.
     assert app.sync.admin.counts() == []
     with pytest.raises(OSError, match="the disk is gone"):
         app.sync.close()
@@ -121,7 +121,7 @@ async def test_a_sqlite_file_whose_opening_is_cancelled_has_no_connection_left(t
     with pytest.raises(asyncio.CancelledError):
         await opening
     other = sqlite3.connect(tmp_path / "jobs.db", timeout=0)
-    # Only a file that nobody else has open lets go of its log.
+    # SQLite deletes the log only if no other process has the file open.
     assert other.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
     other.close()
     await store.open()
@@ -219,7 +219,7 @@ def test_an_app_whose_closing_is_cancelled_is_closed() -> None:
         for _ in range(3):
             await asyncio.sleep(0.1)
             leaving.cancel()
-        # Whoever comes meanwhile waits until it is closed.
+        # Callers wait meanwhile until it is closed.
         await opening.enter()
         assert closed == [began + SECOND]
         await asyncio.wait([leaving])

@@ -321,7 +321,7 @@ def test_an_attempt_that_ends_in_time_is_not_reported() -> None:
 
 
 async def test_a_thread_that_continues_after_its_timeout_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In real time: virtual time stands still while a thread works.
+    # In real time: virtual time does not advance while a thread works.
     monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
     app = Headgate("memory://", concurrency=1)
     release, received = threading.Event(), asyncio.Event()
@@ -384,7 +384,7 @@ def test_a_shutdown_returns_a_job_without_spending_an_attempt_even_if_its_handle
 
 @pytest.mark.parametrize("asked", ["here", "elsewhere"])
 async def test_a_thread_can_read_that_its_job_was_cancelled(asked: str) -> None:
-    # In real time: virtual time stands still while a thread works.
+    # In real time: virtual time does not advance while a thread works.
     store = MemoryStorage(SystemClock())
     app, other = Headgate(storage=store), Headgate(storage=store)
     has_begun, has_seen, give_up = threading.Event(), threading.Event(), threading.Event()

@@ -85,7 +85,7 @@ def test_a_crash_of_any_part_ends_the_whole_node_and_is_raised_immediately(
             await asyncio.sleep(120)
             assert (await job.status()).state is JobState.WAITING, "no part of it works on"
             assert len(runs) == started
-            # Whoever comes next goes on with all of it, once the lease of the crashed node is over.
+            # Another node continues with all of it, once the lease of the crashed node is over.
             async with app:
                 await asyncio.sleep(60)
                 (counts,) = await app.admin.counts()

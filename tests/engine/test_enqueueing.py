@@ -242,7 +242,7 @@ def test_an_unavailable_store_raises_at_enqueue_and_nothing_is_stored() -> None:
             store.is_away = False
             await asyncio.sleep(100)
             assert ran == []
-            # The caller, who knows, may try again.
+            # The caller got the error and may try again.
             await (await work.enqueue(1)).result()
             assert ran == [1]
 

@@ -134,7 +134,7 @@ def test_a_caller_that_waits_for_room_when_the_app_closes_gets_an_error(place: s
         async with app:
             assert await first.result() == 1
             assert (await app.admin.counts())[0].succeeded == 1
-            # There is room again, for whoever comes now.
+            # There is room again.
             assert await (await send.enqueue(5)).result() == 5
 
     run_virtual(main)
@@ -324,7 +324,7 @@ async def test_whatever_is_enqueued_together_counts_together(bounded: Headgate) 
 async def test_chains_and_single_jobs_share_the_bound(bounded: Headgate) -> None:
     mail, calm = bounded.tasks["mail"], bounded.tasks["calm"]
     async with bounded.open():
-        # Both orders of the queues at once: nobody waits for who waits for him.
+        # Both orders of the queues at once: no deadlock.
         mixed = [chain(first.call(1), second.call(2)).enqueue() for first, second in [(mail, calm), (calm, mail)] * 20]
         single = [mail.enqueue(number) for number in range(20)]
         answers = await asyncio.wait_for(asyncio.gather(*single, *mixed, return_exceptions=True), 15)

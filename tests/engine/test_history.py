@@ -248,7 +248,7 @@ def test_a_settled_cost_is_counted_in_the_step_in_which_it_was_charged() -> None
             assert [point.used for point in (await app.admin.history.limit("tokens")).points] == [300]
             await asyncio.sleep(30)
             assert [point.used for point in (await app.admin.history.limit("tokens")).points] == [257]
-            # So long ago that it is told of now.
+            # So long ago that it is counted now.
             await work.enqueue("d", 1200, 300)
             await asyncio.sleep(1300)
             points = (await app.admin.history.limit("tokens", span=86400)).points
@@ -318,7 +318,7 @@ def test_a_charge_that_is_amended_in_another_store_is_counted_now() -> None:
         store = RecordingStorage(clock)
         history_writer = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         await asyncio.sleep(5)
-        # Its instants are of that store's time, which is nobody's here.
+        # Its instants are in the time of that store, which differs from all clocks here.
         history_writer.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 7, 3), is_local=False)
         history_writer.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 9, 10), is_local=False)
         await history_writer.close(1)

@@ -912,7 +912,7 @@ def test_the_audit_proves_a_limit_from_recorded_starts_and_finds_when_it_was_exc
                 "acme": (10, 3, True),
                 "failing": (8, 3, True),
             }
-            # Somebody forgets what was used: the audit does not.
+            # The bucket is evicted: the audit does not depend on it.
             await app.admin.limits.reset("api", "acme")
             await call.enqueue_many([("acme",)] * 3)
             await asyncio.sleep(1)

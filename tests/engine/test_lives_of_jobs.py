@@ -375,7 +375,7 @@ def test_a_handler_and_its_start_event_have_the_time_spent_waiting_for_a_limit()
 
 async def test_the_late_result_of_a_timed_out_thread_changes_nothing_and_its_slot_stays_taken() -> None:
     """The fault: a handler that overran its timeout went on unseen, and could complete a job recorded as failed."""
-    # In real time: virtual time stands still while a thread works, and here it has to run out.
+    # In real time: virtual time does not advance while a thread works, and the timeout has to pass.
     app = Headgate("memory://", concurrency=1)
     release, received = threading.Event(), threading.Event()
 
@@ -424,7 +424,7 @@ def test_snooze_and_rate_limited_spend_no_attempt() -> None:
         async with app:
             job = await call.enqueue("acme")
             await asyncio.sleep(70)
-            # The callee's refusal closes the bucket for everybody who draws on it, and for nobody else.
+            # The refusal closes the bucket for all that draw on it, and for no others.
             other, quiet = await call.enqueue("acme"), await call.enqueue("globex")
             assert await quiet.result(timeout=1) == "done"
             assert await job.result() == "done"

@@ -426,7 +426,7 @@ async def test_the_server_answers_while_the_event_loop_is_blocked() -> None:
 
             scraping = threading.Thread(target=scrape)
             scraping.start()
-            # This is the event loop, and it waits for nobody.
+            # This is the event loop, which must not wait.
             scraping.join(10)
             assert b"headgate_up 0.0" in seen[0]
             assert b"headgate_build_info" in seen[0]

@@ -21,7 +21,7 @@ async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault: the permit came back when the attempt was told to end, and three were inside of a mutex at once."""
-    # In real time: virtual time stands still while a thread works.
+    # In real time: virtual time does not advance while a thread works.
     monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
     app = Headgate("memory://", concurrency=4)
     release, began, received = threading.Event(), asyncio.Event(), asyncio.Event()

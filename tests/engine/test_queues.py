@@ -297,7 +297,7 @@ def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_ba
         async with release(4):
             await asyncio.sleep(2.5)
             assert queues.most["mail"] == 4
-        # A rollback: it takes some minutes to tell it from an old worker that starts again beside the new ones.
+        # A rollback: it takes some minutes to distinguish it from an old worker that restarts beside the new ones.
         async with release(None):
             await asyncio.sleep(300)
             assert queues.most["mail"] > 4

@@ -307,7 +307,7 @@ def test_a_schedule_keeps_its_count_and_its_rhythm_when_it_is_declared_again() -
             await asyncio.sleep(HOUR)
             assert journal.starts[5:] == [3600]
             assert (await app.admin.schedules.status("report")).runs == 6
-        # It had come to its end, and the next release lets it go on; the one after that does not.
+        # It had ended, and the next release continues it; the one after that does not.
         async with (app := release(Every(minutes=1), max_runs=6)):
             await asyncio.sleep(HOUR)
             assert len(journal.starts) == 6
@@ -982,7 +982,7 @@ def test_an_occurrence_with_a_misfit_payload_fails_instead_of_bypassing_its_limi
             await asyncio.sleep(125)
             failed = await new.admin.jobs(state=JobState.FAILED)
             assert [job.error.type for job in failed if job.error] == ["headgate.errors.PayloadError"] * 2
-            # Each one is told, as any job that fails is.
+            # Each one is reported, as any failed job.
             assert [event.job_id for event in received] == [job.id for job in reversed(failed)]  # type: ignore[attr-defined]
             status = await new.admin.schedules.status("s")
             assert (status.runs, status.open, status.state) == (0, 0, "active")
@@ -1091,7 +1091,7 @@ def test_an_idle_store_is_polled_every_thirty_seconds_only() -> None:
         async with app:
             await asyncio.sleep(HOUR)
             assert store.looks <= HOUR / 30 + 3
-            # However much goes on otherwise, it looks once a second.
+            # It polls once a second under any load.
             store.looks = 0
             for _ in range(500):
                 await pull.enqueue()

@@ -201,7 +201,7 @@ def test_the_log_lines_of_a_handler_are_stored_when_its_job_is_final() -> None:
             assert (first.level, first.logger, first.attempt) == (logging.INFO, "shop.orders", 1)
             assert (second.level, second.logger) == (logging.WARNING, "headgate.job")
             assert first.at <= second.at <= clock.now()
-            # Whoever is not in a handler is not in a job.
+            # Code outside of a handler is not in a job.
             app_log.info("outside")
             await asyncio.sleep(2)
             assert len(await messages(app, jobs[0].id)) == 4

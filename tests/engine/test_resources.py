@@ -379,7 +379,7 @@ def test_a_resource_that_hangs_or_raises_in_closing_does_not_stop_the_node_from_
 
 async def test_resources_of_a_thread_stay_open_until_the_thread_ends() -> None:
     """The fault: the session was closed when the attempt's time was up, under the thread that still used it."""
-    # In real time: virtual time stands still while a thread works.
+    # In real time: virtual time does not advance while a thread works.
     app = Headgate("memory://", concurrency=1)
     happened: list[str] = []
     release = threading.Event()

@@ -97,7 +97,7 @@ async def test_a_delivered_batch_is_deleted_when_its_key_returns() -> None:
     assert batch is not None
     await two.south.arrive(KEY, batch)
     assert await two.run_all(two.south) == [job]
-    # Nobody has told north, and south has forgotten the job.
+    # North does not know it yet, and south has deleted the job.
     await two.move(two.south, two.north)
     assert await two.run_all(two.north) == []
 

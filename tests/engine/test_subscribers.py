@@ -42,7 +42,7 @@ def test_a_subscriber_that_hangs_does_not_delay_closing_the_app(caplog: pytest.L
         assert ended == [jobs[0].id], "it is cancelled"
         assert app._bus.statistics()["lost"] == 3
         assert "events lost: 3" in caplog.text
-        # And it is told again when the app is opened again.
+        # And it gets events again when the app is opened again.
         async with app:
             again = await work.enqueue()
             await again.result()

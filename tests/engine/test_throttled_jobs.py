@@ -119,7 +119,7 @@ def test_a_payload_is_decoded_when_its_job_starts() -> None:
             await asyncio.sleep(60)
             assert await jobs[1].cancel()
             await asyncio.sleep(60)
-            # A rejected job has an instance to tell of it, and nothing else.
+            # A rejected job has an instance for its callback, and nothing else.
             assert sorted(opened) == ["Refused"] * 2 + ["Waiting"] + ["session"] * 2
             assert closed == ["session"] * 2
             await jobs[2].result()

@@ -380,7 +380,7 @@ def test_queues_are_listed_paused_and_resumed(project: Project) -> None:
     ]
     [job] = answer("jobs", "list", project.target)
     assert "queue 'emails' is paused" in call("jobs", "explain", project.target, job["id"]).output
-    # A paused queue is told of even where nothing waits in it.
+    # A paused queue is listed even if no job waits in it.
     call("queues", "pause", project.target, "default")
     assert [queue["queue"] for queue in answer("status", project.target)["queues"]] == ["default", "emails"]
     assert call("queues", "resume", project.target, "default").output == "default is resumed\n"
@@ -577,7 +577,7 @@ def test_a_second_signal_ends_a_worker_at_once(project: Project, task: str) -> N
             Path(pipe).read_text()
             descriptor = None
         else:
-            # Opened to write and never written: the handler goes on reading.
+            # Opened to write and never written: the handler keeps reading.
             descriptor = os.open(pipe, os.O_WRONLY)
         worker.send_signal(signal.SIGTERM)
         # Another one, since the kernel would merge two of the same.

@@ -259,7 +259,7 @@ def test_many_jobs_are_changed_after_a_dry_run_and_a_confirmation(project: Proje
     assert (cancelled["matched"], cancelled["changed"], cancelled["refused"]) == (2, 2, {})
     assert project.states(*bad) == [JobState.CANCELLED] * 2
     assert call("jobs", "cancel", "--all", "--yes").exit_code == 1
-    # Every change is kept, with who made it.
+    # Every change is recorded with its actor.
     kept = answer("audit", "--kind", "job")
     assert [entry["action"] for entry in kept] == ["cancel"] * 2 + ["retry"] * 2
     assert len({entry["actor"] for entry in kept}) == 1
@@ -439,7 +439,7 @@ def test_a_bulk_change_works_in_chunks_and_can_be_repeated(project: Project) -> 
         assert (result.matched, result.changed, result.is_cut) == (430, 430, True)
         assert printed == [200, 400, 430]
         assert await admin.count(state=JobState.CANCELLED) == 430
-        # Those that are done are in nobody's way.
+        # Final jobs do not block the others.
         result = await admin.cancel_many(query, most=20)
         assert (result.matched, result.changed, result.is_cut) == (20, 20, False)
         retried = await admin.retry_many(JobQuery(state=JobState.CANCELLED))
@@ -469,7 +469,7 @@ def test_jobs_that_cannot_be_changed_do_not_stop_a_bulk_change(project: Project)
             await admin.retry(id)
         result = await admin.retry_many(query, most=11)
         assert (result.matched, result.changed, result.is_cut) == (11, 11, False)
-        # What nobody can cancel is not looked for.
+        # Jobs that cannot be cancelled are not searched.
         assert (await admin.cancel_many(JobQuery(state=JobState.SUCCEEDED))).matched == 0
 
     project.do(work)

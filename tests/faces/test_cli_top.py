@@ -41,7 +41,7 @@ async def bad() -> None:
     raise ValueError("no such page")
 """
 
-# Neither the size nor the encoding of whoever runs the tests.
+# Neither the size nor the encoding of the terminal that runs the tests.
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "PYTHONIOENCODING")
 }

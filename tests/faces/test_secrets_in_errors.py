@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 SECRETS = ("hunter2", "swordfish", "trout")
 
 URLS = [
-    # Nobody listens on port 1.
+    # No server listens on port 1.
     "postgresql://ada:hunter2@127.0.0.1:1/shop",
     "postgresql://ada:hunter2/swordfish@127.0.0.1:1/shop",
     "postgresql://ada:hunter2#swordfish@127.0.0.1:1/shop",

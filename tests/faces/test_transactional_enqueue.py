@@ -312,7 +312,7 @@ async def test_the_permits_and_costs_of_a_replaced_job_are_returned_after_the_co
 ) -> None:
     program, begin = driven
     for _ in range(2):
-        # Two that run one after the other, as nobody is there: the second waits behind what the first weighs.
+        # Two that run one after the other: the second waits for the cost of the first.
         await program.weighed.enqueue(1)
     costly = await program.weighed.using(unique_key="k").enqueue(10)
     sticky = await program.sticky.using(unique_key="k").enqueue("one")

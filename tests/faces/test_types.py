@@ -69,7 +69,7 @@ def test_basedpyright_reports_the_wrong_calls_and_no_others(tmp_path: Path) -> N
         "include": [str(TYPING)],
         "pythonVersion": "3.11",
         "typeCheckingMode": "strict",
-        # What mypy is told to ignore is what is wrong, and has to be reported here.
+        # The lines that mypy ignores are the wrong ones, and must be reported here.
         "enableTypeIgnoreComments": False,
     }
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))

@@ -27,7 +27,7 @@ async def fill(app: Any) -> None:
         reminded = await app.tasks["remind"].enqueue_many([(f"{number}@example.org",) for number in range(3)])
         synced = await app.tasks["sync"].enqueue_many([("acme",)] * 20 + [("globex",)])
         await asyncio.gather(*(job.result(timeout=15) for job in [*reminded, synced[0]]))
-    # What nobody is there for any more waits.
+    # Jobs without a worker wait.
     async with app.open():
         await app.tasks["remind"].enqueue("late@example.org")
 
@@ -51,7 +51,7 @@ def test_the_commands_of_the_page_run_as_documented(tmp_path: Path, monkeypatch:
             environment[name] = value
         assert words[0] == "headgate"
         result = CliRunner(env=environment).invoke(main, words[1:])
-        # Nobody works for the shop, which a doctor calls a problem.
+        # The shop has no worker, which `doctor` reports as a problem.
         expected = 1 if words[1] == "doctor" else int(comment or 0)
         assert result.exit_code == expected, f"{line}\n{result.output}\n{result.exception!r}"
 

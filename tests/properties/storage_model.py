@@ -194,7 +194,7 @@ class StorageModel:
                     return state
             return JobState.SUCCEEDED
         job = self.jobs.get(leader or "")
-        # One that was pruned is final, and nobody asks how it ended.
+        # A pruned job is final, and its outcome is not read.
         return JobState.SUCCEEDED if job is None else job.state if job.state.is_final else None
 
     def _cause_of(self, leader: str) -> LeaderError:
@@ -597,7 +597,7 @@ class StorageModel:
             queue: sum(len(jobs) for lane, jobs in line.items() if lane[0] == queue and not lane[1])
             for queue in claim.rooms
         }
-        # Who is judged in this claim may still meet a permit that a late job gives back, its own or that of its batch.
+        # Jobs of this claim may get a permit that a late job returns, its own or that of its batch.
         late = [self.jobs[gone.id] for gone in claimed.dropped]
         given = any(job.held or job.lane[3] for job in late)
         self.released.clear()
@@ -620,12 +620,12 @@ class StorageModel:
                 impossible.add(gone.id)
         self.settle(wall)
         if self.released:
-            # Whoever followed a late job may have started in the same claim, or starts in the next one.
+            # Followers of a late job may have started in the same claim, or start in the next one.
             line = self._lines(claim, wall)
             for lane, jobs in line.items():
                 taken_ids = {taken.id for taken in claimed.jobs}
                 line[lane] = [job for job in jobs if job.new.id not in self.released or job.new.id in taken_ids]
-        # Who follows a job that ends in this claim may start in it as well, when the claim has looked once more.
+        # Followers of a job that ends in this claim may start in it as well, after its second read.
         followers = {taken.id for taken in claimed.jobs if self.jobs[taken.id].is_blocked}
         self._judge_order(line, claimed, impossible, rejected, followers)
         lanes = {id: self.jobs[id].lane for id in rejected}

@@ -47,7 +47,7 @@ async def test_eviction_is_not_observable(rule: Gcra | SlidingLog, calls: list[t
     for number, (pause, key, cost, count) in enumerate(calls):
         clock.advance(pause / SECOND)
         now = clock.now()
-        # Others, so that passes go on.
+        # Others, so that passes continue.
         await store.take(Bucket("limit", f"other-{number}", rule))
         granted = 0
         opens_at, after = rule.take(remembered.get(key), now, cost)

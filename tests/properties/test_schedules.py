@@ -98,7 +98,7 @@ def test_with_other_misfires_no_instant_is_enqueued_twice_and_none_on_time_is_mi
     if misfire == "skip":
         assert all(at - occurrence <= LATE for occurrence, at in enqueued)
     elif everything:
-        # The latest of all instants has run, whenever somebody looked last.
+        # The latest of all instants has run, at any time of the last check.
         assert occurrences[-1] == everything[-1]
 
 

@@ -477,7 +477,7 @@ class StorageMachine(RuleBasedStateMachine):
         count = data.draw(st.sampled_from([1, 100]))
         is_due = self.run(self.store.upkeep()).has_expired
         dropped = self.run(self.store.expire(count))
-        # Without a node nobody asks.
+        # Without a node there is no claim.
         assert is_due == bool(dropped) or not self.run(self.store.nodes())
         self.model.expire(dropped, count, self.clock.now())
 

@@ -98,7 +98,7 @@ def test_without_a_history_throughput_is_the_difference_of_two_snapshots() -> No
     assert found is not None
     assert (found.finished, found.enqueued, found.bars) == (5.0, None, ())
     assert throughput_between(None, after) is None
-    # As long as nobody has counted anew, what was told before is.
+    # Until there is a new count, the previous one is shown.
     received = replace(before, throughput=found)
     assert throughput_between(received, received.overview) is found
     assert throughput_between(received, replace(after, finals_at=None)) is None

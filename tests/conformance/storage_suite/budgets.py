@@ -329,10 +329,10 @@ class BudgetsConformance(Conformance):
             claimed = await store_user.claim()
             assert len(claimed.jobs) == 3
             assert not claimed.more
-            # Whoever was not released was not looked at either.
+            # Lanes that were not released were not read.
             assert len(claimed.throttled) <= 4
             taken += [job.id for job in claimed.jobs]
-        # Longest waiting first: the first hundred arrived together, and nobody else goes before them.
+        # Longest waiting first: the first hundred arrived together, and no other lane starts before them.
         assert set(taken) <= {job.id for job in jobs[:100]}
         assert len(set(taken)) == 63
 
@@ -537,7 +537,7 @@ class BudgetsConformance(Conformance):
         await store_user.add(1, draws=[("api", "globex")])
         clock.advance(5)
         assert [job.throttled_for for job in await store_user.take()] == [0, 0, 0, 0]
-        # It opens, and nobody has a slot; then one slot at a time.
+        # It opens while there is no free slot; then one slot at a time.
         clock.advance(60 + 30)
         received = [(await store_user.take_one()).throttled_for]
         clock.advance(10)

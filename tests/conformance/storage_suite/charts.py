@@ -103,7 +103,7 @@ class ChartsConformance(Conformance):
             assert [row.enqueued for row in await store_user.storage.jobs_history(10, "q", task, AT)] == [3]
         for key in ("k0", "k249"):
             assert [row.used for row in await store_user.storage.limit_history(10, "calls", key, AT)] == [3]
-        # Long after, nobody repeats anything.
+        # Long after, no write is repeated.
         await store_user.storage.prune_history(10, store_user.clock.now() + 3600 * SECOND)
         await store_user.storage.add_history(jobs[:1], (), Flush("a", 1))
         assert [row.enqueued for row in await store_user.storage.jobs_history(10, "q", "t0", AT)] == [1]

@@ -22,7 +22,7 @@ class DeploysConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         storage = store_user.storage
-        # Before the first one no node said any, but whoever only enqueues may have stored jobs under another one.
+        # No node has stored a gate before, but enqueuers may have stored jobs under another one.
         assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": True, "other": True}
         await storage.gates_done({"work": "a", "other": "x"})
         assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": False, "other": False}
@@ -45,7 +45,7 @@ class DeploysConformance(Conformance):
         clock.advance(1)
         assert await storage.note_gates({"work": "b"}) == {"work": True}
         await storage.gates_done({"work": "b"})
-        # Whoever has the newer one says so again and again, until none of them is left.
+        # Nodes with the newer gate store it repeatedly, until none of them is left.
         for _ in range(10):
             clock.advance(60)
             assert await storage.note_gates({"work": "a"}) == {}
@@ -215,7 +215,7 @@ class DeploysConformance(Conformance):
         # They are the newer release's to move.
         assert list(claimed.gate_mismatches) == []
         assert list((await store_user.claim(gates=newer)).gate_mismatches) == old[1:]
-        # An old worker that starts again does not flip it back; a rollback does, once nobody has the newer one.
+        # An old worker that starts again does not restore it; a rollback does, once no node has the newer one.
         await store_user.storage.note_gates(release(older).subjects)
         assert await store_user.take_ids(gates=older) == []
         clock.advance(GATE_LIVES / SECOND)

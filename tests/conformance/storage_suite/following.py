@@ -316,7 +316,7 @@ class FollowingConformance(Conformance):
         assert (await store_user.record(third)).finished_at == store_user.clock.now()
         assert await store_user.take() == []
         assert (await store_user.counts()).waiting == 0
-        # What its attempt told is counted by the node that heard it, and so nowhere here.
+        # The ending of its attempt is counted by the node, so it is not counted here.
         has_failed = (await store_user.record(first)).state is JobState.FAILED
         by_attempt = ends in (_fail, _cancel_running)
         assert await store_user.unrun() == (int(has_failed and not by_attempt), 2 + (not has_failed and not by_attempt))

@@ -268,7 +268,7 @@ class JobsConformance(Conformance):
             unknown_jobs = await store_user.add(3, task="unknown", draws=draws)
             known = await store_user.add(2, draws=draws)
             assert await store_user.take_ids() == known
-            # The order is the order of arrival, whoever came by in between.
+            # The order is the order of arrival.
             late = await store_user.add(1, draws=draws)
             assert await store_user.take_ids(tasks={"work", "unknown"}) == [*unknown_jobs, *late]
 

@@ -146,7 +146,7 @@ class QueuesConformance(Conformance):
         ids = await store_user.add(2, queue="other")
         gated = await store_user.add(2, queue="other", draws=[("api", "acme")])
         assert sorted(await store_user.take_ids(queues=BOTH)) == sorted(ids + gated[:1])
-        # What waits in the paused queue for the same bucket keeps nobody from it.
+        # Jobs of the paused queue do not block the same bucket.
         clock.advance(60)
         assert await store_user.take_ids(queues=BOTH) == gated[1:]
         clock.advance(60)

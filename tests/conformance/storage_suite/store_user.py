@@ -53,7 +53,7 @@ def at_once(count: int = 1) -> Any:
     return Concurrency(count).rule
 
 
-# The time in which others let go passes by itself, that of the tests stands still.
+# Locks of other clients are released in real time; the time of the tests is manual.
 _clock = SystemClock()
 
 

@@ -87,7 +87,7 @@ class ClusterSimulation:
         self.acknowledged: set[str] = set()
         self.cancelled: set[str] = set()
         self.retried: Counter[str] = Counter()
-        # When somebody last turned the clock, or no node was at work (monotonic).
+        # When a clock was last stepped, or no node was running (monotonic).
         self.faulty_at = clock.monotonic()
         self.job_checker = JobChecker(self.store, is_exact=self.store.is_in_process)
         self.charts = Charts(self)
@@ -292,7 +292,7 @@ class ClusterSimulation:
                 elif what > 0.9:
                     await self.cancel_some()
                 elif what < 0.83 and self.nodes:
-                    # Somebody holds a mutex for longer than a node may go without the store.
+                    # A handler holds a mutex for longer than a node may be without the store.
                     with contextlib.suppress(StorageUnavailable):
                         self.acknowledged.add((await self.tasks["alone"].enqueue("a", 60.0, False)).id)
                     await asyncio.sleep(self.random.uniform(0, 10))

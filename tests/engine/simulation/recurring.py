@@ -147,7 +147,7 @@ class Recurring:
     def _look_at_fired(self, fired: Fired, change: Change) -> None:
         require = self._job_checker.require
         if change.node == "producer":
-            # Somebody has triggered it: that is no occurrence of its rhythm.
+            # It was triggered: that is not an occurrence of its trigger.
             self._by_hand |= {job.id for job in fired.jobs}
             return
         for job in fired.jobs:
@@ -191,7 +191,7 @@ class Recurring:
         late = self._simulation.store.now() - (course.next_at or 0)
         calm = self._simulation.clock.monotonic() - self._simulation.faulty_at
         require(late <= LATE or calm <= late + LATE, f"{said}: {late / SECOND} s late, and nothing was in the way")
-        # Somebody may have put the clock back while it was on its way.
+        # The clock may have been set back meanwhile.
         require(late >= 0 or calm < ON_ITS_WAY, f"{said}: too early")
 
     def _is_whole(self, record: ScheduleRecord) -> bool:

@@ -124,7 +124,7 @@ class Ties:
         for job in self._job_checker.open:
             if job.is_blocked and job.id not in self._job_checker.changed:
                 self._look_at_follower(job, change)
-        # A retry has to bring back whoever was left behind.
+        # A retry must restore the cancelled followers.
         for id in sorted(self._job_checker.jobs if change.verb == "retry" else self._job_checker.changed):
             self._look_at_follower(self._job_checker.jobs[id], change)
         self._look_at_batches()
@@ -152,7 +152,7 @@ class Ties:
             require(on == "success" and ended in (JobState.FAILED, JobState.CANCELLED), f"{said}, on {on}: {ended}")
             require(job.attempt == 0 and job.fence == 0, f"{said}, and ran")
         elif job.state is JobState.CANCELLED or has_expired(job):
-            # Whoever waits may be cancelled or expire, also while it is blocked.
+            # A waiting job may be cancelled or expire, also while it is blocked.
             pass
         elif on == "success":
             # Not even an operator's retry lets it run otherwise.
@@ -160,7 +160,7 @@ class Ties:
         elif before is None or before.is_blocked:
             require(ended is not None, f"{said}, which has not ended")
         else:
-            # Somebody may have retried its leader since.
+            # Its leader may have been retried since.
             require(leader in self._job_checker.ended, f"{said}, which never ended")
 
     def _look_at_batches(self) -> None:

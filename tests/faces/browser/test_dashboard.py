@@ -31,7 +31,7 @@ CUT_OFF = """() => [...document.querySelectorAll("main .table-wrap")]
     .filter((each) => each.scrollWidth > each.clientWidth)
     .map((each) => each.querySelector("table").getAttribute("aria-label"))"""
 
-# The live stream has told of three changes.
+# The live stream has sent three changes.
 TOLD_THRICE = """() => new Promise((resolve) => {
     let left = 3;
     const stream = new EventSource("api/stream");
@@ -329,7 +329,7 @@ async def test_limits_are_changed(browser: Browser, shop: Shop) -> None:
         assert [(each.scope, each.tier) for each in await limits.settings(LIMIT)] == [("member", "gold")]
         await limits.assign(LIMIT, key, None)
 
-        # Its starts are counted anew, and held against the rule.
+        # Its starts are counted again and compared with the rule.
         await visit.go(limit_page(LIMIT, LONG))
         await expect(visit.page.get_by_role("table", name=re.compile("held|window", re.IGNORECASE))).to_be_visible()
         assert [(each.key, each.is_within_limit) for each in await limits.audit(LIMIT, key=LONG)] == [(LONG, True)]
@@ -548,7 +548,7 @@ async def test_a_page_shows_when_the_server_is_lost_and_back(browser: Browser, s
         await shop.answers()
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=20_000)
         await expect(visit.page.get_by_role("alert")).to_have_count(0)
-        # A browser says itself that nobody answered.
+        # The browser itself reports that there was no answer.
         refused = [received for received in visit.complaints if "ERR_" in received]
         visit.complaints[:] = [received for received in visit.complaints if received not in refused]
 

@@ -131,7 +131,7 @@ def test_priority_and_headers_are_those_of_the_call(m: Any, worker: Worker, key:
 
 
 def test_a_call_that_is_revoked_while_it_waits_never_starts(m: Any, worker: Worker, log: Log, key: str) -> None:
-    # Who is not listening yet never hears of a revocation.
+    # A worker that does not listen yet never gets a revocation.
     until(lambda: bool(m.app.control.ping(timeout=0.2)), 15, worker.log)
     first, second, revoked, last = (m.slowly.delay(key, number) for number in range(4))
     m.app.control.revoke(revoked.id)

@@ -73,7 +73,7 @@ async def test_an_app_that_was_used_before_the_application_started_moves_to_its_
     await asyncio.to_thread(work.sync.enqueue)
     api = FastAPI(lifespan=lifespan(jobs, worker=True))
     async with api.router.lifespan_context(api):
-        # On another one the worker would not be told of what threads enqueue.
+        # On another loop the worker would not be woken by jobs that threads enqueue.
         assert await asyncio.to_thread(jobs.sync.run, loop()) is asyncio.get_running_loop()
 
 

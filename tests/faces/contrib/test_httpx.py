@@ -237,7 +237,7 @@ def test_a_refusal_closes_its_key_for_the_time_the_server_requests() -> None:
             await asyncio.gather(*(client.get("http://a/") for _ in range(20)))
         times = [round(at - start, 3) for at, host in seen if host == "a"]
         assert times[0] == 0
-        # Those who waited are let go by the limiter, not all at once.
+        # The limiter releases the waiting requests one by one.
         assert times[1] == pytest.approx(30, abs=0.001)
         assert times[-1] == pytest.approx(31, abs=0.01)
 

@@ -75,7 +75,7 @@ async def test_forty_payload_searches_do_not_delay_the_overview_and_lists(app: H
         answers = await asyncio.gather(*searches)
         # Asked for after all of them, and answered before most.
         assert left >= 5
-        # Those that had to wait too long were told so.
+        # Those that had to wait too long got an error.
         assert {answer.status_code for answer in answers} <= {200, 503}
         assert answers[0].json() == {"items": [], "next": None}
 
@@ -103,7 +103,7 @@ def test_a_search_waits_for_others_a_moment_and_is_then_refused() -> None:
         assert found[1] == 3
         assert isinstance(found[2], TooManySearches)
         assert list(await asyncio.gather(*running)) == [0, 1]
-        # Whoever was cancelled or refused holds no turn.
+        # Cancelled and refused searches hold no turn.
         assert list(await asyncio.gather(start(5, 1), start(6, 1))) == [5, 6]
 
     run_virtual(main)

@@ -312,7 +312,7 @@ async def test_a_one_time_link_signs_in_once_and_its_token_leaves_the_address() 
         assert page.status_code == 401
         assert first not in page.text
         assert (await late.get("/api/session")).status_code == 401
-        # Whoever is signed in and opens it again uses nothing up.
+        # Opening it again while signed in does not use the token.
         assert (await caller.get(f"/login?token={auth.token}", headers=VISIT)).status_code == 303
         assert used == [auth.token]
         # The page takes the token as well, and the whole link.

@@ -139,7 +139,7 @@ def test_an_application_behind_a_test_client_uses_the_engine_of_the_test(its_lif
             assert client.get("/awaits/ada").json() == "ada"
             assert client.get("/blocks/bob").json() == "bob"
             assert client.get("/healthz").json() == {"status": "ok"}
-        # The application has ended, and the test goes on.
+        # The application has ended, and the test continues.
         assert shop.greet.sync.enqueue("once more").result(timeout=5) == "once more"
         running.sync.wait_until_idle(timeout=5)
     assert type(shop.app) is Headgate

@@ -115,7 +115,7 @@ def test_a_clock_that_steps_back_creates_no_budget_and_closes_no_key_longer() ->
         assert rule.take(state, NOON - back)[0] == NOON + MINUTE
     _, state = start_all(rule, 14)
     for back in (1, SECOND, MINUTE, DAY):
-        # The window that was begun goes on when the clock is back in it.
+        # The window that was begun continues when the clock is back in it.
         assert rule.take(state, NOON - back)[0] == NOON
 
 

@@ -64,7 +64,7 @@ def test_slow_counts_delay_no_reader_and_take_at_most_a_fiftieth_of_the_store() 
         await asyncio.sleep(2)
         found = await counting.read()
         assert found is not None
-        # It is told as of when it began.
+        # Its age counts from when it began.
         assert found.at == to_datetime(clock.now()) - (to_datetime(2_060_000) - to_datetime(0))
         for _ in range(98):
             assert await counting.read() is found

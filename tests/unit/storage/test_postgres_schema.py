@@ -172,7 +172,7 @@ async def test_what_is_kept_in_one_row_cannot_be_in_two(postgres_url: str, schem
 
 @pytest.mark.parametrize(
     ("table", "column"),
-    # A lane may be without since, and one that nobody has counted is empty.
+    # A lane may be without since, and one without counted jobs is empty.
     [(table, column) for table, row in ROWS.items() for column in row if (table, column) != ("lane", "since")],
 )
 async def test_what_a_row_needs_cannot_be_left_out(postgres_url: str, schema: str, table: str, column: str) -> None:

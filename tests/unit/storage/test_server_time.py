@@ -29,7 +29,7 @@ def test_server_time_is_estimated_between_two_replies_and_never_ahead_of_the_ser
     time = ServerTime(clock)
     server = clock.now() + HOUR
     assert receive(time, clock, server + 1000) == 0
-    # Read a millisecond before it was heard: by then it is later there.
+    # Read a millisecond before it was received: the server is ahead by then.
     assert time.now() == time.limit_now() == server + 1000
     clock.advance(5)
     assert time.now() == server + 1000 + 5 * SECOND
@@ -58,7 +58,7 @@ def test_a_step_of_the_clock_of_the_server_does_not_change_limit_time(clock: Man
     clock.advance(10)
     stepped = receive(time, clock, HOUR + clock.monotonic() - began + step, took=0)
     assert abs(stepped - step) <= 20_000
-    # What was known goes on; wall time follows the server.
+    # The estimate continues; wall time follows the server.
     assert time.limit_now() == HOUR + clock.monotonic() - began
     assert time.now() == HOUR + clock.monotonic() - began + step
     # Made good in the database, it fits again.
@@ -71,7 +71,7 @@ def test_a_late_reply_is_not_a_step_of_the_clock(clock: ManualClock) -> None:
     began = clock.monotonic()
     receive(time, clock, HOUR, took=0)
     clock.advance(1)
-    # Sent, read at once there, and heard half a minute later: this process was busy.
+    # Sent, read immediately by the server, and received half a minute later: this process was busy.
     server = HOUR + clock.monotonic() - began
     assert receive(time, clock, server, took=30) == 0
     assert -100_000 <= time.limit_now() - (HOUR + clock.monotonic() - began) <= 0

@@ -65,7 +65,7 @@ async def test_an_add_that_breaks_a_constraint_fails_its_caller_only(
     storage: SqliteStorage, clock: ManualClock, place: int
 ) -> None:
     adds = [[job(f"{number}.{part}", clock) for part in range(2)] for number in range(7)]
-    # An instant beyond what 64 bits hold: SQLite would keep it as a fraction, and nobody could read it again.
+    # An instant beyond 64 bits: SQLite would store it as a float, which cannot be read again.
     adds[place][1] = job("bad", clock, run_at=TOO_LATE)
     results = await asyncio.gather(*(storage.add(jobs) for jobs in adds), return_exceptions=True)
     for number, result in enumerate(results):

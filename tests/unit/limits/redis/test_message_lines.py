@@ -157,7 +157,7 @@ def test_a_message_whose_sender_died_goes_back_to_its_place(shop: Shop, time: Ti
     shop.start(place(), *"ab")
     time.now += 60 * SECOND
     assert shop.release(place(), until_sent=1) == ["c"]
-    # It is lent out, and nobody else is given it.
+    # It is reserved, and no other message gets it.
     assert shop.release(place()) == []
     # The first was published, started, and is not sent again.
     assert shop.start(place(), "c") == [True]

@@ -274,7 +274,7 @@ def test_a_shared_store_gets_one_request_for_all_waiters() -> None:
         limiter = Limiter(StrictRate("100/s", margin=0), store, clock=clock)
         assert all(await asyncio.gather(*(limiter.acquire("a") for _ in range(250))))
         assert clock.monotonic() / SECOND == near(2)
-        # Everybody, then who is left at each opening, with a little for the way there and back.
+        # All waiters, then the remaining ones at each opening, plus a little for the round trip.
         assert len(store.asked) <= 6
         assert store.asked[0] == 250
 
@@ -746,7 +746,7 @@ def test_threads_penalise_as_well_and_keys_that_have_opened_are_forgotten() -> N
     table = store.table("api", RateLimit("10/s").rule)
     assert len(table.closed.until_by_key) < 200
     assert not limiter.try_acquire("tenant-999")
-    # Declared anew, its keys are as closed as they were.
+    # Declared again, its keys are as closed as before.
     assert not Limiter(RateLimit("5/s", name="api"), store, clock=clock).sync.try_acquire("tenant-999")
     clock.advance(0.5)
     assert limiter.try_acquire("tenant-999")
