@@ -6,16 +6,51 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
 from headgate.errors import HeadgateError, NotOpen
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Leave = Callable[[], None]
 """Leaves a context that was entered on the loop, and raises what that raises."""
+
+
+class WaitingThread(Executor):
+    """Runs submitted functions in a thread that waits for a future."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._calls.put(call)
+        return future
+
+    def serve(self, awaited: Future[T]) -> T:
+        """Run what is submitted in this thread until the future is done, and return its result."""
+        awaited.add_done_callback(lambda _: self._calls.put(None))
+        while (call := self._calls.get()) is not None:
+            call()
+        return awaited.result()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Do nothing: the thread belongs to the caller."""
 
 
 class Portal:
@@ -46,10 +81,11 @@ class Portal:
         self._ended = asyncio.Event()
         self._leave_app: Leave | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], caller: WaitingThread | None = None) -> T:
         """Run it and return its result; blocks this thread. Raises HeadgateError when called on the loop itself.
 
-        An interrupt (Ctrl-C) cancels the coroutine; its requests to the store may have been executed.
+        An interrupt (Ctrl-C) cancels the coroutine; its requests to the store may have been executed. What it submits
+        to `caller` runs in this thread.
         """
         self.require_other_loop(coroutine)
         try:
@@ -59,7 +95,7 @@ class Portal:
             raise
         running = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
-            return running.result()
+            return running.result() if caller is None else caller.serve(running)
         except BaseException:
             running.cancel()
             raise
