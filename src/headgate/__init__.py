@@ -54,10 +54,12 @@ if TYPE_CHECKING:
     from headgate.schedules.calendar import Calendar
     from headgate.schedules.cron import Cron
     from headgate.schedules.every import Every
+    from headgate.tasks.attempt_context import AttemptContext
     from headgate.tasks.context import JobContext, current_job
     from headgate.tasks.flow import batch, chain
     from headgate.tasks.handle import Job, JobStatus
     from headgate.tasks.handler import Handler
+    from headgate.tasks.job_draft import JobDraft
     from headgate.tasks.resource import INJECTED
     from headgate.tasks.schedule import Schedule, ScheduleStatus
     from headgate.tasks.signals import RateLimited, Snooze
@@ -105,6 +107,9 @@ __all__ = [
     "RetryPolicy",
     "Snooze",
     "current_job",
+    # in functions around enqueues and attempts
+    "AttemptContext",
+    "JobDraft",
     # errors
     "CostExceedsLimit",
     "DeclarationError",
@@ -181,6 +186,7 @@ _PLACES = {
     "Calendar": "headgate.schedules.calendar",
     "Cron": "headgate.schedules.cron",
     "Every": "headgate.schedules.every",
+    "AttemptContext": "headgate.tasks.attempt_context",
     "JobContext": "headgate.tasks.context",
     "current_job": "headgate.tasks.context",
     "batch": "headgate.tasks.flow",
@@ -188,6 +194,7 @@ _PLACES = {
     "Job": "headgate.tasks.handle",
     "JobStatus": "headgate.tasks.handle",
     "Handler": "headgate.tasks.handler",
+    "JobDraft": "headgate.tasks.job_draft",
     "INJECTED": "headgate.tasks.resource",
     "Schedule": "headgate.tasks.schedule",
     "ScheduleStatus": "headgate.tasks.schedule",

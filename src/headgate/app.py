@@ -44,6 +44,7 @@ from headgate.tasks.declaration import TaskBody, body_of_function, body_of_handl
 from headgate.tasks.decorators import ScheduleDecorator, TaskDecorator
 from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler, mark_declared
+from headgate.tasks.hooks import AroundAttempt, AroundEnqueue, Moment
 from headgate.tasks.modules import import_modules, require_module_names, require_one_app
 from headgate.tasks.options import HandlerOptions, TaskOptions
 from headgate.tasks.portal import Leave
@@ -58,6 +59,9 @@ from headgate.version import __version__
 P = ParamSpec("P")
 R = TypeVar("R")
 H = TypeVar("H", bound=type[Handler[Any]])
+EnqueueHook = TypeVar("EnqueueHook", bound=AroundEnqueue)
+AttemptHook = TypeVar("AttemptHook", bound=AroundAttempt)
+LifecycleHookFunction = TypeVar("LifecycleHookFunction", bound=Callable[[], object])
 ResourceFunction = TypeVar("ResourceFunction", bound=Callable[..., AsyncIterator[Any] | Iterator[Any]])
 
 
@@ -246,6 +250,67 @@ class Headgate:
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             resource = declare_resource(function, scope, self._registry.resources)
             self._registry.resources[resource.kind] = resource
+            return function
+
+        return declare if function is None else declare(function)
+
+    def around_enqueue(self, function: EnqueueHook, /) -> EnqueueHook:
+        """Call this `async def function(jobs, enqueue)` around each enqueue; `await enqueue()` stores the jobs.
+
+        `jobs` is a sequence of `JobDraft`: one, or all of an `enqueue_many`, a chain or a batch. Headers and arguments
+        may be changed before `enqueue()`, which checks them. The function declared first is the outermost. What it
+        raises is raised to the caller. It is not called for the jobs that a schedule enqueues. Raises DeclarationError.
+        """
+        self._registry.hooks.add_around_enqueue(function)
+        return function
+
+    def around_attempt(self, function: AttemptHook, /) -> AttemptHook:
+        """Call this `async def function(job, run)` around each attempt; `await run()` calls the handler.
+
+        `job` is an `AttemptContext`. The function returns the result of `run()`, or another one; what it raises is the
+        error of the attempt. It runs on the event loop of the node, whatever the kind of the task. The function
+        declared first is the outermost. Raises DeclarationError.
+        """
+        self._registry.hooks.add_around_attempt(function)
+        return function
+
+    @overload
+    def on_startup(self, function: LifecycleHookFunction, /) -> LifecycleHookFunction: ...
+    @overload
+    def on_startup(
+        self, function: None = None, /, *, scope: Literal["node", "child"] = "node"
+    ) -> Callable[[LifecycleHookFunction], LifecycleHookFunction]: ...
+    def on_startup(
+        self, function: Callable[[], object] | None = None, /, *, scope: Literal["node", "child"] = "node"
+    ) -> Any:
+        """Call this function, async or plain, when a node starts, before it claims a job; plain ones in a thread.
+
+        They are called in the order of their declaration. One that raises ends the node with HeadgateError. With
+        `scope="child"` a plain function is called in each child process of `process=True` tasks, before its first job.
+        Raises DeclarationError.
+        """
+        return self._lifecycle_decorator(Moment.STARTUP, function, scope)
+
+    @overload
+    def on_shutdown(self, function: LifecycleHookFunction, /) -> LifecycleHookFunction: ...
+    @overload
+    def on_shutdown(
+        self, function: None = None, /, *, scope: Literal["node", "child"] = "node"
+    ) -> Callable[[LifecycleHookFunction], LifecycleHookFunction]: ...
+    def on_shutdown(
+        self, function: Callable[[], object] | None = None, /, *, scope: Literal["node", "child"] = "node"
+    ) -> Any:
+        """Call this function, async or plain, when a node has ended, after its last job; plain ones in a thread.
+
+        They are called in reverse order, within the rest of the grace, at least 5 s in total; in a child process within
+        2 s. If a startup function raises, those declared before it are called. One that raises is logged. A child
+        process that is killed, as by a timeout, calls none. Raises DeclarationError.
+        """
+        return self._lifecycle_decorator(Moment.SHUTDOWN, function, scope)
+
+    def _lifecycle_decorator(self, moment: Moment, function: Callable[[], object] | None, scope: str) -> Any:
+        def declare(function: Callable[[], object]) -> Callable[[], object]:
+            self._registry.hooks.add_lifecycle(moment, function, scope)
             return function
 
         return declare if function is None else declare(function)

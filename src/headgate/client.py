@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Self
 
@@ -15,14 +16,22 @@ from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.bus import EventBus
-from headgate.engine.call_groups import group_calls
+from headgate.engine.call_groups import CallGroup, group_calls
 from headgate.engine.callback_runner import CallbackRunner
+from headgate.engine.enqueue_hooks import (
+    call_around_enqueue,
+    changed_flow,
+    changed_groups,
+    drafts_of_flow,
+    drafts_of_groups,
+)
 from headgate.engine.enqueuer import Enqueuer, resolved_ids
 from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.node import Node
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.result import result_of
 from headgate.engine.result_watch import ResultWatch
+from headgate.engine.threads import in_thread
 from headgate.errors import DeclarationError, JobNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.event import QueueUnserved
@@ -36,12 +45,15 @@ from headgate.storage.store import Store
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.flow import FlowCall
 from headgate.tasks.handle import EnqueuePrediction, Job
-from headgate.tasks.portal import Portal
+from headgate.tasks.portal import Portal, WaitingThread
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import Schedule, ScheduleSpec
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import Batch, BatchStatus, batch_status
 from headgate.tasks.tracing import Tracing
+
+StoreGroups = Callable[[Task[Any, Any], Sequence[CallGroup]], Awaitable[list[Job[Any]]]]
+"""Stores calls of a task and returns their handles."""
 
 CALLBACK_DRAIN_TIMEOUT = 5.0
 """The most seconds that callbacks, and then subscribers, have to end when the app is closed."""
@@ -165,7 +177,25 @@ class Client:
     async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         """Store the calls as jobs in one commit, under the options of the task. Raises as `Task.enqueue`."""
         self.lifecycle.require()
+        return await self._enqueue(task, calls, self._store)
+
+    async def _enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]], store: StoreGroups) -> list[Job[Any]]:
+        """Call the functions of `@app.around_enqueue`, if there are any, around `store`, which stores the calls."""
         groups = group_calls(task, calls)
+        functions = self.registry.hooks.around_enqueue
+        if not functions or not groups:
+            return await store(task, groups)
+        drafts = drafts_of_groups(task, groups)
+        handles: list[Job[Any]] = []
+
+        async def store_drafts() -> list[str]:
+            handles.extend(await store(task, changed_groups(task, groups, drafts)))
+            return [job.id for job in handles]
+
+        await call_around_enqueue(functions, drafts, store_drafts)
+        return handles
+
+    async def _store(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[Job[Any]]:
         connection = task.options.get("connection")
         if connection is not None:
             jobs = await self.enqueuer.jobs_for_transaction(task, groups)
@@ -181,8 +211,14 @@ class Client:
         if connection is None:
             return self.portal.run(self.enqueue(task, calls))
         require_blocking(connection)
-        jobs = self.portal.run(self.enqueuer.jobs_for_transaction(task, group_calls(task, calls)))
-        return self._handles(jobs, run_at_once(self.enqueuer.add_in_transaction(connection, jobs)))
+        caller = WaitingThread()
+
+        async def store(task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[Job[Any]]:
+            jobs = await self.enqueuer.jobs_for_transaction(task, groups)
+            adding = self.enqueuer.add_in_transaction(connection, jobs)
+            return self._handles(jobs, await in_thread(caller, partial(copy_context().run, run_at_once, adding)))
+
+        return self.portal.run(self._enqueue(task, calls, store), caller)
 
     def _handles(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[Job[Any]]:
         return [Job(id, self) for id in resolved_ids(jobs, others)]
@@ -205,7 +241,17 @@ class Client:
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
         """Store the calls of a chain or a batch in one commit, with the id and the size of each batch."""
         self.lifecycle.require()
-        await self.enqueuer.enqueue_flow(calls, batches)
+        functions = self.registry.hooks.around_enqueue
+        if not functions or not calls:
+            await self.enqueuer.enqueue_flow(calls, batches)
+            return
+        drafts = drafts_of_flow(calls)
+
+        async def store_drafts() -> list[str]:
+            await self.enqueuer.enqueue_flow(changed_flow(calls, drafts), batches)
+            return [call.id for call in calls]
+
+        await call_around_enqueue(functions, drafts, store_drafts)
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
         """Store a schedule at run time. Raises as `Task.enqueue`, and DeclarationError."""

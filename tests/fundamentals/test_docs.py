@@ -30,6 +30,7 @@ PAGES = [
 ELSEWHERE = {
     "cli.md": "test_cli_page.py",
     "frameworks.md": "faces/contrib/test_frameworks_page.py",
+    "hooks.md": "test_hooks_page.py",
     "layout.md": "test_layout_page.py",
     "recurring.md": "test_recurring.py",
     "tasks.md": "test_tasks_page.py",

@@ -42,6 +42,10 @@ MISTAKES = [
     ('Concurrency("3")', "must be a whole number of at least 1"),
     ('Limiter("15/m")', "is not a limit; write Limiter(RateLimit('15/m'))"),
     ('await app.admin.limits.set("stripe", "30/m")', "this app declares no limit 'stripe'. It declares:"),
+    # Hooks
+    ("@app.around_enqueue\ndef tag(jobs, enqueue): ...", "'tag' must be an async def (jobs, enqueue)"),
+    ("@app.around_attempt\nasync def time(job, run) -> None: ...", "write `return await run()`, and -> Any"),
+    ("@app.on_startup\nasync def start(app): ...", "'start' gets (): missing a required argument: 'app'"),
     # Enqueueing
     (TASK + 'sync("acme")', "enqueues nothing and runs nothing; write await sync.enqueue(…)"),
     (TASK + 'sync.delay("acme")', "has no .delay(); write await sync.enqueue(…)"),

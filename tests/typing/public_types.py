@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, assert_type
 
 from headgate import (
+    AttemptContext,
     Calendar,
     Cron,
     Every,
     Headgate,
     Job,
+    JobDraft,
     JobStatus,
     RateLimit,
     Schedule,
@@ -88,6 +91,32 @@ async def schedules_are_typed_all_the_way() -> None:
     await plain.schedule("acme", Every(minutes=5)).enqueue()  # type: ignore[call-arg]
     plain.schedule("acme", "0 6 * * *")  # type: ignore[arg-type]
     plain.schedule("acme", Every(minutes=5), misfire="twice")  # type: ignore[arg-type]
+
+
+@app.around_enqueue
+async def tag(jobs: Sequence[JobDraft], enqueue: Callable[[], Awaitable[None]]) -> None:
+    assert_type(jobs[0].headers, dict[str, str])
+    assert_type(jobs[0].id, str | None)
+    await enqueue()
+
+
+@app.around_attempt
+async def measure(job: AttemptContext, run: Callable[[], Awaitable[Any]]) -> Any:
+    assert_type(job.arguments, dict[str, Any])
+    assert_type(job.headers, dict[str, str])
+    return await run()
+
+
+@app.on_shutdown
+@app.on_startup(scope="child")
+def start() -> None: ...
+
+
+def hooks_are_typed() -> None:
+    assert_type(start(), None)
+    app.around_attempt(start)  # type: ignore[type-var]
+    app.on_startup(measure)  # type: ignore[type-var]
+    app.on_startup(scope="process")  # type: ignore[call-overload]
 
 
 async def handles_of_different_tasks_go_into_one_list() -> None:

@@ -167,11 +167,15 @@ class CallbackRunner:
             CallbackFailed(at=self._clock.now(), job_id=job.id, task=task.name, callback=kind.value, error=error)
         )
 
-    async def close(self, seconds: float) -> None:
-        """Wait at most `seconds` for running callbacks, then cancel the rest."""
+    async def drain(self, seconds: float) -> None:
+        """Wait at most `seconds` for running callbacks."""
         if self._runs:
             self._is_empty.clear()
             await wait_for_event(self._clock, self._is_empty, seconds)
+
+    async def close(self, seconds: float) -> None:
+        """Wait at most `seconds` for running callbacks, then cancel the rest."""
+        await self.drain(seconds)
         left = list(self._runs)
         for run in left:
             run.cancel()

@@ -13,7 +13,9 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections import deque
+from collections.abc import Callable, Sequence
 from multiprocessing import spawn
 from typing import IO, Any, cast
 
@@ -22,6 +24,7 @@ from headgate.engine.child_messages import (
     Answer,
     ArgumentsRejected,
     AttemptRequest,
+    ChildHook,
     ChildMessage,
     ChildSetup,
     CostSettled,
@@ -36,6 +39,7 @@ from headgate.engine.child_messages import (
     ResultNotStorable,
     ReturnedValue,
     SnoozeRequested,
+    StartupFailed,
     decode_request,
     decode_setup,
     encode,
@@ -47,6 +51,7 @@ from headgate.jobs.report import kept_level, kept_line, kept_message, kept_name
 from headgate.tasks import signals
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.context import JobContext, JobLogCapture, enter
+from headgate.tasks.hooks import Moment
 from headgate.tasks.payload import PayloadType
 from headgate.tasks.process_body import find_function
 from headgate.tasks.task import Task
@@ -89,14 +94,41 @@ class _Child:
         except BaseException as error:
             self._send(ImportFailed(describe_error(error)))
             return
-        self._is_busy = False
-        self._send(Ready())
-        while (line := self._requests.get()) is not None:
-            request = decode_request(line)
-            answer = self._answer(request)
-            # Set before the answer is sent: the next request may follow at once.
+        with contextlib.ExitStack() as shutdown:
+            if not self._start_up(setup.hooks, shutdown):
+                return
             self._is_busy = False
-            self._send(answer, request.job)
+            self._send(Ready())
+            while (line := self._requests.get()) is not None:
+                request = decode_request(line)
+                answer = self._answer(request)
+                # Set before the answer is sent: the next request may follow at once.
+                self._is_busy = False
+                self._send(answer, request.job)
+
+    def _start_up(self, hooks: Sequence[ChildHook], shutdown: contextlib.ExitStack) -> bool:
+        """Call the startup functions; return False if one failed. `shutdown` calls the shutdown functions."""
+        for hook in hooks:
+            try:
+                self._functions.load(hook.module)
+                function = find_function(hook.module, hook.function)
+                if hook.moment is Moment.SHUTDOWN:
+                    shutdown.callback(self._shut_down, function)
+                else:
+                    function()
+            except BaseException as error:
+                self._send(StartupFailed(hook.function, describe_error(error)))
+                return False
+        return True
+
+    def _shut_down(self, function: Callable[[], object]) -> None:
+        if self.is_fork:
+            return
+        try:
+            function()
+        except BaseException:
+            # There is no job or node to report it to.
+            traceback.print_exc()
 
     def become_fork(self) -> None:
         """Mark this process as a fork made by a function: it sends and receives nothing."""

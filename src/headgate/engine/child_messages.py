@@ -5,15 +5,25 @@ from __future__ import annotations
 import msgspec
 
 from headgate.jobs.job import ClaimedJob, JobError
+from headgate.tasks.hooks import Moment
+
+
+class ChildHook(msgspec.Struct, frozen=True):
+    """A function that a child calls at its start or at its end."""
+
+    moment: Moment
+    module: str
+    function: str
 
 
 class ChildSetup(msgspec.Struct, frozen=True):
-    """What a child needs to imitate its parent: arguments and main module; and the module of the first task."""
+    """What a child needs to imitate its parent: arguments and main module; the module of the first task; its hooks."""
 
     arguments: list[str]
     main_name: str | None
     main_path: str | None
     module: str
+    hooks: tuple[ChildHook, ...] = ()
 
 
 class AttemptRequest(msgspec.Struct, frozen=True):
@@ -35,6 +45,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class ImportFailed(msgspec.Struct, frozen=True, tag=True):
     """The child could not import the module; it ends."""
 
+    error: JobError
+
+
+class StartupFailed(msgspec.Struct, frozen=True, tag=True):
+    """A startup function of the child raised; it ends."""
+
+    function: str
     error: JobError
 
 
@@ -111,7 +128,7 @@ Answer = ReturnedValue | Raised | ResultNotStorable | ArgumentsRejected | Snooze
 Update = CostSettled | Progressed | Logged
 """What a function sends while it runs."""
 
-MessageBody = Ready | ImportFailed | Update | Answer
+MessageBody = Ready | ImportFailed | StartupFailed | Update | Answer
 
 
 class ChildMessage(msgspec.Struct, frozen=True):

@@ -10,12 +10,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from headgate.engine.child_messages import (
     Answer,
     AttemptRequest,
+    ChildHook,
     ChildMessage,
     ChildSetup,
     CostSettled,
@@ -23,22 +24,24 @@ from headgate.engine.child_messages import (
     Logged,
     Progressed,
     Ready,
+    StartupFailed,
     Update,
     decode_message,
     encode,
 )
 from headgate.errors import ProcessDied
+from headgate.tasks.hooks import LifecycleHook
 
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from headgate.engine.child import main; main({})"
 
 CHILD_EXIT_TIMEOUT = 2.0
-"""Seconds that idle children have to end on their own when the node ends."""
+"""Seconds that idle children have to call their shutdown functions and end when the node ends."""
 
 
 class Child:
     """One process in its own process group. All methods but `kill` block, so they are called in threads."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, hooks: tuple[ChildHook, ...]) -> None:
         here, there = socket.socketpair()
         try:
             with there:
@@ -54,19 +57,24 @@ class Child:
         self._socket = here
         self._file = here.makefile("rwb")
         self._module = module
+        self._hooks = hooks
         self._is_ready = False
 
     def make_ready(self) -> None:
-        """Return when it can take requests. Raises ProcessDied if it cannot import the module."""
+        """Return when it can take requests. Raises ProcessDied if the import or a startup function of it fails."""
         if self._is_ready:
             return
-        self._write(encode(_setup(self._module)))
+        self._write(encode(_setup(self._module, self._hooks)))
         match self._receive().body:
             case Ready():
                 self._is_ready = True
             case ImportFailed(error):
                 raise ProcessDied(
                     f"a child process could not import module {self._module!r}: {error.type}: {error.message}"
+                )
+            case StartupFailed(function, error):
+                raise ProcessDied(
+                    f"startup function {function!r} raised in a child process: {error.type}: {error.message}"
                 )
             case other:
                 raise ProcessDied(f"a child process sent {type(other).__name__} before any request")
@@ -83,7 +91,7 @@ class Child:
                     # A thread that outlived its function may still send updates of an attempt that has ended.
                     if is_about_it:
                         on_update(update)
-                case Ready() | ImportFailed() as body:
+                case Ready() | ImportFailed() | StartupFailed() as body:
                     raise ProcessDied(f"a child process answered a request with {type(body).__name__}")
                 case answer:
                     if not is_about_it:
@@ -103,10 +111,14 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def end(self, timeout: float) -> None:
-        """Close the connection and wait until the process ends; kill it after `timeout` seconds."""
+    def hang_up(self) -> None:
+        """Close the connection, so that an idle child calls its shutdown functions and ends."""
         self._file.close()
         self._socket.close()
+
+    def end(self, timeout: float) -> None:
+        """Hang up and wait until the process ends; kill it after `timeout` seconds."""
+        self.hang_up()
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -209,7 +221,10 @@ class ChildCall:
 class Children:
     """The child processes of one node: as many as process tasks have run at once, one attempt at a time each."""
 
-    def __init__(self) -> None:
+    def __init__(self, hooks: Iterable[LifecycleHook] = ()) -> None:
+        self._hooks = tuple(
+            ChildHook(hook.moment, hook.function.__module__, hook.function.__qualname__) for hook in hooks
+        )
         self._idle: list[Child] = []
         self._busy: set[Child] = set()
         self._lock = threading.Lock()
@@ -221,7 +236,7 @@ class Children:
 
     def take(self, module: str) -> Child:
         """Return an idle child that is alive, or a new one."""
-        child = self._idle_child() or Child(module)
+        child = self._idle_child() or Child(module, self._hooks)
         with self._lock:
             self._busy.add(child)
             if self._is_closed:
@@ -261,6 +276,9 @@ class Children:
         with self._lock:
             idle, self._idle = self._idle, []
             killed = list(self._busy)
+        # They end at the same time, and not one after the other.
+        for child in idle:
+            child.hang_up()
         for child in idle:
             child.end(CHILD_EXIT_TIMEOUT)
         for child in killed:
@@ -277,7 +295,7 @@ class Children:
             return {"busy": len(self._busy), "idle": len(self._idle)}
 
 
-def _setup(module: str) -> ChildSetup:
+def _setup(module: str, hooks: tuple[ChildHook, ...]) -> ChildSetup:
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", None)
     path = getattr(main, "__file__", None)
@@ -286,6 +304,7 @@ def _setup(module: str) -> ChildSetup:
         main_name=name,
         main_path=None if path is None else str(Path(path).absolute()),
         module=module,
+        hooks=hooks,
     )
 
 

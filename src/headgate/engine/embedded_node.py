@@ -7,13 +7,15 @@ from types import TracebackType
 from typing import Self
 
 from headgate.engine.node import Node
+from headgate.shielding import shield_until_done
 
 
 class EmbeddedNode:
     """Runs a node for as long as an `async with` block lasts.
 
     When the node crashes, the block is cancelled and raises the error of the node, as the block of a TaskGroup does: a
-    program that continued without its worker would collect jobs that no node runs.
+    program that continued without its worker would collect jobs that no node runs. The block begins after the startup
+    functions.
     """
 
     def __init__(self, node: Node) -> None:
@@ -26,8 +28,24 @@ class EmbeddedNode:
     async def __aenter__(self) -> Self:
         self._block = asyncio.current_task()
         self._running = asyncio.get_running_loop().create_task(self._node.run(), name="headgate-node")
+        if self._node.hooks.exist:
+            await self._wait_for_start(self._running)
         self._running.add_done_callback(self._note_end)
         return self
+
+    async def _wait_for_start(self, running: asyncio.Task[None]) -> None:
+        """Return when the startup functions have returned. Raises what the node raises."""
+        started = asyncio.ensure_future(self._node.hooks.has_started.wait())
+        try:
+            await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._node.abort()
+            await shield_until_done(running)
+            raise
+        finally:
+            started.cancel()
+        if running.done():
+            running.result()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

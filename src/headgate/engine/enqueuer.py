@@ -165,7 +165,7 @@ class Enqueuer:
         # An impossible key or cost is raised here, and not later on a node.
         self._registry.gate(task, queue).ask(arguments, headers, partial(self._skip, task.name))
         fields = {name: value for name, value in task.template.fields.items() if name in _SCHEDULED}
-        return ScheduledCall(queue=queue, payload=payload, **fields)
+        return ScheduledCall(queue=queue, payload=payload, headers=task.template.headers, **fields)
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> None:
         """Store a schedule at run time. Raises DeclarationError for options of one job and for a custom trigger."""
@@ -218,7 +218,7 @@ class Enqueuer:
 
     def _new_jobs(self, task: Task[Any, Any], group: CallGroup, queue: str) -> list[NewJob]:
         now = self._storage.now()
-        fields, delay, at = group.template
+        fields, shared_headers, delay, at = group.template
         requested_at = at if delay is None else now + delay
         delayed = requested_at is not None and requested_at > now
         run_at = requested_at if delayed and requested_at is not None else now
@@ -226,11 +226,12 @@ class Enqueuer:
         gate = self._registry.gate(task, queue, instead_of)
         gate_name = self._registry.gate_name(task.name, queue, instead_of)
         encode, on_skip = task.payload.encode, partial(self._skip, task.name)
-        new_id, headers = self._ids.next, fields["headers"] or {}
+        new_id = self._ids.next
         jobs: list[NewJob] = []
         for call in group.calls:
             payload, arguments = encode(call.args, call.kwargs)
-            draws, costs, terms = gate.ask(arguments, headers, on_skip) if gate.limits else UNGATED
+            headers = shared_headers if call.headers is None else call.headers or None
+            draws, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
             jobs.append(
                 NewJob(
                     id=new_id(now),
@@ -245,6 +246,7 @@ class Enqueuer:
                     variant="" if terms is None else terms.variant(),
                     give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
                     gate=gate_name,
+                    headers=headers,
                     **fields,
                 )
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from headgate.arguments import LONGEST
 from headgate.clock import FARTHEST, SECOND, Clock, Timer
 from headgate.engine import child_messages
+from headgate.engine.around import call_around
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import ChildCall, Children
@@ -36,9 +37,11 @@ from headgate.jobs.outcome import (
     Unreadable,
 )
 from headgate.jobs.retry import RetryPolicy
+from headgate.tasks.attempt_context import AttemptContext, read_arguments
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.context import JobContext, enter, set_cancelled
 from headgate.tasks.executor_kind import Executor
+from headgate.tasks.hooks import AroundAttempt
 from headgate.tasks.job_log import Reports
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Task
@@ -73,6 +76,7 @@ class AttemptDependencies:
     reports: Reports
     may_start: Callable[[RunningAttempt], bool]
     on_linger: Callable[[RunningAttempt], None]
+    around: Sequence[AroundAttempt] = ()
     tracing: Tracing | None = None
 
 
@@ -82,6 +86,7 @@ class RunningAttempt:
     __slots__ = (
         "_asyncio_task",
         "_causes",
+        "_child_failure",
         "_context",
         "_dependencies",
         "cause",
@@ -106,7 +111,7 @@ class RunningAttempt:
         # Whether the handler was called; before that the attempt has cost the called API nothing.
         self.is_called = False
         self.started_at = 0
-        # The instance of a task that is a class. Result and error are kept only for tasks with callbacks.
+        # The instance of a task that is a class. Result and error are kept only for callbacks and hooks.
         self.handler: Any = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -116,6 +121,8 @@ class RunningAttempt:
         self._causes: tuple[CancelledBy, ...] = ()
         self._asyncio_task: asyncio.Task[Outcome] | None = None
         self._context: JobContext | None = None
+        # What the failure of a child process is recorded as, if the hooks do not change it.
+        self._child_failure: Outcome | None = None
         # The thread or child that runs the handler. It may outlive the attempt: a thread cannot be stopped.
         self.thread: asyncio.Future[Any] | None = None
         # The timer that reports it as lingering; set by its cancellation.
@@ -125,8 +132,15 @@ class RunningAttempt:
     def context(self) -> JobContext:
         """The context of the job for its handler and callbacks."""
         if self._context is None:
-            self._context = JobContext(self.job, self.task.gate.names, self.charge, self._dependencies.reports)
+            self._context = self._new_context()
         return self._context
+
+    def _new_context(self) -> JobContext:
+        return JobContext(self.job, self.task.gate.names, self.charge, self._dependencies.reports)
+
+    def _new_attempt_context(self, arguments: list[Any], named: dict[str, Any]) -> AttemptContext:
+        by_name = self.task.payload.by_name(arguments, named)
+        return AttemptContext(self.job, self.task.gate.names, self.charge, self._dependencies.reports, by_name)
 
     @property
     def timeout(self) -> float | None:
@@ -203,12 +217,13 @@ class RunningAttempt:
         named: dict[str, Any] = {}
         if self.job.unreadable is not None:
             return self._unreadable(PayloadError(f"the stored job cannot be read: {self.job.unreadable}"))
-        if not in_child:
+        around = self._dependencies.around
+        if not in_child or around:
             try:
                 arguments, named = task.payload.decode(self.job.payload)
             except PayloadError as error:
                 return self._unreadable(error)
-        self._context = JobContext(self.job, task.gate.names, self.charge, self._dependencies.reports)
+        self._context = self._new_context() if not around else self._new_attempt_context(arguments, named)
         enter(self._context, with_thread=not task.is_async)
         timer = None
         timeout = self.timeout
@@ -218,6 +233,8 @@ class RunningAttempt:
                 clock.monotonic() + round(timeout * SECOND), partial(self.cancel, CancelledBy.TIMEOUT)
             )
         try:
+            if around:
+                return await self._with_hooks(around, arguments, named)
             if in_child:
                 return await self._in_child()
             if task.needs:
@@ -232,12 +249,7 @@ class RunningAttempt:
                 result = await self._function()(*arguments, **named)
             else:
                 result = await self._shielded(self._in_thread(arguments, named))
-            if task.callbacks.exist:
-                self.result = result
-            try:
-                return Succeeded(task.payload.encode_result(result))
-            except PayloadError as error:
-                return self._unstorable(error)
+            return self._succeeded(result)
         except Snooze as snooze:
             return Cancelled() if self.cause is CancelledBy.USER else Snoozed(min(snooze.delay, FARTHEST))
         except RateLimited as refusal:
@@ -256,6 +268,84 @@ class RunningAttempt:
         finally:
             if timer is not None:
                 timer.cancel()
+
+    async def _with_hooks(
+        self, around: Sequence[AroundAttempt], arguments: list[Any], named: dict[str, Any]
+    ) -> Outcome:
+        """Call the hooks around the handler; what the outermost returns or raises counts.
+
+        A cancellation, a timeout, or a start that is too late counts whatever they do.
+        """
+        context = self._context
+        assert isinstance(context, AttemptContext)
+        ended: Outcome | None = None
+
+        async def run() -> Any:
+            nonlocal ended
+            try:
+                return await self._call_handler(context, arguments, named)
+            except _TooLate:
+                ended = Interrupted()
+                raise
+            except (Snooze, RateLimited):
+                raise
+            except BaseException as error:
+                if self.cause is None:
+                    raise
+                ended = self._outcome_when_cancelled(error)
+                if self.cause is CancelledBy.TIMEOUT and self.error is not None:
+                    # As `asyncio.timeout` does: for hooks it is an error like others.
+                    raise self.error from error
+                raise
+
+        try:
+            result = await call_around(around, context, run)
+        except BaseException as error:
+            if ended is not None:
+                return ended
+            if self._child_failure is not None and error is self.error:
+                # It has the traceback of the child.
+                return self._child_failure
+            raise
+        return self._succeeded(result) if ended is None else ended
+
+    async def _call_handler(self, context: AttemptContext, arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Call the handler, with the arguments and headers as the hooks have left them, and return its result."""
+        task, job = self.task, self.job
+        changed = read_arguments(context)
+        if changed is not None:
+            arguments, named = task.payload.as_call(changed)
+            payload, _ = task.payload.encode(tuple(arguments), named)
+            arguments, named = task.payload.decode(payload)
+            job = replace(job, payload=payload)
+        if task.executor is Executor.PROCESS:
+            return self._result_of_child(await self._in_child(replace(job, headers=context.headers or None)))
+        if task.needs:
+            await self._with_resources(arguments, named)
+            return self.result
+        if not self._prepare_start():
+            raise _TooLate
+        if task.is_async:
+            return await self._function()(*arguments, **named)
+        return await self._shielded(self._in_thread(arguments, named))
+
+    def _result_of_child(self, outcome: Outcome) -> Any:
+        """Return or raise for the hooks what the function in the child returned or raised."""
+        match outcome:
+            case Succeeded():
+                return self.result
+            case Snoozed(delay):
+                raise Snooze(delay / SECOND)
+            case CalleeRateLimited(retry_after):
+                raise RateLimited(retry_after=retry_after / SECOND)
+            case Failed() | Unreadable():
+                assert self.error is not None
+                self._child_failure = outcome
+                raise self.error
+            case Interrupted() | Cancelled():
+                raise _TooLate
+            case _:
+                assert_never(outcome)
 
     def _prepare_start(self) -> bool:
         """Do the last step before the handler is called; return False if it is too late for the limits."""
@@ -322,10 +412,11 @@ class RunningAttempt:
             raise failure
         return encoded
 
-    async def _in_child(self) -> Outcome:
-        task = self.task
+    async def _in_child(self, job: ClaimedJob | None = None) -> Outcome:
+        """Run the attempt in a child process; `job` is the job with changed arguments or headers."""
+        task, job = self.task, job or self.job
         try:
-            job = replace(self.job, payload=task.payload.reencode(self.job.payload))
+            job = replace(job, payload=task.payload.reencode(job.payload))
             if self._dependencies.tracing is not None:
                 job = replace(job, headers=self._dependencies.tracing.carried(job.headers))
         except PayloadError as error:
@@ -384,7 +475,7 @@ class RunningAttempt:
     def _outcome_of_answer(self, answer: child_messages.Answer) -> Outcome:
         match answer:
             case child_messages.ReturnedValue(result):
-                if self.task.callbacks.exist:
+                if self._is_kept:
                     self.result = self.task.payload.decode_result(result)
                 return Succeeded(result)
             case child_messages.Raised(error, kind):
@@ -404,8 +495,16 @@ class RunningAttempt:
             case _:
                 assert_never(answer)
 
-    def _encoded(self, result: Any) -> str:
+    def _succeeded(self, result: Any) -> Succeeded | Failed:
         if self.task.callbacks.exist:
+            self.result = result
+        try:
+            return Succeeded(self.task.payload.encode_result(result))
+        except PayloadError as error:
+            return self._unstorable(error)
+
+    def _encoded(self, result: Any) -> str:
+        if self._is_kept:
             self.result = result
         try:
             return self.task.payload.encode_result(result)
@@ -432,9 +531,14 @@ class RunningAttempt:
         return Failed(truncated_error(error), retryable=False)
 
     def _keep_error(self, error: BaseException) -> None:
-        """Keep the error for the callbacks; without callbacks its frames are freed."""
-        if self.task.callbacks.exist:
+        """Keep the error for callbacks and hooks; without them its frames are freed."""
+        if self._is_kept:
             self.error = error
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the result and the error are kept."""
+        return self.task.callbacks.exist or bool(self._dependencies.around)
 
 
 async def _return_base_exceptions(using: Coroutine[Any, Any, str]) -> str | BaseException:
@@ -445,8 +549,8 @@ async def _return_base_exceptions(using: Coroutine[Any, Any, str]) -> str | Base
         return error
 
 
-class _TooLate(Exception):
-    """The limits of the job no longer allow it to start now."""
+class _TooLate(BaseException):
+    """The limits of the job no longer allow it to start now. For hooks it is no error, so it is not an Exception."""
 
 
 class _Unstorable(Exception):

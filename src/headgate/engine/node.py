@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from headgate.clock import SECOND, Clock
+from headgate.clock import SECOND, Clock, microseconds
 from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.callback_runner import CallbackRunner
@@ -29,6 +29,7 @@ from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.lease_keeper import LeaseKeeper
 from headgate.engine.membership import Membership
+from headgate.engine.node_hooks import NodeHooks
 from headgate.engine.node_watch import NodeWatch
 from headgate.engine.outcome_recorder import OutcomeRecorder
 from headgate.engine.own_lease import OwnLease
@@ -47,6 +48,7 @@ from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.storage.fetched import FetchedStarts
 from headgate.storage.store import Store
 from headgate.tasks.context import JobLogCapture
+from headgate.tasks.hooks import HookScope, LifecycleHook
 from headgate.tasks.registry import Registry
 from headgate.tasks.tracing import Tracing
 
@@ -107,6 +109,9 @@ class Node:
         self._history_writer = history_writer
         self._stopping = asyncio.Event()
         self._aborting = asyncio.Event()
+        self._grace_ends_at: int | None = None
+        self._callback_runner = callback_runner
+        self.hooks = NodeHooks(self._hooks_to_call(registry), clock=clock, bus=bus, pool=pool)
         self._wakeup = ClaimWakeup()
         self._membership = Membership(
             storage,
@@ -246,6 +251,10 @@ class Node:
                 bus=bus,
             )
 
+    def _hooks_to_call(self, registry: Registry) -> list[LifecycleHook]:
+        """Return the functions for the start and the end of this node."""
+        return [hook for hook in registry.hooks.lifecycle if hook.scope is HookScope.NODE]
+
     @property
     def id(self) -> str:
         """The id of the node in the store; a new one after the node was declared dead."""
@@ -255,6 +264,8 @@ class Node:
 
     def stop(self) -> None:
         """Claim no more jobs, let running ones finish within the grace, then return the rest and end."""
+        if not self._stopping.is_set():
+            self._grace_ends_at = self._clock.monotonic() + microseconds(self._settings.grace)
         self._stopping.set()
         self._wakeup.wake()
 
@@ -264,13 +275,24 @@ class Node:
         self._aborting.set()
 
     async def run(self) -> None:
-        """Work until stopped. A crash of any service ends the node: it is published and raised."""
+        """Work until stopped. A crash of any service ends the node: it is published and raised.
+
+        Raises HeadgateError if a startup function raises.
+        """
+        try:
+            await self._run()
+        finally:
+            await self._shut_down()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         unwatch = self._storage.watch(self._wakeup.wake, endings=False)
         guard_tasks(loop)
         if self._settings.log_lines:
             self._capture.start()
         try:
+            if not await self.hooks.start(self._stopping):
+                return
             self.lease.guard()
             await self.lease.join()
             self._bus.publish(self._started())
@@ -342,6 +364,13 @@ class Node:
         else:
             returned = self._outcomes.handed_back + len(recovered.returned)
             self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=returned))
+
+    async def _shut_down(self) -> None:
+        if self.hooks.must_shut_down:
+            # The callbacks of the last jobs may use what a shutdown function closes.
+            await self._callback_runner.drain(self._timeout(5.0))
+        left = 0 if self._grace_ends_at is None else self._grace_ends_at - self._clock.monotonic()
+        await self.hooks.end(self._timeout(max(5.0, left / SECOND)))
 
     def _timeout(self, seconds: float) -> float:
         """Return the timeout of a step of the shutdown: `seconds`, or 1 after `abort`."""

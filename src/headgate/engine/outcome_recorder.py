@@ -53,6 +53,8 @@ class OutcomeRecorder:
     def record(self, attempt: RunningAttempt, outcome: Outcome) -> None:
         """Record the outcome of an attempt; the charge of a start that never happened or was refused is refunded."""
         job, charge, now = attempt.job, attempt.charge, self._storage.now()
+        if charge is not None and (not attempt.is_called or isinstance(outcome, CalleeRateLimited)):
+            charge.refund()
         # The fast path: most attempts succeed, and then there is nothing to decide.
         ending = succeeded(job, outcome) if isinstance(outcome, Succeeded) else self._ending_of(attempt, outcome, now)
         if charge is not None:
@@ -71,9 +73,7 @@ class OutcomeRecorder:
         self._recorder.end(job, ending, self._storage.now())
 
     def _ending_of(self, attempt: RunningAttempt, outcome: Outcome, now: int) -> Ending:
-        job, charge = attempt.job, attempt.charge
-        if charge is not None and (isinstance(outcome, CalleeRateLimited) or not attempt.is_called):
-            charge.refund()
+        job = attempt.job
         ending = self._decide(job, outcome, attempt.retry, now)
         self.handed_back += isinstance(outcome, Interrupted)
         if isinstance(outcome, CalleeRateLimited):

@@ -26,6 +26,7 @@ from headgate.jobs.event import AttemptLingers, JobStarted
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.outcome import Outcome
 from headgate.storage.store import Store
+from headgate.tasks.hooks import HookScope
 from headgate.tasks.registry import Registry
 from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
@@ -72,7 +73,7 @@ class RunningAttempts:
         self._bus = bus
         self._make_attempt = make_attempt
         self._on_concluded = on_concluded
-        self._children = Children()
+        self._children = Children([hook for hook in registry.hooks.lifecycle if hook.scope is HookScope.CHILD])
         self._resources = ResourcePool(clock, bus)
         self._dependencies = AttemptDependencies(
             clock,
@@ -83,6 +84,7 @@ class RunningAttempts:
             reporter,
             self._may_start,
             self._note_lingering,
+            registry.hooks.around_attempt,
             tracing,
         )
         self._running: dict[str, RunningAttempt] = {}

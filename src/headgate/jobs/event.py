@@ -259,6 +259,13 @@ class ResourceFailed(Event, frozen=True):
     error: str
 
 
+class ShutdownFailed(Event, frozen=True):
+    """A function of `@app.on_shutdown` raised, or took too long and was cancelled."""
+
+    function: str
+    error: str
+
+
 class TaskUnknown(Event, frozen=True):
     """Stored jobs name a task that this node does not declare; they stay waiting. Published once per task.
 

@@ -45,6 +45,7 @@ from headgate.jobs.event import (
     ScheduleRenamed,
     ScheduleSuperseded,
     ScheduleTooFast,
+    ShutdownFailed,
     StorageFailed,
     TaskUnknown,
 )
@@ -122,6 +123,7 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         AttemptLingers,
         CallbackFailed,
         ResourceFailed,
+        ShutdownFailed,
         TaskUnknown,
         QueueUnserved,
         NodeStarted,
@@ -265,6 +267,8 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             return logging.ERROR, f"{event.callback} of {event.task} failed on job {event.job_id}: {event.error}"
         case ResourceFailed():
             return logging.ERROR, f"resource {event.resource} raised when it was closed: {event.error}"
+        case ShutdownFailed():
+            return logging.ERROR, f"shutdown function {event.function} failed: {event.error}"
         case TaskUnknown():
             return (
                 logging.ERROR,

@@ -49,7 +49,7 @@ class Callbacks:
         """Add a callback. Raises DeclarationError if it cannot be called with the event's arguments."""
         if not callable(callback) or hasattr(callback, "enqueue"):
             raise DeclarationError(f"@{event} of {where} needs a function, not {callback!r}")
-        misfit = _call_error(callback, TAKES[event])
+        misfit = call_error(callback, TAKES[event])
         if misfit is not None:
             raise DeclarationError(f"@{event} of {where} gets {_EXPECTED[event]}: {misfit}")
         self._functions.setdefault(event, []).append(callback)
@@ -71,7 +71,7 @@ _EXPECTED = {
 }
 
 
-def _call_error(callback: AnyCallback, count: int) -> str | None:
+def call_error(callback: AnyCallback, count: int) -> str | None:
     """Return why it cannot be called with that many arguments; None if it can, or if that is unknown."""
     try:
         inspect.signature(callback).bind(*range(count))

@@ -132,10 +132,12 @@ NO_OPTIONS: EnqueueOptions = {}
 class JobTemplate(NamedTuple):
     """The stored fields that are the same for all jobs of a task and its options.
 
-    `fields` are those of a `NewJob`. `delay` and `at` are in microseconds, and at most one of them is set.
+    `fields` are those of a `NewJob`, without its `headers`. `delay` and `at` are in microseconds, and at most one of
+    them is set.
     """
 
     fields: Mapping[str, Any]
+    headers: dict[str, str] | None = None
     delay: int | None = None
     at: int | None = None
 
@@ -189,18 +191,18 @@ def job_template(task: Task[Any, Any], options: EnqueueOptions) -> JobTemplate:
     if priority is not None:
         require_priority(priority, where)
     if headers:
-        _require_headers(headers, where)
+        require_headers(headers, where)
     return JobTemplate(
         {
             "task": task.name,
             "priority": task.priority if priority is None else priority,
             "expires_at": None if expires_at is None else parse_instant(expires_at, "expires_at", where),
-            "headers": dict(headers) if headers else None,
             "options": _job_options(options, where),
             "audit": task.audit if audit is None else audit_level(audit, where),
             "unique_key": options.get("unique_key"),
             "on_conflict": options.get("on_conflict") or "keep",
         },
+        dict(headers) if headers else None,
         None if delay is None else parse_duration(delay, "delay", where),
         None if at is None else parse_instant(at, "at", where),
     )
@@ -239,7 +241,8 @@ def checked_timeout(timeout: Duration, where: str) -> float:
     return parse_seconds(timeout, "timeout", where, allow_zero=False)
 
 
-def _require_headers(headers: Mapping[str, str], where: str) -> None:
+def require_headers(headers: Mapping[str, str], where: str) -> None:
+    """Raise DeclarationError unless they are text of an allowed size."""
     size = 0
     for key, value in headers.items():
         if not isinstance(key, str) or not isinstance(value, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
@@ -103,7 +103,7 @@ class PayloadType:
 
         Raises TypeError for arguments that do not fit the signature, PayloadError for values without a JSON form.
         """
-        given = self._bind(args, kwargs)
+        given = self.bind(args, kwargs)
         try:
             payload = to_json(given)
         except Exception as error:  # the code of a model or a class can raise anything
@@ -156,10 +156,17 @@ class PayloadType:
         for name in self._defaults:
             if values[name] is _ABSENT:
                 del values[name]
-        if not self._positional_only:
-            return [], values
-        positional = [values.pop(name) for name in self._positional_only if name in values]
-        return positional, values
+        return self.as_call(values) if self._positional_only else ([], values)
+
+    def as_call(self, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return arguments by name as a call, positional and named; checks nothing."""
+        named = dict(arguments)
+        positional = [named.pop(name) for name in self._positional_only if name in named]
+        return positional, named
+
+    def by_name(self, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a call of `decode` or `as_call` as arguments by name."""
+        return {**dict(zip(self._positional_only, positional, strict=False)), **named}
 
     def _upgraded(self, payload: str, misfit: Exception) -> Any:
         """Return the arguments that the task's own upgrade makes of a payload that does not fit."""
@@ -190,7 +197,7 @@ class PayloadType:
     def arguments(self, payload: str) -> dict[str, Any]:
         """Return a stored call's arguments by name, with defaults. Raises PayloadError if it no longer fits."""
         positional, named = self.decode(payload)
-        return {**self._defaults, **dict(zip(self._positional_only, positional, strict=False)), **named}
+        return {**self._defaults, **self.by_name(positional, named)}
 
     def encode_result(self, result: Any) -> str:
         """Return a handler's result as JSON. Raises PayloadError if it has none, is too large or of the wrong type."""
@@ -224,7 +231,8 @@ class PayloadType:
         except Exception as error:  # the code of a model or a class can raise anything
             raise PayloadError(f"what {self._where} returned does not fit its annotation: {_message(error)}") from None
 
-    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name, without defaults. Raises TypeError if they do not fit."""
         if len(args) > len(self._positional):
             raise TypeError(f"{self._where} takes {_arguments(len(self._positional))} but {len(args)} were given")
         given = dict(zip(self._positional, args))  # noqa: B905  # `strict=` costs a tenth of an encoding

@@ -18,7 +18,7 @@ def require_importable(function: Callable[..., Any], where: str) -> None:
             f"{where}: process=True is for a plain def that computes; an async def waits, so leave it out"
         )
     if not inspect.isfunction(function):
-        raise DeclarationError(f"{where}: process=True needs a plain function, not {function!r}")
+        raise DeclarationError(f"{where}: a child process needs a plain function, not {function!r}")
     name = function.__qualname__
     if not all(part.isidentifier() for part in name.split(".")):
         # `<locals>` or `<lambda>`

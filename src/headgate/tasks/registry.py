@@ -15,6 +15,7 @@ from headgate.limits.fair import PREFIX
 from headgate.limits.limit import AnyRule, Limit, require_limit_name
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.gate import BoundLimit, Gate
+from headgate.tasks.hooks import Hooks
 from headgate.tasks.interactive import is_interactive
 from headgate.tasks.name import require_name
 from headgate.tasks.queue import DEFAULT_QUEUE, Queue
@@ -36,7 +37,7 @@ def intended_queue(gate_name: str) -> str | None:
 
 
 class Registry:
-    """Tasks, schedules, limits and queues by name, and resources by type.
+    """Tasks, schedules, limits and queues by name, resources by type, and hooks in their order.
 
     `retry` and `timeout` (seconds) are for tasks without their own in a queue without its own.
     """
@@ -57,6 +58,7 @@ class Registry:
         """The rule of every limit, by its full name."""
         self.resources: dict[Any, Resource] = {}
         """The resources by the type that handlers request."""
+        self.hooks: Hooks = Hooks()
         self._queue_limits: dict[str, QueueLimits] = {}
         self._gates: dict[tuple[str, str, str | None], Gate] = {}
         self._gate_names: dict[tuple[str, str, str | None], str] = {}

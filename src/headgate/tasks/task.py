@@ -34,12 +34,14 @@ C = TypeVar("C")
 class Call(msgspec.Struct, Generic[R], frozen=True):
     """The arguments of one job to enqueue, checked by the type checker; `task.call(…)` makes it.
 
-    `task` is the task that it calls, with the options of `task.using(…)`; None for arguments without a task.
+    `task` is the task that it calls, with the options of `task.using(…)`; None for arguments without a task. `headers`
+    are those that a function of `@app.around_enqueue` has left it with; None: those of its options.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     task: Task[Any, R] | None = None
+    headers: dict[str, str] | None = None
 
 
 class Task(Generic[P, R]):

@@ -18,7 +18,7 @@ from headgate.clock import Clock, Duration
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import EventBus
-from headgate.engine.call_groups import group_calls
+from headgate.engine.call_groups import CallGroup
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.drain import Drain
 from headgate.engine.remote_limits import RemoteLimits
@@ -55,14 +55,17 @@ class ManualClient(Client):
     """The connection in whose transaction a job was enqueued, by the job's id."""
 
     async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+        jobs = await super().enqueue(task, calls)
+        await self.app.after_enqueueing([job.id for job in jobs])
+        return jobs
+
+    async def _store(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[Job[Any]]:
         connection = task.options.get("connection")
         if connection is None:
-            jobs = await super().enqueue(task, calls)
-        else:
-            new = await self.enqueuer.jobs_for_transaction(task, group_calls(task, calls))
-            jobs = self._handles(new, await self.storage.add(new))
-            self.connections |= dict.fromkeys([job.id for job in jobs], connection)
-        await self.app.after_enqueueing([job.id for job in jobs])
+            return await super()._store(task, groups)
+        new = await self.enqueuer.jobs_for_transaction(task, groups)
+        jobs = self._handles(new, await self.storage.add(new))
+        self.connections |= dict.fromkeys([job.id for job in jobs], connection)
         return jobs
 
     def enqueue_blocking(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
@@ -149,9 +152,11 @@ class StandIn(InTest):
             latest=self.performed,
         )
         before, self._node = self._node, new
+        # A node inside of another finds what the startup functions have made.
+        is_outermost = not self.at_work
         self.at_work.append(new)
         try:
-            async with new.at_work():
+            async with new.at_work(with_hooks=is_outermost):
                 yield new
         finally:
             self.at_work.remove(new)

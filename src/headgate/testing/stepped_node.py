@@ -20,6 +20,8 @@ from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.outcome import CalleeRateLimited, Outcome, Snoozed
 from headgate.storage.records import Claimed, Room
 from headgate.tasks.executor_kind import Executor
+from headgate.tasks.hooks import LifecycleHook
+from headgate.tasks.registry import Registry
 from headgate.tasks.task import Task
 
 
@@ -76,6 +78,10 @@ class NodeInTest(Node):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, make_attempt=KeptAttempt, **kwargs)
 
+    def _hooks_to_call(self, registry: Registry) -> list[LifecycleHook]:
+        """Return also those of child processes, each function once: process tasks run here."""
+        return list({(hook.moment, hook.function): hook for hook in registry.hooks.lifecycle}.values())
+
 
 def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:
     """Return the task; one that is declared for a child process runs in a thread instead."""
@@ -103,8 +109,21 @@ class SteppedNode(NodeInTest):
         self._endings: dict[str, asyncio.Future[KeptAttempt]] = {}
 
     @contextlib.asynccontextmanager
-    async def at_work(self) -> AsyncIterator[Self]:
-        """Register the node in the store; at the end all callbacks and subscribers have been called."""
+    async def at_work(self, *, with_hooks: bool) -> AsyncIterator[Self]:
+        """Register the node in the store; at the end all callbacks and subscribers have been called.
+
+        `with_hooks`: whether to call the startup and shutdown functions.
+        """
+        try:
+            if with_hooks:
+                await self.hooks.start(asyncio.Event())
+            async with self._at_work():
+                yield self
+        finally:
+            await self.hooks.end(5.0)
+
+    @contextlib.asynccontextmanager
+    async def _at_work(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         if self._settings.log_lines:
             self._capture.start()
@@ -115,7 +134,7 @@ class SteppedNode(NodeInTest):
             loop.create_task(self._reporter.run(), name="headgate-reporter"),
         ]
         try:
-            yield self
+            yield
         finally:
             self.attempts.cancel_all(CancelledBy.SHUTDOWN)
             if self._endings:

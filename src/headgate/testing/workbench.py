@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -11,12 +11,13 @@ from msgspec.structs import replace
 
 from headgate.arguments import parse_instant, parse_seconds, read_duration
 from headgate.clock import SECOND, Duration, to_datetime
-from headgate.engine.call_groups import group_calls
+from headgate.engine.call_groups import CallGroup
 from headgate.errors import JobCancelled, JobFailed
-from headgate.jobs.job import JobState
+from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.outcome import CalleeRateLimited
 from headgate.storage.enlisting import run_at_once
 from headgate.storage.records import Claim, JobFilter, Room
+from headgate.tasks.handle import Job
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Call, Task
 from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
@@ -199,7 +200,15 @@ class Workbench:
         enqueued.
         """
         now = self.clock.now()
-        (job,) = self._app._client.enqueuer._jobs_of(task, group_calls(task, [Call(args, kwargs, task)]))
+        client = self._app._client
+        new: list[NewJob] = []
+
+        async def keep(task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[Job[Any]]:
+            new.extend(client.enqueuer._jobs_of(task, groups))
+            return client._handles(new, {})
+
+        await client._enqueue(task, [Call(args, kwargs, task)], keep)
+        (job,) = new
         job = replace(job, delayed=False, run_at=now, expires_at=None, unique_key=None, gate="")
         scratch = SharedMemory(self.clock, gated=False)
         await scratch.add([job])

@@ -1,0 +1,129 @@
+"""Hooks: the functions of an app around each enqueue and each attempt, and at the start and the end of its nodes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from headgate.errors import DeclarationError
+from headgate.tasks.attempt_context import AttemptContext
+from headgate.tasks.callbacks import call_error
+from headgate.tasks.interactive import is_interactive
+from headgate.tasks.job_draft import JobDraft
+from headgate.tasks.process_body import require_importable
+
+AroundEnqueue = Callable[[Sequence[JobDraft], Callable[[], Awaitable[None]]], Awaitable[None]]
+"""`async def function(jobs, enqueue)`: calls `await enqueue()` once, which stores the jobs."""
+
+AroundAttempt = Callable[[AttemptContext, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""`async def function(job, run)`: calls `await run()` at most once, which calls the handler, and returns the result."""
+
+LifecycleFunction = Callable[[], object]
+"""`async def function()`, or a plain function, which is called in a thread."""
+
+
+class HookScope(StrEnum):
+    """Which process calls a function at its start or end."""
+
+    NODE = "node"
+    CHILD = "child"
+
+
+class Moment(StrEnum):
+    """When a function of a process is called."""
+
+    STARTUP = "startup"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleHook:
+    """A function that each process of this scope calls at its start or at its end."""
+
+    moment: Moment
+    scope: HookScope
+    function: LifecycleFunction
+
+    @property
+    def name(self) -> str:
+        return hook_name(self.function)
+
+
+class Hooks:
+    """The hooks of one app, each kind in the order of its declaration."""
+
+    def __init__(self) -> None:
+        self.around_enqueue: list[AroundEnqueue] = []
+        self.around_attempt: list[AroundAttempt] = []
+        self.lifecycle: list[LifecycleHook] = []
+
+    def add_around_enqueue(self, function: AroundEnqueue) -> None:
+        """Add a function around each enqueue. Raises DeclarationError."""
+        where = "@app.around_enqueue"
+        _require_around(function, where, "(jobs, enqueue)")
+        at = _position(function, self.around_enqueue, where)
+        self.around_enqueue[at : at + 1] = [function]
+
+    def add_around_attempt(self, function: AroundAttempt) -> None:
+        """Add a function around each attempt. Raises DeclarationError."""
+        where = "@app.around_attempt"
+        _require_around(function, where, "(job, run)")
+        if getattr(function, "__annotations__", {}).get("return", Any) in (None, type(None), "None"):
+            raise DeclarationError(
+                f"{where}: {hook_name(function)!r} returns None, which would be the result of every job; write "
+                "`return await run()`, and -> Any"
+            )
+        at = _position(function, self.around_attempt, where)
+        self.around_attempt[at : at + 1] = [function]
+
+    def add_lifecycle(self, moment: Moment, function: LifecycleFunction, scope: str) -> None:
+        """Add a function for the start or the end of a process. Raises DeclarationError."""
+        where = f"@app.on_{moment}"
+        if scope not in tuple(HookScope):
+            raise DeclarationError(f'{where}: scope={scope!r} must be "node" or "child"')
+        _require_function(function, where, "()", 0)
+        if scope == HookScope.CHILD:
+            if inspect.iscoroutinefunction(function):
+                raise DeclarationError(
+                    f'{where}: {hook_name(function)!r} is async, and a child process runs no event loop; scope="child" '
+                    "is for a plain def"
+                )
+            require_importable(function, f'{where}(scope="child")')
+        hook = LifecycleHook(moment, HookScope(scope), function)
+        alike = [each.function if (each.moment, each.scope) == (moment, scope) else None for each in self.lifecycle]
+        at = _position(function, alike, where)
+        self.lifecycle[at : at + 1] = [hook]
+
+
+def hook_name(function: Callable[..., Any]) -> str:
+    """Return the name of a hook for messages."""
+    return str(getattr(function, "__name__", function))
+
+
+def _require_around(function: Callable[..., Any], where: str, takes: str) -> None:
+    _require_function(function, where, takes, 2)
+    if not inspect.iscoroutinefunction(function):
+        raise DeclarationError(f"{where}: {hook_name(function)!r} must be an async def {takes}")
+
+
+def _require_function(function: Callable[..., Any], where: str, takes: str, count: int) -> None:
+    if not callable(function) or hasattr(function, "enqueue"):
+        raise DeclarationError(f"{where} needs a function, not {function!r}")
+    misfit = call_error(function, count)
+    if misfit is not None:
+        raise DeclarationError(f"{where}: {hook_name(function)!r} gets {takes}: {misfit}")
+
+
+def _position(function: Callable[..., Any], others: Sequence[Callable[..., Any] | None], where: str) -> int:
+    """Return its position: after the others, or that of the function which an earlier run of its cell declared."""
+    for position, other in enumerate(others):
+        if other is None:
+            continue
+        if other is function:
+            raise DeclarationError(f"{where}: {hook_name(function)!r} is declared twice")
+        if hook_name(other) == hook_name(function) and is_interactive(other) and is_interactive(function):
+            return position
+    return len(others)
