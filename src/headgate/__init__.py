@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from headgate.tasks.job_draft import JobDraft
     from headgate.tasks.resource import INJECTED
     from headgate.tasks.schedule import Schedule, ScheduleStatus
-    from headgate.tasks.signals import RateLimited, Snooze
+    from headgate.tasks.signals import Cancel, Fail, RateLimited, Retry, Snooze
     from headgate.tasks.task import Task
     from headgate.tasks.ties import Batch, BatchStatus, Chain
     from headgate.version import __version__
@@ -102,8 +102,11 @@ __all__ = [
     "RateGate",
     "limit_rate",
     # in a handler
+    "Cancel",
+    "Fail",
     "JobContext",
     "RateLimited",
+    "Retry",
     "RetryPolicy",
     "Snooze",
     "current_job",
@@ -198,7 +201,10 @@ _PLACES = {
     "INJECTED": "headgate.tasks.resource",
     "Schedule": "headgate.tasks.schedule",
     "ScheduleStatus": "headgate.tasks.schedule",
+    "Cancel": "headgate.tasks.signals",
+    "Fail": "headgate.tasks.signals",
     "RateLimited": "headgate.tasks.signals",
+    "Retry": "headgate.tasks.signals",
     "Snooze": "headgate.tasks.signals",
     "Task": "headgate.tasks.task",
     "Batch": "headgate.tasks.ties",

@@ -180,11 +180,15 @@ class AttemptFailed(HeadgateError):
 
 
 class JobCancelled(HeadgateError):
-    """`job.result()` of a job that was cancelled."""
+    """`job.result()` of a job that was cancelled.
 
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"job {job_id} was cancelled")
+    `reason` is what its handler, its limits or the job before it gave as the reason; None if a user cancelled it.
+    """
+
+    def __init__(self, job_id: str, reason: str | None = None) -> None:
+        super().__init__(f"job {job_id} was cancelled" + ("" if reason is None else f": {reason}"))
         self.job_id = job_id
+        self.reason = reason
 
 
 class ProcessDied(HeadgateError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import multiprocessing
@@ -16,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from headgate import Headgate, RateLimited, Snooze, current_job
+from headgate import Cancel, Fail, Headgate, RateLimited, Retry, Snooze, current_job
 
 
 class Broken(ValueError):
@@ -215,3 +216,15 @@ def close_what_it_prints_to() -> int:
     sys.stdout.close()
     sys.stderr = None
     return os.getpid()
+
+
+def decide(how: str) -> None:
+    match how:
+        case "fail":
+            raise Fail("no such order") from KeyError(how)
+        case "retry":
+            raise Retry(0.01, "not ready")
+        case "cancel":
+            raise Cancel("withdrawn")
+        case _:
+            raise OSError(errno.ENOTCONN, "not connected")

@@ -311,6 +311,28 @@ async def test_snooze_and_rate_limited_in_a_child_spend_no_attempt(tmp_path: Pat
         assert len(os.listdir(tmp_path)) == 3  # noqa: PTH208
 
 
+async def test_a_function_in_a_child_decides_how_its_job_ends() -> None:
+    app = make_app()
+    policy = RetryPolicy(retries=2, base=0, retry_on=(RetryPolicy.NETWORK, lambda error: error.errno == 0))
+    task = app.task(queue="computing", process=True, retry=policy)(bodies.decide)
+    errors: list[BaseException] = []
+    task.on_error(lambda job, error: errors.append(error))
+    async with app:
+        for how, attempts in (("fail", 1), ("retry", 3), ("not connected", 3)):
+            job = await task.enqueue(how)
+            with pytest.raises(JobFailed) as failed:
+                await job.result(timeout=15)
+            assert (await job.status()).attempt == attempts
+            if how == "fail":
+                assert failed.value.message == "no such order"
+                assert "KeyError: 'fail'" in (failed.value.traceback or "")
+        job = await task.enqueue("cancel")
+        with pytest.raises(JobCancelled, match="withdrawn"):
+            await job.result(timeout=15)
+        await until(lambda: len(errors) == 3)
+        assert [type(error).__name__ for error in errors] == ["Fail", "Retry", "OSError"]
+
+
 async def test_a_function_in_a_child_enqueues_where_others_can_see_it(database: Path) -> None:
     """The fault: each process has a memory:// of its own, and a job enqueued there would be lost without a word."""
     url = f"sqlite:///{database}"

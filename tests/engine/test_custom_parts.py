@@ -23,11 +23,11 @@ from headgate import (
 from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import (
-    BackoffFailed,
     Event,
     LimitStoreFailed,
     LimitStoreMisconfigured,
     NodeCrashed,
+    RetryPolicyFailed,
     ScheduleFailed,
     StorageFailed,
 )
@@ -435,7 +435,7 @@ def test_a_custom_backoff_that_returns_an_invalid_delay_loses_no_job(backoff: An
     async def main(clock: VirtualClock) -> None:
         app, tries = Headgate("memory://", clock=clock), list[str]()
         failed: list[Event] = []
-        app.subscribe(failed.append, BackoffFailed)
+        app.subscribe(failed.append, RetryPolicyFailed)
 
         @app.task(retry=RetryPolicy(retries=2, backoff=backoff))
         async def work() -> None:

@@ -29,13 +29,13 @@ from headgate import (
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import JobNotFound
 from headgate.jobs.event import (
-    BackoffFailed,
     EndingRefused,
     Event,
     JobFinished,
     JobStarted,
     JobThrottled,
     NodeDeclaredDead,
+    RetryPolicyFailed,
     StorageFailed,
     TaskUnknown,
 )
@@ -828,7 +828,7 @@ def test_a_backoff_that_raises_loses_no_job() -> None:
         app = Headgate("memory://", clock=clock)
         tries: list[int] = []
         received: list[Event] = []
-        app.subscribe(received.append, BackoffFailed)
+        app.subscribe(received.append, RetryPolicyFailed)
 
         def broken(failures: int) -> float:
             raise ZeroDivisionError

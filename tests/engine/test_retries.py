@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, JobFailed, JobState, RateLimited, RetryPolicy, Snooze, StrictRate, current_job
-from headgate.jobs.event import BackoffFailed, Event
+from headgate.jobs.event import Event, RetryPolicyFailed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
@@ -139,7 +139,7 @@ def test_an_invalid_backoff_is_reported_and_the_job_is_retried() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         events: list[Event] = []
-        app.subscribe(events.append, BackoffFailed)
+        app.subscribe(events.append, RetryPolicyFailed)
 
         @app.task(retry=RetryPolicy(retries=2, backoff=lambda _failures: float("nan")))
         async def work() -> None:

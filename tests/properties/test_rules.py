@@ -21,8 +21,10 @@ from headgate.jobs.outcome import (
     CalleeRateLimited,
     Cancelled,
     Failed,
+    FailedFinally,
     Interrupted,
     Outcome,
+    RetryRequested,
     Snoozed,
     Succeeded,
     Unreadable,
@@ -453,11 +455,13 @@ ERROR = JobError("ValueError", "no such page")
 errors = st.builds(JobError, st.text(max_size=10), st.text(max_size=10))
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Succeeded, st.just("1")),
-    st.builds(Failed, errors, st.booleans()),
+    st.builds(Failed, errors),
+    st.builds(FailedFinally, errors),
+    st.builds(RetryRequested, errors, st.none() | st.integers(0, 10**12)),
     st.builds(Unreadable, errors),
     st.builds(Snoozed, st.integers(0, 10**12)),
     st.builds(CalleeRateLimited, st.integers(0, 10**12)),
-    st.just(Cancelled()),
+    st.builds(Cancelled, st.none() | errors),
     st.just(Interrupted()),
 )
 policies = st.builds(RetryPolicy, retries=st.integers(0, 6))
@@ -466,6 +470,8 @@ LOST = "lost"
 """The attempt ended with its node."""
 
 SPENDS_NOTHING: Sequence[Outcome] = (Snoozed(SECOND), CalleeRateLimited(SECOND), Interrupted())
+
+FAILURES: Sequence[Outcome] = (Failed(ERROR), RetryRequested(ERROR, SECOND), RetryRequested(ERROR, None))
 
 
 class JobLifecycle:
@@ -525,7 +531,7 @@ def test_no_outcome_leads_to_a_forbidden_state(attempt: int, lost: int, outcome:
             assert end.closed_for is None or end.closed_for >= 0
 
 
-@given(policies, st.lists(st.sampled_from([Failed(ERROR), LOST, *SPENDS_NOTHING]), max_size=40))
+@given(policies, st.lists(st.sampled_from([*FAILURES, LOST, *SPENDS_NOTHING]), max_size=40))
 @thorough
 def test_retries_are_exhausted_by_one_more_failure_and_by_nothing_else(
     policy: RetryPolicy, events: Sequence[Outcome | str]
@@ -534,7 +540,7 @@ def test_retries_are_exhausted_by_one_more_failure_and_by_nothing_else(
     failures = 0
     for event in [*events, *[Failed(ERROR)] * 8]:
         life.attempt(event)
-        failures += isinstance(event, Failed)
+        failures += event in FAILURES
         assert (life.state is JobState.FAILED) == (failures == policy.retries + 1)
         if life.state.is_final:
             return
@@ -561,7 +567,7 @@ def test_an_error_that_is_not_retryable_ends_the_job(policy: RetryPolicy, lost: 
     life = JobLifecycle(policy)
     for _ in range(lost):
         life.attempt(LOST)
-    assert life.attempt(Failed(error, retryable=False)) == Finished("job", lost + 1, JobState.FAILED, error=error)
+    assert life.attempt(FailedFinally(error)) == Finished("job", lost + 1, JobState.FAILED, error=error)
 
 
 @given(policies, st.lists(st.sampled_from([LOST, *SPENDS_NOTHING]), max_size=20))

@@ -26,6 +26,7 @@ from headgate import (
     RateGate,
     RateLimit,
     RateLimited,
+    Retry,
     RetryPolicy,
     SlidingWindow,
     Snooze,
@@ -185,6 +186,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "using(timeout=)": lambda value: _declared(Headgate("memory://")).using(timeout=value),
     "Snooze": Snooze,
     "RateLimited": lambda value: RateLimited(retry_after=value),
+    "Retry": Retry,
     "job.result": lambda value: _open(value, _result),
     "batch.wait": lambda value: _open(value, _wait),
     "reschedule": lambda value: _open(value, _reschedule),
@@ -219,7 +221,7 @@ async def test_every_public_duration_refuses_invalid_values(place: str, value: A
     assert repr(value).strip("'") in str(caught.value)
 
 
-CLAMPED = ("timeout of", "Snooze", "RateLimited", "penalize", "job.result", "batch.wait")
+CLAMPED = ("timeout of", "Snooze", "RateLimited", "Retry", "penalize", "job.result", "batch.wait")
 """What programs compute from a deadline or from what a callee says."""
 
 
@@ -236,7 +238,7 @@ async def test_no_public_duration_is_longer_than_a_hundred_years(place: str, val
 
 
 def test_what_programs_compute_is_bounded_instead_of_refused() -> None:
-    assert Snooze(-5).delay == 0
+    assert Snooze(-5).delay == Retry(-5).delay == 0
     assert Snooze(timedelta.max).delay == RateLimited(retry_after=1e300).retry_after == FARTHEST
     assert RateGate("1/h").wait(timeout=-1)
     assert Limiter(StrictRate("1/h", cost=1)).sync.acquire(cost=1, timeout=0) is not None

@@ -7,14 +7,20 @@ from headgate.errors import JobExpired, LeaderNotSucceeded, LimitRejected
 from headgate.jobs.job import JobError
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.following import LEADER_NOT_SUCCEEDED
+from headgate.tasks.signals import Cancel
+
+CANCELLED_BY_HANDLER = "headgate.tasks.signals.Cancel"
+"""The error type of a job that its handler has cancelled, also by a subclass of `Cancel`."""
 
 
 def cause_of(error: JobError) -> Exception | None:
-    """Return the exception of a job that failed without running; None for the error of an attempt."""
+    """Return the exception of a job that was not run, or cancelled by its handler; None for the error of an attempt."""
     if error == EXPIRED_ERROR:
         return JobExpired(error.message)
     if error.type == LEADER_NOT_SUCCEEDED:
         return LeaderNotSucceeded(error.message)
+    if error.type == CANCELLED_BY_HANDLER:
+        return Cancel(error.message)
     if error.type != REJECTED or error.data is None:
         return None
     opens_at = error.data.get("opens_at")

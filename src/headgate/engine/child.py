@@ -28,27 +28,24 @@ from headgate.engine.child_messages import (
     ChildMessage,
     ChildSetup,
     CostSettled,
-    ErrorClass,
     ImportFailed,
     Logged,
     MessageBody,
     Progressed,
     Raised,
-    RateLimitReached,
     Ready,
     ResultNotStorable,
     ReturnedValue,
-    SnoozeRequested,
     StartupFailed,
     decode_request,
     decode_setup,
     encode,
 )
 from headgate.engine.error_text import describe_error
+from headgate.engine.remote_error import describe_class
 from headgate.errors import PayloadError
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
 from headgate.jobs.report import kept_level, kept_line, kept_message, kept_name
-from headgate.tasks import signals
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.context import JobContext, JobLogCapture, enter
 from headgate.tasks.hooks import Moment
@@ -190,12 +187,8 @@ class _Child:
                 return ReturnedValue(payload.encode_result(result))
             except PayloadError as error:
                 return ResultNotStorable(truncated_error(error))
-        except signals.Snooze as snooze:
-            return SnoozeRequested(snooze.delay)
-        except signals.RateLimited as refusal:
-            return RateLimitReached(refusal.retry_after)
         except BaseException as error:
-            return Raised(_with_parent_name(describe_error(error)), _kind(error))
+            return Raised(_with_parent_name(describe_error(error)), describe_class(error))
         finally:
             # A child may be killed at any later time, and its output must not be lost.
             for stream in (sys.stdout, sys.stderr):
@@ -244,21 +237,6 @@ class _Functions:
             else:
                 self._known[key] = found, PayloadType(found, f"task {request.job.task!r}", request.max_payload)
         return self._known[key]
-
-
-def _kind(error: BaseException, depth: int = 5) -> ErrorClass:
-    kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
-    # Filters check each member of a group; a group that is too large or too deep is sent in part.
-    members = error.exceptions[:100] if isinstance(error, BaseExceptionGroup) and depth > 0 else ()
-    return ErrorClass(
-        tuple(f"{_module(kind)}:{kind.__qualname__}" for kind in kinds),
-        truncated_error(error).message,
-        tuple(_kind(member, depth - 1) for member in members),
-    )
-
-
-def _module(kind: type) -> str:
-    return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
 
 
 def _with_parent_name(error: JobError) -> JobError:

@@ -83,16 +83,23 @@ class ReturnedValue(msgspec.Struct, frozen=True, tag=True):
     result: str
 
 
+PlainValue = str | int | float | bool | None
+
+
 class ErrorClass(msgspec.Struct, frozen=True):
-    """An exception: its class and base classes as `module:name`, nearest first; its text; the members of a group."""
+    """An exception: its class and base classes as `module:name`, nearest first; its text; the members of a group.
+
+    `attributes` has those that are plain values; text has at most 2,048 characters.
+    """
 
     names: tuple[str, ...]
     message: str
     members: tuple[ErrorClass, ...] = ()
+    attributes: dict[str, PlainValue] = {}
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
-    """The function raised."""
+    """The function raised, also to request an outcome: `Snooze`, `RateLimited`, `Retry`, `Fail` or `Cancel`."""
 
     error: JobError
     kind: ErrorClass
@@ -110,19 +117,7 @@ class ArgumentsRejected(msgspec.Struct, frozen=True, tag=True):
     error: JobError
 
 
-class SnoozeRequested(msgspec.Struct, frozen=True, tag=True):
-    """The function requests to run again after `delay` microseconds."""
-
-    delay: int
-
-
-class RateLimitReached(msgspec.Struct, frozen=True, tag=True):
-    """The API that the function calls requires a wait of `retry_after` microseconds."""
-
-    retry_after: int
-
-
-Answer = ReturnedValue | Raised | ResultNotStorable | ArgumentsRejected | SnoozeRequested | RateLimitReached
+Answer = ReturnedValue | Raised | ResultNotStorable | ArgumentsRejected
 """What ends a request."""
 
 Update = CostSettled | Progressed | Logged

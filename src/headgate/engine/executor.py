@@ -18,6 +18,7 @@ from headgate.clock import FARTHEST, SECOND, Clock, Timer
 from headgate.engine import child_messages
 from headgate.engine.around import call_around
 from headgate.engine.callback_runner import CallbackRunner
+from headgate.engine.cause import CANCELLED_BY_HANDLER
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import ChildCall, Children
 from headgate.engine.error_text import describe_error
@@ -25,13 +26,15 @@ from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
 from headgate.engine.threads import in_thread
 from headgate.errors import PayloadError
-from headgate.jobs.job import ClaimedJob, truncated_error
+from headgate.jobs.job import ClaimedJob, JobError, truncated_error
 from headgate.jobs.outcome import (
     CalleeRateLimited,
     Cancelled,
     Failed,
+    FailedFinally,
     Interrupted,
     Outcome,
+    RetryRequested,
     Snoozed,
     Succeeded,
     Unreadable,
@@ -43,7 +46,7 @@ from headgate.tasks.context import JobContext, enter, set_cancelled
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import AroundAttempt
 from headgate.tasks.job_log import Reports
-from headgate.tasks.signals import RateLimited, Snooze
+from headgate.tasks.signals import Cancel, Fail, RateLimited, Retry, Snooze
 from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
 
@@ -52,6 +55,9 @@ CHILD_START_TIMEOUT = 30.0
 
 LINGERS_AFTER = 5.0
 """Seconds after its cancellation until a still running attempt is reported as lingering."""
+
+SIGNALS = (Snooze, RateLimited, Retry, Fail, Cancel)
+"""The exceptions by which a handler decides how its attempt ends."""
 
 
 class CancelledBy(enum.Enum):
@@ -111,7 +117,8 @@ class RunningAttempt:
         # Whether the handler was called; before that the attempt has cost the called API nothing.
         self.is_called = False
         self.started_at = 0
-        # The instance of a task that is a class. Result and error are kept only for callbacks and hooks.
+        # The instance of a task that is a class. The result is kept only for callbacks and hooks, the error until the
+        # outcome is recorded.
         self.handler: Any = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -202,7 +209,8 @@ class RunningAttempt:
             case None:
                 failure = asyncio.CancelledError("the handler's own code raised CancelledError")
         failure.__cause__ = error
-        return self._failed(failure)
+        self.error = failure
+        return Failed(describe_error(failure))
 
     async def _traced(self, tracing: Tracing) -> Outcome:
         with tracing.running(self.job, self.task.name) as set_outcome:
@@ -250,12 +258,6 @@ class RunningAttempt:
             else:
                 result = await self._shielded(self._in_thread(arguments, named))
             return self._succeeded(result)
-        except Snooze as snooze:
-            return Cancelled() if self.cause is CancelledBy.USER else Snoozed(min(snooze.delay, FARTHEST))
-        except RateLimited as refusal:
-            return (
-                Cancelled() if self.cause is CancelledBy.USER else CalleeRateLimited(min(refusal.retry_after, FARTHEST))
-            )
         except _TooLate:
             return Interrupted()
         except _Unstorable as lost:
@@ -264,7 +266,7 @@ class RunningAttempt:
             return self._outcome_when_cancelled(error)
         except BaseException as error:
             # SystemExit as well: an error of one handler must not end the node.
-            return self._failed(error) if self.cause is None else self._outcome_when_cancelled(error)
+            return self._outcome_of_raised(error)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -287,7 +289,7 @@ class RunningAttempt:
             except _TooLate:
                 ended = Interrupted()
                 raise
-            except (Snooze, RateLimited):
+            except SIGNALS:
                 raise
             except BaseException as error:
                 if self.cause is None:
@@ -334,18 +336,14 @@ class RunningAttempt:
         match outcome:
             case Succeeded():
                 return self.result
-            case Snoozed(delay):
-                raise Snooze(delay / SECOND)
-            case CalleeRateLimited(retry_after):
-                raise RateLimited(retry_after=retry_after / SECOND)
-            case Failed() | Unreadable():
-                assert self.error is not None
-                self._child_failure = outcome
-                raise self.error
-            case Interrupted() | Cancelled():
+            case Interrupted():
+                raise _TooLate
+            case _ if self.error is None:
+                # The attempt was cancelled.
                 raise _TooLate
             case _:
-                assert_never(outcome)
+                self._child_failure = outcome
+                raise self.error
 
     def _prepare_start(self) -> bool:
         """Do the last step before the handler is called; return False if it is too late for the limits."""
@@ -479,19 +477,13 @@ class RunningAttempt:
                     self.result = self.task.payload.decode_result(result)
                 return Succeeded(result)
             case child_messages.Raised(error, kind):
-                remote = rebuild_error(kind)
-                self._keep_error(remote)
-                return Failed(error, retryable=self.retry.accepts(remote))
+                return self._outcome_of_raised(rebuild_error(kind), error)
             case child_messages.ResultNotStorable(error):
-                self._keep_error(PayloadError(error.message))
-                return Failed(error, retryable=False)
+                self.error = PayloadError(error.message)
+                return FailedFinally(error)
             case child_messages.ArgumentsRejected(error):
-                self._keep_error(PayloadError(error.message))
+                self.error = PayloadError(error.message)
                 return Unreadable(error)
-            case child_messages.SnoozeRequested(delay):
-                return Snoozed(min(delay, FARTHEST))
-            case child_messages.RateLimitReached(retry_after):
-                return CalleeRateLimited(min(retry_after, FARTHEST))
             case _:
                 assert_never(answer)
 
@@ -511,29 +503,41 @@ class RunningAttempt:
         except PayloadError as error:
             raise _Unstorable(error) from None
 
+    def _outcome_of_raised(self, error: BaseException, described: JobError | None = None) -> Outcome:
+        """Return the outcome of an attempt whose handler raised; an error of a child is `described` already."""
+        if self.cause is CancelledBy.USER or (self.cause is not None and not isinstance(error, SIGNALS)):
+            return self._outcome_when_cancelled(error)
+        self.error = error
+        match error:
+            # A subclass may have forgotten the constructor: without its delay it is an error like any other.
+            case Snooze(delay=int(delay)):
+                return Snoozed(min(delay, FARTHEST))
+            case RateLimited(retry_after=int(retry_after)):
+                return CalleeRateLimited(min(retry_after, FARTHEST))
+            case Cancel():
+                return Cancelled(JobError(CANCELLED_BY_HANDLER, truncated_error(error).message))
+            case Fail():
+                return FailedFinally(described or describe_error(error))
+            case Retry(delay=None | int() as delay):
+                wait = None if delay is None else min(delay, FARTHEST)
+                return RetryRequested(described or describe_error(error), wait)
+            case _:
+                return Failed(described or describe_error(error))
+
     def _unreadable(self, error: PayloadError) -> Unreadable:
-        self._keep_error(error)
+        self.error = error
         # If the task's own upgrade failed, the traceback shows where.
         return Unreadable(truncated_error(error) if error.__cause__ is None else describe_error(error))
 
-    def _failed(self, error: BaseException) -> Failed:
-        self._keep_error(error)
-        return Failed(describe_error(error), retryable=self.retry.accepts(error))
-
     def _outcome_of_escaped(self, error: BaseException) -> Failed:
-        """Return the outcome of an attempt whose error could not be handled; a retry filter may raise, too."""
-        self._keep_error(error)
+        """Return the outcome of an attempt whose error could not be handled."""
+        self.error = error
         return Failed(describe_error(error))
 
-    def _unstorable(self, error: PayloadError) -> Failed:
+    def _unstorable(self, error: PayloadError) -> FailedFinally:
         # The work is done and only its result cannot be stored: a retry would not help.
-        self._keep_error(error)
-        return Failed(truncated_error(error), retryable=False)
-
-    def _keep_error(self, error: BaseException) -> None:
-        """Keep the error for callbacks and hooks; without them its frames are freed."""
-        if self._is_kept:
-            self.error = error
+        self.error = error
+        return FailedFinally(truncated_error(error))
 
     @property
     def _is_kept(self) -> bool:

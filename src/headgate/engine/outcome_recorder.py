@@ -12,10 +12,10 @@ from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import takes_permit
 from headgate.engine.charge_router import ChargeRouter
-from headgate.engine.error_text import USER_CODE_ERRORS
+from headgate.engine.error_text import USER_CODE_ERRORS, summarize_error
 from headgate.engine.executor import RunningAttempt
 from headgate.engine.recorder import Recorder, Then
-from headgate.jobs.event import BackoffFailed
+from headgate.jobs.event import RetryPolicyFailed
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned, decide, succeeded
 from headgate.jobs.outcome import CalleeRateLimited, Interrupted, Outcome, Succeeded
@@ -62,6 +62,8 @@ class OutcomeRecorder:
             if final is not None:
                 ending = replace(ending, charge=final)
         then = self._callbacks_after(attempt, ending) if attempt.task.callbacks.exist else None
+        # Its traceback refers to the attempt: a cycle that only the garbage collector would free.
+        attempt.error = None
         ran = (self._clock.monotonic() - attempt.started_at) / SECOND
         self._recorder.end(job, ending, now, then, ran=ran)
 
@@ -74,7 +76,7 @@ class OutcomeRecorder:
 
     def _ending_of(self, attempt: RunningAttempt, outcome: Outcome, now: int) -> Ending:
         job = attempt.job
-        ending = self._decide(job, outcome, attempt.retry, now)
+        ending = self._decide(job, outcome, attempt.retry, now, attempt.error)
         self.handed_back += isinstance(outcome, Interrupted)
         if isinstance(outcome, CalleeRateLimited):
             if isinstance(ending, Returned) and not self._draws_on_rates(job):
@@ -83,12 +85,14 @@ class OutcomeRecorder:
             self._charges.penalize(job, outcome.retry_after)
         return ending
 
-    def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int) -> Ending:
+    def _decide(
+        self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, raised: BaseException | None
+    ) -> Ending:
         try:
-            return decide(job, outcome, retry, now, self._random)
+            return decide(job, outcome, retry, now, self._random, raised)
         except USER_CODE_ERRORS as error:
-            # The user's own backoff failed. The job must not be lost, so the default backoff is used.
-            self._bus.publish(BackoffFailed(at=self._clock.now(), task=job.task, error=repr(error)))
+            # The user's own backoff or filter failed. The job must not be lost, so the default policy is used.
+            self._bus.publish(RetryPolicyFailed(at=self._clock.now(), task=job.task, error=summarize_error(error)))
             plain = RetryPolicy(retries=retry.retries)
             return decide(job, outcome, plain, now, self._random)
 
@@ -99,8 +103,6 @@ class OutcomeRecorder:
     def _callbacks_after(self, attempt: RunningAttempt, ending: Ending) -> Then | None:
         """Return the call that runs the callbacks of the task once this ending is stored."""
         task, error = attempt.task, attempt.error
-        # Its traceback refers to the attempt: a cycle that only the garbage collector would free.
-        attempt.error = None
         run = partial(self._callback_runner.submit, task, handler=attempt.handler)
         match ending:
             case Finished(state=JobState.SUCCEEDED) if task.callbacks.wants(CallbackKind.COMPLETED):

@@ -1,19 +1,60 @@
-"""Remote errors: rebuilds exceptions of a child process, so that filters by class and callbacks can match them."""
+"""Remote errors: exceptions of a child process, rebuilt in its node for retry filters and callbacks."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from typing import Any
 
-from headgate.engine.child_messages import ErrorClass
+from headgate.engine.child_messages import ErrorClass, PlainValue
+from headgate.jobs.job import storable, truncated_error
+
+LONGEST_ATTRIBUTE = 2048
+"""Characters of an attribute of an error that the node gets."""
+
+
+def describe_class(error: BaseException, depth: int = 5) -> ErrorClass:
+    """Return what crosses to the node of an error; of a group also its members, as deep as `depth`."""
+    kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    # Filters check each member of a group; a group that is too large or too deep is sent in part.
+    members = error.exceptions[:100] if isinstance(error, BaseExceptionGroup) and depth > 0 else ()
+    return ErrorClass(
+        tuple(f"{_module(kind)}:{kind.__qualname__}" for kind in kinds),
+        truncated_error(error).message,
+        tuple(describe_class(member, depth - 1) for member in members),
+        _attributes(error),
+    )
+
+
+def _attributes(error: BaseException) -> dict[str, PlainValue]:
+    """Return the attributes of the error that cross to the node as they are."""
+    found = dict(getattr(error, "__dict__", {}))
+    if isinstance(error, OSError):
+        found["errno"] = error.errno
+    return {name: value for name, value in found.items() if _crosses(value)}
+
+
+def _crosses(value: object) -> bool:
+    match value:
+        case None | bool():
+            return True
+        case float():
+            return math.isfinite(value)
+        case int():
+            return abs(value) < 2**63
+        case str():
+            return len(value) <= LONGEST_ATTRIBUTE and storable(value) == value
+        case _:
+            return False
 
 
 def rebuild_error(kind: ErrorClass) -> BaseException:
     """Return an exception with the same text that is an instance of every class of `kind` that this process has.
 
-    Its class is a subclass made for it, whose constructor is not called: its arguments were not sent. It has only its
-    text and, for a group, its members. Classes that this process has not imported cannot be matched here either.
+    Its class is a subclass made for it, whose constructor is not called: its arguments were not sent. It has its text,
+    its attributes that are plain values and, for a group, its members. Classes that this process has not imported
+    cannot be matched here either.
     """
     classes = [found for found in map(_class_here, kind.names) if found is not None]
     # A base class of one that is in the list already adds nothing.
@@ -36,10 +77,14 @@ def _instance(made: type, kind: ErrorClass) -> BaseException:
         built_in = built_in.__base__
     if issubclass(built_in, BaseExceptionGroup):
         members = [rebuild_error(member) for member in kind.members] or [Exception(kind.message)]
-        group: BaseException = built_in.__new__(made, kind.message, members)
-        return group
-    error: BaseException = built_in.__new__(made)
-    error.args = (kind.message,)
+        error: BaseException = built_in.__new__(made, kind.message, members)
+    else:
+        error = built_in.__new__(made)
+        error.args = (kind.message,)
+    for name, value in kind.attributes.items():
+        # The class may have a property of that name.
+        with contextlib.suppress(Exception):
+            object.__setattr__(error, name, value)
     return error
 
 
@@ -49,3 +94,7 @@ def _class_here(kind: str) -> type[BaseException] | None:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _module(kind: type) -> str:
+    return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__

@@ -16,7 +16,9 @@ def result_of(record: JobRecord, task: Task[Any, Any] | None) -> Any:
     """Return the result of the handler, of its annotated type if the task is known. Raises JobFailed, JobCancelled."""
     match record.state:
         case JobState.CANCELLED:
-            raise JobCancelled(record.id) from None if record.error is None else cause_of(record.error)
+            # A job that was cancelled between two attempts has the error of the first; that is not the reason.
+            reason = None if record.error is None else cause_of(record.error)
+            raise JobCancelled(record.id, None if reason is None else str(reason)) from reason
         case JobState.FAILED:
             error = record.error
             assert error is not None

@@ -221,8 +221,8 @@ class EndingRefused(Event, frozen=True):
     task: str
 
 
-class BackoffFailed(Event, frozen=True):
-    """The backoff function of a task raised; the job is retried with the default delays."""
+class RetryPolicyFailed(Event, frozen=True):
+    """A function of a task's retry policy raised; the job is retried with the default delays."""
 
     task: str
     error: str

@@ -23,8 +23,10 @@ from headgate.jobs.outcome import (
     CalleeRateLimited,
     Cancelled,
     Failed,
+    FailedFinally,
     Interrupted,
     Outcome,
+    RetryRequested,
     Snoozed,
     Succeeded,
     Unreadable,
@@ -112,32 +114,54 @@ def require_scheduled(job_id: str, state: JobState, *, is_ahead: bool, follows: 
         )
 
 
-def decide(job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, random: Random) -> Ending:
-    """Return the ending of `job` for the outcome of its running attempt, at wall time `now`."""
+def decide(
+    job: ClaimedJob,
+    outcome: Outcome,
+    retry: RetryPolicy,
+    now: int,
+    random: Random,
+    raised: BaseException | None = None,
+) -> Ending:
+    """Return the ending of `job` for the outcome of its running attempt, at wall time `now`.
+
+    `raised` is the exception of an attempt that failed; without it the filters of the policy do not apply. What the
+    functions of the policy raise passes through.
+    """
+    # Attempts lost with a dead node count as attempts but use up no retry.
+    failures = job.attempt - job.lost
     match outcome:
         case Succeeded():
             return succeeded(job, outcome)
-        case Failed(error, retryable):
-            # Attempts lost with a dead node count as attempts but use up no retry.
-            failures = job.attempt - job.lost
-            wait = retry.wait_after(failures, random) if retryable and failures <= retry.retries else None
-            if wait is not None:
-                return Returned(job.id, job.fence, "failed", spent=True, run_at=now + wait, error=error)
-            return Finished(job.id, job.fence, JobState.FAILED, error=error)
+        case Failed(error):
+            is_retried = failures <= retry.retries and (raised is None or retry.accepts(raised))
+            return _failed(job, error, now, retry.wait_after(failures, random, raised) if is_retried else None)
+        case FailedFinally(error):
+            return _failed(job, error, now, None)
+        case RetryRequested(error, wait):
+            if failures > retry.retries:
+                return _failed(job, error, now, None)
+            return _failed(job, error, now, retry.wait_after(failures, random, raised) if wait is None else wait)
         case Unreadable(error):
-            if job.attempt - job.lost < UNREADABLE_TRIES:
+            if failures < UNREADABLE_TRIES:
                 return Returned(job.id, job.fence, "unreadable", spent=True, run_at=now + UNREADABLE_DELAY, error=error)
             return Finished(job.id, job.fence, JobState.FAILED, error=error)
         case Snoozed(delay):
             return Returned(job.id, job.fence, "snoozed", spent=False, run_at=now + delay)
         case CalleeRateLimited(retry_after):
             return Returned(job.id, job.fence, "refused", spent=False, closed_for=retry_after)
-        case Cancelled():
-            return Finished(job.id, job.fence, JobState.CANCELLED)
+        case Cancelled(reason):
+            return Finished(job.id, job.fence, JobState.CANCELLED, error=reason)
         case Interrupted():
             return Returned(job.id, job.fence, "interrupted", spent=False)
         case _:
             assert_never(outcome)
+
+
+def _failed(job: ClaimedJob, error: JobError, now: int, wait: int | None) -> Ending:
+    """Return the ending of a failed attempt whose job is tried again after `wait` microseconds; None: it is not."""
+    if wait is None:
+        return Finished(job.id, job.fence, JobState.FAILED, error=error)
+    return Returned(job.id, job.fence, "failed", spent=True, run_at=now + wait, error=error)
 
 
 def succeeded(job: ClaimedJob, outcome: Succeeded) -> Finished:

@@ -14,10 +14,22 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """The handler raised or timed out. `retryable`: whether the retry policy accepts this kind of error."""
+    """The handler raised or timed out; its retry policy decides whether the job is tried again."""
 
     error: JobError
-    retryable: bool = True
+
+
+class FailedFinally(msgspec.Struct, frozen=True, gc=False):
+    """The attempt failed, and another one would not help."""
+
+    error: JobError
+
+
+class RetryRequested(msgspec.Struct, frozen=True, gc=False):
+    """The handler requested a retry after `delay` microseconds; None: after that of the retry policy."""
+
+    error: JobError
+    delay: int | None
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -39,11 +51,23 @@ class CalleeRateLimited(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """A user cancelled the job while it ran."""
+    """A user cancelled the job while it ran, or its handler did; `error` is the reason of the handler."""
+
+    error: JobError | None = None
 
 
 class Interrupted(msgspec.Struct, frozen=True):
     """The node is shutting down, or never started the job; the job is returned unchanged."""
 
 
-Outcome = Succeeded | Failed | Unreadable | Snoozed | CalleeRateLimited | Cancelled | Interrupted
+Outcome = (
+    Succeeded
+    | Failed
+    | FailedFinally
+    | RetryRequested
+    | Unreadable
+    | Snoozed
+    | CalleeRateLimited
+    | Cancelled
+    | Interrupted
+)

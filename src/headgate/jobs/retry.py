@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -14,8 +15,9 @@ from headgate.jobs import transient
 from headgate.jobs.job import RetryTerms
 from headgate.jobs.transient import Transient
 
-ErrorType = type[BaseException] | Transient
-ErrorTypes = ErrorType | tuple[ErrorType, ...]
+ErrorFilter = type[BaseException] | Transient | Callable[[Any], object]
+ErrorFilters = ErrorFilter | tuple[ErrorFilter, ...]
+Backoff = Callable[[int], Duration | None] | Callable[[int, Any], Duration | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +27,16 @@ class RetryPolicy:
     `retries` (default 3) come after the first attempt. The n-th waits a random time (full jitter) of up to
     `base` (1 s) times 2**(n-1), at most `cap` (1 h); `jitter=False` waits exactly that. Alternatively `delay` is the
     same wait each time, `delays` lists each wait (and so the number of retries), or `backoff` computes it from the
-    number of failures so far, as seconds, or None to give up. These three are never jittered.
+    number of failures so far, and from the error if it takes two arguments: as seconds, or None to give up. These three
+    are never jittered.
 
     Errors in `give_up_on` are never retried; with `retry_on`, only those errors are; an error in both is not retried.
-    Each is an exception class, `RetryPolicy.NETWORK`, `RetryPolicy.DATABASE`, or a tuple of these. A group of
-    exceptions is retried only if each of them would be. A timeout is an error like any other.
+    Each is an exception class, `RetryPolicy.NETWORK`, `RetryPolicy.DATABASE`, a function that gets the error and
+    returns whether it is meant, or a tuple of these. A group of exceptions is retried only if each of them would be. A
+    timeout is an error like any other.
+
+    If a function of the policy raises, that is logged (RetryPolicyFailed), and the job is tried again after the default
+    delay.
 
     Raises DeclarationError for invalid or contradictory arguments.
 
@@ -48,9 +55,9 @@ class RetryPolicy:
     jitter: bool = True
     delay: Duration | None = None
     delays: Sequence[Duration] | None = None
-    backoff: Callable[[int], Duration | None] | None = None
-    retry_on: ErrorTypes | None = None
-    give_up_on: ErrorTypes | None = None
+    backoff: Backoff | None = None
+    retry_on: ErrorFilters | None = None
+    give_up_on: ErrorFilters | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.retries, bool) or not isinstance(self.retries, int):
@@ -68,10 +75,10 @@ class RetryPolicy:
         if self.delays is not None:
             self._take_delays(self.delays)
         for errors in (self.retry_on, self.give_up_on):
-            if not all(_is_error_type(kind) for kind in _each(errors)):
+            if not all(_is_filter(kind) for kind in _each(errors)):
                 raise DeclarationError(
-                    f"RetryPolicy filters by exception classes and by RetryPolicy.NETWORK and .DATABASE, not by "
-                    f"{errors!r}"
+                    f"RetryPolicy filters by exception classes, by plain functions of the error and by "
+                    f"RetryPolicy.NETWORK and .DATABASE, not by {errors!r}"
                 )
 
     def _require_one_way(self) -> None:
@@ -80,6 +87,11 @@ class RetryPolicy:
             raise DeclarationError(f"RetryPolicy takes {' or '.join(ways)}, not both")
         if self.backoff is not None and not callable(self.backoff):
             raise DeclarationError(f"RetryPolicy(backoff={self.backoff!r}) is not callable")
+        if self.backoff is not None and not any(_is_plain_function(self.backoff, count) for count in (1, 2)):
+            raise DeclarationError(
+                f"RetryPolicy(backoff={self.backoff!r}) must be a plain function of the number of failures, or of that "
+                "and the error; write backoff=lambda failures: … or backoff=lambda failures, error: …"
+            )
         if ways and (self.base, self.cap, self.jitter) != (1.0, 3600.0, True):
             raise DeclarationError(f"RetryPolicy({ways[0]}=…) does not use base, cap or jitter; leave them out")
 
@@ -96,21 +108,25 @@ class RetryPolicy:
         object.__setattr__(self, "retries", len(delays))
 
     def accepts(self, error: BaseException) -> bool:
-        """Return whether this kind of error is retried."""
+        """Return whether this error is retried. Raises what a filter raises that is a function."""
         if _matches(error, self.give_up_on):
             return False
         if isinstance(error, BaseExceptionGroup):
             return all(self.accepts(one) for one in error.exceptions)
         return self.retry_on is None or _matches(error, self.retry_on)
 
-    def wait_after(self, failures: int, random: Random) -> int | None:
-        """Return the microseconds to wait after the `failures`-th failure (counted from 1); None to give up."""
+    def wait_after(self, failures: int, random: Random, error: BaseException | None = None) -> int | None:
+        """Return the microseconds to wait after the `failures`-th failure (counted from 1), an `error`; None: give up.
+
+        Raises what the backoff raises, and DeclarationError for a wait that is no duration.
+        """
         if self.delays is not None:
             return _within(self.delays[min(failures, len(self.delays)) - 1])
         if self.delay is not None:
             return _within(self.delay)
         if self.backoff is not None:
-            wait = self.backoff(failures)
+            backoff: Callable[..., Duration | None] = self.backoff
+            wait = backoff(failures) if _is_plain_function(backoff, 1) else backoff(failures, error)
             return None if wait is None else _within(wait)
         base, cap = parse_wait(self.base, "base"), parse_wait(self.cap, "cap")
         longest = min(FARTHEST, cap, base << min(failures - 1, 62))
@@ -157,20 +173,40 @@ def _require_duration(name: str, value: object) -> None:
     parse_duration(value, name, "RetryPolicy")
 
 
-def _is_error_type(kind: object) -> bool:
-    return isinstance(kind, Transient) or (isinstance(kind, type) and issubclass(kind, BaseException))
+def _is_plain_function(function: Callable[..., object], count: int) -> bool:
+    """Return whether it is not async and can be called with that many arguments; True as well if that is unknown."""
+    if inspect.iscoroutinefunction(function):
+        return False
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:
+        # Some built-ins have no signature.
+        return True
+    return True
 
 
-def _each(errors: ErrorTypes | None) -> tuple[ErrorType, ...]:
-    if errors is None:
+def _is_filter(kind: object) -> bool:
+    if isinstance(kind, type):
+        return issubclass(kind, BaseException)
+    return isinstance(kind, Transient) or (callable(kind) and _is_plain_function(kind, 1))
+
+
+def _each(filters: ErrorFilters | None) -> tuple[ErrorFilter, ...]:
+    if filters is None:
         return ()
-    return errors if isinstance(errors, tuple) else (errors,)
+    return filters if isinstance(filters, tuple) else (filters,)
 
 
-def _matches(error: BaseException, errors: ErrorTypes | None) -> bool:
-    return any(
-        kind.matches(error) if isinstance(kind, Transient) else isinstance(error, kind) for kind in _each(errors)
-    )
+def _matches(error: BaseException, filters: ErrorFilters | None) -> bool:
+    return any(_is_meant(error, kind) for kind in _each(filters))
+
+
+def _is_meant(error: BaseException, kind: ErrorFilter) -> bool:
+    if isinstance(kind, Transient):
+        return kind.matches(error)
+    return isinstance(error, kind) if isinstance(kind, type) else bool(kind(error))
 
 
 def _within(wait: Duration) -> int:

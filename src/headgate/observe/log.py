@@ -11,7 +11,6 @@ from headgate.clock import to_datetime
 from headgate.escaping import INDENT, indented, one_line
 from headgate.jobs.event import (
     AttemptLingers,
-    BackoffFailed,
     CallbackFailed,
     ClockSkewed,
     EndingRefused,
@@ -40,6 +39,7 @@ from headgate.jobs.event import (
     QueueUnserved,
     ReportDropped,
     ResourceFailed,
+    RetryPolicyFailed,
     ScheduleFailed,
     ScheduleOverdue,
     ScheduleRenamed,
@@ -119,7 +119,7 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         ScheduleFailed,
         ReportDropped,
         EndingRefused,
-        BackoffFailed,
+        RetryPolicyFailed,
         AttemptLingers,
         CallbackFailed,
         ResourceFailed,
@@ -166,7 +166,8 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             return logging.ERROR, f"job {event.job_id} ({event.task}) failed at attempt {event.attempt}{error}"
         case JobFinished():
             times = "" if event.ran is None else f" in {event.ran:.3f} s, waited {event.waited or 0:.3f} s"
-            return logging.INFO, f"job {event.job_id} ({event.task}) {event.state}{times}"
+            reason = "" if event.error is None else f": {event.error.message}"
+            return logging.INFO, f"job {event.job_id} ({event.task}) {event.state}{times}{reason}"
         case JobRetried():
             error = "" if event.error is None else f": {event.error.type}: {event.error.message}"
             when = to_datetime(event.run_at).isoformat(timespec="seconds")
@@ -251,10 +252,11 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 logging.WARNING,
                 f"job {event.job_id} ({event.task}) ended here, but is no longer this node's: its result was refused",
             )
-        case BackoffFailed():
+        case RetryPolicyFailed():
             return (
                 logging.ERROR,
-                f"the backoff of task {event.task} raised {event.error}; its job is retried with the default delays",
+                f"the retry policy of task {event.task} raised {event.error}; its job is retried with the default "
+                "delays",
             )
         case AttemptLingers():
             why = _LINGERS.get(event.executor, "")

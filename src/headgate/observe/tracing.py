@@ -24,8 +24,10 @@ from headgate.jobs.outcome import (
     CalleeRateLimited,
     Cancelled,
     Failed,
+    FailedFinally,
     Interrupted,
     Outcome,
+    RetryRequested,
     Snoozed,
     Succeeded,
     Unreadable,
@@ -301,7 +303,7 @@ def _set_outcome(span: trace.Span, outcome: Outcome) -> None:
     match outcome:
         case Succeeded():
             span.set_attribute("headgate.outcome", "succeeded")
-        case Failed(error) | Unreadable(error):
+        case Failed(error) | FailedFinally(error) | RetryRequested(error) | Unreadable(error):
             span.set_attribute("headgate.outcome", "failed")
             _set_error(span, error)
         case Snoozed():

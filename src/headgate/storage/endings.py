@@ -73,11 +73,14 @@ class EndedHere(msgspec.Struct, array_like=True):
     def is_by(self, ending: Ending) -> bool:
         """Whether this ending was written before and only its reply was lost.
 
-        A job that became final by another way has another error; a cancellation counts if one was requested.
+        A job that became final by another way has another error; a cancellation by a user has none, and counts if one
+        was requested.
         """
         if self.fence != ending.fence or not isinstance(ending, Finished) or ending.state != self.state:
             return False
-        return bool(self.cancel_requested) if ending.state is JobState.CANCELLED else ending.error == self.error
+        if ending.state is JobState.CANCELLED and ending.error is None:
+            return bool(self.cancel_requested)
+        return ending.error == self.error
 
 
 LINES_AT_ONCE = 5000

@@ -1,4 +1,7 @@
-"""Exceptions that a handler raises for an outcome other than a failure."""
+"""Exceptions that a handler raises to say how its attempt ends.
+
+Subclasses of them have the same effect. A member of an exception group has none.
+"""
 
 from __future__ import annotations
 
@@ -28,3 +31,39 @@ class RateLimited(Exception):
     def __init__(self, retry_after: Duration) -> None:
         super().__init__(f"refused for {retry_after}")
         self.retry_after: int = parse_wait(retry_after, "retry_after", "RateLimited")
+
+
+class Retry(Exception):
+    """Try this job again: the attempt fails with `reason` and uses a retry; without one left, the job fails.
+
+    `raise Retry(30, "the report is not ready")`: the delay is seconds, a timedelta, or text like "5m"; less than 0 is
+    0, and a hundred years is the most. Without a delay that of the retry policy applies. The filters of the policy
+    (`retry_on`, `give_up_on`) do not apply.
+    """
+
+    delay: int | None = None
+
+    def __init__(self, delay: Duration | None = None, reason: str = "the handler requested a retry") -> None:
+        super().__init__(reason)
+        if delay is not None:
+            self.delay = parse_wait(delay, "delay", "Retry")
+
+
+class Fail(Exception):
+    """Fail this job with `reason`; it is not tried again, whatever its retry policy says.
+
+    `raise Fail("the customer is deleted")`, or `raise Fail(…) from error` to keep the cause in the traceback.
+    """
+
+    def __init__(self, reason: str = "the handler failed the job") -> None:
+        super().__init__(reason)
+
+
+class Cancel(Exception):
+    """End this job as cancelled, with `reason`: the work is not needed any more. It is no failure.
+
+    `raise Cancel("the order was withdrawn")`
+    """
+
+    def __init__(self, reason: str = "the handler cancelled the job") -> None:
+        super().__init__(reason)

@@ -17,7 +17,7 @@ from headgate.engine.executor import AttemptDependencies, CancelledBy, RunningAt
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.node import Node
 from headgate.jobs.job import ClaimedJob, JobState
-from headgate.jobs.outcome import CalleeRateLimited, Outcome, Snoozed
+from headgate.jobs.outcome import Outcome
 from headgate.storage.records import Claimed, Room
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import LifecycleHook
@@ -30,7 +30,7 @@ class RunAttempt:
     """One attempt that was run: its job, and the state it left the job in.
 
     `state` is waiting if the job will be retried, or was snoozed. `error` is the exception object that the handler
-    raised; None if it returned.
+    raised, also for a snooze; None if it returned.
     """
 
     job_id: str
@@ -52,24 +52,20 @@ class NextEvent(NamedTuple):
 
 
 class KeptAttempt(RunningAttempt):
-    """An attempt that keeps its handler's exception, and its outcome."""
+    """An attempt that keeps its handler's exception."""
 
-    __slots__ = ("kept", "outcome")
+    __slots__ = ("kept",)
 
     def __init__(
         self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None, dependencies: AttemptDependencies
     ) -> None:
         super().__init__(job, in_this_process(task), charge, dependencies)
         self.kept: BaseException | None = None
-        self.outcome: Outcome | None = None
 
     def outcome_of(self, done: asyncio.Task[Outcome]) -> Outcome:
-        self.outcome = super().outcome_of(done)
-        return self.outcome
-
-    def _keep_error(self, error: BaseException) -> None:
-        self.kept = error
-        super()._keep_error(error)
+        outcome = super().outcome_of(done)
+        self.kept = self.error
+        return outcome
 
 
 class NodeInTest(Node):
@@ -203,14 +199,3 @@ class SteppedNode(NodeInTest):
         ending = self._endings[attempt.job.id]
         if not ending.done():
             ending.set_result(attempt)
-
-
-def requested_wait(outcome: Outcome | None) -> int | None:
-    """Return the microseconds that a handler asked to wait; None if it did not."""
-    match outcome:
-        case Snoozed(delay):
-            return delay
-        case CalleeRateLimited(retry_after):
-            return retry_after
-        case _:
-            return None

@@ -14,17 +14,15 @@ from headgate.clock import SECOND, Duration, to_datetime
 from headgate.engine.call_groups import CallGroup
 from headgate.errors import JobCancelled, JobFailed
 from headgate.jobs.job import JobState, NewJob
-from headgate.jobs.outcome import CalleeRateLimited
 from headgate.storage.enlisting import run_at_once
 from headgate.storage.records import Claim, JobFilter, Room
 from headgate.tasks.handle import Job
-from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Call, Task
 from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.shared_memory import SharedMemory
 from headgate.testing.stand_in import StandIn
-from headgate.testing.stepped_node import RunAttempt, SteppedNode, requested_wait
+from headgate.testing.stepped_node import RunAttempt, SteppedNode
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -195,9 +193,9 @@ class Workbench:
     async def run_job(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run one job of the task, at once and alone, and return its result; it is not among those enqueued.
 
-        Arguments and result go through JSON as in production. It raises what the handler raises, Snooze and RateLimited
-        included; limits, delay and retries are ignored. Raises TypeError and PayloadError for arguments that cannot be
-        enqueued.
+        Arguments and result go through JSON as in production. It raises what the handler raises, Snooze, RateLimited,
+        Retry, Fail and Cancel included; limits, delay and retries are ignored. Raises TypeError and PayloadError for
+        arguments that cannot be enqueued.
         """
         now = self.clock.now()
         client = self._app._client
@@ -217,12 +215,6 @@ class Workbench:
             attempt = await node.perform(claimed.jobs[0])
         if attempt.kept is not None:
             raise attempt.kept
-        wait = requested_wait(attempt.outcome)
-        if wait is not None:
-            seconds = wait / SECOND
-            raise (
-                RateLimited(retry_after=seconds) if isinstance(attempt.outcome, CalleeRateLimited) else Snooze(seconds)
-            )
         record = await scratch.job(job.id)
         assert record is not None
         if record.result is None:

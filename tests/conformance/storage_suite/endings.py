@@ -93,16 +93,25 @@ class EndingsConformance(Conformance):
         assert list(await store_user.storage.finish(store_user.node, [other])) == [False]
         assert (await store_user.counts()) == QueueCounts("default", 0, 0, 1, 0, 0)
 
-    @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
-    async def test_an_ending_whose_reply_was_lost_can_be_repeated(self, store_user: StoreUser, state: JobState) -> None:
+    @pytest.mark.parametrize(
+        ("state", "error"),
+        [
+            (JobState.SUCCEEDED, None),
+            (JobState.FAILED, BOOM),
+            (JobState.CANCELLED, None),
+            (JobState.CANCELLED, JobError(type="Cancel", message="by its handler")),
+        ],
+    )
+    async def test_an_ending_whose_reply_was_lost_can_be_repeated(
+        self, store_user: StoreUser, state: JobState, error: JobError | None
+    ) -> None:
         """The fault: the repeat was refused, so nobody was told of an end that was stored."""
         await store_user.storage.join("node-b", "b")
         await store_user.add(2)
         first, second = await store_user.take()
         for job in (first, second):
-            if state is JobState.CANCELLED:
+            if state is JobState.CANCELLED and error is None:
                 await store_user.storage.cancel(job.id)
-        error = BOOM if state is JobState.FAILED else None
         ending = Finished(first.id, first.fence, state, error=error)
         other = Finished(second.id, second.fence, state, error=error)
         assert list(await store_user.storage.finish(store_user.node, [ending])) == [True]

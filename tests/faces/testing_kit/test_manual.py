@@ -11,7 +11,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from headgate import Headgate, HeadgateError, JobFailed, JobState, PayloadError, QueueFull, Snooze, batch
+from headgate import (
+    Cancel,
+    Fail,
+    Headgate,
+    HeadgateError,
+    JobFailed,
+    JobState,
+    PayloadError,
+    QueueFull,
+    Retry,
+    Snooze,
+    batch,
+)
 from headgate.testing import Workbench, inline, manual
 from tests.faces.testing_kit import shop
 
@@ -228,6 +240,23 @@ async def test_one_job_is_run_alone_and_is_not_among_those_enqueued(jobs: Workbe
         await jobs.run_job(shop.greet)  # type: ignore[call-arg]
     await jobs.run_job(shop.fan_out, ["a"])
     jobs.assert_enqueued(shop.greet, "a")
+
+
+async def test_a_handler_that_decides_its_outcome_is_drained_and_run_as_in_production() -> None:
+    app = Headgate("memory://")
+
+    @app.task
+    def decide(how: str) -> None:
+        raise {"fail": Fail, "retry": Retry, "cancel": Cancel, "snooze": Snooze}[how](5)
+
+    with manual(app) as jobs:
+        for how, state in (("fail", "failed"), ("retry", "waiting"), ("cancel", "cancelled"), ("snooze", "waiting")):
+            await decide.enqueue(how)
+            (attempt,) = (await jobs.drain(raising=False)).attempts
+            assert attempt.state == state
+            assert type(attempt.error).__name__ == how.capitalize()
+            with pytest.raises((Fail, Retry, Cancel, Snooze)):
+                await jobs.run_job(decide, how)
 
 
 def test_sync_code_enqueues_into_the_test(jobs: Workbench) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headgate import RetryPolicy
 from headgate.engine.child_messages import ErrorClass
-from headgate.engine.remote_error import rebuild_error
+from headgate.engine.remote_error import describe_class, rebuild_error
 
 
 class Demanding(ValueError):
@@ -58,3 +59,21 @@ def test_a_group_keeps_its_members_whose_kinds_decide_on_a_retry() -> None:
     assert [str(member) for member in group.exceptions] == ["part", "part"]
     assert RetryPolicy(retry_on=(ConnectionError, TimeoutError)).accepts(group)
     assert not RetryPolicy(give_up_on=TimeoutError).accepts(group)
+
+
+class Refused(OSError):
+    def __init__(self, status: int, body: object) -> None:
+        super().__init__(16, "busy")
+        self.status = status
+        self.body = body
+
+
+def test_an_error_keeps_its_attributes_that_are_plain_values() -> None:
+    error = Refused(503, object())
+    error.__dict__ |= {"text": "wait", "long": "x" * 3000, "nan": float("nan"), "huge": 1 << 80, "odd": "\ud800"}
+    crossed = msgspec.json.decode(msgspec.json.encode(describe_class(error)), type=ErrorClass)
+    assert crossed.attributes == {"status": 503, "text": "wait", "errno": 16}
+    remote = rebuild_error(crossed)
+    assert isinstance(remote, Refused)
+    assert (remote.status, remote.errno) == (503, 16)
+    assert RetryPolicy(retry_on=lambda error: error.status == 503).accepts(remote)

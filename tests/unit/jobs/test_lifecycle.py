@@ -26,8 +26,10 @@ from headgate.jobs.outcome import (
     CalleeRateLimited,
     Cancelled,
     Failed,
+    FailedFinally,
     Interrupted,
     Outcome,
+    RetryRequested,
     Snoozed,
     Succeeded,
     Unreadable,
@@ -74,7 +76,14 @@ def test_the_failure_after_the_last_retry_finishes_the_job() -> None:
 
 
 def test_a_failure_that_is_not_retryable_finishes_the_job_immediately() -> None:
-    assert ending(Failed(ERROR, retryable=False)) == Finished("job", 7, JobState.FAILED, error=ERROR)
+    assert ending(FailedFinally(ERROR)) == Finished("job", 7, JobState.FAILED, error=ERROR)
+
+
+@pytest.mark.parametrize(("delay", "wait"), [(3 * SECOND, 3 * SECOND), (None, 10 * SECOND)])
+def test_a_requested_retry_comes_after_its_delay_and_uses_up_a_retry(delay: int | None, wait: int) -> None:
+    requested = RetryRequested(ERROR, delay)
+    assert ending(requested) == Returned("job", 7, "failed", spent=True, run_at=NOON + wait, error=ERROR)
+    assert ending(requested, attempt=3) == Finished("job", 7, JobState.FAILED, error=ERROR)
 
 
 def test_attempts_lost_with_their_node_use_up_no_retry() -> None:
@@ -109,11 +118,22 @@ def test_an_interrupted_job_goes_back_as_it_was() -> None:
 
 def test_a_cancelled_job_is_cancelled() -> None:
     assert ending(Cancelled()) == Finished("job", 7, JobState.CANCELLED)
+    assert ending(Cancelled(ERROR)) == Finished("job", 7, JobState.CANCELLED, error=ERROR)
 
 
 @pytest.mark.parametrize(
     "outcome",
-    [Succeeded("1"), Failed(ERROR), Unreadable(ERROR), Snoozed(1), CalleeRateLimited(1), Cancelled(), Interrupted()],
+    [
+        Succeeded("1"),
+        Failed(ERROR),
+        FailedFinally(ERROR),
+        RetryRequested(ERROR, 1),
+        Unreadable(ERROR),
+        Snoozed(1),
+        CalleeRateLimited(1),
+        Cancelled(),
+        Interrupted(),
+    ],
     ids=lambda outcome: type(outcome).__name__,
 )
 def test_an_ending_names_the_job_and_the_fence_it_was_decided_for(outcome: Outcome) -> None:

@@ -81,6 +81,14 @@ def test_a_backoff_is_asked_with_the_failures_so_far() -> None:
     assert delays(RetryPolicy(backoff=lambda failures: failures * 10), 3) == [10, 20, 30]
 
 
+def test_a_backoff_that_takes_two_arguments_gets_the_error_as_well() -> None:
+    policy = RetryPolicy(backoff=lambda failures, error: failures * error.errno)
+    assert policy.wait_after(2, Random(0), OSError(7, "busy")) == 14 * SECOND
+    # One that can be called with the failures alone is: its second parameter may mean anything.
+    own = RetryPolicy(backoff=lambda failures, factor=10: failures * factor)
+    assert own.wait_after(2, Random(0), OSError(7, "busy")) == 20 * SECOND
+
+
 def test_a_negative_wait_of_a_backoff_is_none() -> None:
     assert delays(RetryPolicy(backoff=lambda _failures: timedelta(seconds=-5)), 1) == [0]
 
@@ -124,3 +132,16 @@ def test_giving_up_goes_before_retrying() -> None:
     policy = RetryPolicy(retry_on=OSError, give_up_on=FileNotFoundError)
     assert policy.accepts(ConnectionError())
     assert not policy.accepts(FileNotFoundError())
+
+
+def test_a_filter_may_be_a_function_of_the_error() -> None:
+    def is_busy(error: Exception) -> bool:
+        return getattr(error, "errno", None) == 16
+
+    policy = RetryPolicy(retry_on=(TimeoutError, is_busy), give_up_on=lambda error: "disk" in str(error))
+    assert policy.accepts(OSError(16, "busy"))
+    assert policy.accepts(TimeoutError())
+    assert not policy.accepts(OSError(2, "not there"))
+    assert not policy.accepts(OSError(16, "the disk is busy"))
+    assert policy.accepts(ExceptionGroup("", [OSError(16, "busy"), TimeoutError()]))
+    assert not policy.accepts(ExceptionGroup("", [OSError(16, "busy"), OSError(2, "not there")]))

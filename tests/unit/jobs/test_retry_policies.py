@@ -27,6 +27,10 @@ from headgate.jobs.lifecycle import Finished, Returned, decide
 from headgate.jobs.outcome import Failed
 
 
+async def give_back_later(_: object) -> bool:
+    return True
+
+
 def test_a_constant_delay_is_the_same_each_time() -> None:
     policy = RetryPolicy(retries=5, delay=timedelta(seconds=30))
     assert [policy.wait_after(failures, Random()) for failures in (1, 2, 50)] == [30 * SECOND] * 3
@@ -70,6 +74,9 @@ def test_a_backoff_that_says_none_gives_up_with_retries_left() -> None:
         ({"delays": "12"}, "not a list"),
         ({"retries": 5, "delays": [1, 2]}, "has 2 delays"),
         ({"backoff": 5}, "not callable"),
+        ({"backoff": lambda: 1}, "write backoff=lambda failures: … or backoff=lambda failures, error: …"),
+        ({"backoff": lambda failures, error, more: 1}, "must be a plain function of the number of failures"),
+        ({"backoff": give_back_later}, "must be a plain function"),
         ({"delay": 1, "delays": [1]}, "delay or delays, not both"),
         ({"delay": 1, "backoff": float}, "delay or backoff, not both"),
         ({"delay": 5, "cap": 60}, "does not use base, cap or jitter"),
@@ -77,6 +84,8 @@ def test_a_backoff_that_says_none_gives_up_with_retries_left() -> None:
         ({"retry_on": "OSError"}, "filters by exception classes"),
         ({"give_up_on": (OSError, int)}, "filters by exception classes"),
         ({"retry_on": [OSError]}, "filters by exception classes"),
+        ({"retry_on": lambda: True}, "by plain functions of the error"),
+        ({"give_up_on": (OSError, give_back_later)}, "by plain functions of the error"),
     ],
     ids=str,
 )

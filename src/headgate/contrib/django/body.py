@@ -11,7 +11,7 @@ import msgspec
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections
 
-from headgate import Headgate, JobContext, RateLimited, Snooze, Task, current_job
+from headgate import Cancel, Headgate, JobContext, RateLimited, Snooze, Task, current_job
 from headgate.admin import JobDetails
 from headgate.contrib.django.arguments import Arguments, Parameters
 from headgate.contrib.django.options import options_of
@@ -19,8 +19,8 @@ from headgate.contrib.django.results import fail, started_result, stored_result,
 from headgate.contrib.django.standard import base, signals
 from headgate.jobs.identity import process_name
 
-UNSPENT = (Snooze, RateLimited, asyncio.CancelledError)
-"""Exceptions that end an attempt but not its job."""
+WITHOUT_CALLBACK = (Snooze, RateLimited, Cancel, asyncio.CancelledError)
+"""Exceptions that end an attempt after which no callback is called."""
 
 
 class DjangoTaskBody:
@@ -76,7 +76,7 @@ class DjangoTaskBody:
             result = self._running(job, Arguments(args, kwargs))
             signals.task_started.send_robust(sender=self._sender, task_result=result)
             return self._task.func(*self._context(result), *args, **kwargs)
-        except UNSPENT:
+        except WITHOUT_CALLBACK:
             self._attempts.pop(job.id, None)
             raise
         finally:
@@ -91,7 +91,7 @@ class DjangoTaskBody:
                 result = await sync_to_async(self._running)(job, Arguments(args, kwargs))
                 await signals.task_started.asend_robust(sender=self._sender, task_result=result)
                 return await self._task.func(*self._context(result), *args, **kwargs)
-            except UNSPENT:
+            except WITHOUT_CALLBACK:
                 self._attempts.pop(job.id, None)
                 raise
             finally:
