@@ -152,7 +152,9 @@ class Headgate:
                 listen_url=self._settings.listen_url,
                 connections=self._settings.connections,
             )
-        self._registry = Registry(retry=self._settings.retry, timeout=self._settings.timeout)
+        self._registry = Registry(
+            retry=self._settings.retry, timeout=self._settings.timeout, retention=self._settings.retention
+        )
         self._ids = IdSource(random)
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
 

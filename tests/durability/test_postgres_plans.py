@@ -126,6 +126,7 @@ async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
         await storage.expire()
         await storage.evict()
         assert await storage.prune(storage.now() - 2 * HOUR, 200) == 0
+        assert await storage.prune_by_own_retention(200) == 0
         assert await storage.prune(storage.now() - HOUR // 2, 200) == 200
         assert await storage.cancel(BACKLOG.newest) is JobState.WAITING
         audit_record = AuditRecord("ada", "retry", "job", BACKLOG.newest)

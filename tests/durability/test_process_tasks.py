@@ -311,6 +311,19 @@ async def test_snooze_and_rate_limited_in_a_child_spend_no_attempt(tmp_path: Pat
         assert len(os.listdir(tmp_path)) == 3  # noqa: PTH208
 
 
+async def test_a_result_of_a_child_that_is_not_kept_may_be_of_any_type() -> None:
+    app = make_app()
+    task = app.task(queue="computing", process=True, keep_result=False)(bodies.give_back_an_object)
+    pid = app.task(queue="computing", process=True, keep_result=False)(bodies.pid)
+    results: list[int] = []
+    pid.on_completed(lambda job, result: results.append(result))
+    async with app:
+        assert await (await task.enqueue()).result(timeout=15) is None
+        assert await (await pid.enqueue()).result(timeout=15) is None
+        await until(lambda: bool(results))
+    assert results[0] > 0
+
+
 async def test_a_function_in_a_child_decides_how_its_job_ends() -> None:
     app = make_app()
     policy = RetryPolicy(retries=2, base=0, retry_on=(RetryPolicy.NETWORK, lambda error: error.errno == 0))

@@ -245,6 +245,7 @@ class Upkeep:
         steps["expire nothing"] = await self.steps_of(storage.expire())
         old = clock.now() - HOUR * SECOND
         steps["prune nothing"] = await self.steps_of(storage.prune(old))
+        steps["prune nothing by its own retention"] = await self.steps_of(storage.prune_by_own_retention())
         (late,) = await self._add([new_job(now=clock.now(), delayed=True, run_at=clock.now() + SECOND)])
         steps["cancel a job"] = await self.steps_of(storage.cancel(late))
         steps["add a job"] = await self.steps_of(storage.add([new_job(("hourly", "fresh"), now=clock.now())]))

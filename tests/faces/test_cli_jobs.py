@@ -287,14 +287,17 @@ def test_a_job_shows_the_options_that_differ_from_its_task(project: Project) -> 
         unique_key="k-1",
         timeout=7,
         retry=RetryPolicy(retries=9, base=2.5),
+        retention={"succeeded": 0, "failed": "forever"},
         expires_at=datetime(2100, 1, 1, tzinfo=UTC),
     )
     (shown,) = answer("jobs", "show", id)
     assert (shown["unique_key"], shown["timeout"], shown["retry"]["retries"], shown["batch"]) == ("k-1", 7.0, 9, None)
     assert shown["expires_at"] is not None
+    assert shown["retention"] == {"succeeded": 0, "failed": None, "cancelled": 604800}
     assert shown["enqueued_by"] == process_name()
     text = call("jobs", "show", id).output
-    for words in ("enqueued by", process_name(), "unique key", "k-1", "timeout", "7 s", '"retries":9', "expires"):
+    kept = "0 s if succeeded, forever if failed, 604800 s if cancelled"
+    for words in ("enqueued by", process_name(), "unique key", "k-1", "timeout", "7 s", '"retries":9', "expires", kept):
         assert words in text, words
 
 

@@ -449,6 +449,7 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
         "batch": None if record.origin is None else record.origin.batch,
         "timeout": None if record.options is None else record.options.timeout,
         "retry": None if record.options is None else record.options.retry,
+        "retention": None if record.options is None else record.options.retention,
         "cancel_requested": record.cancel_requested,
         "lost_attempts": record.lost,
         "payload": msgspec.Raw(record.payload.encode()),
@@ -471,12 +472,22 @@ def _occurs_at(record: JobRecord) -> datetime | None:
 
 
 def _overrides(record: JobRecord) -> Sequence[tuple[str, object]]:
-    """Return the options in which the job differs from its task."""
+    """Return the options in which the job differs from its task, and its own retention."""
     options = record.options
     if options is None:
         return ()
     retry = None if options.retry is None else msgspec.json.encode(options.retry).decode()
-    return (("timeout", None if options.timeout is None else f"{options.timeout:g} s"), ("retries as", retry))
+    kept = None if options.retention is None else msgspec.structs.asdict(options.retention)
+    return (
+        ("timeout", None if options.timeout is None else f"{options.timeout:g} s"),
+        ("retries as", retry),
+        ("kept for", kept and ", ".join(f"{_kept_for(seconds)} if {state}" for state, seconds in kept.items())),
+        ("keeps its result", options.keep_result),
+    )
+
+
+def _kept_for(seconds: int | None) -> str:
+    return "forever" if seconds is None else f"{seconds} s"
 
 
 def _occurrence(record: JobRecord) -> Sequence[tuple[str, object]]:

@@ -183,6 +183,8 @@ class _Child:
                 return ArgumentsRejected(truncated_error(error))
             enter(JobContext(request.job, request.limits, _Charge(self, request.job), self))
             result = function(*arguments, **named)
+            if not request.needs_result:
+                return ReturnedValue("null")
             try:
                 return ReturnedValue(payload.encode_result(result))
             except PayloadError as error:

@@ -36,6 +36,8 @@ class AttemptRequest(msgspec.Struct, frozen=True):
     max_payload: int
     log_level: int | None = None
     """The lowest level of log lines that are kept; None: none are."""
+    needs_result: bool = True
+    """Whether the node uses the returned value; otherwise the answer has null instead."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -153,7 +153,7 @@ class Enqueuer:
         if not options.keys().isdisjoint(("delay", "at", "expires_at")):
             raise DeclarationError(
                 f"schedule {spec.name!r}: delay, at and expires_at are options of one job; the trigger sets the times, "
-                "first= and until= set where it starts and ends"
+                "first= and until= set where it starts and ends, and expires_in= is the time that each job has"
             )
         if not options.keys().isdisjoint(("unique_key", "connection")):
             raise DeclarationError(
@@ -165,7 +165,10 @@ class Enqueuer:
         # An impossible key or cost is raised here, and not later on a node.
         self._registry.gate(task, queue).ask(arguments, headers, partial(self._skip, task.name))
         fields = {name: value for name, value in task.template.fields.items() if name in _SCHEDULED}
-        return ScheduledCall(queue=queue, payload=payload, headers=task.template.headers, **fields)
+        template = task.template
+        return ScheduledCall(
+            queue=queue, payload=payload, headers=template.headers, expires_in=template.expires_in, **fields
+        )
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> None:
         """Store a schedule at run time. Raises DeclarationError for options of one job and for a custom trigger."""
@@ -218,10 +221,12 @@ class Enqueuer:
 
     def _new_jobs(self, task: Task[Any, Any], group: CallGroup, queue: str) -> list[NewJob]:
         now = self._storage.now()
-        fields, shared_headers, delay, at = group.template
+        fields, shared_headers, delay, at, expires_in, expires_at = group.template
         requested_at = at if delay is None else now + delay
         delayed = requested_at is not None and requested_at > now
         run_at = requested_at if delayed and requested_at is not None else now
+        if expires_in is not None:
+            expires_at = run_at + expires_in
         instead_of = None if queue == group.queue else group.queue
         gate = self._registry.gate(task, queue, instead_of)
         gate_name = self._registry.gate_name(task.name, queue, instead_of)
@@ -240,6 +245,7 @@ class Enqueuer:
                     delayed=delayed,
                     run_at=run_at,
                     enqueued_at=now,
+                    expires_at=expires_at,
                     draws=draws,
                     costs=costs,
                     terms=terms,

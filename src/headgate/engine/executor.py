@@ -162,6 +162,11 @@ class RunningAttempt:
             return self.task.retry
         return self.task.retry.with_terms(options.retry)
 
+    @property
+    def keeps_result(self) -> bool:
+        options = self.job.options
+        return self.task.keep_result if options is None or options.keep_result is None else options.keep_result
+
     def start(self) -> asyncio.Task[Outcome]:
         dependencies = self._dependencies
         self.started_at = dependencies.clock.monotonic()
@@ -370,7 +375,7 @@ class RunningAttempt:
         self.thread = work
         return await asyncio.shield(work)
 
-    async def _with_resources(self, arguments: list[Any], named: dict[str, Any]) -> str:
+    async def _with_resources(self, arguments: list[Any], named: dict[str, Any]) -> str | None:
         using = self._use_resources(arguments, named)
         if self.task.executor is Executor.LOOP:
             return await using
@@ -384,9 +389,10 @@ class RunningAttempt:
             raise
         if isinstance(ended, BaseException):
             raise ended
-        return str(ended)
+        encoded: str | None = ended
+        return encoded
 
-    async def _use_resources(self, arguments: list[Any], named: dict[str, Any]) -> str:
+    async def _use_resources(self, arguments: list[Any], named: dict[str, Any]) -> str | None:
         """Open the resources, call the handler and close the resources; return the result as JSON."""
         failure: BaseException | None = None
         async with ResourceStack() as stack:
@@ -432,6 +438,7 @@ class RunningAttempt:
                 task.gate.names,
                 task.payload.max_payload,
                 self._dependencies.reports.lowest,
+                needs_result=self.keeps_result or self._is_kept,
             )
             run = partial(call.run, request, self._handle_update)
             answer: child_messages.Answer = await self._shielded(in_thread(self._dependencies.pool, run))
@@ -475,7 +482,7 @@ class RunningAttempt:
             case child_messages.ReturnedValue(result):
                 if self._is_kept:
                     self.result = self.task.payload.decode_result(result)
-                return Succeeded(result)
+                return Succeeded(result if self.keeps_result else None)
             case child_messages.Raised(error, kind):
                 return self._outcome_of_raised(rebuild_error(kind), error)
             case child_messages.ResultNotStorable(error):
@@ -487,19 +494,19 @@ class RunningAttempt:
             case _:
                 assert_never(answer)
 
-    def _succeeded(self, result: Any) -> Succeeded | Failed:
+    def _succeeded(self, result: Any) -> Outcome:
         if self.task.callbacks.exist:
             self.result = result
         try:
-            return Succeeded(self.task.payload.encode_result(result))
+            return Succeeded(self.task.payload.encode_result(result) if self.keeps_result else None)
         except PayloadError as error:
             return self._unstorable(error)
 
-    def _encoded(self, result: Any) -> str:
+    def _encoded(self, result: Any) -> str | None:
         if self._is_kept:
             self.result = result
         try:
-            return self.task.payload.encode_result(result)
+            return self.task.payload.encode_result(result) if self.keeps_result else None
         except PayloadError as error:
             raise _Unstorable(error) from None
 
@@ -545,7 +552,7 @@ class RunningAttempt:
         return self.task.callbacks.exist or bool(self._dependencies.around)
 
 
-async def _return_base_exceptions(using: Coroutine[Any, Any, str]) -> str | BaseException:
+async def _return_base_exceptions(using: Coroutine[Any, Any, str | None]) -> str | BaseException | None:
     """Await `using`; return SystemExit and KeyboardInterrupt, which would end the program if a task raised them."""
     try:
         return await using

@@ -35,6 +35,9 @@ RELEASING_STEPS = 100
 
 PRUNED_AT_ONCE = 500
 
+PRUNE_OVERLAP = 86400 * SECOND
+"""Microseconds by which a round of pruning reads again what the last round has read: jobs may have been locked then."""
+
 GATHERED_AT_ONCE = 1000
 
 
@@ -55,6 +58,7 @@ class Housekeeper:
         self._bus = bus
         self._callback_runner = callback_runner
         self._retention = retention
+        self._pruned_before: dict[int, int] = {}
         self._kept_for: dict[int, set[JobState]] = {}
         for state in FINAL_STATES:
             self._kept_for.setdefault(round(retention.of(state) * SECOND), set()).add(state)
@@ -120,8 +124,14 @@ class Housekeeper:
         while await self._storage.evict(1000) >= 1000:
             await sleep(self._clock, PAUSE)
         for kept_for, states in self._kept_for.items():
-            while await self._storage.prune(self._storage.now() - kept_for, PRUNED_AT_ONCE, frozenset(states)):
+            before = self._storage.now() - kept_for
+            # So that jobs that are kept forever, by their own retention, are not read in each round.
+            since = self._pruned_before.get(kept_for, 0) - PRUNE_OVERLAP
+            while await self._storage.prune(before, PRUNED_AT_ONCE, frozenset(states), since=since):
                 await sleep(self._clock, PAUSE)
+            self._pruned_before[kept_for] = before
+        while await self._storage.prune_by_own_retention(PRUNED_AT_ONCE):
+            await sleep(self._clock, PAUSE)
         while await self._storage.prune_audit(self._storage.now() - round(self._retention.audit * SECOND), 1000):
             await sleep(self._clock, PAUSE)
         for step, kept in KEPT_FOR.items():

@@ -30,6 +30,7 @@ def occurrence(
             draws, costs, terms = gate.ask(task.payload.arguments(call.payload), call.headers or {}, _ignore_skip)
         except USER_CODE_ERRORS as error:  # including errors of the task's own key or cost
             rejection = truncated_error(error)
+    ends = [rules.until, None if call.expires_in is None else now + call.expires_in]
     skipping = (terms or GateTerms()).skipping()
     return NewJob(
         id=id,
@@ -40,7 +41,7 @@ def occurrence(
         delayed=False,
         run_at=now,
         enqueued_at=now,
-        expires_at=rules.until,
+        expires_at=min((at for at in ends if at is not None), default=None),
         draws=draws,
         costs=costs,
         headers=call.headers,

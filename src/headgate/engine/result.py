@@ -25,5 +25,7 @@ def result_of(record: JobRecord, task: Task[Any, Any] | None) -> Any:
             cause = cause_of(error) or AttemptFailed(error.traceback or f"{error.type}: {error.message}")
             raise JobFailed(record.id, error.type, error.message, error.traceback) from cause
         case _:
-            assert record.result is not None
+            if record.result is None:
+                # It is not kept.
+                return None
             return msgspec.json.decode(record.result) if task is None else task.payload.decode_result(record.result)

@@ -39,11 +39,24 @@ class RetryTerms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     delays: tuple[float, ...] | None = None
 
 
+class RetentionTerms(msgspec.Struct, frozen=True, gc=False):
+    """How long one job is kept after it has ended, by its final state: whole seconds; None: forever."""
+
+    succeeded: int | None
+    failed: int | None
+    cancelled: int | None
+
+
 class JobOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The options of its task that one job overrides: the timeout in seconds, and the retries."""
+    """The options of its task that one job overrides, and its own retention, also if its task has declared it.
+
+    `timeout` is in seconds. Statements find jobs with their own retention by the text `"retention":` of the options.
+    """
 
     timeout: float | None = None
     retry: RetryTerms | None = None
+    retention: RetentionTerms | None = None
+    keep_result: bool | None = None
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -8,9 +8,9 @@ from headgate.jobs.job import JobError
 
 
 class Succeeded(msgspec.Struct, frozen=True, gc=False):
-    """The handler returned; `result` is its value as JSON."""
+    """The handler returned; `result` is its value as JSON, or None if it is not kept."""
 
-    result: str
+    result: str | None
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):

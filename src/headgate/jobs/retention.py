@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from headgate.arguments import parse_seconds
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
+from headgate.jobs.job import RetentionTerms
 from headgate.jobs.state import JobState
 
 DAY = 86400.0
+
+OwnRetention = Duration | Mapping[str, Duration]
+"""The retention of a task or a job: a duration, "forever", or these by state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,11 @@ class Retention:
     def of(self, state: JobState) -> float:
         """Return the seconds for which a job in this final state is kept."""
         return {JobState.SUCCEEDED: self.succeeded, JobState.FAILED: self.failed}.get(state, self.cancelled)
+
+    @property
+    def terms(self) -> RetentionTerms:
+        """The same as it is stored with a job that has its own retention."""
+        return RetentionTerms(math.ceil(self.succeeded), math.ceil(self.failed), math.ceil(self.cancelled))
 
 
 DEFAULT_RETENTION = Retention()
@@ -66,6 +76,30 @@ def parse_retention(text: str) -> Retention:
         raise DeclarationError(
             f"HEADGATE_RETENTION={text!r} cannot be read: {error}; write seconds, 7d, or succeeded=1h,failed=30d"
         ) from None
+
+
+def own_retention(given: OwnRetention, otherwise: RetentionTerms, where: str) -> RetentionTerms:
+    """Return the retention of a task or job as it is stored; `otherwise` is for states that a mapping leaves out.
+
+    A duration may be 0. Raises DeclarationError.
+    """
+    if not isinstance(given, Mapping):
+        kept = _own_seconds(given, "retention", where)
+        return RetentionTerms(kept, kept, kept)
+    states = RetentionTerms.__struct_fields__
+    for state in given:
+        if state not in states:
+            raise DeclarationError(f"{where}: retention has no entry {state!r}; use {', '.join(states)}")
+    return RetentionTerms(
+        *(
+            _own_seconds(given[state], f"retention of {state}", where) if state in given else getattr(otherwise, state)
+            for state in states
+        )
+    )
+
+
+def _own_seconds(value: object, name: str, where: str) -> int | None:
+    return None if value == "forever" else math.ceil(parse_seconds(value, name, where))
 
 
 def _seconds(name: str, value: object) -> float:

@@ -9,7 +9,7 @@ from headgate.jobs.job import JobOptions
 
 
 class ScheduledCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a schedule enqueues: a task, its payload and its options."""
+    """What a schedule enqueues: a task, its payload and its options; `expires_in` is in microseconds."""
 
     task: str
     queue: str
@@ -18,3 +18,4 @@ class ScheduledCall(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
     audit: AuditLevel = AuditLevel.FULL
+    expires_in: int | None = None

@@ -624,18 +624,27 @@ class Store:
         count: int = 1000,
         states: frozenset[JobState] = FINAL_STATES,
         *,
+        since: int = 0,
         ids: Sequence[str] | None = None,
     ) -> int:
-        """Delete up to `count` jobs that finished in these states before then. Returns how many were deleted.
+        """Delete up to `count` jobs that finished in these states before then, and not before `since`; return how many.
 
-        With `ids`, only those of them. Jobs that another open transaction has locked are skipped.
+        Jobs with their own retention are kept. With `ids`, only these jobs are deleted, whatever their retention. Jobs
+        that another open transaction has locked are skipped.
 
         Their attempts, log lines and audit entries are deleted with them. Fewer jobs are deleted at once if they have
         logged much; 0 means that none are left.
         """
         return await self.driver.write(
-            lambda tx: upkeep.prune(tx, finished_before, count, states, ids), reads_summaries=True
+            lambda tx: upkeep.prune(tx, since, finished_before, count, states, ids), reads_summaries=True
         )
+
+    async def prune_by_own_retention(self, count: int = 1000) -> int:
+        """Delete up to `count` jobs whose own retention has ended, as `prune` does. Returns how many were deleted.
+
+        A job is kept as long as a job that follows it, or its batch, is not final: that one may read its result.
+        """
+        return await self.driver.write(lambda tx: upkeep.prune_by_own_retention(tx, count))
 
     async def prune_audit(self, before: int, count: int = 1000) -> int:
         """Delete up to `count` audit entries from before then that are not about a job. Returns how many."""

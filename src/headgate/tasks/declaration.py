@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
+from headgate.jobs.retention import own_retention
 from headgate.jobs.retry import require_policy
 from headgate.tasks.executor_kind import Executor, executor_of
 from headgate.tasks.gate import bind_limits
 from headgate.tasks.handler import handler_function
 from headgate.tasks.name import require_name
-from headgate.tasks.options import HandlerOptions, TaskOptions, checked_timeout, require_names, require_priority
+from headgate.tasks.options import (
+    HandlerOptions,
+    TaskOptions,
+    checked_expiry,
+    checked_timeout,
+    require_names,
+    require_priority,
+    require_switch,
+)
 from headgate.tasks.payload import PayloadType
 from headgate.tasks.process_body import require_importable
 from headgate.tasks.queue import DEFAULT_QUEUE
@@ -65,7 +74,8 @@ def declare_task(
     """Return the declared task; `audit` is the level for a task without its own. Raises DeclarationError."""
     where = f"task {body.name!r}"
     retry, timeout, priority = options.get("retry"), options.get("timeout"), options.get("priority", 0)
-    own_audit = options.get("audit")
+    own_audit, expires_in, retention = options.get("audit"), options.get("expires_in"), options.get("retention")
+    keep_result = options.get("keep_result", True)
     require_name(body.name, "task")
     needs = needs_of(body.function, registry.resources, where)
     if needs and body.executor is Executor.PROCESS:
@@ -77,6 +87,7 @@ def declare_task(
     if retry is not None:
         require_policy(retry, where)
     require_priority(priority, where)
+    require_switch(keep_result, "keep_result", where)
     return Task(
         client,
         body.function,
@@ -88,6 +99,9 @@ def declare_task(
         timeout=None if timeout is None else checked_timeout(timeout, where),
         priority=priority,
         audit=audit if own_audit is None else audit_level(own_audit, where),
+        expires_in=None if expires_in is None else checked_expiry(expires_in, where),
+        retention=None if retention is None else own_retention(retention, registry.retention.terms, where),
+        keep_result=keep_result,
         aliases=_checked_aliases(options.get("aliases", ()), where),
         executor=body.executor,
         needs=needs,

@@ -11,6 +11,7 @@ from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditWord, audit_level
 from headgate.jobs.job import MAX_PRIORITY, JobOptions
+from headgate.jobs.retention import OwnRetention, own_retention
 from headgate.jobs.retry import RetryPolicy, require_policy
 from headgate.limits.key import named_arguments
 from headgate.limits.limit import Limit, RateOptions
@@ -53,8 +54,18 @@ class HandlerOptions(TypedDict, total=False):
     priority: int
     """0 to 9: a higher one goes first inside a lane (default: 0)."""
 
+    expires_in: Duration | None
+    """How long a job may wait from the time at which it may start; then it fails with JobExpired (default: forever)."""
+
     audit: AuditWord | None
     """How much of the life of its jobs is kept: "none", "errors", "minimal" or "full" (default: the app's)."""
+
+    retention: OwnRetention | None
+    """How long its jobs are kept after they have ended (default: the app's): a duration, 0 (deleted by the next
+    pruning), "forever", or a dict of these by state: {"succeeded": 0, "failed": "30d"}. It is stored with each job."""
+
+    keep_result: bool
+    """Whether the value that the handler returns is stored (default: yes); otherwise `job.result()` returns None."""
 
     upgrade: Upgrade | None
     """Returns arguments that fit the current signature for those that an older release has stored.
@@ -92,6 +103,9 @@ class EnqueueOptions(TypedDict, total=False):
     expires_at: datetime | None
     """An aware datetime: a job that has not started by then fails with JobExpired."""
 
+    expires_in: Duration | None
+    """The same, from the time at which the job may start: after its delay. Not together with `expires_at`."""
+
     headers: Mapping[str, str] | None
     """Text stored with the job, up to 16 KiB; added to the headers of the `using(…)` before."""
 
@@ -107,6 +121,12 @@ class EnqueueOptions(TypedDict, total=False):
 
     audit: AuditWord | None
     """How much of its life is kept: "none", "errors", "minimal" or "full"."""
+
+    retention: OwnRetention | None
+    """How long it is kept after it has ended: a duration, 0, "forever", or a dict of these by state."""
+
+    keep_result: bool | None
+    """Whether the value that the handler returns is stored."""
 
     unique_key: str | None
     """At most one job of the task waits under this key; 1 to 200 characters."""
@@ -125,6 +145,8 @@ class EnqueueOptions(TypedDict, total=False):
     """
 
 
+_INSTEAD_OF = {"delay": "at", "at": "delay", "expires_in": "expires_at", "expires_at": "expires_in"}
+
 NO_OPTIONS: EnqueueOptions = {}
 """The options of a task as it is declared."""
 
@@ -133,13 +155,15 @@ class JobTemplate(NamedTuple):
     """The stored fields that are the same for all jobs of a task and its options.
 
     `fields` are those of a `NewJob`, without its `headers`. `delay` and `at` are in microseconds, and at most one of
-    them is set.
+    them is set; the same is true of `expires_in` and `expires_at`.
     """
 
     fields: Mapping[str, Any]
     headers: dict[str, str] | None = None
     delay: int | None = None
     at: int | None = None
+    expires_in: int | None = None
+    expires_at: int | None = None
 
 
 def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOptions:
@@ -149,6 +173,8 @@ def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOption
     new = {name: value for name, value in changes.items() if value is not None}
     if "delay" in new and "at" in new:
         raise DeclarationError(f"{where}: pass delay or at, not both")
+    if "expires_in" in new and "expires_at" in new:
+        raise DeclarationError(f"{where}: pass expires_in or expires_at, not both")
     if "queue" in new:
         task._client.registry.require_queue(cast(str, new["queue"]), where)
     if "headers" in new:
@@ -177,16 +203,16 @@ def options_of_call(own: EnqueueOptions, others: EnqueueOptions) -> EnqueueOptio
 
 
 def _merged(before: EnqueueOptions, new: Mapping[str, Any]) -> EnqueueOptions:
-    # A new time replaces the one before, whether that was a delay or an instant.
-    dropped = ("delay", "at") if "delay" in new or "at" in new else ()
-    kept = {name: value for name, value in before.items() if name not in dropped}
+    # A new time replaces the one before, whether that was a duration or an instant.
+    kept = {name: value for name, value in before.items() if _INSTEAD_OF.get(name) not in new}
     return cast(EnqueueOptions, {**kept, **new})
 
 
 def job_template(task: Task[Any, Any], options: EnqueueOptions) -> JobTemplate:
     """Return what is the same for all jobs of the task under these options. Raises DeclarationError."""
     where = f"task {task.name!r}"
-    delay, at, expires_at = options.get("delay"), options.get("at"), options.get("expires_at")
+    delay, at = options.get("delay"), options.get("at")
+    expires_in, expires_at = options.get("expires_in"), options.get("expires_at")
     priority, headers, audit = options.get("priority"), options.get("headers"), options.get("audit")
     if priority is not None:
         require_priority(priority, where)
@@ -196,8 +222,7 @@ def job_template(task: Task[Any, Any], options: EnqueueOptions) -> JobTemplate:
         {
             "task": task.name,
             "priority": task.priority if priority is None else priority,
-            "expires_at": None if expires_at is None else parse_instant(expires_at, "expires_at", where),
-            "options": _job_options(options, where),
+            "options": _job_options(task, options, where),
             "audit": task.audit if audit is None else audit_level(audit, where),
             "unique_key": options.get("unique_key"),
             "on_conflict": options.get("on_conflict") or "keep",
@@ -205,18 +230,35 @@ def job_template(task: Task[Any, Any], options: EnqueueOptions) -> JobTemplate:
         dict(headers) if headers else None,
         None if delay is None else parse_duration(delay, "delay", where),
         None if at is None else parse_instant(at, "at", where),
+        *_expiry(task, expires_in, expires_at, where),
     )
 
 
-def _job_options(options: EnqueueOptions, where: str) -> JobOptions | None:
-    retry, timeout = options.get("retry"), options.get("timeout")
-    if retry is None and timeout is None:
-        return None
+def _expiry(
+    task: Task[Any, Any], expires_in: Duration | None, expires_at: datetime | None, where: str
+) -> tuple[int | None, int | None]:
+    if expires_at is not None:
+        return None, parse_instant(expires_at, "expires_at", where)
+    return task.expires_in if expires_in is None else checked_expiry(expires_in, where), None
+
+
+def _job_options(task: Task[Any, Any], options: EnqueueOptions, where: str) -> JobOptions | None:
+    retry, timeout, retention = options.get("retry"), options.get("timeout"), options.get("retention")
+    keep_result = options.get("keep_result")
     if retry is not None:
         require_policy(retry, where)
+    if keep_result is not None:
+        require_switch(keep_result, "keep_result", where)
+    kept = task.retention
+    if retention is not None:
+        kept = own_retention(retention, kept or task._client.registry.retention.terms, where)
+    if retry is None and timeout is None and kept is None and keep_result is None:
+        return None
     return JobOptions(
         timeout=None if timeout is None else checked_timeout(timeout, where),
         retry=None if retry is None else retry.terms(where),
+        retention=kept,
+        keep_result=keep_result,
     )
 
 
@@ -239,6 +281,17 @@ def require_priority(priority: int, where: str) -> None:
 def checked_timeout(timeout: Duration, where: str) -> float:
     """Return a timeout in seconds. Raises DeclarationError unless it is above 0."""
     return parse_seconds(timeout, "timeout", where, allow_zero=False)
+
+
+def checked_expiry(expires_in: Duration, where: str) -> int:
+    """Return how long a job may wait, in microseconds. Raises DeclarationError unless it is above 0."""
+    return parse_duration(expires_in, "expires_in", where, allow_zero=False)
+
+
+def require_switch(value: object, name: str, where: str) -> None:
+    """Raise DeclarationError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise DeclarationError(f"{where}: {name}={value!r} is not True or False")
 
 
 def require_headers(headers: Mapping[str, str], where: str) -> None:

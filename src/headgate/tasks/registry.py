@@ -9,6 +9,7 @@ from typing import Any
 
 from headgate.errors import DeclarationError, UnknownQueue
 from headgate.jobs.gating import Gates, OverflowTarget, subject_of
+from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.fair import PREFIX
@@ -39,12 +40,14 @@ def intended_queue(gate_name: str) -> str | None:
 class Registry:
     """Tasks, schedules, limits and queues by name, resources by type, and hooks in their order.
 
-    `retry` and `timeout` (seconds) are for tasks without their own in a queue without its own.
+    `retry` and `timeout` (seconds) are for tasks without their own in a queue without its own. `retention` is for
+    states that the retention of a task or a job leaves out.
     """
 
-    def __init__(self, *, retry: RetryPolicy, timeout: float | None) -> None:
+    def __init__(self, *, retry: RetryPolicy, timeout: float | None, retention: Retention) -> None:
         self._retry = retry
         self._timeout = timeout
+        self.retention = retention
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.schedules: dict[str, DeclaredSchedule] = {}
         self.names: frozenset[str] = frozenset()

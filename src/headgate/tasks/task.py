@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Un
 import msgspec
 
 from headgate.jobs.audit import AuditLevel
+from headgate.jobs.job import RetentionTerms
 from headgate.jobs.retry import RetryPolicy
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.callbacks import CallbackKind, Callbacks
@@ -60,6 +61,9 @@ class Task(Generic[P, R]):
         timeout: float | None,
         priority: int,
         audit: AuditLevel = AuditLevel.FULL,
+        expires_in: int | None = None,
+        retention: RetentionTerms | None = None,
+        keep_result: bool = True,
         aliases: Sequence[str] = (),
         executor: Executor | None = None,
         needs: Mapping[str, Resource] | None = None,
@@ -76,6 +80,9 @@ class Task(Generic[P, R]):
         self.aliases: tuple[str, ...] = tuple(aliases)
         self.priority = priority
         self.audit = audit
+        self.expires_in = expires_in
+        self.retention = retention
+        self.keep_result = keep_result
         self.template: JobTemplate = job_template(self, NO_OPTIONS)
         self._retry = retry
         self._timeout = timeout

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from headgate.arguments import parse_instant, parse_seconds, read_duration
 from headgate.clock import SECOND, Duration, to_datetime
 from headgate.engine.call_groups import CallGroup
-from headgate.errors import JobCancelled, JobFailed
+from headgate.engine.result import result_of
+from headgate.errors import JobFailed
 from headgate.jobs.job import JobState, NewJob
 from headgate.storage.enlisting import run_at_once
 from headgate.storage.records import Claim, JobFilter, Room
@@ -217,9 +218,7 @@ class Workbench:
             raise attempt.kept
         record = await scratch.job(job.id)
         assert record is not None
-        if record.result is None:
-            raise JobCancelled(job.id)
-        result: R = task.payload.decode_result(record.result)
+        result: R = result_of(record, task)
         return result
 
     async def _run_until(self, node: SteppedNode, until: Until | None) -> None:

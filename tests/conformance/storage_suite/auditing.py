@@ -16,7 +16,8 @@ from headgate.jobs.audit import (
     AuditRecord,
     SubjectKind,
 )
-from headgate.jobs.job import Draw, JobError, JobState, Progress
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import Draw, JobError, JobOptions, JobState, Origin, Progress, RetentionTerms
 from headgate.jobs.report import AttemptReport, LogLine
 from headgate.storage.live_rules import LimitSetting
 from headgate.testing.manual_clock import ManualClock
@@ -269,6 +270,58 @@ class AuditingConformance(Conformance):
             JobState.WAITING,
         ]
         assert await store_user.storage.prune(clock.now()) == 1
+
+    async def test_a_job_with_its_own_retention_is_pruned_by_that(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = JobOptions(retention=RetentionTerms(succeeded=0, failed=60, cancelled=None))
+        succeeded, failed, cancelled, running = await store_user.add(4, options=own)
+        (usual,) = await store_user.add()
+        jobs = {job.id: job for job in await store_user.take(5)}
+        await store_user.storage.cancel(cancelled)
+        await store_user.give_back(jobs[cancelled])
+        await store_user.succeed(jobs[usual])
+        await store_user.fail(jobs[failed])
+        assert await store_user.storage.prune_by_own_retention() == 0
+        await store_user.succeed(jobs[succeeded])
+        clock.advance(59)
+        assert await store_user.storage.prune(clock.now()) == 1, "only the usual one"
+        assert await store_user.storage.prune_by_own_retention() == 1
+        assert await store_user.storage.job(succeeded) is None
+        await store_user.storage.retry(failed)
+        clock.advance(10)
+        assert await store_user.storage.prune_by_own_retention() == 0, "it waits again"
+        await store_user.fail(await store_user.take_one())
+        clock.advance(59)
+        assert await store_user.storage.prune_by_own_retention() == 0
+        clock.advance(1)
+        assert await store_user.storage.prune_by_own_retention() == 1
+        clock.advance(10**9)
+        assert await store_user.storage.prune_by_own_retention() == 0
+        assert await store_user.states([cancelled, running]) == [JobState.CANCELLED, JobState.RUNNING]
+        assert await store_user.storage.prune(clock.now(), ids=[cancelled]) == 1, "people may delete it"
+
+    async def test_a_job_is_not_pruned_by_its_own_retention_before_those_that_may_read_its_result(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = JobOptions(retention=RetentionTerms(0, 0, 0))
+        first = store_user.new(options=own)
+        part = replace(store_user.new(options=own), origin=Origin(batch="some-batch"))
+        followers = [
+            replace(store_user.new(), origin=Origin(follows=first.id)),
+            replace(store_user.new(), origin=Origin(follows="some-batch")),
+        ]
+        await store_user.storage.add([first, part, *followers], [NewBatch("some-batch", 1, clock.now())])
+        await store_user.succeed(*await store_user.take(2))
+        clock.advance(1)
+        assert await store_user.storage.prune_by_own_retention() == 0
+        assert await store_user.storage.release_followers() is not None
+        following = await store_user.take(2)
+        assert {job.id for job in following} == {job.id for job in followers}
+        assert await store_user.storage.prune_by_own_retention() == 0
+        await store_user.succeed(*following)
+        assert await store_user.storage.prune_by_own_retention() == 2
+        assert await store_user.storage.batch("some-batch") is None
 
     async def test_a_job_is_deleted_with_all_its_rows(self, store_user: StoreUser, clock: ManualClock) -> None:
         gone, kept = await add(store_user), await add(store_user)

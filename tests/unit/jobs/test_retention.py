@@ -9,7 +9,8 @@ import pytest
 
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel
-from headgate.jobs.retention import DAY, Retention, parse_retention, retention_of
+from headgate.jobs.job import RetentionTerms
+from headgate.jobs.retention import DAY, Retention, own_retention, parse_retention, retention_of
 from headgate.jobs.state import JobState
 from headgate.settings import load_settings
 
@@ -55,6 +56,27 @@ def test_text_that_cannot_be_read_is_refused(text: str) -> None:
 def test_invalid_values_are_refused(given: Any) -> None:
     with pytest.raises(DeclarationError, match="retention"):
         retention_of(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (0, RetentionTerms(0, 0, 0)),
+        (0.2, RetentionTerms(1, 1, 1)),
+        ("1h", RetentionTerms(3600, 3600, 3600)),
+        ("forever", RetentionTerms(None, None, None)),
+        ({"succeeded": 0, "failed": "forever"}, RetentionTerms(0, None, 14 * 86400)),
+        ({}, RetentionTerms(604800, 604800, 14 * 86400)),
+    ],
+)
+def test_a_task_or_a_job_has_its_own_retention(given: Any, expected: RetentionTerms) -> None:
+    assert own_retention(given, Retention(cancelled=14 * DAY).terms, "task 'work'") == expected
+
+
+@pytest.mark.parametrize("given", [-1, True, "soon", {"audit": 1}, {"running": 5}, {"failed": "1x"}])
+def test_an_own_retention_that_makes_no_sense_is_refused(given: Any) -> None:
+    with pytest.raises(DeclarationError, match=r"task 'work'.*retention"):
+        own_retention(given, Retention().terms, "task 'work'")
 
 
 def test_an_argument_overrides_the_environment() -> None:

@@ -45,19 +45,30 @@ _HOLDERS = RowDecoder(Holder, "job")
 
 
 async def prune(
-    tx: Transaction, before: int, count: int, states: Collection[JobState], ids: Sequence[str] | None
+    tx: Transaction, since: int, before: int, count: int, states: Collection[JobState], ids: Sequence[str] | None
 ) -> int:
     """As `Store.prune`."""
     asked = {"before": before, "count": count, "states": sorted(states)}
     if ids is None:
-        found = await tx.fetch(_PRUNABLE, "prunable", **asked)
+        found = await tx.fetch(_PRUNABLE, "prunable", since=since, **asked)
     else:
         found = await tx.fetch(_PRUNABLE, "prunable_by_id", ids=list(ids), **asked)
+    if not found and ids is None:
+        # Batches that had no job, or whose last jobs were deleted by several nodes at once.
+        await tx.execute("prune_batches", before=before, count=count)
+    return await _delete(tx, found, before)
+
+
+async def prune_by_own_retention(tx: Transaction, count: int) -> int:
+    """As `Store.prune_by_own_retention`."""
+    found = await tx.fetch(_PRUNABLE, "prunable_by_own_retention", now=tx.now, count=count)
+    return await _delete(tx, found, tx.now + 1)
+
+
+async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> int:
+    """Delete jobs that finished before then, as many as one commit may delete. Returns how many were deleted."""
     found = found[: prunable_at_once([job.lines for job in found])]
     if not found:
-        if ids is None:
-            # Batches that had no job, or whose last jobs were deleted by several nodes at once.
-            await tx.execute("prune_batches", before=before, count=count)
         return 0
     # A permit that was kept until a job succeeds is released with the job at the latest.
     holders = {job.id: job for job in found if job.held and job.terms is not None}

@@ -8,7 +8,7 @@ job.id, job.held, job.draws, job.terms, (SELECT count(*) FROM headgate.log_line 
 SELECT @prunable_job
 FROM (
     SELECT id, held, draws, terms, batch FROM headgate.job
-    WHERE state {any:states text} AND finished_at < :before
+    WHERE state {any:states text} AND finished_at < :before AND finished_at >= :since AND NOT @has_own_retention
     LIMIT :count
 ) AS job
 
@@ -25,8 +25,40 @@ WITH RECURSIVE ended (state, queue) AS (
 )
 SELECT @prunable_job
 FROM ended
-CROSS JOIN job ON job.state = ended.state AND job.queue = ended.queue AND job.finished_at < :before
+CROSS JOIN job
+    ON job.state = ended.state AND job.queue = ended.queue AND job.finished_at < :before AND job.finished_at >= :since
+WHERE NOT @has_own_retention
 LIMIT :count
+
+-- part: has_own_retention
+(options IS NOT NULL AND {position}(options, '"retention":') > 0)
+
+-- part: kept_until [postgres]
+-- The end of a job's own retention; NULL for forever. As the index job_kept_until has it.
+-- A pattern: a damaged option must not keep its job from ending. No other option has these names.
+finished_at + 1000000 * substring(options COLLATE "C" FROM '"' || state || '":([0-9]+)')::bigint
+
+-- part: kept_until [sqlite]
+CASE json_type(options, '$.retention.' || state)
+    WHEN 'integer' THEN finished_at + 1000000 * json_extract(options, '$.retention.' || state)
+END
+
+-- name: prunable_by_own_retention
+-- Return the same for jobs whose own retention has ended, without those that a waiting or running job follows.
+SELECT @prunable_job
+FROM (
+    SELECT id, held, draws, terms, batch FROM headgate.job
+    WHERE finished_at IS NOT NULL AND {position}(options, '"retention":') > 0 AND @kept_until <= :now
+        AND NOT (
+            job.is_followed
+            AND EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.id AND next.finished_at IS NULL)
+        )
+        AND NOT (
+            job.batch IS NOT NULL
+            AND EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.batch AND next.finished_at IS NULL)
+        )
+    LIMIT :count
+) AS job
 
 -- name: prunable_by_id
 -- Return those of these jobs that finished in these states before then.

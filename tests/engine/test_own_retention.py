@@ -1,0 +1,230 @@
+"""Retention, kept results and expiry of single tasks and jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from headgate import (
+    DeclarationError,
+    Every,
+    Headgate,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    JobState,
+    RetryPolicy,
+    chain,
+    current_job,
+)
+from headgate.clock import SECOND, to_datetime
+from headgate.testing import manual
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+HOUR = 3600
+
+
+def test_each_job_is_kept_as_long_as_it_or_its_task_says() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retention={"succeeded": "2h", "cancelled": "4h"})
+
+        @app.task(retention={"succeeded": 0, "failed": "forever"}, retry=RetryPolicy(retries=0))
+        async def short(*, fails: bool) -> None:
+            if fails:
+                raise ValueError
+
+        @app.task
+        async def usual() -> str:
+            return "done"
+
+        async with app:
+            kept = await short.enqueue(fails=True)
+            hour = await short.using(retention="1h").enqueue(fails=False)
+            gone = await short.enqueue(fails=False)
+            cancelled = await short.using(retention={"failed": 1}, delay=9).enqueue(fails=False)
+            await cancelled.cancel()
+            plain = await usual.enqueue()
+            forever = await usual.using(retention="forever").enqueue()
+            await gone.result()
+            await asyncio.sleep(35)
+            with pytest.raises(JobNotFound):
+                await gone.status()
+            assert await plain.result() == "done"
+            await asyncio.sleep(HOUR)
+            with pytest.raises(JobNotFound):
+                await hour.status()
+            await asyncio.sleep(HOUR)
+            with pytest.raises(JobNotFound):
+                await plain.status()
+            assert (await cancelled.status()).state is JobState.CANCELLED, "of the app: 4 hours"
+            await asyncio.sleep(2 * HOUR)
+            with pytest.raises(JobNotFound):
+                await cancelled.status()
+            assert (await kept.status()).state is JobState.FAILED
+            assert await forever.result() == "done"
+
+    run_virtual(main)
+
+
+def test_a_step_reads_the_result_of_a_job_that_is_not_kept() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retention=0)
+        async def first() -> int:
+            return 7
+
+        @app.task
+        async def second() -> int:
+            leader = current_job().follows
+            assert leader is not None
+            await asyncio.sleep(100)
+            return await app.job(leader).result() + 1  # type: ignore[no-any-return]
+
+        async with app:
+            stored = await chain(first.call(), second.call()).enqueue()
+            assert await stored.result() == 8
+            await asyncio.sleep(35)
+            assert [job.task for job in await app.admin.jobs()] == ["second"]
+
+    run_virtual(main)
+
+
+class Session:
+    pass
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "thread", "resource", "thread with resource"])
+@pytest.mark.parametrize("has_callback", [False, True])
+def test_a_result_that_is_not_kept_may_be_of_any_type(kind: str, has_callback: bool) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        returned = object()
+        results: list[Any] = []
+
+        @app.resource(scope="attempt")
+        async def session() -> AsyncIterator[Session]:
+            yield Session()
+
+        async def coroutine() -> object:
+            return returned
+
+        def thread() -> object:
+            return returned
+
+        async def with_resource(session: Session) -> object:
+            return returned
+
+        def in_thread_with_resource(session: Session) -> object:
+            return returned
+
+        functions: dict[str, Any] = {
+            "coroutine": coroutine,
+            "thread": thread,
+            "resource": with_resource,
+            "thread with resource": in_thread_with_resource,
+        }
+        task = app.task(name="work", keep_result=False)(functions[kind])
+        if has_callback:
+            task.on_completed(lambda job, result: results.append(result))
+        async with app:
+            job = await task.enqueue()
+            assert await job.result() is None
+            assert (await app.admin.job(job.id)).record.result is None
+            kept = await task.using(keep_result=True).enqueue()
+            with pytest.raises(JobFailed, match="cannot be stored as JSON"):
+                await kept.result()
+        assert results == ([returned] if has_callback else [])
+
+    run_virtual(main)
+
+
+async def test_a_test_gets_none_for_a_result_that_is_not_kept() -> None:
+    app = Headgate("memory://")
+
+    @app.task(keep_result=False)
+    async def work() -> int:
+        return 1
+
+    with manual(app) as jobs:
+        assert await jobs.run_job(work) is None
+        assert await jobs.run_job(work.using(keep_result=True)) == 1
+
+
+def test_a_job_expires_in_the_time_that_its_task_gives_it_or_it_has_itself() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(expires_in=60)
+        async def work() -> None: ...
+
+        async with app.open():
+            begun = clock.now()
+
+            async def expiry(**options: Any) -> float:
+                job = await work.using(**options).enqueue()
+                expires_at = (await app.admin.job(job.id)).record.expires_at
+                assert expires_at is not None
+                return (expires_at - begun) / SECOND
+
+            assert await expiry() == 60
+            assert await expiry(delay=100) == 160
+            assert await expiry(expires_in="5m") == 300
+            assert await expiry(expires_at=to_datetime(begun + 7 * SECOND)) == 7
+            instant = work.using(expires_at=to_datetime(begun + 7 * SECOND))
+            assert instant.using(expires_in=8).template.expires_at is None
+        async with app:
+            job = await work.using(delay=100).enqueue()
+            await app.admin.queues.pause("default")
+            await asyncio.sleep(162)
+            with pytest.raises(JobFailed) as failed:
+                await job.result()
+            assert isinstance(failed.value.__cause__, JobExpired)
+
+    run_virtual(main)
+
+
+def test_an_occurrence_of_a_schedule_expires_in_the_time_of_its_task() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.schedule(Every(seconds=600))
+        @app.task(expires_in=60, retention=0)
+        async def work() -> None: ...
+
+        async with app:
+            await app.admin.queues.pause("default")
+            await asyncio.sleep(610)
+            (job,) = list(await app.admin.jobs())
+            record = (await app.admin.job(job.id)).record
+            assert record.expires_at == record.run_at + 60 * SECOND
+            assert record.options is not None
+            await asyncio.sleep(100)
+            assert list(await app.admin.jobs()) == [], "expired, cancelled and deleted"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"expires_in": 0}, "expires_in=0 must be above 0 seconds"),
+        ({"keep_result": "no"}, "keep_result='no' is not True or False"),
+        ({"retention": {"done": 5}}, "retention has no entry 'done'; use succeeded, failed, cancelled"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_where_it_is_written(options: dict[str, Any], message: str) -> None:
+    app = Headgate("memory://")
+
+    async def work() -> None: ...
+
+    with pytest.raises(DeclarationError, match=message):
+        app.task(**options)(work)
+    task = app.task(work)
+    with pytest.raises(DeclarationError, match=message):
+        task.using(**options)
+    with pytest.raises(DeclarationError, match="pass expires_in or expires_at, not both"):
+        task.using(expires_in=5, expires_at=to_datetime(10**16))
