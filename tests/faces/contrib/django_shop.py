@@ -22,8 +22,9 @@ SETTINGS = "tests.faces.contrib.shop.settings"
 def set_up(folder: Path) -> Iterator[Any]:
     """Django with the shop's settings, on a SQLite file in which the jobs are, too; the module of its tasks.
 
-    A process can be set up once only.
+    A process can be set up once only, so all test modules pass the same folder.
     """
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as environment:
         url = f"sqlite:///{folder / 'shop.db'}"
         environment.setenv("SHOP_DATABASE", url)
@@ -37,7 +38,7 @@ def set_up(folder: Path) -> Iterator[Any]:
         # A file of jobs may hold other tables, too, but has to be made as one.
         asyncio.run(app.migrate())
         with connection.cursor() as cursor:
-            cursor.execute("CREATE TABLE note (name TEXT)")
+            cursor.execute("CREATE TABLE IF NOT EXISTS note (name TEXT)")
         yield tasks
         app.sync.close()
 

@@ -27,7 +27,7 @@ from tests.faces.contrib.django_shop import ended, running, set_up
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The tasks of a project, without a worker."""
-    with set_up(tmp_path_factory.mktemp("shop")) as shop:
+    with set_up(tmp_path_factory.getbasetemp() / "shop") as shop:
         yield shop
 
 

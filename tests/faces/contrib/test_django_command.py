@@ -96,4 +96,7 @@ def test_the_other_commands_work_on_the_app_of_a_backend(environment: Mapping[st
 
     assert "0001 initial" in manage("migrate").stdout
     unknown = manage("--backend", "nightly", "status")
-    assert (unknown.returncode, "has no 'nightly'" in unknown.stderr) == (1, True), unknown.stderr
+    assert (unknown.returncode, "TASKS has no backend 'nightly', only beside, default" in unknown.stderr) == (
+        1,
+        True,
+    ), unknown.stderr

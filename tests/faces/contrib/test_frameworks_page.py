@@ -17,7 +17,23 @@ DJANGO_SETTINGS = """
 SECRET_KEY = "for tests"
 USE_TZ = True
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "jobs.db"}}
-INSTALLED_APPS = ["shop"]
+INSTALLED_APPS = ["shop", *("django.contrib." + name for name in "admin auth contenttypes messages sessions".split())]
+ROOT_URLCONF = "myproject.urls"
+ALLOWED_HOSTS = ["testserver"]
+SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True, "OPTIONS": {
+    "context_processors": [
+        "django.template.context_processors.request",
+        "django.contrib.auth.context_processors.auth",
+        "django.contrib.messages.context_processors.messages",
+    ]
+}}]
+MIGRATION_MODULES = {"admin": None, "auth": None, "contenttypes": None}
 """
 USES = {
     "FastAPI": """
@@ -54,6 +70,23 @@ asyncio.run(work(placed.id, synced.id))
 placed.refresh()
 synced.refresh()
 assert (placed.return_value, synced.return_value) == ("receipt of 17", "acme")
+
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connections
+from django.test import Client
+
+call_command("migrate", run_syncdb=True, verbosity=0)
+browser = Client()
+assert browser.get("/headgate/")["Location"] == "/admin/login/?next=/headgate/"
+browser.force_login(User.objects.create(username="ada", is_staff=True, is_superuser=True))
+assert browser.get("/headgate/api/session").json()["role"] == "admin"
+assert {job["task"] for job in browser.get("/headgate/api/jobs").json()["items"]} == {
+    "shop.tasks.send_receipt", "shop.tasks.sync_tenant"
+}
+assert 'href="/headgate/"' in browser.get("/admin/").content.decode()
+app.sync.close()
+connections.close_all()
 """,
     "Flask": """
 import asyncio

@@ -11,14 +11,14 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
-from django.utils.module_loading import import_string
+from django.utils.module_loading import autodiscover_modules, import_string
 
 from headgate import DeclarationError, Headgate, JobNotFound, UnfitConnection
 from headgate.contrib.django.arguments import Arguments
 from headgate.contrib.django.declared import IMPORTED, Declared, declared_on
 from headgate.contrib.django.default_app import app_of_database
 from headgate.contrib.django.results import PRIORITY, enqueued_result
-from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals
+from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals, tasks
 from headgate.jobs.job import MAX_PRIORITY, Origin
 from headgate.tasks.flow import FlowCall
 
@@ -157,6 +157,36 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         tied = FlowCall(id, job.call(*call.args, **call.kwargs), Origin(), ())
         self.app.sync.run(self.app._client.enqueue_flow([tied], []))
         signals.task_enqueued.send(type(self), task_result=result)
+
+
+def headgate_backend(alias: str) -> HeadgateBackend:
+    """Return the backend of this alias. Raises ImproperlyConfigured if `TASKS` has none, or another kind."""
+    if alias not in tasks.task_backends.settings:
+        known = ", ".join(sorted(tasks.task_backends.settings))
+        raise InvalidTaskBackend(f"TASKS has no backend {alias!r}, only {known}")
+    backend = tasks.task_backends[alias]
+    if not isinstance(backend, HeadgateBackend):
+        path = f"{type(backend).__module__}.{type(backend).__qualname__}"
+        raise InvalidTaskBackend(
+            f"the backend of TASKS[{alias!r}] is {path}; "
+            'write TASKS = {"default": {"BACKEND": "headgate.contrib.django.HeadgateBackend"}}'
+        )
+    return backend
+
+
+def app_with_tasks(alias: str) -> Headgate:
+    """Return the app of a backend, with the tasks of every `tasks.py` in INSTALLED_APPS declared.
+
+    Raises ImproperlyConfigured, DeclarationError, and what the modules raise.
+    """
+    backend = headgate_backend(alias)
+    autodiscover_modules("tasks")
+    return backend.declare_all()
+
+
+def dashboard_namespace(alias: str) -> str:
+    """Return the namespace of the URLs of the dashboard of a backend."""
+    return f"headgate-{alias}"
 
 
 def job_priority(priority: int) -> int:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import django
 from django.apps import apps
-from django.utils.module_loading import autodiscover_modules
 
 from headgate import Headgate
-from headgate.contrib.django.backend import HeadgateBackend
+from headgate.contrib.django.backend import app_with_tasks
 from headgate.contrib.django.standard import tasks
 
 if not apps.ready:
@@ -21,11 +20,7 @@ def __getattr__(alias: str) -> Headgate:
     """Return the app of that backend, with the tasks of every `tasks.py` in INSTALLED_APPS declared."""
     if alias not in tasks.task_backends.settings:
         raise AttributeError(f"TASKS has no backend {alias!r}")
-    backend = tasks.task_backends[alias]
-    if not isinstance(backend, HeadgateBackend):
-        raise AttributeError(f"the backend of TASKS[{alias!r}] is not Headgate's")
-    autodiscover_modules("tasks")
-    app = backend.declare_all()
+    app = app_with_tasks(alias)
     # Enqueueing during imports has opened the app in its own thread; a worker opens it anew.
     app.sync.close()
     return app

@@ -9,7 +9,10 @@ from argparse import REMAINDER, ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+
+from headgate.contrib.django.backend import headgate_backend
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
@@ -20,6 +23,10 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
         parser.add_argument("words", nargs=REMAINDER, help="What to do, as in `headgate --help`; worker, status, …")
 
     def handle(self, *_: Any, backend: str, words: Sequence[str], **__: Any) -> None:
+        try:
+            headgate_backend(backend)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from None
         os.environ["HEADGATE_APP"] = f"headgate.contrib.django.worker:{backend}"
         sys.argv = ["headgate", *(words or ["--help"])]
         # As `python -m headgate`: the command line defines its own subcommands.

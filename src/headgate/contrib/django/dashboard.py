@@ -1,0 +1,144 @@
+"""The dashboard below a path of a Django project, for the users of Django: `path("headgate/", dashboard_urls())`."""
+
+# Django has no types.
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.contrib.auth.decorators import login_not_required
+from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.core.handlers.asgi import ASGIRequest
+from django.db import connections, transaction
+from django.http import HttpResponse
+from django.urls import NoReverseMatch, path, reverse
+from django.utils.cache import patch_cache_control
+from django.utils.crypto import salted_hmac
+from django.views.decorators.csrf import csrf_exempt
+
+from headgate.contrib.django.asgi_call import call_asgi, scope_of
+from headgate.contrib.django.backend import app_with_tasks, dashboard_namespace, headgate_backend
+from headgate.errors import HeadgateError
+from headgate.http import CallbackAuth, Dashboard, Role, User, dashboard
+from headgate.http.http_error import http_error_of
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_USER = "headgate.user"
+
+
+def default_role(user: Any) -> Role | None:
+    """Return "admin" for superusers, "viewer" for other staff, None for everybody else."""
+    if not user.is_staff:
+        return None
+    return "admin" if user.is_superuser else "viewer"
+
+
+class DashboardMount:
+    """The dashboard of one backend of `TASKS`, for the users of Django that have a role."""
+
+    def __init__(self, alias: str, role: Callable[[Any], Role | None], options: Mapping[str, Any]) -> None:
+        self._alias = alias
+        self._role = role
+        self._options = options
+        self._lock = threading.Lock()
+        self._site: Dashboard | None = None
+
+    def user(self, user: Any) -> User | None:
+        """Return a user of Django as one of the dashboard; None for a user without a role."""
+        role = self._role(user) if user.is_active else None
+        return None if role is None else User(user.get_username(), role)
+
+    def app_for(self, user: User | None, path: str) -> ASGIApp:
+        """Return the ASGI app that answers a request. The first call imports all tasks."""
+        with self._lock:
+            if self._site is None:
+                self._site = self._make_site()
+        if user is not None and path.startswith("api/"):
+            # The dashboard would open the app on the event loop of the request, which under WSGI ends with the request.
+            # This opens it in the thread through which views enqueue.
+            try:
+                headgate_backend(self._alias).app._client.portal.open()
+            except HeadgateError as error:
+                return http_error_of(error).response()
+        return self._site
+
+    def _make_site(self) -> Dashboard:
+        return dashboard(
+            app_with_tasks(self._alias),
+            auth=CallbackAuth(lambda request: cast("User | None", request.scope[_USER])),
+            # The same in all processes.
+            secret=salted_hmac("headgate.dashboard", self._alias, algorithm="sha256").hexdigest(),
+            **self._options,
+        )
+
+
+def dashboard_urls(
+    *,
+    backend: str = "default",
+    role: Callable[[Any], Role | None] = default_role,
+    redact: Iterable[str] | None = (),
+    title: str = "Headgate",
+    read_only: bool = False,
+) -> tuple[list[Any], str, str]:
+    """Return the URLs of the dashboard of a backend of `TASKS`: `path("headgate/", dashboard_urls())`.
+
+    `role` gets a user who is signed in to Django and returns "viewer", "operator", "admin", or None for no access.
+    Default: superusers are admins, other staff are viewers. It may query the database. `redact`, `title` and
+    `read_only` are those of `headgate.http.dashboard`. Raises ImproperlyConfigured if the backend is not Headgate's.
+    """
+    headgate_backend(backend)
+    mount = DashboardMount(backend, role, {"redact": redact, "title": title, "read_only": read_only})
+    for alias in connections:
+        # With ATOMIC_REQUESTS Django refuses coroutines.
+        transaction.non_atomic_requests(alias)(dashboard_view)
+    views = [
+        path("", dashboard_view, {"mount": mount}, name="dashboard"),
+        path("<path:path>", dashboard_view, {"mount": mount}),
+    ]
+    return views, "headgate", dashboard_namespace(backend)
+
+
+@csrf_exempt  # changes need the dashboard's own token
+@login_not_required  # the front end expects a 401, not the page to which this would redirect
+async def dashboard_view(request: Any, mount: DashboardMount, path: str = "", **_captured: Any) -> Any:
+    """Answer a request to the dashboard, whose own path is `path`."""
+    if not request.path.removesuffix(path).endswith("/"):
+        raise ImproperlyConfigured('the path of the dashboard needs a slash at its end: path("headgate/", …)')
+    # Reads the session and the user from the database.
+    user = await sync_to_async(_user)(request, mount)
+    if user is None and request.method in ("GET", "HEAD") and not path.startswith(("api/", "static/")):
+        if request.user.is_authenticated:
+            raise PermissionDenied
+        return redirect_to_login(request.get_full_path(), _login_url())
+    if user is not None and path == "api/stream" and not isinstance(request, ASGIRequest):
+        # It would occupy a thread of the server for each browser. After this answer the front end polls; an error
+        # status would be reported to ADMINS.
+        return HttpResponse(status=204)
+    app = await sync_to_async(mount.app_for)(user, path)
+    response = await call_asgi(app, {**scope_of(request, path), _USER: user}, request.body)
+    patch_cache_control(response, private=True)
+    return response
+
+
+def _user(request: Any, mount: DashboardMount) -> User | None:
+    if not hasattr(request, "user"):
+        raise ImproperlyConfigured(
+            'the dashboard needs the users of Django; add "django.contrib.auth.middleware.AuthenticationMiddleware" '
+            "to MIDDLEWARE"
+        )
+    return mount.user(request.user)
+
+
+def _login_url() -> str:
+    try:
+        return reverse("admin:login")
+    except NoReverseMatch:
+        return str(settings.LOGIN_URL)
