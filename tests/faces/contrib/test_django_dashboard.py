@@ -18,6 +18,7 @@ from django.test import AsyncClient, Client, override_settings
 from django.urls import clear_script_prefix, path, resolve, set_script_prefix
 
 from headgate import StorageUnavailable
+from headgate.contrib.django import standard
 from headgate.contrib.django.standard import InvalidTaskBackend, tasks
 from tests.faces.contrib.django_shop import set_up
 from tests.until import until
@@ -30,6 +31,8 @@ PAGE = {"Accept": "text/html,*/*"}
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with set_up(tmp_path_factory.getbasetemp() / "shop") as shop:
         call_command("migrate", run_syncdb=True, verbosity=0)
+        # Both backends have the same app, and a task belongs to the one that declares it first.
+        tasks.task_backends["default"].declare_all()
         users = get_user_model().objects
         for name, flags in {
             "ada": {"is_staff": True, "is_superuser": True},
@@ -156,7 +159,18 @@ def test_a_name_with_a_slash_is_deleted_where_the_server_has_its_address_as_it_w
     assert sent.json()["error"]["code"] == "schedule_not_found"
 
 
-def test_a_path_without_a_slash_and_a_backend_of_another_kind_are_refused(shop: Any) -> None:
+def test_a_backend_of_another_kind_is_named_when_the_dashboard_is_visited_as_tests_may_have_one(shop: Any) -> None:
+    kind = f"{standard.NAME}.backends.dummy.DummyBackend"
+    mounted = _Urls(path(BASE[1:], dashboard_urls()))
+    ada = signed_in("ada")
+    with (
+        override_settings(ROOT_URLCONF=mounted, TASKS={"default": {"BACKEND": kind}}),
+        pytest.raises(InvalidTaskBackend, match=rf"TASKS\['default'\] is {kind}; write TASKS = "),
+    ):
+        ada.get(f"{BASE}api/session")
+
+
+def test_a_path_without_a_slash_and_an_unknown_backend_are_refused(shop: Any) -> None:
     with pytest.raises(InvalidTaskBackend, match="no backend 'nightly', only beside, default"):
         dashboard_urls(backend="nightly")
     with (

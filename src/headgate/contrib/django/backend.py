@@ -159,11 +159,16 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         signals.task_enqueued.send(type(self), task_result=result)
 
 
-def headgate_backend(alias: str) -> HeadgateBackend:
-    """Return the backend of this alias. Raises ImproperlyConfigured if `TASKS` has none, or another kind."""
+def require_backend(alias: str) -> None:
+    """Raise ImproperlyConfigured if `TASKS` has no backend of this alias."""
     if alias not in tasks.task_backends.settings:
         known = ", ".join(sorted(tasks.task_backends.settings))
         raise InvalidTaskBackend(f"TASKS has no backend {alias!r}, only {known}")
+
+
+def headgate_backend(alias: str) -> HeadgateBackend:
+    """Return the backend of this alias. Raises ImproperlyConfigured if `TASKS` has none, or another kind."""
+    require_backend(alias)
     backend = tasks.task_backends[alias]
     if not isinstance(backend, HeadgateBackend):
         path = f"{type(backend).__module__}.{type(backend).__qualname__}"

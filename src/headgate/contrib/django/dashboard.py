@@ -23,7 +23,7 @@ from django.utils.crypto import salted_hmac
 from django.views.decorators.csrf import csrf_exempt
 
 from headgate.contrib.django.asgi_call import call_asgi, scope_of
-from headgate.contrib.django.backend import app_with_tasks, dashboard_namespace, headgate_backend
+from headgate.contrib.django.backend import app_with_tasks, dashboard_namespace, headgate_backend, require_backend
 from headgate.errors import HeadgateError
 from headgate.http import CallbackAuth, Dashboard, Role, User, dashboard
 from headgate.http.http_error import http_error_of
@@ -92,9 +92,10 @@ def dashboard_urls(
 
     `role` gets a user who is signed in to Django and returns "viewer", "operator", "admin", or None for no access.
     Default: superusers are admins, other staff are viewers. It may query the database. `redact`, `title` and
-    `read_only` are those of `headgate.http.dashboard`. Raises ImproperlyConfigured if the backend is not Headgate's.
+    `read_only` are those of `headgate.http.dashboard`. Raises ImproperlyConfigured if `TASKS` has no such backend.
     """
-    headgate_backend(backend)
+    # Not its kind: the settings of tests may have another one under the same alias.
+    require_backend(backend)
     mount = DashboardMount(backend, role, {"redact": redact, "title": title, "read_only": read_only})
     for alias in connections:
         # With ATOMIC_REQUESTS Django refuses coroutines.
@@ -139,6 +140,6 @@ def _user(request: Any, mount: DashboardMount) -> User | None:
 
 def _login_url() -> str:
     try:
-        return reverse("admin:login")
+        return str(reverse("admin:login"))
     except NoReverseMatch:
         return str(settings.LOGIN_URL)

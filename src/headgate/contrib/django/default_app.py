@@ -1,4 +1,4 @@
-"""The app of a backend without OPTIONS["app"]: its jobs live in a database of Django's, or beside it."""
+"""The place of the jobs where nothing else is configured: in a database of Django's, or beside it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,25 @@ logger: logging.Logger = logging.getLogger("headgate.django")
 
 @functools.cache  # Django makes a backend for each thread; they share the app.
 def app_of_database(alias: str) -> Headgate:
-    """Return the app whose jobs are in the PostgreSQL database of this alias, or in a file beside its SQLite file.
+    """Return the app whose jobs are at `database_url(alias)`. Raises ImproperlyConfigured."""
+    return Headgate(database_url(alias))
 
-    HEADGATE_URL goes before both. Raises ImproperlyConfigured for other databases.
+
+def database_url(alias: str = "default") -> str:
+    """Return the URL of a project's jobs, for an app of your own: `app = Headgate(database_url(), retry=…)`.
+
+    This is HEADGATE_URL if it is set, else the PostgreSQL database of this alias in DATABASES, or a file beside its
+    SQLite file. Raises ImproperlyConfigured for other databases.
     """
-    if os.environ.get("HEADGATE_URL", "").strip():
-        return Headgate()
+    if url := os.environ.get("HEADGATE_URL", "").strip():
+        return url
     if alias not in connections:
         raise ImproperlyConfigured(f"DATABASES has no {alias!r}, where the jobs would be; {_WRITE}")
     connection = connections[alias]
     url = jobs_url(connection.vendor, connection.settings_dict)
     if connection.vendor == "sqlite":
         logger.info("jobs are in a file of their own beside DATABASES[%r]: %s", alias, url.removeprefix("sqlite:///"))
-    return Headgate(url)
+    return url
 
 
 def jobs_url(vendor: str, settings: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ def _name() -> str:
             return name
     raise DeclarationError(
         "headgate.contrib.django needs Django's task framework, which this Django does not have; "
-        "use Django 6, or pip install django-tasks"
+        "use Django 6, or pip install django-tasks, whose module is django_tasks"
     )
 
 
