@@ -46,7 +46,8 @@ def scope_of(request: Any, path: str) -> Scope:
 async def call_asgi(app: ASGIApp, scope: Scope, body: bytes) -> Any:
     """Return the app's response to this request; a streamed one if the app sends it in parts."""
     unread = [body]
-    # Not bounded: if the client disconnects before the first part is read, nothing would end the call.
+    # Not bounded, so that a call ends even if its parts are never read. A stream of the dashboard has few of them,
+    # because it lasts half a minute.
     messages: asyncio.Queue[Message | None] = asyncio.Queue()
 
     async def receive() -> Message:
@@ -63,26 +64,29 @@ async def call_asgi(app: ASGIApp, scope: Scope, body: bytes) -> Any:
 
     calling = asyncio.create_task(call())
     try:
-        start, first = await messages.get(), await messages.get()
-        if start is None or first is None or not first.get("more_body"):
+        start = await messages.get()
+        first = None if start is None else await messages.get()
+        is_streamed = first is not None and first.get("more_body", False)
+        if not is_streamed:
             await calling
     except BaseException:
         calling.cancel()
         raise
     assert start is not None
     assert first is not None
+    status = start["status"]
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
-    if not first.get("more_body"):
-        return HttpResponse(first.get("body", b""), status=start["status"], headers=headers)
+    if not is_streamed:
+        return HttpResponse(first["body"], status=status, headers=headers)
 
     async def parts() -> AsyncIterator[bytes]:
         try:
             message: Message | None = first
             while message is not None:
-                yield message.get("body", b"")
+                yield message["body"]
                 message = await messages.get()
         finally:
             calling.cancel()
 
-    # GZipMiddleware compresses each part by itself, of which some browsers read only the first.
-    return StreamingHttpResponse(parts(), status=start["status"], headers=headers | {"Content-Encoding": "identity"})
+    # GZipMiddleware would compress each part by itself, and some browsers read only the first of such parts.
+    return StreamingHttpResponse(parts(), status=status, headers=headers | {"Content-Encoding": "identity"})

@@ -58,7 +58,10 @@ def jobs_url(vendor: str, settings: Mapping[str, Any]) -> str:
 
 def _file_beside(name: str) -> str:
     if name.startswith(("file:", ":")):
-        raise ImproperlyConfigured(f"there is no place for jobs beside the SQLite database {name!r}; {_WRITE}")
+        raise ImproperlyConfigured(
+            f"the SQLite database {name!r} has no file, as in tests, so there is no place for jobs beside it; in tests "
+            "use Django's ImmediateBackend in TASKS, or set HEADGATE_URL=memory://"
+        )
     path = Path(name).absolute()
     return f"sqlite:///{path.with_name(f'{path.stem}-jobs{path.suffix}')}"
 
