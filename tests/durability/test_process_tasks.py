@@ -314,6 +314,8 @@ async def test_snooze_and_rate_limited_in_a_child_spend_no_attempt(tmp_path: Pat
 async def test_a_result_of_a_child_that_is_not_kept_may_be_of_any_type() -> None:
     app = make_app()
     task = app.task(queue="computing", process=True, keep_result=False)(bodies.give_back_an_object)
+    # It uses no result.
+    task.on_error(lambda job, error: None)
     pid = app.task(queue="computing", process=True, keep_result=False)(bodies.pid)
     results: list[int] = []
     pid.on_completed(lambda job, result: results.append(result))

@@ -438,7 +438,7 @@ class RunningAttempt:
                 task.gate.names,
                 task.payload.max_payload,
                 self._dependencies.reports.lowest,
-                needs_result=self.keeps_result or self._is_kept,
+                needs_result=self.keeps_result or self._uses_result,
             )
             run = partial(call.run, request, self._handle_update)
             answer: child_messages.Answer = await self._shielded(in_thread(self._dependencies.pool, run))
@@ -480,7 +480,7 @@ class RunningAttempt:
     def _outcome_of_answer(self, answer: child_messages.Answer) -> Outcome:
         match answer:
             case child_messages.ReturnedValue(result):
-                if self._is_kept:
+                if self._uses_result:
                     self.result = self.task.payload.decode_result(result)
                 return Succeeded(result if self.keeps_result else None)
             case child_messages.Raised(error, kind):
@@ -494,7 +494,7 @@ class RunningAttempt:
             case _:
                 assert_never(answer)
 
-    def _succeeded(self, result: Any) -> Outcome:
+    def _succeeded(self, result: Any) -> Succeeded | FailedFinally:
         if self.task.callbacks.exist:
             self.result = result
         try:
@@ -503,7 +503,7 @@ class RunningAttempt:
             return self._unstorable(error)
 
     def _encoded(self, result: Any) -> str | None:
-        if self._is_kept:
+        if self._uses_result:
             self.result = result
         try:
             return self.task.payload.encode_result(result) if self.keeps_result else None
@@ -547,9 +547,9 @@ class RunningAttempt:
         return FailedFinally(truncated_error(error))
 
     @property
-    def _is_kept(self) -> bool:
-        """Whether the result and the error are kept."""
-        return self.task.callbacks.exist or bool(self._dependencies.around)
+    def _uses_result(self) -> bool:
+        """Whether callbacks or hooks get the result."""
+        return self.task.callbacks.wants(CallbackKind.COMPLETED) or bool(self._dependencies.around)
 
 
 async def _return_base_exceptions(using: Coroutine[Any, Any, str | None]) -> str | BaseException | None:

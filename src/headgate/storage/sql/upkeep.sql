@@ -48,7 +48,8 @@ END
 SELECT @prunable_job
 FROM (
     SELECT id, held, draws, terms, batch FROM headgate.job
-    WHERE finished_at IS NOT NULL AND {position}(options, '"retention":') > 0 AND @kept_until <= :now
+    WHERE options IS NOT NULL AND finished_at IS NOT NULL AND {position}(options, '"retention":') > 0
+        AND @kept_until <= :now
         AND NOT (
             job.is_followed
             AND EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.id AND next.finished_at IS NULL)

@@ -219,7 +219,7 @@ CREATE INDEX job_passes ON headgate.job (id) WHERE waiting AND (held | passed) <
 -- it. Statements spell the expression in the same way.
 CREATE INDEX job_kept_until ON headgate.job (
     (finished_at + 1000000 * substring(options COLLATE "C" FROM '"' || state || '":([0-9]+)')::bigint)
-) WHERE finished_at IS NOT NULL AND strpos(options, '"retention":') > 0;
+) WHERE options IS NOT NULL AND finished_at IS NOT NULL AND strpos(options, '"retention":') > 0;
 CREATE INDEX job_expires ON headgate.job (expires_at) WHERE waiting AND expires_at IS NOT NULL;
 CREATE INDEX job_gives_up ON headgate.job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');

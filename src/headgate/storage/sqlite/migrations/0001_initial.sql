@@ -177,7 +177,7 @@ CREATE INDEX job_kept_until ON job (
     CASE json_type(options, '$.retention.' || state)
         WHEN 'integer' THEN finished_at + 1000000 * json_extract(options, '$.retention.' || state)
     END
-) WHERE finished_at IS NOT NULL AND instr(options, '"retention":') > 0;
+) WHERE options IS NOT NULL AND finished_at IS NOT NULL AND instr(options, '"retention":') > 0;
 CREATE INDEX job_expires ON job (expires_at) WHERE waiting AND expires_at IS NOT NULL;
 CREATE INDEX job_gives_up ON job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
