@@ -93,6 +93,7 @@ class Headgate:
         storage: Store | None = None,
         imports: Sequence[str] = (),
         concurrency: int | None = None,
+        slots: int | None = None,
         retry: RetryPolicy | None = None,
         timeout: Duration | None = None,
         heartbeat: Duration | None = None,
@@ -120,6 +121,7 @@ class Headgate:
         self._settings = load_settings(
             {
                 "concurrency": concurrency,
+                "slots": slots,
                 "retry": retry,
                 "timeout": timeout,
                 "heartbeat": heartbeat,
@@ -481,6 +483,7 @@ class Headgate:
         self,
         *,
         queues: Mapping[str, int | None] | None = None,
+        slots: int | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,
@@ -488,19 +491,20 @@ class Headgate:
     ) -> None:
         """Run as a worker process until SIGTERM or SIGINT; a second signal ends it at once.
 
-        `queues` maps the queues to serve to their slots (None: as declared); default: all declared queues. `grace` is
-        how long running jobs may continue after the first signal (default: the app's own). With `drain` it also ends
-        when no job of its queues runs on any node, and none could start now ("ready"), or none waits for a limit, for
-        its time or for another job either ("all"); paused queues do not count. `log_jobs` is whether each job that
-        ends gets a line in the log (default: the app's setting, and without one True). In a
-        thread other than the main one no signal ends it; cancel it, or `drain`.
+        `queues` maps the queues to serve to their slots (None: as declared); default: all declared queues. `slots` is
+        how many jobs of all queues together run at once (default: the app's own). `grace` is how long running jobs may
+        continue after the first signal (default: the app's own). With `drain` it also ends when no job of its queues
+        runs on any node, and none could start now ("ready"), or none waits for a limit, for its time or for another job
+        either ("all"); paused queues do not count. `log_jobs` is whether each job that ends gets a line in the log
+        (default: the app's setting, and without one True). In a thread other than the main one no signal ends it;
+        cancel it, or `drain`.
         """
         if self._storage.is_in_process:
             raise DeclarationError(
                 "a worker process on memory:// never gets a job: other processes enqueue into their own memory; "
                 "use sqlite:///path, or `async with app:` inside the process that enqueues"
             )
-        node = self._make_node(queues, grace, drain)
+        node = self._make_node(queues, grace, drain, slots)
         # Also during opening and closing, so that a signal does not interrupt them.
         is_main = threading.current_thread() is threading.main_thread()
         with stopped_by_signals(node) if handle_signals and is_main else contextlib.nullcontext():
@@ -519,6 +523,7 @@ class Headgate:
         queues: Mapping[str, int | None] | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
+        slots: int | None = None,
     ) -> Node:
         if IN_CHILD.get():
             raise DeclarationError(
@@ -529,7 +534,7 @@ class Headgate:
         return self._node_kind(
             self._storage,
             self._registry,
-            self._node_settings(queues, grace, drain),
+            self._node_settings(queues, grace, drain, slots),
             clock=self._clock,
             bus=self._bus,
             random=self._random,
@@ -545,17 +550,22 @@ class Headgate:
         queues: Mapping[str, int | None] | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
+        slots: int | None = None,
     ) -> NodeSettings:
         settings = self._settings
         chosen = dict.fromkeys(self._registry.queues) if queues is None else queues
-        slots: dict[str, int] = {}
+        if slots is not None:
+            parse_count(slots, "slots", "run", most=MOST_SLOTS)
+        capacity: dict[str, int] = {}
         for queue, given in chosen.items():
             self._registry.require_queue(queue, "this worker")
             if given is not None:
                 parse_count(given, "slots", f"queue {queue!r}", least=0, most=MOST_SLOTS)
-            slots[queue] = given or self._registry.concurrency(queue, settings.concurrency)
+            capacity[queue] = given or self._registry.concurrency(queue, settings.concurrency)
         return NodeSettings(
-            queues=slots,
+            queues=capacity,
+            slots=settings.slots if slots is None else slots,
+            weights={queue: self._registry.queues[queue].weight for queue in capacity},
             heartbeat=settings.heartbeat,
             lease=settings.lease,
             grace=settings.grace if grace is None else parse_seconds(grace, "grace", "run"),

@@ -39,7 +39,8 @@ class Settings:
     Durations are seconds, a timedelta, or text like "5m"; they are stored as seconds.
 
     `concurrency`: slots per queue and node, unless the queue sets it (default: 100, or max(4, 2 × cores) for a queue
-    whose tasks are all plain functions). `retry`: the policy of tasks without one (default: 3 retries, 1 s × 2ⁿ with
+    whose tasks are all plain functions). `slots`: how many jobs of all queues together run at once on a node (default:
+    as many as the queues have slots). `retry`: the policy of tasks without one (default: 3 retries, 1 s × 2ⁿ with
     full jitter, up to 1 h); in the environment `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or
     `delays=1s+1m+1h`. `timeout`: of each attempt of a task without one (default: none).
     `heartbeat` (5): the interval at which a node renews its lease; other nodes treat it as lost after `lease` (30).
@@ -62,6 +63,7 @@ class Settings:
     """
 
     concurrency: int | None = None
+    slots: int | None = None
     retry: RetryPolicy = DEFAULT_RETRY
     timeout: float | None = None
     heartbeat: float = 5.0
@@ -82,8 +84,9 @@ class Settings:
     listen_url: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.concurrency is not None:
-            parse_count(self.concurrency, "concurrency", most=MOST_SLOTS)
+        for name in ("concurrency", "slots"):
+            if getattr(self, name) is not None:
+                parse_count(getattr(self, name), name, most=MOST_SLOTS)
         for name in ("connections", "max_payload", "log_lines"):
             parse_count(getattr(self, name), name, least=0)
         require_policy(self.retry, "Headgate(…)")

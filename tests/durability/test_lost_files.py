@@ -97,6 +97,7 @@ async def test_no_job_is_accepted_into_a_file_that_was_just_deleted(
                 await work.enqueue()
 
 
+@pytest.mark.slow
 async def test_a_file_behind_a_symbolic_link_is_watched_too(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()

@@ -145,6 +145,7 @@ async def test_one_locked_job_delays_no_other_expiry(postgres_url: str, postgres
         await storage.close()
 
 
+@pytest.mark.slow
 async def test_the_store_names_the_endings_it_could_not_write(postgres_url: str, postgres_schema: str) -> None:
     """Of a locked job neither an ending nor a report is written or refused: it is asked to say them again."""
     clock = ManualClock()

@@ -120,6 +120,7 @@ async def test_readers_do_not_wait_for_a_migration_and_migrations_wait_for_each_
     assert "note" in await columns(postgres_url, postgres_schema, "job")
 
 
+@pytest.mark.slow
 async def test_a_migration_that_waits_too_long_for_another_raises(
     postgres_url: str, postgres_schema: str, release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ async def test_a_migration_that_fails_leaves_nothing_half_done(
     assert await ask(postgres_url, f"SELECT array_agg(number) FROM {postgres_schema}.migration") == [1]
 
 
+@pytest.mark.slow
 async def test_a_migration_does_not_wait_for_a_locked_table_so_long_that_workers_stop(
     postgres_url: str, postgres_schema: str, release: Release
 ) -> None:

@@ -27,6 +27,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 HOUR = 3600
 
 
+@pytest.mark.slow
 def test_each_job_is_kept_as_long_as_it_or_its_task_says() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retention={"succeeded": "2h", "cancelled": "4h"})

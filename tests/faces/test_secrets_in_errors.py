@@ -140,6 +140,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", PLACES, ids=lambda use: use.__name__.lstrip("_"))
 async def test_no_message_shows_the_password_of_a_url(
     use: Callable[[str], Awaitable[None]], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture

@@ -88,6 +88,7 @@ def test_a_worker_is_ready_until_it_stops(tmp_path: Path) -> None:
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_a_worker_waits_for_a_store_that_is_not_there_yet(tmp_path: Path) -> None:
     port, nothing = free_port(), free_port()
     with worker(tmp_path, f"postgresql://jobs@127.0.0.1:{nothing}/jobs", "--health-port", str(port)) as process:
@@ -99,6 +100,7 @@ def test_a_worker_waits_for_a_store_that_is_not_there_yet(tmp_path: Path) -> Non
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_wait_for_its_store_exits_with_the_error(tmp_path: Path) -> None:
     url = f"postgresql://jobs@127.0.0.1:{free_port()}/jobs"
     with worker(tmp_path, url, "--wait", "0") as process:

@@ -725,7 +725,8 @@ class MemoryMachine(StorageMachine):
     open_store = staticmethod(memory)
 
 
-TestMemoryStorage = MemoryMachine.TestCase
+# The store in memory is SQLite, as the one below.
+TestMemoryStorage = pytest.mark.slow(pytest.mark.timeout(120)(MemoryMachine.TestCase))
 TestMemoryStorage.settings = settings(
     max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "80")), stateful_step_count=40, deadline=None
 )

@@ -70,6 +70,12 @@ def _queues(
     callback=_queues,
     help="Serve this queue, with this number of slots per process (default: as declared). Repeatable; default: all.",
 )
+@click.option(
+    "--slots",
+    type=click.IntRange(1, MOST_SLOTS),
+    metavar="COUNT",
+    help="How many jobs of all queues together run at once per process (default: HEADGATE_SLOTS or the app's setting).",
+)
 @click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True, help="Number of processes.")
 @click.option(
     "--grace", type=seconds, metavar="TIME", help="How long running jobs may continue after a signal: 30, 90s, 5m."
@@ -125,6 +131,7 @@ def _queues(
 def worker(
     target: str,
     queues: Mapping[str, int | None] | None,
+    slots: int | None,
     processes: int,
     grace: float | None,
     metrics_port: int | None,
@@ -181,6 +188,8 @@ def worker(
         if health_port is not None:
             command += ["--health-port", str(health_port), "--health-host", health_host]
         command += ["--wait", f"{wait:f}", *(f"--import={name}" for name in imports)]
+        if slots is not None:
+            command += ["--slots", str(slots)]
         if log_jobs is not None:
             command += ["--log-jobs" if log_jobs else "--no-log-jobs"]
         if until is not None:
@@ -203,7 +212,7 @@ def worker(
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, name="headgate-stdin", daemon=True).start()
     with asyncio.Runner(loop_factory=make_loop) as runner:
-        runner.run(_serve(app, queues, grace, until, health, wait, log_jobs))
+        runner.run(_serve(app, queues, slots, grace, until, health, wait, log_jobs))
 
 
 class HealthPort(NamedTuple):
@@ -216,6 +225,7 @@ class HealthPort(NamedTuple):
 async def _serve(
     app: Headgate,
     queues: Mapping[str, int | None] | None,
+    slots: int | None,
     grace: float | None,
     drain: Literal["ready", "all"] | None,
     health: HealthPort | None,
@@ -231,7 +241,7 @@ async def _serve(
             app.instrument(server)
             await stack.enter_async_context(server.serving(health.port, health.host))
         if await _open(app, wait, stack):
-            await app.run(queues=queues, grace=grace, drain=drain, log_jobs=log_jobs)
+            await app.run(queues=queues, slots=slots, grace=grace, drain=drain, log_jobs=log_jobs)
     # All endings are recorded, so a late signal has nothing to interrupt. At its end Python waits for threads, which
     # may never end; a stopped worker must.
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -89,7 +89,8 @@ class ClaimLoop:
 
     def claim_for(self, rooms: Mapping[str, Room]) -> Claim:
         """Return the claim of this node for these rooms."""
-        return Claim(self._membership.id, rooms, self._rules, self._registry.names, self._registry.gates())
+        registry, shared = self._registry, self._slots.shared_by(rooms)
+        return Claim(self._membership.id, rooms, self._rules, registry.names, registry.gates(), shared)
 
     def close(self) -> None:
         """Cancel the timer of the next claim."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -59,11 +59,14 @@ class NodeSettings:
 
     `heartbeat` (5) is the interval at which the lease is renewed; other nodes treat it as lost after `lease` (30).
     `grace` (30) is how long running jobs may continue after a stop was requested. Final jobs are kept for `retention`
-    (7 days). `queues` maps the queues to serve to their slots. Of each job's log the first `log_lines` (1,000; 0: none)
+    (7 days). `queues` maps the queues to serve to their slots; all of them together have `slots` (None: any number),
+    which they share by their `weights`. Of each job's log the first `log_lines` (1,000; 0: none)
     of `log_level` (INFO) and above are kept. `version` is that of Headgate. With `drain` the node stops by itself.
     """
 
     queues: Mapping[str, int]
+    slots: int | None = None
+    weights: Mapping[str, int] = field(default_factory=dict)
     heartbeat: float = 5.0
     lease: float = 30.0
     grace: float = 30.0
@@ -121,7 +124,7 @@ class Node:
             clock=clock,
             ids=ids,
         )
-        self._slots = Slots(settings.queues)
+        self._slots = Slots(settings.queues, settings.slots, settings.weights)
         own_lease, peers = OwnLease(lease), PeerLeases(lease, interval)
         # The services that write for attempts.
         self._reporter = Reporter(

@@ -10,10 +10,18 @@ from headgate.storage.records import Room
 
 
 class Slots:
-    """Counts the slots in use by queue; `capacity` maps each served queue to its slots."""
+    """Counts the slots in use by queue.
 
-    def __init__(self, capacity: Mapping[str, int]) -> None:
+    `capacity` maps each served queue to its slots. `most` bounds those of all queues together, which they share by
+    their `weights` (default: 1 each) if not all can have what they want.
+    """
+
+    def __init__(
+        self, capacity: Mapping[str, int], most: int | None = None, weights: Mapping[str, int] | None = None
+    ) -> None:
         self.capacity = capacity
+        self._most = most
+        self._weights = weights or {}
         self._busy = dict.fromkeys(capacity, 0)
         self._odd_for_gated = dict.fromkeys(capacity, True)
         # The queues in which jobs may wait only for a slot.
@@ -31,7 +39,7 @@ class Slots:
     def release(self, queue: str) -> bool:
         """Release the slot of a job of the queue; return whether another job may wait for it."""
         self._busy[queue] -= 1
-        return queue in self._short_of_slots
+        return queue in self._short_of_slots or (self._most is not None and bool(self._short_of_slots))
 
     def free_in(self, queue: str) -> int:
         """Return the free slots of a queue; 0 for a queue that this node does not serve."""
@@ -40,7 +48,13 @@ class Slots:
     @property
     def free(self) -> int:
         """Return the free slots of all queues."""
-        return sum(max(0, capacity - self._busy[queue]) for queue, capacity in self.capacity.items())
+        free = sum(max(0, capacity - self._busy[queue]) for queue, capacity in self.capacity.items())
+        return free if self._shared is None else min(free, self._shared)
+
+    @property
+    def _shared(self) -> int | None:
+        """The free slots that all queues share; None if they are not bounded together."""
+        return None if self._most is None else max(0, self._most - sum(self._busy.values()))
 
     def rooms(self) -> dict[str, Room]:
         """Return what the next claim may ask for; queues without a free slot are left out.
@@ -50,15 +64,31 @@ class Slots:
         """
         rooms: dict[str, Room] = {}
         self._short_of_slots.update(self.capacity)
+        shared = self._shared
         for queue, capacity in self.capacity.items():
             free = capacity - self._busy[queue]
+            if shared is not None:
+                free = min(free, shared)
             if free > 0:
                 # The odd slot goes to jobs with and without limits in turn, so a node with one slot starves neither.
                 self._odd_for_gated[queue] = not self._odd_for_gated[queue]
-                rooms[queue] = Room(free, gated_first=self._odd_for_gated[queue])
+                weight = self._weights.get(queue, 1)
+                rooms[queue] = Room(free, self._odd_for_gated[queue], self._busy[queue], weight)
+        if shared is not None:
+            # The first queue gets the odd slot, so each is the first one in turn.
+            first, *others = self.capacity
+            self.capacity = {queue: self.capacity[queue] for queue in (*others, first)}
         return rooms
+
+    def shared_by(self, rooms: Mapping[str, Room]) -> int | None:
+        """Return how many slots these rooms share; None if each can be filled."""
+        shared = self._shared
+        return None if shared is None or sum(room.slots for room in rooms.values()) <= shared else shared
 
     def note_claimed(self, rooms: Mapping[str, Room], jobs: Sequence[ClaimedJob]) -> None:
         """Note the queues that were not short of slots: a claim for `rooms` returned fewer jobs than slots."""
+        if self._most is not None:
+            # A queue may have got less than its room because others had their parts.
+            return
         counts = Counter([job.queue for job in jobs])
         self._short_of_slots.difference_update(queue for queue, room in rooms.items() if counts[queue] < room.slots)

@@ -29,6 +29,7 @@ from headgate.storage.admission import (
     RowId,
     admit,
     demand_of,
+    divided,
     gated_share,
     remote_charges,
     starved_by,
@@ -236,6 +237,10 @@ class ClaimPlan:
         self.newest = newest
         self.known = claim.known(newest)
         """The gates of jobs that may start on this node."""
+        self.rooms = claim.rooms
+        """The room of each queue, narrowed if all queues share slots."""
+        self.ready: Mapping[str, int] = {}
+        """How many jobs without limits are ready in each queue."""
         self.now = now
         self.limit_now = limit_now
         self.gated: list[LaneVisit] = []
@@ -264,6 +269,7 @@ class ClaimPlan:
         later.unknown, later.gate_mismatches = self.unknown, self.gate_mismatches
         later.has_unknown_lanes, later._page_was_full = self.has_unknown_lanes, self._page_was_full
         later._lowest_turns, later._outside = self._lowest_turns, self._outside
+        later.rooms, later.ready = self.rooms, self.ready
         return later
 
     # --------------------------------------------------------------------------------------- what to read
@@ -409,7 +415,31 @@ class ClaimPlan:
 
     def shares(self, ready: Mapping[str, int]) -> dict[str, int]:
         """Return how many gated jobs each queue may start while so many ungated jobs are ready."""
-        return {queue: gated_share(room, ready.get(queue, 0)) for queue, room in self.claim.rooms.items()}
+        self.ready = ready
+        return {queue: gated_share(room, ready.get(queue, 0)) for queue, room in self.rooms.items()}
+
+    def divide(self, rows: Iterable[LaneRow]) -> None:
+        """Divide the slots that all queues share among those with jobs: in these lanes, or without limits.
+
+        A queue whose jobs cannot start leaves slots unused in this claim, but not in the next one.
+        """
+        if self.claim.slots is None:
+            return
+        waiting = Counter(self.ready)
+        for row in rows:
+            waiting[row.queue] += max(1, row.waiting)
+        wanted = {queue: min(room.slots, waiting[queue]) for queue, room in self.claim.rooms.items()}
+        parts = self._divided(self.claim.slots, wanted)
+        self.rooms = {queue: replace(room, slots=parts[queue]) for queue, room in self.claim.rooms.items()}
+        self._page_was_full = self._page_was_full or parts != wanted
+
+    def _divided(self, slots: int, wanted: Mapping[str, int]) -> dict[str, int]:
+        """Divide these slots among the queues; the jobs of this claim hold slots, too."""
+        rooms = self.claim.rooms
+        held = Counter({queue: room.held for queue, room in rooms.items()})
+        for visit in self.gated:
+            held[visit.row.queue] += visit.taken
+        return divided(slots, wanted, held, {queue: room.weight for queue, room in rooms.items()})
 
     def heads_to_read(self, visits: Sequence[LaneVisit], slots: int, view: Callable[[Draw], BucketView]) -> int:
         """Return how many jobs of each lane to read: those that can start, and one more that finds a bucket closed.
@@ -496,7 +526,11 @@ class ClaimPlan:
         left = {queue: room.slots for queue, room in self.claim.rooms.items()}
         for visit in self.gated:
             left[visit.row.queue] -= visit.taken
-        return {queue: max(0, slots) for queue, slots in left.items()}
+        left = {queue: max(0, slots) for queue, slots in left.items()}
+        if self.claim.slots is None:
+            return left
+        wanted = {queue: min(slots, self.ready.get(queue, 0)) for queue, slots in left.items()}
+        return self._divided(self.claim.slots - sum(visit.taken for visit in self.gated), wanted)
 
     @property
     def visits(self) -> list[LaneVisit]:

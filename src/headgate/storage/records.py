@@ -29,12 +29,17 @@ class Room(msgspec.Struct, frozen=True):
 
     slots: int
     gated_first: bool = True
+    held: int = 0
+    """How many slots its jobs hold now."""
+    weight: int = 1
+    """Its part of the slots that all queues share, if they are bounded."""
 
 
 class Claim(msgspec.Struct, frozen=True):
     """A request of a node for jobs: its room per queue, and the rules, tasks and gates that it has.
 
-    Without `gates` it gets jobs that carry no gate, by their tasks.
+    `slots` bounds how many jobs start in all queues together. Without `gates` it gets jobs that carry no gate, by their
+    tasks.
     """
 
     node: str
@@ -42,6 +47,7 @@ class Claim(msgspec.Struct, frozen=True):
     rules: Mapping[str, AnyRule]
     tasks: frozenset[str]
     gates: Gates | None = None
+    slots: int | None = None
 
     def known(self, newest: Mapping[str, str]) -> KnownGates:
         """Return the gates of jobs that this node may start, where `newest` are the newest gates by subject."""

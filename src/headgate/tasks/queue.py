@@ -10,7 +10,7 @@ from headgate.arguments import MOST_SLOTS, parse_count
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy, require_policy
-from headgate.limits.fair import checked_weights
+from headgate.limits.fair import MOST_WEIGHT, checked_weights
 from headgate.limits.limit import Key, Limit, require_list
 from headgate.tasks.name import require_name
 from headgate.tasks.options import checked_timeout, require_names
@@ -40,6 +40,7 @@ class Queue:
     timeout: float | None = None
     fair_by: Key = None
     weights: Mapping[str, int] | None = None
+    weight: int = 1
 
 
 class QueueOptions(TypedDict, total=False):
@@ -87,6 +88,9 @@ class QueueOptions(TypedDict, total=False):
     weights: Mapping[str, int]
     """How many turns a key of `fair_by` has for each turn of the others (default: 1 each; 1 to 100)."""
 
+    weight: int
+    """Its part of the slots of a worker, if `slots` bounds those of all queues (default: 1; 1 to 100)."""
+
 
 def declared_queue(name: str, options: QueueOptions) -> Queue:
     """Return a declared queue. Raises TypeError, and DeclarationError for what can never work."""
@@ -108,6 +112,7 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
         )
     if global_concurrency is not None:
         parse_count(global_concurrency, "global_concurrency", where)
+    parse_count(options.get("weight", 1), "weight", where, most=MOST_WEIGHT)
     fair_by, weights = options.get("fair_by"), options.get("weights")
     if weights is not None:
         checked_weights(weights, where)
@@ -124,6 +129,7 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
         seconds,
         fair_by,
         weights,
+        options.get("weight", 1),
     )
     _require_backlog(queue)
     return queue

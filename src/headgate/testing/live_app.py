@@ -93,6 +93,7 @@ class HeadgateInThread(LiveHeadgate):
         self,
         *,
         queues: Mapping[str, int | None] | None = None,
+        slots: int | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,

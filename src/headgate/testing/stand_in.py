@@ -119,6 +119,7 @@ class StandIn(InTest):
         self,
         *,
         queues: Mapping[str, int | None] | None = None,
+        slots: int | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,

@@ -54,11 +54,11 @@ class FairQueuesConformance(Conformance):
     async def test_keys_start_by_weight(self, store_user: StoreUser, slots: int) -> None:
         store_user.rules = turns(b=2, c=4)
         for key in "abc":
-            await add(store_user, key, 500)
-        started = Counter(await starts(store_user, 700, slots))
-        assert abs(started["a"] - 100) <= 1
-        assert abs(started["b"] - 200) <= 2
-        assert abs(started["c"] - 400) <= 4
+            await add(store_user, key, 250)
+        started = Counter(await starts(store_user, 350, slots))
+        assert abs(started["a"] - 50) <= 1
+        assert abs(started["b"] - 100) <= 2
+        assert abs(started["c"] - 200) <= 4
 
     async def test_a_key_does_not_save_up_turns_while_it_has_no_jobs(self, store_user: StoreUser) -> None:
         store_user.rules = turns()

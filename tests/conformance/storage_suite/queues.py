@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.jobs.job import JobState, Origin
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts
-from headgate.storage.records import QueueCounts, QueueRecord
+from headgate.storage.records import Claim, QueueCounts, QueueRecord, Room
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, strict
+from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, rate, strict
 
 BOTH = ("default", "other")
 
@@ -362,3 +363,29 @@ class QueuesConformance(Conformance):
                 assert "job" in [table.name for table in facts.tables]
             case MemoryFacts():
                 pass
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)])
+    async def test_a_claim_divides_its_slots_among_queues(
+        self, store_user: StoreUser, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        store_user.rules = {"api": rate(1000, burst=1000)}
+        for queue in ("one", "two"):
+            await store_user.add(20, queue=queue, draws=draws)
+        rooms = {"one": Room(10), "two": Room(10, weight=3), "none": Room(10)}
+        asked = Claim(store_user.node, rooms, store_user.rules, frozenset(store_user.tasks), slots=8)
+        claimed = await store_user.storage.claim(asked)
+        counts = Counter(job.queue for job in claimed.jobs)
+        # Of one lane, a claim reads as many jobs as the slots for each lane that it visits.
+        assert counts == {"one": 2, "two": 4 if draws else 6}
+        assert claimed.more
+
+    async def test_slots_that_jobs_with_limits_cannot_use_go_to_jobs_without_limits(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"api": rate(1, burst=1)}
+        await store_user.add(20, queue="one", draws=[("api", "acme")])
+        await store_user.add(20, queue="two")
+        rooms = {"one": Room(10), "two": Room(10)}
+        asked = Claim(store_user.node, rooms, store_user.rules, frozenset(store_user.tasks), slots=8)
+        claimed = await store_user.storage.claim(asked)
+        assert Counter(job.queue for job in claimed.jobs) == {"one": 1, "two": 7}

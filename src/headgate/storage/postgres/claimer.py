@@ -67,7 +67,8 @@ class _ReusableSnapshot(NamedTuple):
 
 
 def _slots(claim: Claim) -> int:
-    return sum(room.slots for room in claim.rooms.values())
+    slots = sum(room.slots for room in claim.rooms.values())
+    return slots if claim.slots is None else min(slots, claim.slots)
 
 
 def _is_full(claim: Claim, claimed: Claimed) -> bool:
@@ -78,7 +79,8 @@ def _is_full(claim: Claim, claimed: Claimed) -> bool:
 def _with_room_left(claim: Claim, claimed: Claimed) -> Claim:
     taken = Counter(job.queue for job in claimed.jobs)
     left = {queue: replace(room, slots=room.slots - taken[queue]) for queue, room in claim.rooms.items()}
-    return replace(claim, rooms={queue: room for queue, room in left.items() if room.slots})
+    slots = None if claim.slots is None else claim.slots - len(claimed.jobs)
+    return replace(claim, rooms={queue: room for queue, room in left.items() if room.slots}, slots=slots)
 
 
 class Claimer:

@@ -254,6 +254,10 @@ class ClaimTransaction:
         plan.opened = [buckets.of(row) for row in snapshot.opened]
         grants = plan.grants()
         snapshot.behind = await self._lanes_behind(grants, known_only=known_only) if grants else []
+        if self._claim.slots is not None:
+            plan.divide(plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken]))
+            self._shares = plan.shares(plan.ready)
+            self._gated_slots = sum(self._shares.values())
         visits = plan.choose(grants, snapshot.behind, snapshot.due, snapshot.woken, self._shares)
         self.visited.update(visit.row.id for visit in visits)
         return visits
