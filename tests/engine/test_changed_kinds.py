@@ -103,3 +103,26 @@ def test_unnamed_rates_of_one_task_keep_their_names_by_their_order() -> None:
     async def call() -> None: ...
 
     assert call.gate.names == ("call:rate", "call:rate2", "mine")
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1, 0.5, 0.9, 1.5])
+def test_jobs_of_a_limit_that_a_deploy_removed_start_soon_whenever_they_are_enqueued(pause: float) -> None:
+    """The fault: a claim that met them just after a sweep started none, and the next one came 30 s later."""
+
+    async def main(clock: VirtualClock) -> None:
+        releases = Releases(clock)
+        older = releases.release(StrictRate("2/h", key="{tenant}", name="old"))
+        newer = Headgate(storage=releases.store, clock=clock)
+
+        @newer.task(name="call")
+        async def call(tenant: str) -> None: ...
+
+        async with newer:
+            await asyncio.sleep(5)
+            for _ in range(5):
+                async with older.open():
+                    job = await older.tasks["call"].enqueue("acme")
+                await newer.job(job.id).result(timeout=3)
+                await asyncio.sleep(pause)
+
+    run_virtual(main)

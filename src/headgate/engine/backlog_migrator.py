@@ -58,6 +58,7 @@ class BacklogMigrator:
         self._unmovable: set[str] = set()
         self._met: dict[str, None] = {}
         self._is_met = asyncio.Event()
+        self._has_met_unknown_lanes = False
         self._newest: frozenset[str] = frozenset()
         self._noted_at = 0
         self._swept_at: int | None = None
@@ -69,7 +70,8 @@ class BacklogMigrator:
         If it has met lanes of limits that are not known here, their jobs are looked for, too.
         """
         self._met.update(dict.fromkeys(id for id in ids if id not in self._unmovable))
-        if self._met or (has_unknown_lanes and self._is_after(self._sweep_soon)):
+        self._has_met_unknown_lanes = self._has_met_unknown_lanes or has_unknown_lanes
+        if self._met or has_unknown_lanes:
             self._is_met.set()
 
     async def run(self) -> None:
@@ -95,17 +97,19 @@ class BacklogMigrator:
 
     async def _move_met_until(self, instant: int) -> None:
         while (left := instant - self._clock.monotonic()) > 0:
+            if self._has_met_unknown_lanes:
+                # No later claim may meet them again, so the sweep has a timer.
+                left = min(left, self._until(self._sweep_soon))
             await wait_for_event(self._clock, self._is_met, left / SECOND)
-            has_met = bool(self._met)
             moved = await self.move_met()
-            if not has_met and self._clock.monotonic() < instant:
+            if self._has_met_unknown_lanes and not self._until(self._sweep_soon):
                 await self._sweep()
             if moved:
                 self._bus.publish(JobsMigrated(at=self._clock.now(), jobs=moved))
 
     async def _note_and_move(self) -> None:
         to_do = await self._note()
-        is_sweep = self._is_after(SWEEP_EVERY)
+        is_sweep = not self._until(SWEEP_EVERY)
         if to_do:
             await self._move(self._tasks_of(to_do), to_do, unknown_only=False)
             gates = self._registry.gates().subjects
@@ -117,12 +121,15 @@ class BacklogMigrator:
     async def _sweep(self) -> None:
         """Move the jobs of unknown limits, but for tasks of which a newer release is live: that release moves them."""
         self._swept_at = self._clock.monotonic()
+        self._has_met_unknown_lanes = False
         moved = await self._move(self._tasks_of(self._newest), self._newest, unknown_only=True)
         self._sweep_soon = SWEEP_SOON if moved else min(2 * self._sweep_soon, SWEEP_EVERY)
 
-    def _is_after(self, seconds: float) -> bool:
-        """Return whether the last sweep is at least `seconds` ago."""
-        return self._swept_at is None or self._clock.monotonic() - self._swept_at >= seconds * SECOND
+    def _until(self, seconds: float) -> int:
+        """Return the microseconds until the last sweep is so many seconds ago; 0 if it is."""
+        if self._swept_at is None:
+            return 0
+        return max(0, self._swept_at + round(seconds * SECOND) - self._clock.monotonic())
 
     async def _note(self) -> frozenset[str]:
         """Note that this release is live; return the subjects whose jobs have to be moved to its gates."""
