@@ -45,7 +45,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
+def _closed(shop: Any) -> Iterator[None]:
     yield
     connections.close_all()
 
