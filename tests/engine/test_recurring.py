@@ -279,6 +279,7 @@ def test_a_schedule_that_is_to_run_now_does_so_at_once_where_it_is_stored() -> N
     run_virtual(main)
 
 
+@pytest.mark.slow
 def test_a_schedule_keeps_its_count_and_its_rhythm_when_it_is_declared_again() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)

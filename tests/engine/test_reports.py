@@ -708,6 +708,7 @@ def test_an_unknown_audit_level_is_refused_at_declaration(declare: str) -> None:
         declared()
 
 
+@pytest.mark.slow
 def test_final_jobs_are_kept_for_the_retention_of_their_state() -> None:
     async def main(clock: VirtualClock) -> None:
         kept = {"succeeded": 3600, "failed": 3 * 3600}

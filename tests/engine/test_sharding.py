@@ -32,6 +32,7 @@ def test_keys_that_move_between_databases_lose_nothing_and_stay_within_their_lim
             raise
 
 
+@pytest.mark.slow
 def test_the_same_seed_runs_the_same_simulation() -> None:
     one, other = simulate(7), simulate(7)
     assert one.history.starts == other.history.starts

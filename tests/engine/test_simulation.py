@@ -13,7 +13,7 @@ from tests.engine.simulation.cluster_simulation import simulate
 
 SEEDS = int(os.environ.get("HEADGATE_TEST_SIM_SEEDS", "150"))
 ONLY = os.environ.get("HEADGATE_TEST_SIM_SEED")
-CHUNK = 10
+CHUNK = 5
 
 
 # The first few for everybody, the rest where there is time.

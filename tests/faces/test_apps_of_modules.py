@@ -50,6 +50,7 @@ def test_a_command_imports_the_modules_of_an_app_after_its_own(tmp_path: Path, s
     assert "sync" in call("tasks", f"{app}:app").output
 
 
+@pytest.mark.slow
 def test_a_worker_imports_the_modules_of_an_app_and_those_of_its_options(tmp_path: Path, suffix: str) -> None:
     app, tasks, more = f"app_{suffix}", f"tasks_{suffix}", f"more_{suffix}"
     write(

@@ -198,6 +198,7 @@ def test_the_completion_script_of_a_shell_completes_commands(shell: str) -> None
         assert checked.returncode == 0, checked.stderr
 
 
+@pytest.mark.slow
 def test_commands_and_options_are_completed() -> None:
     def completed(words: str) -> set[str]:
         environment = {**os.environ, "_HEADGATE_COMPLETE": "bash_complete", "COMP_WORDS": words}

@@ -444,6 +444,7 @@ def test_a_window_with_the_state_of_another_kind_of_rule_grants_nothing_until_it
     assert opens_at >= (now // slice) * slice + rule.period
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [window_counters(), slice_counters], ids=["fixed", "sliding"])
 @given(data=st.data())
 @settings(deadline=None, max_examples=400)
@@ -699,6 +700,7 @@ def test_a_dynamic_window_comes_back_from_storage_as_it_was(rule: SharedCounter,
     assert list(loaded.keys) == list(state.keys), "who became active first is kept as well"
 
 
+@pytest.mark.slow
 @given(shared_counters(), shared_counters(), st.data())
 @settings(deadline=None, max_examples=400)
 def test_a_dynamic_window_with_changed_numbers_never_grants_more_than_they_allow(
