@@ -111,7 +111,7 @@ async def test_an_attempt_that_must_stop_is_killed_with_its_own_children(how: st
     compute = app.task(queue="computing", process=True)(bodies.compute)
     pid = app.task(queue="computing", process=True)(bodies.pid)
     async with app:
-        job: Job[str] = await compute.using(timeout=2 if how == "timeout" else None).enqueue(str(tmp_path), 600)
+        job: Job[str] = await compute.using(timeout=5 if how == "timeout" else None).enqueue(str(tmp_path), 600)
         child, helper = await both_pids(tmp_path)
         began = time.monotonic()
         if how == "cancel":
@@ -121,8 +121,8 @@ async def test_an_attempt_that_must_stop_is_killed_with_its_own_children(how: st
             assert time.monotonic() - began < 1
         else:
             with pytest.raises(JobFailed, match="longer than its timeout"):
-                await job.result(timeout=10)
-        await until(lambda: not is_there(child) and not is_there(helper), 2)
+                await job.result(timeout=15)
+        await until(lambda: not is_there(child) and not is_there(helper), 5)
         # Its slot is free for the next.
         assert await (await pid.enqueue()).result(timeout=15) != child
         node = app._node
