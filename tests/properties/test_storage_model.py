@@ -744,7 +744,7 @@ class SqliteMachine(StorageMachine):
 
 TestSqliteStorage = SqliteMachine.TestCase
 TestSqliteStorage.settings = settings(
-    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "40")), stateful_step_count=40, deadline=None
+    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "25")), stateful_step_count=40, deadline=None
 )
 
 

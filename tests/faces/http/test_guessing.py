@@ -77,6 +77,7 @@ def test_each_wrong_password_of_a_user_from_an_address_takes_longer_up_to_a_boun
     in_virtual_time(test)
 
 
+@pytest.mark.slow
 def test_a_right_password_is_accepted_after_any_number_of_wrong_ones() -> None:
     async def test(it: DashboardClient) -> None:
         async def flood() -> None:
