@@ -601,7 +601,8 @@ class ClaimPlan:
         stays_behind = behind is not None and row.behind is not None and bucket_id(behind.draw) == row.behind
         if not gone and visit.heads and (behind is None or stays_behind):
             return None
-        turn = visit.view.turn if visit.view is not None and visit.view.step else row.turn
+        # None in a queue that is fair no more: with a turn that stands still, the lane would always be the first.
+        turn = visit.view.turn if visit.view is not None and visit.view.step else None
         if is_emptied:
             return LaneMove(row.id, gone, None, None, None, None, turn, row.version, front)
         wakes_at = row.wakes_at
