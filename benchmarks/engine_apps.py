@@ -77,7 +77,8 @@ elif NAME == "rq":
 elif NAME == "saq":
     from saq import Queue
 
-    saq_queue = Queue.from_url(URL)
+    # 100 slots need more connections than redis-py allows by default; a job that gets none is never begun.
+    saq_queue = Queue.from_url(f"{URL}?max_connections={10 * SLOTS}")
 
     async def saq_call(context: Any, *, number: int) -> None:
         BOARD.begin(number)
