@@ -16,6 +16,7 @@ from headgate import (
     Every,
     Headgate,
     JobState,
+    Mutex,
     RateLimit,
     RetryPolicy,
     ScheduleNotFound,
@@ -557,9 +558,10 @@ def test_a_series_faster_than_its_limit_is_reported_and_does_not_pile_up() -> No
 
 
 @pytest.mark.parametrize("options", [{"on_limit": "discard"}, {"max_wait": 1.0}])
-def test_a_rejected_occurrence_is_skipped_and_neither_failed_nor_counted(options: dict[str, Any]) -> None:
+def test_an_occurrence_that_a_limit_refuses_is_skipped_without_a_row(options: dict[str, Any]) -> None:
     async def main(clock: VirtualClock) -> None:
-        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+        app, journal, received = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(received.append, OccurrencesSkipped)
 
         @app.schedule(Every(minutes=1), max_runs=3)
         @app.task(limits=[StrictRate("1/150s", margin=0, **options)])
@@ -570,10 +572,51 @@ def test_a_rejected_occurrence_is_skipped_and_neither_failed_nor_counted(options
             await asyncio.sleep(HOUR)
             assert journal.starts == [60, 240, 420]
             assert await app.admin.jobs(state=JobState.FAILED) == []
-            skipped = await app.admin.jobs(state=JobState.CANCELLED)
-            assert len(skipped) == 4
-            assert {job.error.type for job in skipped if job.error} == {"headgate.errors.LimitRejected"}
-            assert (await app.admin.schedules.status("pull")).state == "finished"
+            assert await app.admin.jobs(state=JobState.CANCELLED) == []
+            status = await app.admin.schedules.status("pull")
+            assert (status.state, status.skipped) == ("finished", "limit")
+        # It goes on with the first occurrence that the limit can serve.
+        skips = [(each.reason, each.next_at) for each in received if isinstance(each, OccurrencesSkipped)]
+        assert skips == [("limit", START + 240 * SECOND), ("limit", START + 420 * SECOND)]
+
+    run_virtual(main)
+
+
+def test_a_series_much_faster_than_its_limit_leaves_no_row_behind() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal, received = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(received.append, OccurrencesSkipped)
+
+        @app.schedule(Every(seconds=1))
+        @app.task(limits=[StrictRate("1/h", margin=0, on_limit="discard")])
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(2 * HOUR)
+            assert journal.starts == [1, 3601]
+            assert len(await app.admin.jobs(task="pull")) == 2
+            assert len(received) == 2
+
+    run_virtual(main)
+
+
+def test_an_occurrence_that_does_not_wait_for_a_held_permit_is_skipped() -> None:
+    """Nobody knows when the permit is free, so each occurrence asks again."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=1), overlap="allow")
+        @app.task(limits=[Mutex("file", on_limit="cancel")])
+        async def pull() -> None:
+            journal.note()
+            await asyncio.sleep(150)
+
+        async with app:
+            await asyncio.sleep(500)
+            assert journal.starts == [60, 240, 420]
+            assert await app.admin.jobs(state=JobState.CANCELLED) == []
 
     run_virtual(main)
 

@@ -19,6 +19,7 @@ _SKIPPED = {
     "misfire": "no node was running",
     "overlap": "the previous job had not ended",
     "max_runs": "the running jobs may be its last",
+    "limit": "its limit was closed, and its jobs do not wait",
 }
 
 

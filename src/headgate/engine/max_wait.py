@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,28 +17,56 @@ from headgate.storage.records import Dropped, QueuePosition
 from headgate.storage.store import Store
 
 
+class LateStart(NamedTuple):
+    """The predicted start of a job that may not wait so long: in wall time, None if unknown; and for which bucket."""
+
+    starts_at: int | None
+    waits_for: Draw | None
+
+
 async def reject_over_max_wait(storage: Store, rules: Mapping[str, AnyRule], jobs: Sequence[NewJob]) -> list[NewJob]:
     """Return the jobs; those that cannot start within their `max_wait` carry a rejection and are stored as final."""
+    # A job that may not wait at all is rejected by its claim, which decides exactly.
+    late = await late_starts(storage, rules, jobs, lambda job: job.give_up_at is not None)
+    now = storage.now()
+    return [
+        job
+        if start is None
+        else replace(job, rejection=rejection_error(start.waits_for, start.starts_at, (job.give_up_at or now) - now))
+        for job, start in zip(jobs, late, strict=True)
+    ]
+
+
+async def late_starts(
+    storage: Store, rules: Mapping[str, AnyRule], jobs: Sequence[NewJob], is_checked: Callable[[NewJob], bool]
+) -> list[LateStart | None]:
+    """Return the predicted starts of new jobs that cannot start as soon as their limits demand, else None.
+
+    Of jobs that are ready and follow no other job, those that `is_checked` selects. If a start cannot be predicted
+    (a permit is held, a limit is paused), only a job that may not wait at all is late.
+    """
     live = LiveRules(await storage.settings())
     now = storage.now()
     limit_now = storage.limit_now()
     lanes: dict[tuple[str, tuple[Draw, ...], str], QueuePosition] = {}
-    checked: list[NewJob] = []
+    late: list[LateStart | None] = []
     for job in jobs:
-        if job.give_up_at is None or job.delayed or (job.origin is not None and job.origin.follows is not None):
-            checked.append(job)
+        late.append(None)
+        if job.delayed or (job.origin is not None and job.origin.follows is not None) or not is_checked(job):
             continue
         lane = (job.queue, job.draws, job.variant)
         position = lanes.get(lane) or await storage.prediction_input(*lane)
         position = replace(position, demands=demand_of(job.id, job.costs, job.terms))
         starts_at, waits_for = predict(position, rules, live, limit_now)
-        if starts_at is not None and starts_at - limit_now > job.give_up_at - now:
-            error = rejection_error(waits_for, now + starts_at - limit_now, job.give_up_at - now)
-            checked.append(replace(job, rejection=error))
+        if starts_at is None:
+            is_late = job.give_up_at is None
         else:
-            checked.append(job)
+            is_late = starts_at - limit_now > (0 if job.give_up_at is None else job.give_up_at - now)
+        if is_late:
+            late[-1] = LateStart(None if starts_at is None else now + starts_at - limit_now, waits_for)
+        else:
             lanes[lane] = replace(position, position=(position.position or 0) + 1, waiting=position.waiting + 1)
-    return checked
+    return late
 
 
 def rejected(jobs: Sequence[NewJob]) -> list[Dropped]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from random import Random
 from typing import Literal
 
@@ -14,7 +13,7 @@ from headgate.engine.declaration import trigger_of
 from headgate.engine.declarer import Declarer
 from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.engine.housekeeper import publish_dropped
-from headgate.engine.max_wait import reject_over_max_wait, rejected
+from headgate.engine.max_wait import late_starts, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.errors import HeadgateError, LeaderNotFound, StorageUnavailable, UnreadableSchedule
 from headgate.jobs.event import (
@@ -25,7 +24,7 @@ from headgate.jobs.event import (
 )
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob
-from headgate.schedules.schedule import LATE, DueOccurrences, due
+from headgate.schedules.schedule import LATE, DueOccurrences, due, without_refused
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
@@ -134,9 +133,9 @@ class Recurring:
                 continue
             fired = [await self._fired(record, firing, now) for record, firing in decided]
             written = await self._storage.fire(fired)
-            for (record, firing), each, is_written in zip(decided, fired, written, strict=True):
+            for (record, _), each, is_written in zip(decided, fired, written, strict=True):
                 if is_written:
-                    self._publish_fired(record, firing, each.jobs)
+                    self._publish_fired(record, each)
             if not any(written):
                 # Other nodes fired all of them first; wait a random moment, so as not to race in step again.
                 await sleep(self._clock, self._random.uniform(0.001, 0.02))
@@ -162,21 +161,42 @@ class Recurring:
             id = self._ids.next(now)
             jobs.append(occurrence(record, self._registry, id=id, occurs_at=occurs_at, now=now, follows=before))
             before = id if is_queued else None
-        if any(job.give_up_at is not None for job in jobs):
-            jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
+        # The jobs of a queue follow each other, so none of several can be left out.
+        is_alone = len(jobs) == 1 or not is_queued
+        if is_alone and any(job.terms is not None and job.terms.patience is not None for job in jobs):
+            firing, jobs = await self._without_refused(record, firing, jobs)
         skipped_at = None if firing.skipped is None else now
         return Fired(record.name, record.revision, firing.next_at, firing.last_at, jobs, firing.skipped, skipped_at)
 
-    def _publish_fired(self, record: ScheduleRecord, firing: DueOccurrences, jobs: Sequence[NewJob]) -> None:
-        at = self._clock.now()
+    async def _without_refused(
+        self, record: ScheduleRecord, firing: DueOccurrences, jobs: list[NewJob]
+    ) -> tuple[DueOccurrences, list[NewJob]]:
+        """Leave out the jobs that would not wait for a limit that is closed now, instead of storing and ending them."""
+        late = await late_starts(
+            self._storage,
+            self._registry.rules,
+            jobs,
+            lambda job: job.rejection is None and job.terms is not None and job.terms.patience is not None,
+        )
+        pairs = list(zip(jobs, late, strict=True))
+        refused = [job.origin.occurs_at for job, start in pairs if start and job.origin and job.origin.occurs_at]
+        opens = [start.starts_at for _, start in pairs if start is not None and start.starts_at is not None]
+        trigger = trigger_of(record, self._triggers)
+        assert trigger is not None, "its occurrences were just computed from it"
+        opens_at = max(opens) if opens and len(refused) == len(jobs) else None
+        firing = without_refused(firing, record.rules, trigger, refused, opens_at)
+        return firing, [job for job, start in pairs if start is None]
+
+    def _publish_fired(self, record: ScheduleRecord, fired: Fired) -> None:
+        at, jobs = self._clock.now(), fired.jobs
         if self._bus.has_listener(JobEnqueued):
             for job in jobs:
                 self._bus.publish(JobEnqueued(at=at, job_id=job.id, task=job.task, queue=job.queue, run_at=job.run_at))
         publish_dropped(self._bus, self._callback_runner, self._clock, rejected(jobs))
-        if firing.skipped is not None:
+        if fired.skipped is not None:
             self._bus.publish(
                 OccurrencesSkipped(
-                    at=at, schedule=record.name, task=record.call.task, reason=firing.skipped, next_at=firing.next_at
+                    at=at, schedule=record.name, task=record.call.task, reason=fired.skipped, next_at=fired.next_at
                 )
             )
 

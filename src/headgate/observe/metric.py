@@ -76,13 +76,13 @@ RECOVERED = Metric(
     "headgate_jobs_recovered_total",
     "counter",
     ("outcome",),
-    "Jobs of such nodes: returned to wait again, or poisonous and failed.",
+    "Jobs of such nodes: returned to wait again, poisonous and failed, or completed and succeeded.",
 )
 SKIPPED = Metric(
     "headgate_occurrences_skipped_total",
     "counter",
     ("reason",),
-    "Occurrences of schedules that did not run: misfire, overlap, max_runs.",
+    "Occurrences of schedules that did not run: misfire, overlap, max_runs, limit.",
 )
 CALLBACKS_FAILED = Metric(
     "headgate_callbacks_failed_total", "counter", ("task",), "Callbacks that raised, or could not be called."

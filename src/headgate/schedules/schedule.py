@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ MAX_PER_COMMIT = 1000
 
 Misfire = Literal["run_once", "skip", "run_all"]
 Overlap = Literal["skip", "queue", "allow"]
-Skipped = Literal["misfire", "overlap", "max_runs"]
+Skipped = Literal["misfire", "overlap", "max_runs", "limit"]
 
 
 class ScheduleRules(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -140,6 +141,19 @@ def due(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress, now:
             skipped = skipped or "max_runs"
         points = points[: max(left, 0)]
     return DueOccurrences(tuple(points), _before(next_at, rules.until), last_at, skipped)
+
+
+def without_refused(
+    firing: DueOccurrences, rules: ScheduleRules, trigger: Trigger, refused: Sequence[int], opens_at: int | None
+) -> DueOccurrences:
+    """Return what is due without occurrences that a limit would refuse; it goes on when that opens, if it is known."""
+    if not refused:
+        return firing
+    next_at = firing.next_at
+    if opens_at is not None and next_at is not None and next_at < opens_at:
+        next_at = _before(_after(trigger, opens_at - 1), rules.until)
+    left = tuple(each for each in firing.occurrences if each not in refused)
+    return DueOccurrences(left, next_at, firing.last_at, "limit")
 
 
 def is_over(rules: ScheduleRules, progress: ScheduleProgress) -> bool:
