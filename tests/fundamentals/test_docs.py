@@ -19,6 +19,7 @@ PAGES = [
     "metrics.md",
     "migrating.md",
     "payloads.md",
+    "recipes.md",
     "retries.md",
     "standalone.md",
     "start.md",
