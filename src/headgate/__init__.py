@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headgate.app import Headgate
     from headgate.errors import (
+        AttemptLost,
         BatchNotFound,
         CostExceedsLimit,
         DeclarationError,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from headgate.schedules.cron import Cron
     from headgate.schedules.every import Every
     from headgate.tasks.attempt_context import AttemptContext
-    from headgate.tasks.context import JobContext, current_job
+    from headgate.tasks.context import JobContext, current_job, current_jobs
     from headgate.tasks.flow import batch, chain
     from headgate.tasks.handle import Job, JobStatus
     from headgate.tasks.handler import Handler
@@ -110,10 +111,12 @@ __all__ = [
     "RetryPolicy",
     "Snooze",
     "current_job",
+    "current_jobs",
     # in functions around enqueues and attempts
     "AttemptContext",
     "JobDraft",
     # errors
+    "AttemptLost",
     "CostExceedsLimit",
     "DeclarationError",
     "DuplicateJob",
@@ -146,6 +149,7 @@ __all__ = [
 
 _PLACES = {
     "Headgate": "headgate.app",
+    "AttemptLost": "headgate.errors",
     "CostExceedsLimit": "headgate.errors",
     "DeclarationError": "headgate.errors",
     "DuplicateJob": "headgate.errors",
@@ -192,6 +196,7 @@ _PLACES = {
     "AttemptContext": "headgate.tasks.attempt_context",
     "JobContext": "headgate.tasks.context",
     "current_job": "headgate.tasks.context",
+    "current_jobs": "headgate.tasks.context",
     "batch": "headgate.tasks.flow",
     "chain": "headgate.tasks.flow",
     "Job": "headgate.tasks.handle",

@@ -40,8 +40,9 @@ from headgate.storage.stored_buckets import StoredBuckets
 from headgate.suggestion import did_you_mean
 from headgate.sync import SyncApp
 from headgate.tasks.child_mark import IN_CHILD
+from headgate.tasks.chunk import Chunk, chunk_of
 from headgate.tasks.declaration import TaskBody, body_of_function, body_of_handler, declare_task
-from headgate.tasks.decorators import ScheduleDecorator, TaskDecorator
+from headgate.tasks.decorators import ChunkDecorator, ScheduleDecorator, TaskDecorator
 from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler, mark_declared
 from headgate.tasks.hooks import AroundAttempt, AroundEnqueue, Moment
@@ -223,10 +224,31 @@ class Headgate:
 
         return declare if handler is None else declare(handler)
 
-    def _declare(self, body: TaskBody, options: HandlerOptions) -> Task[Any, Any]:
+    def chunked(self, size: int, wait: Duration = 0.5, **options: Unpack[TaskOptions]) -> ChunkDecorator:
+        """Make a function a task that handles several jobs in one call: `async def index(docs: list[Doc])`.
+
+        A job is enqueued with one element: `await index.enqueue(doc)`. A call gets up to `size` jobs (1 to 1,000) that
+        this worker has claimed; the first waits at most `wait` seconds (default: 0.5) for the others. The function
+        returns None, or a list with a result or an exception for each job. Options are those of `@app.task`; limits,
+        retries and timeouts are those of each job. Raises DeclarationError for a function that does not take one list.
+        """
+
+        def declare(function: Callable[..., Any]) -> Task[Any, Any]:
+            body = body_of_function(function, options)
+            return self._declare(body, options, chunk_of(size, wait, f"task {body.name!r}"))
+
+        return cast(ChunkDecorator, declare)
+
+    def _declare(self, body: TaskBody, options: HandlerOptions, chunk: Chunk | None = None) -> Task[Any, Any]:
         settings = self._settings
         task = declare_task(
-            body, options, self._client, self._registry, max_payload=settings.max_payload, audit=settings.audit
+            body,
+            options,
+            self._client,
+            self._registry,
+            max_payload=settings.max_payload,
+            audit=settings.audit,
+            chunk=chunk,
         )
         for bound in task.gate.limits:
             # An invalid URL, or a rule that its store cannot hold, is raised here and not in a worker.

@@ -78,6 +78,20 @@ class UnfitConnection(HeadgateError, ValueError):
     """A job cannot be put into the transaction of this connection: it has none, or is elsewhere; nothing was stored."""
 
 
+class AttemptLost(HeadgateError):
+    """The attempt no longer owns its job: the node was declared dead, and another attempt may run.
+
+    Raised when the attempt completes the job in a transaction, which has to be rolled back.
+    """
+
+    def __init__(self, job_id: str, attempt: int) -> None:
+        super().__init__(
+            f"attempt {attempt} no longer owns job {job_id}, so it cannot complete it: roll the transaction back; the "
+            "job was taken back from this node, and another attempt does the work"
+        )
+        self.job_id = job_id
+
+
 class QueueFull(HeadgateError):
     """As many jobs wait in a queue as its `max_backlog` allows; nothing was stored."""
 

@@ -21,9 +21,11 @@ from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.cause import CANCELLED_BY_HANDLER
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import ChildCall, Children
+from headgate.engine.chunk_calls import ChunkCalls, MismatchedResults
 from headgate.engine.error_text import describe_error
 from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
+from headgate.engine.store_completion import StoreCompletion
 from headgate.engine.threads import in_thread
 from headgate.errors import PayloadError
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
@@ -80,6 +82,8 @@ class AttemptDependencies:
     resources: ResourcePool
     callback_runner: CallbackRunner
     reports: Reports
+    completion: StoreCompletion
+    chunks: ChunkCalls
     may_start: Callable[[RunningAttempt], bool]
     on_linger: Callable[[RunningAttempt], None]
     around: Sequence[AroundAttempt] = ()
@@ -143,11 +147,14 @@ class RunningAttempt:
         return self._context
 
     def _new_context(self) -> JobContext:
-        return JobContext(self.job, self.task.gate.names, self.charge, self._dependencies.reports)
+        dependencies = self._dependencies
+        return JobContext(self.job, self.task.gate.names, self.charge, dependencies.reports, dependencies.completion)
 
     def _new_attempt_context(self, arguments: list[Any], named: dict[str, Any]) -> AttemptContext:
-        by_name = self.task.payload.by_name(arguments, named)
-        return AttemptContext(self.job, self.task.gate.names, self.charge, self._dependencies.reports, by_name)
+        dependencies, by_name = self._dependencies, self.task.payload.by_name(arguments, named)
+        return AttemptContext(
+            self.job, self.task.gate.names, self.charge, dependencies.reports, dependencies.completion, by_name
+        )
 
     @property
     def timeout(self) -> float | None:
@@ -247,7 +254,7 @@ class RunningAttempt:
             )
         try:
             if around:
-                return await self._with_hooks(around, arguments, named)
+                return await self._unless_complete(await self._with_hooks(around, arguments, named))
             if in_child:
                 return await self._in_child()
             if task.needs:
@@ -256,7 +263,9 @@ class RunningAttempt:
                 # The fast path, which most attempts take.
                 self.is_called = True
                 result = await task.function(*arguments, **named)
-            elif not self._prepare_start():
+            elif task.chunk is not None:
+                result = await self._in_chunk(arguments, named)
+            elif not self.prepare_start():
                 return Interrupted()
             elif task.is_async:
                 result = await self._function()(*arguments, **named)
@@ -266,15 +275,29 @@ class RunningAttempt:
         except _TooLate:
             return Interrupted()
         except _Unstorable as lost:
-            return self._unstorable(lost.error)
+            return await self._unless_complete(self._unstorable(lost.error))
         except asyncio.CancelledError as error:
-            return self._outcome_when_cancelled(error)
+            return await self._unless_complete(self._outcome_when_cancelled(error))
         except BaseException as error:
             # SystemExit as well: an error of one handler must not end the node.
-            return self._outcome_of_raised(error)
+            return await self._unless_complete(self._outcome_of_raised(error))
         finally:
             if timer is not None:
                 timer.cancel()
+
+    async def _unless_complete(self, outcome: Outcome) -> Outcome:
+        """Return the outcome; an attempt that had completed its job before it failed has succeeded.
+
+        The store decides the same when it writes the ending; this is for events and metrics.
+        """
+        context = self._context
+        if isinstance(outcome, Succeeded) or context is None or not context.may_be_complete:
+            return outcome
+        if not await self._dependencies.completion.is_complete(self.job):
+            return outcome
+        if self.error is not None:
+            context.log.warning("the job succeeded in a transaction; then its handler raised %r", self.error)
+        return Succeeded(None)
 
     async def _with_hooks(
         self, around: Sequence[AroundAttempt], arguments: list[Any], named: dict[str, Any]
@@ -330,11 +353,25 @@ class RunningAttempt:
         if task.needs:
             await self._with_resources(arguments, named)
             return self.result
-        if not self._prepare_start():
+        if task.chunk is not None:
+            return await self._in_chunk(arguments, named)
+        if not self.prepare_start():
             raise _TooLate
         if task.is_async:
             return await self._function()(*arguments, **named)
         return await self._shielded(self._in_thread(arguments, named))
+
+    async def _in_chunk(self, arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Return what the call that handles this job among others returned for it, or raise its error for it."""
+        (item,) = (*arguments, *named.values())
+        result, error, is_late = await self._dependencies.chunks.join(self, item, self.job.queue)
+        if is_late:
+            raise _TooLate
+        if isinstance(error, MismatchedResults):
+            raise _Unstorable(error)
+        if error is not None:
+            raise error
+        return result
 
     def _result_of_child(self, outcome: Outcome) -> Any:
         """Return or raise for the hooks what the function in the child returned or raised."""
@@ -350,7 +387,7 @@ class RunningAttempt:
                 self._child_failure = outcome
                 raise self.error
 
-    def _prepare_start(self) -> bool:
+    def prepare_start(self) -> bool:
         """Do the last step before the handler is called; return False if it is too late for the limits."""
         if self.job.draws and not self._dependencies.may_start(self):
             return False
@@ -398,7 +435,7 @@ class RunningAttempt:
         async with ResourceStack() as stack:
             try:
                 resources = await self._dependencies.resources.open_for_attempt(self.task.needs, stack)
-                if not self._prepare_start():
+                if not self.prepare_start():
                     raise _TooLate
                 if self.task.executor is Executor.LOOP:
                     result = await self._function()(*arguments, **named, **resources)
@@ -428,7 +465,7 @@ class RunningAttempt:
         call = self._dependencies.children.begin(task.function.__module__)
         try:
             await self._shielded(in_thread(self._dependencies.pool, call.prepare))
-            if not self._prepare_start():
+            if not self.prepare_start():
                 call.drop()
                 return Interrupted()
             request = child_messages.AttemptRequest(

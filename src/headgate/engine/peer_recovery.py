@@ -46,5 +46,6 @@ class PeerRecovery:
                         node=dead.id,
                         returned=len(recovered.returned),
                         poisonous=len(recovered.poisonous),
+                        completed=len(recovered.completed),
                     )
                 )

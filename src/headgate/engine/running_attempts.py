@@ -14,6 +14,7 @@ from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge, takes_permit
 from headgate.engine.charge_router import ChargeRouter
 from headgate.engine.children import Children
+from headgate.engine.chunk_calls import ChunkCalls
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.executor import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
 from headgate.engine.late_start import StartDecision, decide_start
@@ -22,6 +23,7 @@ from headgate.engine.own_lease import OwnLease
 from headgate.engine.reporter import Reporter
 from headgate.engine.resource_pool import ResourcePool
 from headgate.engine.slots import Slots
+from headgate.engine.store_completion import StoreCompletion
 from headgate.jobs.event import AttemptLingers, JobStarted
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.outcome import Outcome
@@ -82,6 +84,8 @@ class RunningAttempts:
             self._resources,
             callback_runner,
             reporter,
+            StoreCompletion(storage),
+            ChunkCalls(clock, pool, lambda queue: slots.capacity.get(queue, 1)),
             self._may_start,
             self._note_lingering,
             registry.hooks.around_attempt,

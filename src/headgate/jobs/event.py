@@ -321,11 +321,12 @@ class NodeCrashed(Event, frozen=True):
 
 
 class NodeLost(Event, frozen=True):
-    """A node is dead; its jobs wait again, except the poisonous ones, which are failed."""
+    """A node is dead; its jobs wait again, except the poisonous ones, which fail, and complete ones, which succeed."""
 
     node: str
     returned: int
     poisonous: int
+    completed: int = 0
 
 
 class NodeDeclaredDead(Event, frozen=True):

@@ -209,6 +209,7 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 "misfire": "no node was running",
                 "overlap": "the previous run has not ended",
                 "max_runs": "the running jobs may be its last",
+                "limit": "its limit is closed, and its jobs do not wait",
             }
             goes_on = (
                 "" if event.next_at is None else f"; next {to_datetime(event.next_at).isoformat(timespec='seconds')}"
@@ -299,7 +300,8 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
         case NodeLost():
             return (
                 logging.WARNING,
-                f"{event.node} died: {event.returned} of its jobs wait again, {event.poisonous} failed as poisonous",
+                f"{event.node} died: {event.returned} of its jobs wait again, {event.poisonous} failed as poisonous"
+                f"{f', {event.completed} were complete and succeeded' if event.completed else ''}",
             )
         case NodeDeclaredDead():
             return (

@@ -162,7 +162,7 @@ class Tally:
         for name in registry.limits:
             self._limit(name)
             self._count(metric.LIMIT_STORE_ERRORS, name, by=0)
-        for outcome in ("returned", "poisonous"):
+        for outcome in ("returned", "poisonous", "completed"):
             self._count(metric.RECOVERED, outcome, by=0)
         for reason in get_args(Skipped):
             self._count(metric.SKIPPED, reason, by=0)
@@ -226,6 +226,7 @@ class Tally:
         self._count(metric.LEASES_EXPIRED)
         self._count(metric.RECOVERED, "returned", by=event.returned)
         self._count(metric.RECOVERED, "poisonous", by=event.poisonous)
+        self._count(metric.RECOVERED, "completed", by=event.completed)
 
     def _note_measured(self, event: NodeMeasured) -> None:
         # One node per process: a node that was declared dead has started anew under another id.

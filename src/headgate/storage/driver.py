@@ -232,6 +232,14 @@ class Driver(ABC):
         """As `Store.add_in`."""
 
     @abstractmethod
+    async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
+        """As `Store.complete_in`."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """As `Store.transaction`."""
+
+    @abstractmethod
     async def claim(self, claim: Claim) -> Claimed:
         """As `Store.claim`."""
 

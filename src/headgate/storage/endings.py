@@ -69,13 +69,16 @@ class EndedHere(msgspec.Struct, array_like=True):
     state: str
     error: JobError | None
     cancel_requested: int
+    is_complete: bool
 
     def is_by(self, ending: Ending) -> bool:
         """Whether this ending was written before and only its reply was lost.
 
         A job that became final by another way has another error; a cancellation by a user has none, and counts if one
-        was requested.
+        was requested. A job that its attempt had completed has succeeded, whatever this ending says.
         """
+        if self.fence == ending.fence and self.is_complete and self.state == JobState.SUCCEEDED:
+            return True
         if self.fence != ending.fence or not isinstance(ending, Finished) or ending.state != self.state:
             return False
         if ending.state is JobState.CANCELLED and ending.error is None:

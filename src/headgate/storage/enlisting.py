@@ -43,7 +43,7 @@ async def enlisted(connection: Any) -> Enlisted:
     found = _driver(wrapped)
     if found is None:
         raise UnfitConnection(
-            f"connection={type(connection).__module__}.{type(connection).__qualname__} cannot be used to enqueue jobs; "
+            f"connection={type(connection).__module__}.{type(connection).__qualname__} cannot carry a change of jobs; "
             "pass a sqlite3, aiosqlite, asyncpg, psycopg or SQLAlchemy connection, or a SQLAlchemy session"
         )
     return Enlisted(found, wrapped)
@@ -68,7 +68,7 @@ def require_blocking(connection: Any) -> None:
     is_async = any(_is_a(connection, "sqlalchemy", name) for name in _SQLALCHEMY if "sync" in name)
     if is_async or driver in ("aiosqlite", "asyncpg", "psycopg async"):
         raise UnfitConnection(
-            "this connection is async: write `await task.using(connection=…).enqueue(…)`, without .sync"
+            "this connection is async: await the call without .sync, as in `await task.using(connection=…).enqueue(…)`"
         )
 
 

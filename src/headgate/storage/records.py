@@ -187,10 +187,11 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """The jobs of a dead node: the ids of those that wait again, and of those that failed as poisonous."""
+    """The jobs of a dead node: the ids of those that wait again, that failed as poisonous, and that were complete."""
 
     returned: Sequence[str] = ()
     poisonous: Sequence[str] = ()
+    completed: Sequence[str] = ()
 
 
 class QueueCounts(msgspec.Struct, frozen=True, array_like=True):

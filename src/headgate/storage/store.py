@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures import (
     audit,
+    finish,
     following,
     history,
     limits,
@@ -165,6 +167,26 @@ class Store:
         for any connection if the store `is_in_process`.
         """
         return await self.driver.add_in(connection, jobs)
+
+    async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
+        """Complete a running job if and only if the open transaction of the caller's connection commits.
+
+        However its attempt ends then, and also if its node dies, the job has succeeded. False if it does not run under
+        this fence any more. It suspends only where the connection itself is awaited. Raises UnfitConnection, as
+        `add_in` does.
+        """
+        return await self.driver.complete_in(connection, job_id, fence)
+
+    async def is_complete(self, job_id: str, fence: int) -> bool:
+        """Whether the attempt has completed the job by `complete_in`."""
+        return await self.driver.read(lambda tx: finish.is_complete(tx, job_id, fence), "lookup")
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Open a connection for the caller, with a transaction that commits at the end of the block.
+
+        Raises UnfitConnection if the store `is_in_process`, StorageUnavailable if it cannot be reached.
+        """
+        return self.driver.transaction()
 
     async def claim(self, claim: Claim) -> Claimed:
         """Take jobs that may run now, and charge their buckets, atomically."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headgate.jobs.job import ClaimedJob
-from headgate.tasks.context import CostSettler, JobContext
+from headgate.tasks.context import Completion, CostSettler, JobContext
 from headgate.tasks.job_log import Reports
 
 
@@ -25,9 +25,10 @@ class AttemptContext(JobContext):
         limits: Sequence[str],
         charge: CostSettler | None,
         reports: Reports | None,
+        completion: Completion | None,
         arguments: Mapping[str, Any],
     ) -> None:
-        super().__init__(job, limits, charge, reports)
+        super().__init__(job, limits, charge, reports, completion)
         self._arguments = dict(arguments)
         self._are_arguments_read = False
         self._headers = dict(job.headers or {})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import HeadgateError
@@ -26,13 +27,21 @@ class CostSettler(Protocol):
     def settle(self, limit: str, actual: int) -> None: ...
 
 
+class Completion(Protocol):
+    """Completes running jobs in transactions; an engine does it."""
+
+    async def complete(self, job: ClaimedJob, connection: Any) -> None: ...
+    def complete_blocking(self, job: ClaimedJob, connection: Any) -> None: ...
+    def transaction(self, job: ClaimedJob) -> AbstractAsyncContextManager[Any]: ...
+
+
 class JobContext:
     """The running job, for its handler.
 
     `id` is the same in all attempts, so it can serve as an idempotency key for outside systems.
     """
 
-    __slots__ = ("_cancelled", "_charge", "_job", "_limits", "_reports")
+    __slots__ = ("_cancelled", "_charge", "_completion", "_job", "_limits", "_reports", "may_be_complete")
 
     def __init__(
         self,
@@ -40,6 +49,7 @@ class JobContext:
         limits: Sequence[str] = (),
         charge: CostSettler | None = None,
         reports: Reports | None = None,
+        completion: Completion | None = None,
     ) -> None:
         # Nothing here refers back to the attempt: the asyncio task refers to this context, and a cycle of the two would
         # wait for the garbage collector, for every job.
@@ -47,7 +57,10 @@ class JobContext:
         self._limits = limits
         self._charge = charge
         self._reports = reports
+        self._completion = completion
         self._cancelled: threading.Event | None = None
+        self.may_be_complete = False
+        """Whether the handler has called `complete` or `transaction`."""
 
     @property
     def id(self) -> str:
@@ -133,6 +146,39 @@ class JobContext:
         if self._charge is not None:
             self._charge.settle(limit, actual)
 
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Complete the job together with what is written in the block: both are committed, or neither is.
+
+        `async with current_job().transaction() as connection:` opens a connection to the store, an asyncpg or a sqlite3
+        one, with a transaction that commits at the end of the block. From then on the job has succeeded: it does not
+        run again, whatever happens to this attempt or its node. An error in the block rolls both back. Raises
+        AttemptLost if another node has taken the job over, UnfitConnection if jobs are kept in memory,
+        StorageUnavailable, HeadgateError in a child process.
+        """
+        return self._to_complete().transaction(self._job)
+
+    async def complete(self, connection: Any) -> None:
+        """Complete the job in the open transaction of your own connection: it has succeeded if that commits.
+
+        As `transaction`, for any connection that `using(connection=…)` accepts. Call it last, and let the error of a
+        commit that fails leave the handler. Raises AttemptLost, UnfitConnection; HeadgateError in a child process.
+        """
+        await self._to_complete().complete(self._job, connection)
+
+    @property
+    def sync(self) -> SyncJobContext:
+        """The same for handlers that cannot await."""
+        return SyncJobContext(self)
+
+    def _to_complete(self) -> Completion:
+        if self._completion is None:
+            raise HeadgateError(
+                f"task {self.task!r} runs in a child process, which has no connection to the store: a job is completed "
+                "in a transaction by an `async def` handler, or by one in a thread"
+            )
+        self.may_be_complete = True
+        return self._completion
+
     def progress(self, fraction: float, message: str | None = None) -> None:
         """Report how far the job is, from 0 to 1, with a message of up to 500 characters (a longer one is cut).
 
@@ -160,20 +206,49 @@ class JobContext:
         return self._cancelled is not None and self._cancelled.is_set()
 
 
+class SyncJobContext:
+    """The running job, for handlers that cannot await."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+
+    def complete(self, connection: Any) -> None:
+        """Same as `JobContext.complete`, for a connection that blocks: sqlite3, psycopg, or SQLAlchemy over them."""
+        self._context._to_complete().complete_blocking(self._context._job, connection)
+
+
 _current: ContextVar[JobContext] = ContextVar("headgate_current_job")
+_chunk: ContextVar[Sequence[JobContext]] = ContextVar("headgate_current_jobs", default=())
 
 
 def is_in_job() -> bool:
     """Return whether this code runs in a handler or a callback, or in a task that one of them started."""
-    return _current.get(None) is not None
+    return _current.get(None) is not None or bool(_chunk.get())
 
 
 def current_job() -> JobContext:
-    """Return the job that this code runs in. Raises HeadgateError outside of a job."""
+    """Return the job that this code runs in. Raises HeadgateError outside of a job, and in a chunked task."""
     try:
         return _current.get()
     except LookupError:
+        if _chunk.get():
+            raise HeadgateError("a chunked task handles several jobs at once; current_jobs() returns them") from None
         raise HeadgateError("current_job() is only known inside a handler") from None
+
+
+def current_jobs() -> Sequence[JobContext]:
+    """Return the jobs that this code handles: in a chunked task all of the chunk, in the order of its argument.
+
+    In other tasks the one job. Raises HeadgateError outside of a job.
+    """
+    return _chunk.get() or (current_job(),)
+
+
+def enter_chunk(contexts: Sequence[JobContext]) -> None:
+    """Make `contexts` the current jobs of this asyncio task."""
+    _chunk.set(tuple(contexts))
 
 
 def enter(context: JobContext, *, with_thread: bool = False) -> None:

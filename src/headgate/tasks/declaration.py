@@ -9,6 +9,7 @@ from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.retention import own_retention
 from headgate.jobs.retry import require_policy
+from headgate.tasks.chunk import Chunk, function_of_one
 from headgate.tasks.executor_kind import Executor, executor_of
 from headgate.tasks.gate import bind_limits
 from headgate.tasks.handler import handler_function
@@ -69,7 +70,14 @@ def _name_of(subject: object, options: HandlerOptions) -> str:
 
 
 def declare_task(
-    body: TaskBody, options: HandlerOptions, client: Client, registry: Registry, *, max_payload: int, audit: AuditLevel
+    body: TaskBody,
+    options: HandlerOptions,
+    client: Client,
+    registry: Registry,
+    *,
+    max_payload: int,
+    audit: AuditLevel,
+    chunk: Chunk | None = None,
 ) -> Task[Any, Any]:
     """Return the declared task; `audit` is the level for a task without its own. Raises DeclarationError."""
     where = f"task {body.name!r}"
@@ -83,7 +91,10 @@ def declare_task(
             f"{where} runs in a child process, where resource {next(iter(needs))!r} is not open; "
             "open what it needs in the function itself"
         )
-    payload = PayloadType(body.function, where, max_payload, options.get("upgrade"), injected=needs)
+    if chunk is not None and body.executor is Executor.PROCESS:
+        raise DeclarationError(f"{where} handles chunks, which a child process cannot: leave process=True out")
+    function = body.function if chunk is None else function_of_one(body.function, where)
+    payload = PayloadType(function, where, max_payload, options.get("upgrade"), injected=needs)
     if retry is not None:
         require_policy(retry, where)
     require_priority(priority, where)
@@ -106,6 +117,7 @@ def declare_task(
         executor=body.executor,
         needs=needs,
         handler=body.handler,
+        chunk=chunk,
     )
 
 

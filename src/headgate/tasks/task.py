@@ -12,6 +12,7 @@ from headgate.jobs.job import RetentionTerms
 from headgate.jobs.retry import RetryPolicy
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.callbacks import CallbackKind, Callbacks
+from headgate.tasks.chunk import Chunk
 from headgate.tasks.context import JobContext
 from headgate.tasks.executor_kind import Executor, executor_of
 from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
@@ -68,6 +69,7 @@ class Task(Generic[P, R]):
         executor: Executor | None = None,
         needs: Mapping[str, Resource] | None = None,
         handler: type[Any] | None = None,
+        chunk: Chunk | None = None,
     ) -> None:
         self._client = client
         self.options: EnqueueOptions = NO_OPTIONS
@@ -91,7 +93,8 @@ class Task(Generic[P, R]):
         self.needs: Mapping[str, Resource] = needs or {}
         self.handler = handler
         self.callbacks: Callbacks = Callbacks(handler, Handler)
-        self._is_bare = self.is_async and handler is None and not self.needs
+        self.chunk = chunk
+        self._is_bare = self.is_async and handler is None and not self.needs and chunk is None
         self.__doc__ = function.__doc__
 
     @property

@@ -135,7 +135,7 @@ def _run_verbs_on_loop(storage: Store, portal: Portal) -> None:
     """Run each verb of the store on the loop of the app, except those on a caller's connection."""
     for name in dir(storage):
         verb = getattr(storage, name)
-        if not name.startswith("_") and name != "add_in" and inspect.iscoroutinefunction(verb):
+        if not name.startswith("_") and name not in ("add_in", "complete_in") and inspect.iscoroutinefunction(verb):
             setattr(storage, name, _on_engine_loop(verb, portal))
 
 

@@ -19,6 +19,7 @@ from headgate.engine.node import Node
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.outcome import Outcome
 from headgate.storage.records import Claimed, Room
+from headgate.tasks.chunk import Chunk
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import LifecycleHook
 from headgate.tasks.registry import Registry
@@ -80,11 +81,13 @@ class NodeInTest(Node):
 
 
 def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:
-    """Return the task; one that is declared for a child process runs in a thread instead."""
-    if task.executor is not Executor.PROCESS:
+    """Return the task; one for a child process runs in a thread instead, and one for chunks gets one job at a time."""
+    if task.executor is not Executor.PROCESS and task.chunk is None:
         return task
     task = copy(task)
-    task.executor = Executor.THREAD
+    if task.executor is Executor.PROCESS:
+        task.executor = Executor.THREAD
+    task.chunk = task.chunk and Chunk(1, 0)
     return task
 
 

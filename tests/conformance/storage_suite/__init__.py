@@ -16,6 +16,7 @@ from tests.conformance.storage_suite.batches import BatchesConformance
 from tests.conformance.storage_suite.bounds import BoundsConformance
 from tests.conformance.storage_suite.budgets import BudgetsConformance
 from tests.conformance.storage_suite.charts import ChartsConformance
+from tests.conformance.storage_suite.completing import CompletingConformance
 from tests.conformance.storage_suite.deploys import DeploysConformance
 from tests.conformance.storage_suite.endings import EndingsConformance
 from tests.conformance.storage_suite.fair_queues import FairQueuesConformance
@@ -45,6 +46,7 @@ class StorageConformance(
     BoundsConformance,
     EndingsConformance,
     NodesConformance,
+    CompletingConformance,
     QueuesConformance,
     SchedulesConformance,
     PermitsConformance,

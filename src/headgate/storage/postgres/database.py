@@ -270,6 +270,25 @@ class Database:
             finally:
                 connection.terminate()
 
+    @contextlib.asynccontextmanager
+    async def own_connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """Open a connection outside the pool, with the server's own settings, and close it at the end of the block."""
+        with self._translated():
+            connection: asyncpg.Connection[Any] = await asyncpg.connect(
+                self.url,
+                timeout=CONNECT_TIMEOUT,
+                statement_cache_size=0 if self.is_pooled else 100,
+                server_settings={"application_name": "headgate"},
+            )
+        try:
+            yield connection
+        finally:
+            try:
+                await connection.close(timeout=CLOSE_TIMEOUT)
+            except Exception as error:
+                logger.debug("a connection to %s was left without closing: %s", self.name, error)
+                connection.terminate()
+
     async def close(self) -> None:
         if self._pool is not None:
             pool, self._pool = self._pool, None

@@ -27,7 +27,7 @@ from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, executor_of
 from headgate.storage.postgres.dialect import checked_schema
-from headgate.storage.postgres.enlisted import add_enlisted, session_of
+from headgate.storage.postgres.enlisted import add_enlisted, require_same_place, session_of
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.schema import create, drop, require_migrated
@@ -37,7 +37,7 @@ from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.wake_ups import WakeUps
 from headgate.storage.procedures.add import add_jobs, follows_stored, needs_transaction
 from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS
-from headgate.storage.procedures.finish import AttemptId, finish, finish_plain
+from headgate.storage.procedures.finish import AttemptId, complete, finish, finish_plain
 from headgate.storage.procedures.following import FollowersHeld, without_held
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.unique import add_unique
@@ -296,11 +296,26 @@ class PostgresDriver(Driver):
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         self._require_usable()
         assert self._wake_ups is not None
-        caller = await enlisted(connection)
-        session = await session_of(caller, self._database.statements, self._database.name)
+        session = await self._session_of(connection)
         others = await add_enlisted(session, self._tx(session), jobs, self._identity)
         await session.fetch("notify_at_commit", channel=self._wake_ups.channel)
         return others
+
+    async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
+        self._require_usable()
+        session = await self._session_of(connection)
+        await require_same_place(session, self._identity, has_unique=False)
+        return await complete(self._tx(session), job_id, fence)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """As `Store.transaction`. Its connection is not one of the pool, which is for claims and heartbeats."""
+        self._require_usable()
+        async with self._database.own_connection() as connection, connection.transaction():
+            yield connection
+
+    async def _session_of(self, connection: Any) -> Session:
+        return await session_of(await enlisted(connection), self._database.statements, self._database.name)
 
     async def _add(self, group: Sequence[tuple[Sequence[NewJob], Sequence[NewBatch]]]) -> Sequence[Any]:
         """Commit all additions together. If that fails, commit halves of them, so that the faulty one fails alone."""

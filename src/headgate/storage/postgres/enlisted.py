@@ -49,7 +49,7 @@ async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], n
 async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob], identity: str) -> Mapping[str, str]:
     """Store jobs in the transaction of this session, all or none. `identity` is that of the tables."""
     has_unique = any(job.unique_key is not None for job in jobs)
-    await _require_same_place(session, identity, has_unique=has_unique)
+    await require_same_place(session, identity, has_unique=has_unique)
     if not has_unique:
         return await enlist(tx, jobs)
     # Jobs that were stored before a duplicate was found must not stay if the caller continues.
@@ -68,7 +68,7 @@ async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob]
     raise StorageUnavailable("other jobs under the same unique keys kept starting; nothing was stored; try again")
 
 
-async def _require_same_place(session: Session, identity: str, *, has_unique: bool) -> None:
+async def require_same_place(session: Session, identity: str, *, has_unique: bool) -> None:
     """Check the tables without naming a table that may not exist: that error would abort the caller's transaction."""
     ((has_tables, isolation, database),) = await session.fetch("enlisted_at")
     if has_tables:

@@ -64,6 +64,8 @@ class RunningJob(msgspec.Struct):
     is_followed: bool
     batch: str | None
     is_unique: bool
+    is_complete: bool
+    """Whether this attempt has completed the job in a user's transaction: it has succeeded, however it ends."""
 
     @property
     def attempt(self) -> AttemptId:
@@ -174,7 +176,9 @@ async def finish(
     await _lock_buckets_of(tx, running, asked)
     jobs = {attempt: job for attempt, job in (await _locked(tx, node, running)).items() if attempt in asked}
     # In the order of the endings: if several jobs would wait under one unique key, the first does.
-    ended = [(jobs[attempt], ending) for attempt, ending in asked.items() if attempt in jobs]
+    ended = [
+        (jobs[attempt], _as_completed(jobs[attempt], ending)) for attempt, ending in asked.items() if attempt in jobs
+    ]
     finished = [(job, ending) for job, ending in ended if isinstance(ending, Finished)]
     returned = [(job, ending) for job, ending in ended if isinstance(ending, Returned)]
     await _settle(tx, ended)
@@ -189,9 +193,10 @@ async def finish(
     await release_held(
         tx, [*((job, ending.state) for job, ending in finished), *states_after(returned_jobs, cancelled)]
     )
-    for job, ending in returned:
-        if ending.closed_for is not None:
-            await close_buckets(tx, job.rates, tx.limit_now + ending.closed_for)
+    for attempt, job in jobs.items():
+        closed_for = _closed_for(asked[attempt])
+        if closed_for is not None:
+            await close_buckets(tx, job.rates, tx.limit_now + closed_for)
     tied = [job.ended(ending.state) for job, ending in finished if job.is_followed or job.batch is not None]
     if tied or cancelled:
         await resolve_followers(tx, cancelled, counted_by_node=tied)
@@ -218,6 +223,16 @@ async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> A
     written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
     written |= await finish(tx, node, [each for each in endings if (each.id, each.fence) not in written])
     return AllFinished([written[ending.id, ending.fence] for ending in endings], wakes=True)
+
+
+async def complete(tx: Transaction, job_id: str, fence: int) -> bool:
+    """As `Store.complete_in`, in the transaction of the user."""
+    return await tx.execute("complete", id=job_id, fence=fence) == 1
+
+
+async def is_complete(tx: Transaction, job_id: str, fence: int) -> bool:
+    """As `Store.is_complete`."""
+    return bool(await tx.values("is_complete", id=job_id, fence=fence))
 
 
 async def still_running(tx: Transaction, node: str, attempts: Collection[AttemptId]) -> dict[AttemptId, RunningJob]:
@@ -307,6 +322,17 @@ def _is_plain(ending: Ending) -> TypeGuard[Finished]:
     return ending.charge is None or (ending.charge.at is not None and ending.charge.costs is None)
 
 
+def _as_completed(job: RunningJob, ending: Ending) -> Ending:
+    """Return the ending; a job that was completed in a user's transaction has succeeded, whatever came after."""
+    if not job.is_complete or (isinstance(ending, Finished) and ending.state is JobState.SUCCEEDED):
+        return ending
+    return Finished(ending.id, ending.fence, JobState.SUCCEEDED, charge=ending.charge)
+
+
+def _closed_for(ending: Ending) -> int | None:
+    return ending.closed_for if isinstance(ending, Returned) else None
+
+
 async def _written_before(tx: Transaction, node: str, endings: Sequence[Ending]) -> set[AttemptId]:
     """Return the attempts whose endings are already written: a moment ago, or earlier if the reply was lost."""
     if not endings:
@@ -328,7 +354,7 @@ async def _lock_buckets_of(
         # The job may be the last of its batch.
         draws.update(draws_of_batch(job.draws, job.terms))
         ending = endings.get(attempt)
-        if isinstance(ending, Returned) and ending.closed_for is not None:
+        if ending is not None and _closed_for(ending) is not None:
             draws.update(job.rates)
     await lock_buckets(tx, draws)
 

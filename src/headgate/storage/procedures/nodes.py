@@ -180,15 +180,21 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
     gone = found[0].gone
     recovered = await _take_back(tx, node, gone or "dead", held)
     is_removed = await _remove(tx, node, gone or "dead")
-    if gone is not None and not is_removed and not recovered.returned and not recovered.poisonous:
+    has_changed = recovered.returned or recovered.poisonous or recovered.completed
+    if gone is not None and not is_removed and not has_changed:
         return None
     return recovered
 
 
 async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str]) -> Recovered:
-    """Let the jobs of a node wait again; their attempts are lost if it has died, and do not count if it has left."""
-    jobs = await lock_all(tx, node, held)
+    """Let the jobs of a node wait again; their attempts are lost if it has died, and do not count if it has left.
+
+    Those that their attempts had completed have succeeded.
+    """
+    found = await lock_all(tx, node, held)
+    complete, jobs = [job for job in found if job.is_complete], [job for job in found if not job.is_complete]
     is_lost = gone == "dead"
+    await end(tx, [(job, JobState.SUCCEEDED, None, None) for job in complete])
     await keep_attempts(tx, [(job, "lost" if is_lost else "interrupted", None) for job in jobs])
     poisonous = {job.id: job for job in jobs if is_lost and is_poisonous(job.lost + 1) and not job.cancel_requested}
     await end(
@@ -199,9 +205,17 @@ async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str
     returned_jobs = [ReturnedJob(job, unspent=not is_lost, lost=is_lost) for job in jobs if job.id not in poisonous]
     cancelled = await wait_again(tx, returned_jobs)
     states = list(states_after(returned_jobs, cancelled))
-    await release_held(tx, [*((job, JobState.FAILED) for job in poisonous.values()), *states])
-    await resolve_followers(tx, [*(job.ended(JobState.FAILED) for job in poisonous.values()), *cancelled])
-    return Recovered(returned=[job.id for job, state in states if state is JobState.WAITING], poisonous=list(poisonous))
+    final = [
+        *((job, JobState.SUCCEEDED) for job in complete),
+        *((job, JobState.FAILED) for job in poisonous.values()),
+    ]
+    await release_held(tx, [*final, *states])
+    await resolve_followers(tx, [*(job.ended(state) for job, state in final), *cancelled])
+    return Recovered(
+        returned=[job.id for job, state in states if state is JobState.WAITING],
+        poisonous=list(poisonous),
+        completed=[job.id for job in complete],
+    )
 
 
 async def _remove(tx: Transaction, node: str, gone: Gone) -> bool:

@@ -40,7 +40,7 @@ RETURNING job.id
 -- part: running_job
 -- The columns of a running job that the end of an attempt reads.
 id, fence, queue, draws, cancel_requested, terms, held, passed, lost, uncharged, delayed, run_at, is_followed, batch,
-unique_key IS NOT NULL AS is_unique
+unique_key IS NOT NULL AS is_unique, coalesce(completed_fence, -1) = fence AS is_complete
 
 -- part: running_under
 FROM headgate.job WHERE id {any:ids text} AND finished_at IS NULL AND NOT waiting AND node = :node
@@ -56,6 +56,15 @@ SELECT @running_job @running_under ORDER BY id {for update skip locked}
 -- name: running_on
 -- Return the jobs that run on a node and started at :since or later.
 SELECT @running_job FROM headgate.job WHERE state = 'running' AND node = :node AND started_at >= :since ORDER BY id
+
+-- name: complete
+-- Note, in a user's transaction, that the running attempt of a job has completed it.
+UPDATE headgate.job SET completed_fence = fence
+WHERE id = :id AND fence = :fence::integer AND finished_at IS NULL AND NOT waiting AND node IS NOT NULL
+
+-- name: is_complete
+-- Return a row if that transaction has committed.
+SELECT 1 FROM headgate.job WHERE id = :id AND completed_fence = :fence::integer
 
 -- name: settle_charges
 -- Correct the charges of the last starts of running jobs.
@@ -108,4 +117,6 @@ WHERE job.id = back.id AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: ended_on
 -- Return the state of those of these jobs that the node ran last.
-SELECT id, fence, state, error, cancel_requested FROM headgate.job WHERE id {any:ids text} AND node = :node
+SELECT id, fence, state, error, cancel_requested, coalesce(completed_fence, -1) = fence AS is_complete
+FROM headgate.job
+WHERE id {any:ids text} AND node = :node

@@ -29,7 +29,7 @@ from headgate.storage.facts import StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import claim_alone
-from headgate.storage.procedures.finish import AllFinished, finish_all
+from headgate.storage.procedures.finish import AllFinished, complete, finish_all
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.unique import add_unique, enlist
 from headgate.storage.records import Claim, Claimed
@@ -246,6 +246,36 @@ class SqliteDriver(Driver):
             return run_to_end(enlist(self._transaction(callers), jobs))
 
         return await run_in(await enlisted(connection), self.path, add)
+
+    async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
+        self._require_usable()
+
+        def complete_job(callers: sqlite3.Connection) -> bool:
+            return run_to_end(complete(self._transaction(callers), job_id, fence))
+
+        return await run_in(await enlisted(connection), self.path, complete_job)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
+        """As `Store.transaction`. No other connection can write until it ends."""
+        self._require_file()
+        # In autocommit mode: the transaction is begun and ended here.
+        connection = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            await self._own_thread(connection.execute, "BEGIN IMMEDIATE")
+            yield connection
+            await self._own_thread(connection.execute, "COMMIT")
+        finally:
+            # A transaction that is still open is rolled back.
+            connection.close()
+
+    async def _own_thread(self, work: Callable[..., R], *arguments: Any) -> R:
+        """Run work that may wait for the file or the disk in a thread, to its end, even if the caller is cancelled."""
+        try:
+            return await shield_until_done(asyncio.to_thread(work, *arguments))
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
 
     async def claim(self, claim: Claim) -> Claimed:
         # The claim takes the time as late as possible: the writes before it in the same commit have taken some.

@@ -61,6 +61,12 @@ class MemoryDriver(SqliteDriver):
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         raise UnfitConnection("jobs in memory can only be added by this app: another connection cannot reach them")
 
+    async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
+        raise _unreachable()
+
+    def transaction(self) -> NoReturn:
+        raise _unreachable()
+
     async def facts(self) -> StoreFacts:
         return MemoryFacts()
 
@@ -96,6 +102,10 @@ class MemoryStorage(Store):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(MemoryDriver(clock))
+
+
+def _unreachable() -> UnfitConnection:
+    return UnfitConnection("a job in memory cannot be completed in a transaction: no other connection can reach it")
 
 
 def _connect() -> sqlite3.Connection:

@@ -154,6 +154,8 @@ CREATE TABLE headgate.job (
     attempt           integer NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     fence             integer NOT NULL DEFAULT 0,
     lost              integer NOT NULL DEFAULT 0 CHECK (lost >= 0),
+    -- The fence of the attempt that completed the job in a user's transaction.
+    completed_fence   integer,
     -- What its limits ask beyond draws and costs is in terms; held and passed are sets of its draws: bit i is the i-th.
     held              bigint NOT NULL DEFAULT 0,
     passed            bigint NOT NULL DEFAULT 0,

@@ -116,6 +116,8 @@ CREATE TABLE job (
     attempt           INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     fence             INTEGER NOT NULL DEFAULT 0,
     lost              INTEGER NOT NULL DEFAULT 0 CHECK (lost >= 0),
+    -- The fence of the attempt that completed the job in a user's transaction.
+    completed_fence   INTEGER,
     node              TEXT,
     started_at        INTEGER,
     finished_at       INTEGER,

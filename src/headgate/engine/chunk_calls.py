@@ -1,0 +1,162 @@
+"""Chunk calls: collects the attempts of a chunked task, and calls its function once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor as Pool
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from headgate.clock import SECOND, Clock, Timer
+from headgate.engine.threads import in_thread
+from headgate.errors import PayloadError
+from headgate.tasks.chunk import Chunk
+from headgate.tasks.context import JobContext, enter_chunk
+from headgate.tasks.task import Task
+
+
+class Member(Protocol):
+    """An attempt whose job is handled in a chunk."""
+
+    task: Task[Any, Any]
+    thread: asyncio.Future[Any] | None
+
+    @property
+    def context(self) -> JobContext: ...
+
+    def prepare_start(self) -> bool:
+        """Do the last step before the handler is called; return False if it is too late for the limits."""
+        ...
+
+
+class MismatchedResults(PayloadError):
+    """A call returned neither None nor a list with one result for each job."""
+
+
+class ChunkAnswer(NamedTuple):
+    """What a call answers for one job: a result or an error. With `is_late` its handler was not called."""
+
+    result: Any = None
+    error: BaseException | None = None
+    is_late: bool = False
+
+
+class _Place(NamedTuple):
+    member: Member
+    item: Any
+    answer: asyncio.Future[ChunkAnswer]
+
+
+class _Collecting:
+    """The attempts that wait for the call of their function, and then for its answer."""
+
+    def __init__(self) -> None:
+        self.places: list[_Place] = []
+        self.timer: Timer | None = None
+        self.call: asyncio.Task[None] | None = None
+
+
+class ChunkCalls:
+    """Collects attempts by task. `slots_of` returns how many jobs of a queue can run here: no chunk gets larger."""
+
+    def __init__(self, clock: Clock, pool: Pool, slots_of: Callable[[str], int]) -> None:
+        self._clock = clock
+        self._pool = pool
+        self._slots_of = slots_of
+        # Calls are made in the context of the node, not in that of the attempt that happens to be the last.
+        self._context = contextvars.copy_context()
+        self._collecting: dict[str, _Collecting] = {}
+
+    async def join(self, member: Member, item: Any, queue: str) -> ChunkAnswer:
+        """Return what the call that handles this attempt among others answers for it.
+
+        An attempt that is cancelled leaves the chunk; if all have left, the call is cancelled.
+        """
+        name, chunk = member.task.name, member.task.chunk
+        assert chunk is not None, f"{name!r} is no chunked task"
+        mine = self._collecting.setdefault(name, _Collecting())
+        place = _Place(member, item, asyncio.get_running_loop().create_future())
+        mine.places.append(place)
+        if len(mine.places) >= min(chunk.size, max(1, self._slots_of(queue))):
+            self._begin(name)
+        elif mine.timer is None:
+            self._arm(name, mine, chunk)
+        try:
+            return await place.answer
+        except asyncio.CancelledError:
+            # By identity: items are the user's, and need not compare.
+            mine.places = [each for each in mine.places if each is not place]
+            if not mine.places:
+                self._abandon(name, mine)
+            raise
+
+    def _arm(self, name: str, mine: _Collecting, chunk: Chunk) -> None:
+        at = self._clock.monotonic() + round(chunk.wait * SECOND)
+        mine.timer = self._clock.call_at(at, partial(self._begin, name))
+
+    def _begin(self, name: str) -> None:
+        mine = self._collecting.pop(name)
+        if mine.timer is not None:
+            mine.timer.cancel()
+        loop = asyncio.get_running_loop()
+        mine.call = loop.create_task(self._call(mine), name=f"headgate-chunk-{name}", context=self._context.copy())
+
+    def _abandon(self, name: str, mine: _Collecting) -> None:
+        if mine.call is not None:
+            mine.call.cancel()
+            return
+        del self._collecting[name]
+        if mine.timer is not None:
+            mine.timer.cancel()
+
+    async def _call(self, mine: _Collecting) -> None:
+        ready: list[_Place] = []
+        for place in list(mine.places):
+            if place.member.prepare_start():
+                ready.append(place)
+            else:
+                _answer(place, ChunkAnswer(is_late=True))
+        if not ready:
+            return
+        try:
+            answers = _answers(await self._run(ready), len(ready), ready[0].member.task.name)
+        except BaseException as error:
+            # SystemExit as well: raised out of a task it would end the program.
+            answers = [ChunkAnswer(error=error)] * len(ready)
+        for place, answer in zip(ready, answers, strict=True):
+            _answer(place, answer)
+
+    async def _run(self, ready: Sequence[_Place]) -> Any:
+        task = ready[0].member.task
+        enter_chunk([place.member.context for place in ready])
+        call = partial(task.function, [place.item for place in ready])
+        if task.is_async:
+            return await call()
+        work = in_thread(self._pool, partial(contextvars.copy_context().run, call))
+        for place in ready:
+            # A thread cannot be stopped: the attempts keep their slots until it ends.
+            place.member.thread = work
+        return await asyncio.shield(work)
+
+
+def _answer(place: _Place, answer: ChunkAnswer) -> None:
+    if not place.answer.done():
+        place.answer.set_result(answer)
+
+
+def _answers(results: Any, count: int, task: str) -> list[ChunkAnswer]:
+    """Return the answer for each job: None for all, or a list with a result or an exception for each."""
+    if results is None:
+        return [ChunkAnswer()] * count
+    if not isinstance(results, (list, tuple)) or len(results) != count:
+        got = f"{len(results)} results" if isinstance(results, (list, tuple)) else f"a {type(results).__name__}"
+        wrong = MismatchedResults(
+            f"task {task!r} was called for {count} jobs and returned {got}; return None, or a list with a result or an "
+            "exception for each job, in their order"
+        )
+        return [ChunkAnswer(error=wrong)] * count
+    return [
+        ChunkAnswer(error=each) if isinstance(each, BaseException) else ChunkAnswer(result=each) for each in results
+    ]

@@ -1,0 +1,371 @@
+"""Chunked tasks: one call handles several jobs, and each job has its own outcome, limits, retries and timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from headgate import (
+    DeclarationError,
+    Fail,
+    Headgate,
+    HeadgateError,
+    JobState,
+    RetryPolicy,
+    Snooze,
+    StrictRate,
+    current_job,
+    current_jobs,
+)
+from headgate.clock import SECOND
+from headgate.testing import manual
+from headgate.testing.virtual_time import START, VirtualClock, run_virtual
+from tests.until import until
+
+
+@dataclass
+class Doc:
+    name: str
+    tenant: str = "acme"
+
+
+def digest(docs: list[Doc]) -> None:
+    """A function that a child process could import."""
+
+
+def in_virtual_time(test: Callable[[Headgate, VirtualClock], Awaitable[None]], *, concurrency: int = 20) -> None:
+    async def main(clock: VirtualClock) -> None:
+        await test(Headgate("memory://", clock=clock, concurrency=concurrency), clock)
+
+    run_virtual(main)
+
+
+def now(clock: VirtualClock) -> float:
+    return (clock.now() - START) / SECOND
+
+
+def test_one_call_gets_the_jobs_that_come_within_the_wait() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        calls: list[tuple[float, list[str]]] = []
+
+        @app.chunked(10, wait=0.5)
+        async def index(docs: list[Doc]) -> list[str]:
+            calls.append((now(clock), [doc.name for doc in docs]))
+            return [doc.name.upper() for doc in docs]
+
+        async with app:
+            first = [await index.enqueue(Doc("a")), await index.enqueue(Doc("b"))]
+            await asyncio.sleep(0.3)
+            first.append(await index.enqueue(Doc("c")))
+            assert [await job.result() for job in first] == ["A", "B", "C"]
+            late = await index.enqueue(Doc("d"))
+            assert await late.result() == "D"
+        assert [names for _, names in calls] == [["a", "b", "c"], ["d"]]
+        assert calls[0][0] == pytest.approx(0.5, abs=0.05)
+
+    in_virtual_time(test)
+
+
+def test_a_full_chunk_does_not_wait() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        sizes: list[int] = []
+
+        @app.chunked(4, wait=3600)
+        async def index(docs: list[Doc]) -> None:
+            sizes.append(len(docs))
+
+        async with app:
+            jobs = await index.enqueue_many([(Doc(str(number)),) for number in range(12)])
+            await asyncio.gather(*[job.result() for job in jobs])
+        assert sizes == [4, 4, 4]
+        assert now(clock) < 1
+
+    in_virtual_time(test)
+
+
+def test_no_chunk_waits_for_more_jobs_than_slots() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        sizes: list[int] = []
+
+        @app.chunked(100, wait=3600)
+        async def index(docs: list[Doc]) -> None:
+            sizes.append(len(docs))
+
+        async with app:
+            await asyncio.gather(*[job.result() for job in await index.enqueue_many([(Doc("a"),)] * 6)])
+        assert sizes == [3, 3]
+        assert now(clock) < 1
+
+    in_virtual_time(test, concurrency=3)
+
+
+def test_each_job_has_the_outcome_that_the_list_has_for_it() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        seen: list[list[str]] = []
+
+        @app.chunked(4, wait=1, retry=RetryPolicy(retries=1, delay=10))
+        async def index(docs: list[Doc]) -> list[str | Exception]:
+            seen.append([doc.name for doc in docs])
+            answers: dict[str, str | Exception] = {
+                "good": "indexed",
+                "bad": ValueError("no title"),
+                "worst": Fail("no such index"),
+                "later": Snooze(100),
+            }
+            if len(docs) == 1:
+                return ["at last"]
+            return [answers[doc.name] for doc in docs]
+
+        async with app:
+            names = ["good", "bad", "worst", "later"]
+            good, bad, worst, later = await index.enqueue_many([(Doc(name),) for name in names])
+            assert await good.result() == "indexed"
+            await asyncio.sleep(5)
+            assert (await worst.status()).state is JobState.FAILED
+            assert (await bad.status()).state is JobState.WAITING
+            assert await bad.result() == "at last"
+            assert await later.result() == "at last"
+            assert [(await job.status()).attempt for job in (good, bad, worst, later)] == [1, 2, 1, 1]
+        assert seen == [names, ["bad"], ["later"]]
+
+    in_virtual_time(test)
+
+
+def test_an_error_of_the_call_is_one_of_each_job() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        calls = 0
+
+        @app.chunked(3, wait=1, retry=RetryPolicy(retries=1, delay=5))
+        async def index(docs: list[Doc]) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise OSError("the index is away")
+
+        async with app:
+            jobs = await index.enqueue_many([(Doc("a"),), (Doc("b"),), (Doc("c"),)])
+            await asyncio.sleep(1)
+            statuses = [await job.status() for job in jobs]
+            assert {status.error.message for status in statuses if status.error} == {"the index is away"}
+            await asyncio.gather(*[job.result() for job in jobs])
+        assert calls == 2
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize("answer", [[1], "text", {"a": 1}])
+def test_a_wrong_number_of_results_fails_all_and_says_how_many(answer: object) -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        @app.chunked(2, wait=1, retry=RetryPolicy(retries=3, delay=1))
+        async def index(docs: list[Doc]) -> list[int]:
+            return answer  # type: ignore[return-value]  # this is the mistake
+
+        async with app:
+            jobs = await index.enqueue_many([(Doc("a"),), (Doc("b"),)])
+            await asyncio.sleep(10)
+            for job in jobs:
+                status = await job.status()
+                assert (status.state, status.attempt) == (JobState.FAILED, 1)
+                assert status.error is not None
+                assert "was called for 2 jobs and returned" in status.error.message
+
+    in_virtual_time(test)
+
+
+def test_limits_are_charged_for_each_job() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        calls: list[tuple[float, int]] = []
+
+        @app.chunked(10, wait=0.1, limits=[StrictRate("3/m", margin=0, key="{docs.tenant}")])
+        async def index(docs: list[Doc]) -> None:
+            calls.append((round(now(clock)), len(docs)))
+
+        async with app:
+            jobs = await index.enqueue_many([(Doc("a", "acme"),)] * 5 + [(Doc("b", "globex"),)])
+            await asyncio.gather(*[job.result() for job in jobs])
+        assert calls == [(0, 4), (60, 2)]
+
+    in_virtual_time(test)
+
+
+def test_a_cancelled_job_leaves_and_the_others_go_on() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        ended: list[str] = []
+
+        @app.chunked(3, wait=1)
+        async def index(docs: list[Doc]) -> list[str]:
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+            ended.append(" ".join(doc.name for doc in docs))
+            return [doc.name for doc in docs]
+
+        async with app:
+            one, two, three = await index.enqueue_many([(Doc("a"),), (Doc("b"),), (Doc("c"),)])
+            await asyncio.sleep(2)
+            await one.cancel()
+            assert [await two.result(), await three.result()] == ["b", "c"]
+            assert (await one.status()).state is JobState.CANCELLED
+            alone = await index.enqueue(Doc("d"))
+            await asyncio.sleep(5)
+            await alone.cancel()
+            await asyncio.sleep(5)
+            assert (await alone.status()).state is JobState.CANCELLED
+            waiting = await index.enqueue(Doc("e"))
+            await asyncio.sleep(0.5)
+            await waiting.cancel()
+            await asyncio.sleep(5)
+        # Both words of the first call are there: the job that left had been handled, too.
+        assert ended == ["a b c", "cancelled"]
+
+    in_virtual_time(test)
+
+
+def test_a_timeout_is_that_of_each_job() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        @app.chunked(2, wait=2, timeout=5, retry=RetryPolicy(retries=0))
+        async def index(docs: list[Doc]) -> None:
+            await asyncio.sleep(4)
+
+        async with app:
+            early = await index.enqueue(Doc("a"))
+            await asyncio.sleep(1.9)
+            late = await index.enqueue(Doc("b"))
+            await asyncio.sleep(10)
+            assert (await early.status()).state is JobState.FAILED
+            assert (await late.status()).state is JobState.SUCCEEDED
+
+    in_virtual_time(test)
+
+
+def test_the_handler_knows_its_jobs() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        known: list[list[tuple[str, int]]] = []
+
+        @app.chunked(2, wait=1)
+        async def index(docs: list[Doc]) -> None:
+            known.append([(job.headers["of"], job.attempt) for job in current_jobs()])
+            with pytest.raises(HeadgateError, match=r"current_jobs\(\)"):
+                current_job()
+
+        @app.task
+        async def single() -> int:
+            return len(current_jobs())
+
+        async with app:
+            jobs = [await index.using(headers={"of": name}).enqueue(Doc(name)) for name in ("a", "b")]
+            await asyncio.gather(*[job.result() for job in jobs])
+            assert await (await single.enqueue()).result() == 1
+        assert known == [[("a", 1), ("b", 1)]]
+        with pytest.raises(HeadgateError, match="inside a handler"):
+            current_jobs()
+
+    in_virtual_time(test)
+
+
+async def test_a_function_in_a_thread_handles_chunks() -> None:
+    app = Headgate("memory://", concurrency=10)
+    threads: set[int] = set()
+
+    @app.chunked(5, wait=5)
+    def index(docs: list[Doc]) -> list[str]:
+        threads.add(threading.get_ident())
+        assert len(current_jobs()) == len(docs)
+        return [doc.name for doc in docs]
+
+    async with app:
+        jobs = await index.enqueue_many([(Doc(str(number)),) for number in range(5)])
+        assert [await job.result(timeout=5) for job in jobs] == ["0", "1", "2", "3", "4"]
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+async def test_a_stop_interrupts_a_chunk_and_its_jobs_wait_again() -> None:
+    app = Headgate("memory://", concurrency=10, grace=0)
+    began: list[int] = []
+
+    @app.chunked(3, wait=5)
+    async def index(docs: list[Doc]) -> None:
+        began.append(len(docs))
+        await asyncio.sleep(3600)
+
+    async with app.open():
+        async with app:
+            jobs = await index.enqueue_many([(Doc("a"),)] * 3)
+            await until(lambda: bool(began), 5)
+        for job in jobs:
+            status = await job.status()
+            assert (status.state, status.attempt) == (JobState.WAITING, 0)
+
+
+async def test_hooks_see_each_job_of_a_chunk() -> None:
+    app = Headgate("memory://", concurrency=10)
+    around: list[str] = []
+
+    @app.around_attempt
+    async def note(job, run):  # type: ignore[no-untyped-def]  # as users write it
+        result = await run()
+        around.append(f"{job.id} {result}")
+        return result
+
+    @app.chunked(2, wait=5)
+    async def index(docs: list[Doc]) -> list[str]:
+        return [doc.name for doc in docs]
+
+    async with app:
+        jobs = await index.enqueue_many([(Doc("a"),), (Doc("b"),)])
+        await asyncio.gather(*[job.result(timeout=5) for job in jobs])
+    assert sorted(around) == sorted([f"{jobs[0].id} a", f"{jobs[1].id} b"])
+
+
+async def test_a_test_runs_one_job_at_a_time() -> None:
+    app = Headgate("memory://")
+
+    @app.chunked(100, wait=3600)
+    async def index(docs: list[Doc]) -> list[str]:
+        return [doc.name for doc in docs]
+
+    with manual(app) as jobs:
+        first = await index.enqueue(Doc("a"))
+        await jobs.drain()
+        assert await first.result() == "a"
+        assert await jobs.run_job(index, Doc("b")) == "b"
+
+
+def test_declarations_that_cannot_work_are_refused() -> None:
+    app = Headgate("memory://")
+
+    async def two(docs: list[Doc], index: str) -> None: ...
+    async def one(doc: Doc) -> None: ...
+    async def fine(docs: list[Doc]) -> None: ...
+
+    with pytest.raises(DeclarationError, match="takes 2: put several values of a job into one dataclass"):
+        app.chunked(10)(two)  # type: ignore[arg-type]  # refused by mypy as well
+    with pytest.raises(DeclarationError, match=r"annotate it as a list: `doc: list\[…\]`"):
+        app.chunked(10)(one)  # type: ignore[arg-type]
+    for size in (0, 1001, True, "10"):
+        with pytest.raises(DeclarationError, match="a whole number from 1 to 1000"):
+            app.chunked(size)(fine)  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="wait"):
+        app.chunked(10, wait=-1)(fine)
+    with pytest.raises(DeclarationError, match="leave process=True out"):
+        app.chunked(10, process=True)(digest)
+
+
+def test_arguments_are_checked_as_elements() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        @app.chunked(10, wait=0)
+        async def index(docs: list[Doc]) -> None: ...
+
+        async with app:
+            with pytest.raises(HeadgateError, match="argument 'docs'"):
+                await index.enqueue([Doc("a")])  # type: ignore[arg-type]  # a list is not an element
+            await (await index.enqueue(Doc("a"))).result()
+
+    in_virtual_time(test)
