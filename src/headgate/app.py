@@ -105,6 +105,7 @@ class Headgate:
         log_level: str | None = None,
         log_jobs: bool | None = None,
         history: bool | None = None,
+        throttle_events: bool | None = None,
         max_payload: int | None = None,
         synchronous: Literal["FULL", "NORMAL", "EXTRA", "OFF"] | None = None,
         limits_url: str | None = None,
@@ -133,6 +134,7 @@ class Headgate:
                 "log_level": log_level,
                 "log_jobs": log_jobs,
                 "history": history,
+                "throttle_events": throttle_events,
                 "max_payload": max_payload,
                 "synchronous": synchronous,
                 "limits_url": limits_url,
@@ -574,6 +576,7 @@ class Headgate:
             log_level=logging.getLevelNamesMapping()[settings.log_level],
             version=__version__,
             drain=drain,
+            throttle_events=settings.throttle_events,
         )
 
     # ------------------------------------------------------------------------------------------- following

@@ -102,7 +102,8 @@ class JobReturned(Event, frozen=True):
 class JobThrottled(Event, frozen=True):
     """Jobs wait for a closed bucket. Published at once, then at most each 30 s with how often lanes met it closed.
 
-    `opens_at` is None for a bucket that opens when a permit is given back.
+    What was met since the last one is published when the node stops. `opens_at` is None for a bucket that opens when a
+    permit is given back.
     """
 
     limit: str
@@ -110,6 +111,21 @@ class JobThrottled(Event, frozen=True):
     opens_at: int | None
     waiting: int
     count: int
+
+
+class LimitThrottled(Event, frozen=True):
+    """Jobs wait for closed buckets of a limit. Published at once, then at most each 30 s, and when the node stops.
+
+    Since the last one, lanes met closed buckets `count` times. Behind the buckets of `keys` keys (at most 10,000)
+    `waiting` jobs waited; `key` is the one with the most, and its bucket opens at `opens_at` (as of `JobThrottled`).
+    """
+
+    limit: str
+    keys: int
+    waiting: int
+    count: int
+    key: str
+    opens_at: int | None
 
 
 class LimitsClosed(Event, frozen=True):

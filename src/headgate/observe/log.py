@@ -22,12 +22,12 @@ from headgate.jobs.event import (
     JobReturned,
     JobsMigrated,
     JobStarted,
-    JobThrottled,
     LeaseNotRenewed,
     LimitSkipped,
     LimitStoreFailed,
     LimitStoreMisconfigured,
     LimitStoreRecovered,
+    LimitThrottled,
     LoopBlocked,
     NodeCrashed,
     NodeDeclaredDead,
@@ -104,7 +104,7 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         *each_job,
         JobFailure,
         JobRetried,
-        JobThrottled,
+        LimitThrottled,
         LimitSkipped,
         JobsMigrated,
         JobNotMigrated,
@@ -177,15 +177,16 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             )
         case JobReturned():
             return logging.DEBUG, f"job {event.job_id} ({event.task}) waits again: {event.reason}"
-        case JobThrottled():
+        case LimitThrottled():
             when = (
                 "when a permit is free"
                 if event.opens_at is None
                 else to_datetime(event.opens_at).isoformat(timespec="milliseconds")
             )
+            keys = f"key {event.key!r}" if event.keys == 1 else f"{event.keys} keys, most behind {event.key!r}"
             return (
                 logging.INFO,
-                f"limit {event.limit} key {event.key!r}: {counted(event.waiting, 'job')} waiting, next slot {when} "
+                f"limit {event.limit}: {counted(event.waiting, 'job')} waiting behind {keys}, next slot {when} "
                 f"({event.count} ×)",
             )
         case JobsMigrated():
