@@ -108,6 +108,7 @@ def test_a_limiter_allows_its_count_and_says_when_to_retry(play: Callable[[Scene
         assert (second.allowed, second.remaining) == (True, 0)
         assert (third.allowed, third.remaining) == (False, 0)
         assert third.retry_after == near(60)
+        assert (first.next_after, second.next_after, third.next_after) == (0, near(60), near(60))
         assert second.reset_after == near(60)
 
     play(scene)
