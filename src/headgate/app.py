@@ -29,6 +29,7 @@ from headgate.limits.limit import Limit, changed
 from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from headgate.limits.standalone.reporting_limiter import ReportingLimiter
 from headgate.observe.instrument import Instrument, Observed
 from headgate.opening import Opening, require_no_loop
 from headgate.schedules.trigger import Trigger
@@ -358,7 +359,8 @@ class Headgate:
     def limiter(self, name: str) -> Limiter:
         """Return a limiter for plain code that draws on the same buckets as the jobs of this limit.
 
-        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. Raises UnknownLimit.
+        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. What it refuses is published as
+        `LimiterRefused`. Raises UnknownLimit.
         """
         limit = self._registry.limits.get(name)
         if limit is None:
@@ -368,7 +370,11 @@ class Headgate:
         store = self._client.remote_limits.store_of(limit)
         if not isinstance(store, MemoryBuckets):
             store = CurrentBuckets(lambda: self._client.remote_limits.store_of(limit) or StoredBuckets(self._storage))
-        return Limiter(changed(limit, name=name), store=store, clock=self._clock)
+
+        def report(key: str) -> None:
+            self._client.limiter_refusals.note(name, key)
+
+        return ReportingLimiter(changed(limit, name=name), store, clock=self._clock, report=report)
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> None:
         """Declare a queue: `app.queue("mail", concurrency=10, global_concurrency=20)`.

@@ -134,6 +134,17 @@ class LimitsClosed(Event, frozen=True):
     limits: tuple[str, ...]
 
 
+class LimiterRefused(Event, frozen=True):
+    """A limiter of `app.limiter(…)` refused plain code `count` times since the last one, the latest time for `key`.
+
+    Published at once for each limit, then at most each 30 s, and when the app is closed.
+    """
+
+    limit: str
+    key: str
+    count: int
+
+
 class LimitSkipped(Event, frozen=True):
     """A job runs without a limit because its key is empty or could not be computed; published once per limit."""
 

@@ -23,6 +23,7 @@ from headgate.jobs.event import (
     JobsMigrated,
     JobStarted,
     LeaseNotRenewed,
+    LimiterRefused,
     LimitSkipped,
     LimitStoreFailed,
     LimitStoreMisconfigured,
@@ -105,6 +106,7 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         JobFailure,
         JobRetried,
         LimitThrottled,
+        LimiterRefused,
         LimitSkipped,
         JobsMigrated,
         JobNotMigrated,
@@ -189,6 +191,9 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 f"limit {event.limit}: {counted(event.waiting, 'job')} waiting behind {keys}, next slot {when} "
                 f"({event.count} ×)",
             )
+        case LimiterRefused():
+            refused = f"refused plain code {counted(event.count, 'start')}"
+            return logging.INFO, f"limit {event.limit} {refused}, the latest for key {event.key!r}"
         case JobsMigrated():
             return logging.INFO, f"{counted(event.jobs, 'waiting job')} moved to the current limits of their tasks"
         case JobNotMigrated():

@@ -42,6 +42,7 @@ class Limiter:
     def __init__(self, limit: Limit, store: str | BucketStore = "memory://", *, clock: Clock | None = None) -> None:
         self._budget = _budget(limit, store, clock)
         self.limit: Limit = limit
+        """The limit that it was made with."""
         self.sync: SyncLimiter = SyncLimiter(self._budget)
 
     async def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
