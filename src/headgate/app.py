@@ -29,6 +29,7 @@ from headgate.limits.limit import Limit, changed
 from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from headgate.limits.standalone.reporting_limiter import ReportingLimiter
 from headgate.observe.instrument import Instrument, Observed
 from headgate.opening import Opening, require_no_loop
 from headgate.schedules.trigger import Trigger
@@ -106,6 +107,7 @@ class Headgate:
         log_level: str | None = None,
         log_jobs: bool | None = None,
         history: bool | None = None,
+        throttle_events: bool | None = None,
         max_payload: int | None = None,
         synchronous: Literal["FULL", "NORMAL", "EXTRA", "OFF"] | None = None,
         limits_url: str | None = None,
@@ -134,6 +136,7 @@ class Headgate:
                 "log_level": log_level,
                 "log_jobs": log_jobs,
                 "history": history,
+                "throttle_events": throttle_events,
                 "max_payload": max_payload,
                 "synchronous": synchronous,
                 "limits_url": limits_url,
@@ -378,17 +381,27 @@ class Headgate:
     def limiter(self, name: str) -> Limiter:
         """Return a limiter for plain code that draws on the same buckets as the jobs of this limit.
 
-        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. Raises UnknownLimit.
+        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. What it refuses is published as
+        `LimiterRefused`. Raises UnknownLimit.
         """
         limit = self._registry.limits.get(name)
         if limit is None:
             known = ", ".join(sorted(self._registry.limits)) or "none"
             hint = did_you_mean(name, self._registry.limits)
             raise UnknownLimit(f"this app declares no limit {name!r}{hint} It declares: {known}")
+        if limit.rule.holds_permits:
+            raise DeclarationError(
+                f"limit {name!r} grants permits, which belong to jobs; for a lock of plain code that machines share, "
+                "write Limiter(Mutex('…'), store='redis://…'), or 'postgresql://…'"
+            )
         store = self._client.remote_limits.store_of(limit)
         if not isinstance(store, MemoryBuckets):
             store = CurrentBuckets(lambda: self._client.remote_limits.store_of(limit) or StoredBuckets(self._storage))
-        return Limiter(changed(limit, name=name), store=store, clock=self._clock)
+
+        def report(key: str) -> None:
+            self._client.limiter_refusals.note(name, key)
+
+        return ReportingLimiter(changed(limit, name=name), store, clock=self._clock, report=report)
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> None:
         """Declare a queue: `app.queue("mail", concurrency=10, global_concurrency=20)`.
@@ -596,6 +609,7 @@ class Headgate:
             log_level=logging.getLevelNamesMapping()[settings.log_level],
             version=__version__,
             drain=drain,
+            throttle_events=settings.throttle_events,
         )
 
     # ------------------------------------------------------------------------------------------- following

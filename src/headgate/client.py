@@ -27,6 +27,7 @@ from headgate.engine.enqueue_hooks import (
 )
 from headgate.engine.enqueuer import Enqueuer, resolved_ids
 from headgate.engine.history_writer import HistoryWriter
+from headgate.engine.limiter_refusals import LimiterRefusals
 from headgate.engine.node import Node
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.result import result_of
@@ -109,6 +110,7 @@ class Client:
         self.lifecycle: AppLifecycle = AppLifecycle(
             open=self._open, before_close=self._end_callbacks, close=self._close
         )
+        self.limiter_refusals: LimiterRefusals = LimiterRefusals(clock=clock, bus=bus, loop=lambda: self.lifecycle.loop)
         self.portal: Portal = Portal(lambda: self, lambda: self.lifecycle.loop, self.require_shared)
         self._clock = clock
         self._bus = bus
@@ -161,6 +163,7 @@ class Client:
         self.enqueuer.close()
         await self._results.close()
         await self.history_writer.close(LAST_HISTORY_TIMEOUT)
+        self.limiter_refusals.close()
         await self._bus.close(self._clock, CALLBACK_DRAIN_TIMEOUT)
         self._end_log()
         await self.remote_limits.close()

@@ -217,15 +217,38 @@ class LimitRejected(HeadgateError):
     """A job's limits would have made it wait longer than it may: it ends without having run.
 
     `limit` and `key` say which bucket, `opens_at` (an aware datetime) when it would have opened, where that is known.
+    `option` is which option of the limits ended the job, "on_limit" or "max_wait"; None for a reservation.
     """
 
     def __init__(
-        self, message: str, *, limit: str | None = None, key: str | None = None, opens_at: datetime | None = None
+        self,
+        message: str,
+        *,
+        limit: str | None = None,
+        key: str | None = None,
+        opens_at: datetime | None = None,
+        option: str | None = None,
     ) -> None:
         super().__init__(message)
         self.limit = limit
         self.key = key
         self.opens_at = opens_at
+        self.option = option
+
+
+class LeaseLost(HeadgateError):
+    """The lease of a permit was not renewed in time, so another holder may have been granted the permit since.
+
+    `token` is the fencing token of the lost lease.
+    """
+
+    def __init__(self, key: str, token: int, seconds: float) -> None:
+        super().__init__(
+            f"the lease of {key!r} was not renewed for {seconds:g} s: the store did not answer, or this process did "
+            "not run; another holder may have it now, with a higher fencing token"
+        )
+        self.key = key
+        self.token = token
 
 
 class LimitInUse(HeadgateError, RuntimeError):

@@ -52,6 +52,7 @@ class Settings:
     `log_jobs`: whether each job that ends gets a line in the log of this process (default: in a worker process, yes:
     `headgate worker` and `app.run()`; in a program with other work, no). A failure is always logged.
     `history` (True): whether this process counts jobs for the charts, and adds the counts to the store every 10 s.
+    `throttle_events` (True): whether this node publishes, and logs, that jobs wait for limits; metrics count it anyway.
     `max_payload` (262,144): the most bytes of JSON for the arguments or the result of one job.
     `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…",
     "postgresql://…"): the store of the limits that count starts, unless they set `store=` (default: with the jobs).
@@ -75,6 +76,7 @@ class Settings:
     log_level: str = "INFO"
     log_jobs: bool | None = None
     history: bool = True
+    throttle_events: bool = True
     max_payload: int = 256 * 1024
     synchronous: str = "FULL"
     limits_url: str | None = field(default=None, repr=False)  # a URL may hold a password
@@ -108,9 +110,9 @@ class Settings:
             raise DeclarationError(f"log_lines={self.log_lines} must be from 0 to {MAX_LOG_LINES}")
         if self.log_level not in logging.getLevelNamesMapping():
             raise DeclarationError(f"log_level={self.log_level!r} must be a level name of logging, such as INFO")
-        for name in ("history", "log_jobs", "migrate"):
+        for name in ("history", "throttle_events", "log_jobs", "migrate"):
             value = getattr(self, name)
-            if not isinstance(value, bool) and (name == "history" or value is not None):
+            if not isinstance(value, bool) and (name in ("history", "throttle_events") or value is not None):
                 raise DeclarationError(f"{name}={value!r} must be True or False")
         if self.max_payload < 1024:
             raise DeclarationError(f"max_payload={self.max_payload} must be at least 1024 bytes")
@@ -181,7 +183,7 @@ def _parse(name: str, text: str) -> object:
     if name in ("limits_url", "schema", "listen_url"):
         return text
     variable = f"HEADGATE_{name.upper()}"
-    if name in ("history", "log_jobs", "migrate"):
+    if name in ("history", "throttle_events", "log_jobs", "migrate"):
         return parse_switch(text, variable)
     if name in _DURATIONS:
         return parse_seconds(text, variable)

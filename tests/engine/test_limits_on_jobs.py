@@ -388,7 +388,7 @@ def test_a_job_that_must_not_wait_fails_immediately_and_names_the_limit() -> Non
                 await jobs[-1].result()
             cause = failed.value.__cause__
             assert isinstance(cause, LimitRejected)
-            assert (cause.limit, cause.key) == ("api", "acme")
+            assert (cause.limit, cause.key, cause.option) == ("api", "acme", "on_limit")
             assert cause.opens_at is not None
             await asyncio.sleep(61)
             assert await (await call.enqueue("acme")).result() == "acme"
@@ -451,8 +451,10 @@ def test_max_wait_rejects_jobs_that_are_predicted_or_found_to_wait_longer() -> N
             jobs = await call.enqueue_many([("acme",)] * 4)
             states = [(await job.status()).state for job in jobs]
             assert states == [JobState.WAITING] * 2 + [JobState.FAILED] * 2
-            with pytest.raises(JobFailed, match="beyond its max_wait of 90 s"):
+            with pytest.raises(JobFailed, match="beyond its max_wait of 90 s") as failed:
                 await jobs[-1].result()
+            assert isinstance(failed.value.__cause__, LimitRejected)
+            assert failed.value.__cause__.option == "max_wait"
             # The API refuses for longer than anybody could know: the ones that wait are ended at their time.
             await app.admin.limits.penalize("api", "acme", 600)
             await asyncio.sleep(88)

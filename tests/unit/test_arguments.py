@@ -35,7 +35,9 @@ from headgate import (
 )
 from headgate.arguments import duration_in, parse_count, parse_duration, parse_instant
 from headgate.clock import FARTHEST, LAST, SECOND, from_datetime, to_datetime
+from headgate.contrib.aiohttp import LimitedRequests
 from headgate.contrib.httpx import LimitedTransport, SyncLimitedTransport
+from headgate.contrib.requests import LimitedAdapter
 from headgate.jobs.retention import Retention
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.observe.metrics import PrometheusMetrics
@@ -167,6 +169,8 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "timeout of buckets in PostgreSQL": lambda value: PostgresBuckets("postgresql://localhost/x", timeout=value),
     "timeout of httpx": lambda value: LimitedTransport(Limiter(RateLimit("5/s")), timeout=value),
     "timeout of httpx, sync": lambda value: SyncLimitedTransport(Limiter(RateLimit("5/s")), timeout=value),
+    "timeout of requests": lambda value: LimitedAdapter(Limiter(RateLimit("5/s")), timeout=value),
+    "timeout of aiohttp": lambda value: LimitedRequests(Limiter(RateLimit("5/s")), timeout=value),
     "deadline of metrics": lambda value: PrometheusMetrics(registry=CollectorRegistry(), deadline=value),
     "max_age of metrics": lambda value: PrometheusMetrics(registry=CollectorRegistry(), max_age=value),
     "base": lambda value: RetryPolicy(base=value),

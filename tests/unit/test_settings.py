@@ -32,6 +32,7 @@ SAID: dict[str, tuple[str, Any, Any, Any]] = {
     "log_level": ("warning", "WARNING", "ERROR", "ERROR"),
     "log_jobs": ("on", True, False, False),
     "history": ("off", False, True, True),
+    "throttle_events": ("off", False, True, True),
     "max_payload": ("2048", 2048, 4096, 4096),
     "synchronous": ("normal", "NORMAL", "OFF", "OFF"),
     "migrate": ("off", False, True, True),

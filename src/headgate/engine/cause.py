@@ -29,6 +29,7 @@ def cause_of(error: JobError) -> Exception | None:
         limit=_text(error.data.get("limit")),
         key=_text(error.data.get("key")),
         opens_at=to_datetime(opens_at) if isinstance(opens_at, int) else None,
+        option=_text(error.data.get("option")),
     )
 
 

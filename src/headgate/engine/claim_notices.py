@@ -10,13 +10,16 @@ from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.throttle_log import ThrottleLog
-from headgate.jobs.event import JobThrottled, LimitsClosed, TaskUnknown
+from headgate.jobs.event import JobThrottled, LimitsClosed, LimitThrottled, TaskUnknown
 from headgate.storage.records import Claimed, Throttled
 from headgate.tasks.registry import Registry
 
 
 class ClaimNotices:
-    """Publishes closed limits, dropped jobs and unknown tasks, and passes jobs with old gates to the migrator."""
+    """Publishes closed limits, dropped jobs and unknown tasks, and passes jobs with old gates to the migrator.
+
+    Without `throttle_events` the events of throttled jobs are not published.
+    """
 
     def __init__(
         self,
@@ -26,6 +29,7 @@ class ClaimNotices:
         *,
         clock: Clock,
         bus: EventBus,
+        throttle_events: bool,
     ) -> None:
         self._registry = registry
         self._backlog_migrator = backlog_migrator
@@ -33,6 +37,7 @@ class ClaimNotices:
         self._clock = clock
         self._bus = bus
         self._throttles = ThrottleLog()
+        self._throttle_events = throttle_events
         self._unknown_tasks: set[str] = set()
 
     def take(self, claimed: Claimed) -> None:
@@ -50,9 +55,19 @@ class ClaimNotices:
         """Publish the closed buckets that a claim met."""
         if not throttled:
             return
-        if self._bus.has_listener(JobThrottled):
-            for event in self._throttles.events(throttled, self._clock.now(), self._clock.monotonic()):
-                self._bus.publish(event)
+        if self._throttle_events:
+            at, now = self._clock.now(), self._clock.monotonic()
+            if self._bus.has_listener(JobThrottled):
+                for bucket_event in self._throttles.by_bucket(throttled, at, now):
+                    self._bus.publish(bucket_event)
+            if self._bus.has_listener(LimitThrottled):
+                for limit_event in self._throttles.by_limit(throttled, at, now):
+                    self._bus.publish(limit_event)
         if self._bus.has_listener(LimitsClosed):
             limits = tuple([met.draw.limit for met in throttled])
             self._bus.publish(LimitsClosed(at=self._clock.now(), limits=limits))
+
+    def close(self) -> None:
+        """Publish the summaries of throttling that are not due yet."""
+        for event in self._throttles.close(self._clock.now()):
+            self._bus.publish(event)

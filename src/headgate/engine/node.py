@@ -62,6 +62,7 @@ class NodeSettings:
     (7 days). `queues` maps the queues to serve to their slots; all of them together have `slots` (None: any number),
     which they share by their `weights`. Of each job's log the first `log_lines` (1,000; 0: none)
     of `log_level` (INFO) and above are kept. `version` is that of Headgate. With `drain` the node stops by itself.
+    With `throttle_events` (True) it publishes events of throttled jobs.
     """
 
     queues: Mapping[str, int]
@@ -75,6 +76,7 @@ class NodeSettings:
     log_level: int = logging.INFO
     version: str = ""
     drain: Drain | None = None
+    throttle_events: bool = True
 
 
 class Node:
@@ -198,7 +200,14 @@ class Node:
         )
         # The services that start jobs, or make jobs ready to start.
         self._backlog_migrator = BacklogMigrator(storage, registry, clock=clock, bus=bus, wake=self._wakeup.wake)
-        self._notices = ClaimNotices(self._backlog_migrator, callback_runner, registry, clock=clock, bus=bus)
+        self._notices = ClaimNotices(
+            self._backlog_migrator,
+            callback_runner,
+            registry,
+            clock=clock,
+            bus=bus,
+            throttle_events=settings.throttle_events,
+        )
         self._claims = ClaimLoop(
             storage,
             registry,
@@ -312,6 +321,7 @@ class Node:
             unguard_tasks(loop)
             self._capture.stop()
             self._claims.close()
+            self._notices.close()
             self.lease.close()
             await self.attempts.close(self._timeout(5.0))
         await self._leave()

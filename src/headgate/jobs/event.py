@@ -102,7 +102,8 @@ class JobReturned(Event, frozen=True):
 class JobThrottled(Event, frozen=True):
     """Jobs wait for a closed bucket. Published at once, then at most each 30 s with how often lanes met it closed.
 
-    `opens_at` is None for a bucket that opens when a permit is given back.
+    What was met since the last one is published when the node stops. `opens_at` is None for a bucket that opens when a
+    permit is given back.
     """
 
     limit: str
@@ -112,10 +113,36 @@ class JobThrottled(Event, frozen=True):
     count: int
 
 
+class LimitThrottled(Event, frozen=True):
+    """Jobs wait for closed buckets of a limit. Published at once, then at most each 30 s, and when the node stops.
+
+    Since the last one, lanes met closed buckets `count` times. Behind the buckets of `keys` keys (at most 10,000)
+    `waiting` jobs waited; `key` is the one with the most, and its bucket opens at `opens_at` (as of `JobThrottled`).
+    """
+
+    limit: str
+    keys: int
+    waiting: int
+    count: int
+    key: str
+    opens_at: int | None
+
+
 class LimitsClosed(Event, frozen=True):
     """A claim of this node met closed buckets of these limits, one entry per bucket; their jobs stay throttled."""
 
     limits: tuple[str, ...]
+
+
+class LimiterRefused(Event, frozen=True):
+    """A limiter of `app.limiter(…)` refused plain code `count` times since the last one, the latest time for `key`.
+
+    Published at once for each limit, then at most each 30 s, and when the app is closed.
+    """
+
+    limit: str
+    key: str
+    count: int
 
 
 class LimitSkipped(Event, frozen=True):

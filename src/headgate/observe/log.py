@@ -22,12 +22,13 @@ from headgate.jobs.event import (
     JobReturned,
     JobsMigrated,
     JobStarted,
-    JobThrottled,
     LeaseNotRenewed,
+    LimiterRefused,
     LimitSkipped,
     LimitStoreFailed,
     LimitStoreMisconfigured,
     LimitStoreRecovered,
+    LimitThrottled,
     LoopBlocked,
     NodeCrashed,
     NodeDeclaredDead,
@@ -104,7 +105,8 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         *each_job,
         JobFailure,
         JobRetried,
-        JobThrottled,
+        LimitThrottled,
+        LimiterRefused,
         LimitSkipped,
         JobsMigrated,
         JobNotMigrated,
@@ -177,17 +179,21 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             )
         case JobReturned():
             return logging.DEBUG, f"job {event.job_id} ({event.task}) waits again: {event.reason}"
-        case JobThrottled():
+        case LimitThrottled():
             when = (
                 "when a permit is free"
                 if event.opens_at is None
                 else to_datetime(event.opens_at).isoformat(timespec="milliseconds")
             )
+            keys = f"key {event.key!r}" if event.keys == 1 else f"{event.keys} keys, most behind {event.key!r}"
             return (
                 logging.INFO,
-                f"limit {event.limit} key {event.key!r}: {counted(event.waiting, 'job')} waiting, next slot {when} "
+                f"limit {event.limit}: {counted(event.waiting, 'job')} waiting behind {keys}, next slot {when} "
                 f"({event.count} ×)",
             )
+        case LimiterRefused():
+            refused = f"refused plain code {counted(event.count, 'start')}"
+            return logging.INFO, f"limit {event.limit} {refused}, the latest for key {event.key!r}"
         case JobsMigrated():
             return logging.INFO, f"{counted(event.jobs, 'waiting job')} moved to the current limits of their tasks"
         case JobNotMigrated():

@@ -58,7 +58,8 @@ DECISIONS = Metric(
     "headgate_limit_decisions_total",
     "counter",
     ("limit", "decision"),
-    "Decisions of limits: granted (a start was charged), throttled (a claim met a bucket closed), rejected.",
+    "Decisions of limits: granted (a start was charged), throttled (a claim met a bucket closed), rejected (a job), "
+    "refused (plain code).",
 )
 LIMIT_STORE_ERRORS = Metric(
     "headgate_limit_store_errors_total", "counter", ("limit",), "How often a limit's own store did not answer."

@@ -16,6 +16,7 @@ from headgate.jobs.event import (
     JobRetried,
     JobReturned,
     JobStarted,
+    LimiterRefused,
     LimitsClosed,
     LimitStoreFailed,
     NodeLost,
@@ -123,6 +124,7 @@ class Tally:
                 JobRetried: self._retried,
                 JobReturned: self._returned,
                 LimitsClosed: self._closed,
+                LimiterRefused: self._refused,
                 LimitStoreFailed: lambda event: self._count(metric.LIMIT_STORE_ERRORS, self._labels.limit(event.limit)),
                 EndingRefused: lambda event: self._count(metric.FENCED, self._labels.task(event.task)),
                 CallbackFailed: lambda event: self._count(metric.CALLBACKS_FAILED, self._labels.task(event.task)),
@@ -216,6 +218,9 @@ class Tally:
         for name in event.limits:
             self._limit(name).decisions["throttled"] += 1
 
+    def _refused(self, event: LimiterRefused) -> None:
+        self._limit(event.limit).decisions["refused"] += event.count
+
     def _used(self, event: StorageUsed) -> None:
         found = self._store.get(event.verb)
         if found is None:
@@ -248,7 +253,7 @@ class Tally:
             for reason, count in list(series.returned.items()):
                 yield metric.RETURNED, (*series.labels, reason), count
         for name, limit in list(self._limits.items()):
-            for decision in ("granted", "throttled", "rejected"):
+            for decision in ("granted", "throttled", "rejected", "refused"):
                 yield metric.DECISIONS, (name, decision), limit.decisions[decision]
         for kind in (metric.LIMIT_STORE_ERRORS, metric.FENCED, metric.RECOVERED, metric.SKIPPED):
             yield from self._counted(kind)

@@ -33,10 +33,12 @@ def rejection_error(draw: Draw | None, opens_at: int | None, patience: int) -> J
     waited_for = "its limits" if draw is None else f"key {draw.key!r} of limit {draw.limit!r}"
     until = "" if opens_at is None else f" until {to_datetime(opens_at):%Y-%m-%d %H:%M:%S} UTC"
     if patience == 0:
-        said = f"{waited_for} had nothing left{until}, and the job may not wait"
+        option = "on_limit"
+        said = f"{waited_for} had nothing left{until}, and on_limit does not let the job wait"
     else:
+        option = "max_wait"
         said = f"{waited_for} kept the job waiting{until} beyond its max_wait of {patience / SECOND:g} s"
-    data: dict[str, str | int | None] = {"opens_at": opens_at}
+    data: dict[str, str | int | None] = {"opens_at": opens_at, "option": option}
     if draw is not None:
         data |= {"limit": draw.limit, "key": draw.key}
     return JobError(type=REJECTED, message=said, data=data)

@@ -52,7 +52,12 @@ class TermsConformance(Conformance):
         assert (record.state, record.finished_at, record.attempt) == (JobState.FAILED, clock.now(), 0)
         assert record.error is not None
         assert record.error.type == REJECTED
-        assert record.error.data == {"limit": "api", "key": "acme", "opens_at": clock.now() + MINUTE}
+        assert record.error.data == {
+            "limit": "api",
+            "key": "acme",
+            "opens_at": clock.now() + MINUTE,
+            "option": "on_limit",
+        }
         assert claimed.dropped[0].error == record.error
         assert (await store_user.claim()).next_in is None
         assert await store_user.counts() == QueueCounts("default", 0, 2, 0, 2, 0)
@@ -72,7 +77,7 @@ class TermsConformance(Conformance):
         assert [(dropped.id, dropped.state) for dropped in claimed.dropped] == [(ids[1], JobState.CANCELLED)]
         error = (await store_user.record(ids[1])).error
         assert error is not None
-        assert error.data == {"limit": "mutex", "key": "", "opens_at": None}
+        assert error.data == {"limit": "mutex", "key": "", "opens_at": None, "option": "on_limit"}
         assert await store_user.states(ids) == [JobState.RUNNING, JobState.CANCELLED]
 
     async def test_a_whole_backlog_of_jobs_that_do_not_wait_is_rejected(self, store_user: StoreUser) -> None:
@@ -184,7 +189,7 @@ class TermsConformance(Conformance):
         assert record.error is not None
         assert record.error.type == REJECTED
         if not by_claim:
-            assert record.error.data == {"limit": "api", "key": "acme", "opens_at": None}
+            assert record.error.data == {"limit": "api", "key": "acme", "opens_at": None, "option": "max_wait"}
         assert (await store_user.record(running)).state is JobState.RUNNING
 
     async def test_the_earlier_of_two_deadlines_decides_the_error(

@@ -138,6 +138,27 @@ asyncio.run(work())
 server.shutdown()
 server.server_close()
 """,
+    "requests and aiohttp": """
+import asyncio, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from clients import fetch_by_aiohttp, fetch_by_requests, session
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_): pass
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True, kwargs={"poll_interval": 0.01}).start()
+url = f"http://127.0.0.1:{server.server_port}"
+assert asyncio.run(fetch_by_aiohttp(url)) == fetch_by_requests(url) == 200
+session.close()
+server.shutdown()
+server.server_close()
+""",
 }
 
 

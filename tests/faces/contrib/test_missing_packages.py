@@ -17,6 +17,8 @@ from headgate.errors import DeclarationError
         ("headgate.contrib.dramatiq", "redis", r"need the redis package.*headgate\[redis\]"),
         ("headgate.contrib.taskiq", "redis", r"need the redis package.*headgate\[redis\]"),
         ("headgate.contrib.httpx", "httpx", "needs the httpx package.*pip install httpx"),
+        ("headgate.contrib.requests", "requests", "needs the requests package.*pip install requests"),
+        ("headgate.contrib.aiohttp", "aiohttp", "needs the aiohttp package.*pip install aiohttp"),
     ],
 )
 def test_a_missing_package_is_named(module: str, package: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:

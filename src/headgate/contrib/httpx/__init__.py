@@ -1,6 +1,6 @@
 """HTTP clients that keep to a budget, and obey the refusals of servers: transports and hooks for httpx."""
 
-from headgate.contrib.httpx.advice import HORIZON, UNSAID, closed_for, refused_for
+from headgate.contrib.retry_after import HORIZON, UNSAID, closed_for, refused_for
 from headgate.errors import DeclarationError
 
 try:

@@ -10,7 +10,7 @@ import httpx
 
 from headgate import RateLimited
 from headgate.clock import SystemClock, to_datetime
-from headgate.contrib.httpx.advice import refused_for
+from headgate.contrib.retry_after import refused_for
 
 
 async def raise_rate_limited(response: httpx.Response) -> None:

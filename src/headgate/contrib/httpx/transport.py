@@ -11,7 +11,7 @@ import httpx
 from headgate import Limiter, StorageUnavailable
 from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock, to_datetime
-from headgate.contrib.httpx.advice import closed_for
+from headgate.contrib.retry_after import closed_for
 
 logger = logging.getLogger("headgate.httpx")
 

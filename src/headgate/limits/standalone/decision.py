@@ -46,6 +46,15 @@ class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self._rule.snapshot(self._state, self.decided_at).available
 
     @property
+    def next_after(self) -> float:
+        """Seconds until one more start may go, if nothing else is taken; infinite if time does not help.
+
+        That is a start of cost 1; on a shared store it is one of the same cost.
+        """
+        opens_at = self._rule.snapshot(self._state, self.decided_at).opens_at
+        return _seconds(max(0, opens_at - self.decided_at), opens_at)
+
+    @property
     def reset_after(self) -> float:
         """Seconds until the bucket has its whole budget if nothing else is taken; infinite if time does not help."""
         full_at = full_again_at(self._rule, self._state)

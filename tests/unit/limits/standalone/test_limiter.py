@@ -108,6 +108,7 @@ def test_a_limiter_allows_its_count_and_says_when_to_retry(play: Callable[[Scene
         assert (second.allowed, second.remaining) == (True, 0)
         assert (third.allowed, third.remaining) == (False, 0)
         assert third.retry_after == near(60)
+        assert (first.next_after, second.next_after, third.next_after) == (0, near(60), near(60))
         assert second.reset_after == near(60)
 
     play(scene)
@@ -909,14 +910,6 @@ def test_starts_are_not_returned_and_permits_not_settled_or_booked() -> None:
         permits.sync.reserve()
     with permits.sync.hold() as held, pytest.raises(HeadgateError, match="given back whole"):
         held.settle(1)
-
-
-def test_permits_on_a_shared_store_are_refused() -> None:
-    async def main(clock: VirtualClock) -> None:
-        with pytest.raises(DeclarationError, match="memory://"):
-            Limiter(Concurrency(1), RemoteStore(clock))
-
-    run_virtual(main)
 
 
 # -------------------------------------------------------------------------------------------------------- closing

@@ -1,0 +1,104 @@
+"""A middleware for the client of aiohttp that waits for a limiter (aiohttp 3.12 or later).
+
+async with aiohttp.ClientSession(middlewares=[LimitedRequests(limiter)]) as session: ...
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from headgate import DeclarationError, Limiter, StorageUnavailable
+from headgate.arguments import parse_seconds
+from headgate.clock import Clock, Duration, SystemClock, to_datetime
+from headgate.contrib.retry_after import closed_for
+
+try:
+    import aiohttp
+except ModuleNotFoundError as error:
+    if error.name != "aiohttp":
+        raise
+    raise DeclarationError(
+        "headgate.contrib.aiohttp needs the aiohttp package, which is missing; pip install aiohttp"
+    ) from None
+
+logger = logging.getLogger("headgate.aiohttp")
+
+ClientRequestKey = str | Callable[[aiohttp.ClientRequest], str]
+"""The key of the budget that a request draws on: one for all, or the result of a function."""
+
+
+def host_of(request: aiohttp.ClientRequest) -> str:
+    """Return the host that a request goes to."""
+    return request.url.host or ""
+
+
+class LimitedRequests:
+    """Sends each request when the limiter allows it, and none under a key while its server refuses requests.
+
+    `key` is the key of the budget (default: the request's host): a text, or a function of the request. The permit of a
+    `Concurrency` is held until the connection of the answer is released: it has been read, or closed. With a `timeout`
+    (seconds, a timedelta, or "5m") a request that would start later raises `aiohttp.ConnectionTimeoutError`; nothing is
+    sent then. The wait also counts in the `total` of aiohttp's own timeout, which is 5 minutes by default.
+
+    An answer that refuses, or was the last one of its window, penalises its key as `LimitedTransport` does. The answer
+    itself is returned unchanged. Redirects draw on the budget, too.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        *,
+        key: ClientRequestKey = host_of,
+        timeout: Duration | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if limiter.has_leases:
+            raise DeclarationError(
+                "the permits of this limiter are leases, which only a block can hold; write "
+                "`async with limiter.hold(key), session.get(…) as response:`"
+            )
+        self._limiter = limiter
+        self._key = key
+        self._timeout = None if timeout is None else parse_seconds(timeout, "timeout", "a middleware of aiohttp")
+        self._clock = clock or SystemClock()
+        self._holds_permits = limiter.limit.rule.holds_permits
+
+    async def __call__(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        key = self._key if isinstance(self._key, str) else self._key(request)
+        if not await self._limiter.acquire(key, timeout=self._timeout):
+            raise aiohttp.ConnectionTimeoutError(
+                f"no start was free for {key!r} within {self._timeout:g} s; nothing was sent"
+            )
+        try:
+            response = await handler(request)
+        except BaseException:
+            if self._holds_permits:
+                self._limiter.release(key)
+            raise
+        if self._holds_permits:
+            self._release_with(response, key)
+        seconds = closed_for(response.status, response.headers, to_datetime(self._clock.now()))
+        if seconds > 0:
+            try:
+                await self._limiter.penalize(key, seconds)
+            except StorageUnavailable as error:
+                # The answer matters more than the penalty.
+                logger.warning(
+                    "a server refuses %r for %g s, but the limiter could not store that: %s", key, seconds, error
+                )
+            except BaseException:
+                # A caller that gave the request up cannot close an answer that it never received.
+                response.close()
+                raise
+        return response
+
+    def _release_with(self, response: aiohttp.ClientResponse, key: str) -> None:
+        # An answer that was short enough has been read already, and has no connection any more.
+        if response.connection is None:
+            self._limiter.release(key)
+        else:
+            response.connection.add_callback(partial(self._limiter.release, key))

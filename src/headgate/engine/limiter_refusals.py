@@ -1,0 +1,87 @@
+"""Refusals of an app's limiters: an event at once for each limit, then at most one each 30 s with their number."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from headgate.clock import SECOND, Clock, Timer
+from headgate.engine.bus import EventBus
+from headgate.jobs.event import LimiterRefused
+
+WINDOW = 30 * SECOND
+
+
+@dataclass(slots=True)
+class _Window:
+    """The refusals of one limit since its last event."""
+
+    loop: asyncio.AbstractEventLoop
+    key: str
+    count: int = 1
+    timer: Timer | None = None
+
+
+class LimiterRefusals:
+    """Counts refusals in any thread, and publishes them on the event loop of the app.
+
+    `loop` returns that loop, or None while the app is not open.
+    """
+
+    def __init__(self, *, clock: Clock, bus: EventBus, loop: Callable[[], asyncio.AbstractEventLoop | None]) -> None:
+        self._clock = clock
+        self._bus = bus
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._windows: dict[str, _Window] = {}
+
+    def note(self, limit: str, key: str) -> None:
+        """Count a refusal; does nothing while the app is not open."""
+        loop = self._loop()
+        if loop is None:
+            return
+        with self._lock:
+            window = self._windows.get(limit)
+            # A loop that has ended, or that a fork has left behind, publishes nothing any more.
+            if window is not None and window.loop is loop:
+                window.count += 1
+                window.key = key
+                return
+            self._windows[limit] = _Window(loop, key)
+        if asyncio._get_running_loop() is loop:
+            self._publish(limit)
+        else:
+            # A loop that ends at this moment closes the app.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._publish, limit)
+
+    def close(self) -> None:
+        """Publish what was counted since the last events."""
+        with self._lock:
+            windows, self._windows = self._windows, {}
+        for limit, window in windows.items():
+            if window.timer is not None:
+                window.timer.cancel()
+            if window.count:
+                self._bus.publish(self._event(limit, window))
+
+    def _publish(self, limit: str) -> None:
+        """Publish what the window of a limit has counted, and begin the next one; an empty window ends."""
+        with self._lock:
+            window = self._windows.get(limit)
+            if window is None:
+                return
+            if not window.count:
+                del self._windows[limit]
+                return
+            event = self._event(limit, window)
+            window.count = 0
+        self._bus.publish(event)
+        window.timer = self._clock.call_at(self._clock.monotonic() + WINDOW, partial(self._publish, limit))
+
+    def _event(self, limit: str, window: _Window) -> LimiterRefused:
+        return LimiterRefused(at=self._clock.now(), limit=limit, key=window.key, count=window.count)

@@ -1,0 +1,87 @@
+"""Events and log lines of throttled jobs: few for many keys, none lost at the end, none if switched off."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from headgate import Headgate, RateLimit
+from headgate.clock import SECOND
+from headgate.jobs.event import Event, JobThrottled, LimitsClosed, LimitThrottled
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+def limited(clock: VirtualClock, *, throttle_events: bool | None = None) -> tuple[Headgate, list[Event]]:
+    """An app whose task starts once a second for each tenant, and what it publishes about that."""
+    app = Headgate("memory://", clock=clock, throttle_events=throttle_events)
+    events: list[Event] = []
+    app.subscribe(events.append, JobThrottled, LimitThrottled, LimitsClosed)
+
+    @app.task(name="call", limits=[RateLimit("1/s", key="{tenant}", burst=1, name="calls")])
+    async def call(tenant: str) -> None: ...
+
+    return app, events
+
+
+def test_many_throttled_keys_of_a_limit_are_one_log_line_each_half_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, _ = limited(clock)
+        async with app:
+            await app.tasks["call"].enqueue_many([(f"tenant-{number % 20}",) for number in range(20 * 80)])
+            await asyncio.sleep(65)
+
+    with caplog.at_level(logging.INFO, logger="headgate"):
+        run_virtual(main)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("limit calls")]
+    # At once, after 30 s, after 60 s, and what was left at the end.
+    assert len(lines) == 4
+    assert all("jobs waiting behind 20 keys, most behind 'tenant-" in line for line in lines[1:])
+
+
+def test_one_throttled_key_is_named_with_its_next_slot(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, _ = limited(clock)
+        async with app:
+            await app.tasks["call"].enqueue_many([("acme",)] * 3)
+            await asyncio.sleep(0.5)
+
+    with caplog.at_level(logging.INFO, logger="headgate"):
+        run_virtual(main)
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("limit calls")]
+    assert line.startswith("limit calls: 2 jobs waiting behind key 'acme', next slot 2026-01-01T00:00:01")
+    assert line.endswith("(1 ×)")
+
+
+def test_what_was_met_since_the_last_event_is_published_when_the_node_stops() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, events = limited(clock)
+        began_at = clock.now()
+        async with app:
+            await app.tasks["call"].enqueue_many([(tenant,) for tenant in ("acme", "globex") for _ in range(50)])
+            await asyncio.sleep(42.5)
+        met = sum(len(event.limits) for event in events if isinstance(event, LimitsClosed))
+        assert met > 80
+        assert sum(event.count for event in events if isinstance(event, JobThrottled)) == met
+        by_limit = [event for event in events if isinstance(event, LimitThrottled)]
+        assert sum(event.count for event in by_limit) == met
+        last = by_limit[-1]
+        assert (last.limit, last.keys, last.waiting) == ("calls", 2, 14)
+        assert last.at >= began_at + 42 * SECOND
+
+    run_virtual(main)
+
+
+def test_throttle_events_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, events = limited(clock, throttle_events=False)
+        async with app:
+            await app.tasks["call"].enqueue_many([("acme",)] * 50)
+            await asyncio.sleep(42)
+        # Metrics count them anyway.
+        assert {type(event) for event in events} == {LimitsClosed}
+
+    with caplog.at_level(logging.INFO, logger="headgate"):
+        run_virtual(main)
+    assert "limit calls" not in [record.getMessage()[:11] for record in caplog.records]

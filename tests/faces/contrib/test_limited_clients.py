@@ -1,0 +1,205 @@
+"""The clients of requests and aiohttp keep to a budget, and do as servers say that refuse them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import pytest
+import requests
+
+from headgate import Concurrency, DeclarationError, Limiter, RateLimit, StorageUnavailable
+from headgate.contrib.aiohttp import LimitedRequests
+from headgate.contrib.requests import LimitedAdapter
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.standalone.current_buckets import CurrentBuckets
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
+
+
+class Site:
+    """A real server: `/busy` refuses its first request for 0.3 s, `/moved` redirects, `/slow` ends when it may."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.may_end = threading.Event()
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                site.seen.append(self.path)
+                match self.path:
+                    case "/busy" if site.seen.count("/busy") == 1:
+                        self.answer(429, {"Retry-After-Ms": "300"}, b"")
+                    case "/moved":
+                        self.answer(302, {"Location": "/"}, b"")
+                    case "/slow":
+                        self.answer(200, {}, b"begin", b"-end")
+                    case _:
+                        self.answer(200, {}, b"hello")
+
+            def answer(self, status: int, headers: dict[str, str], body: bytes, rest: bytes = b"") -> None:
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body) + len(rest))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+                if rest:
+                    self.wfile.flush()
+                    site.may_end.wait(10)
+                    self.wfile.write(rest)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    thread = threading.Thread(target=site.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield site
+    finally:
+        site.may_end.set()
+        site.server.shutdown()
+        thread.join()
+        site.server.server_close()
+
+
+Get = Callable[..., tuple[int, bytes]]
+
+
+def get_by_requests(limiter: Limiter, **options: Any) -> Get:
+    def get(url: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+        with requests.Session() as session:
+            session.mount("http://", LimitedAdapter(limiter, **options))
+            response = session.get(url, headers=headers, timeout=5)
+            return response.status_code, response.content
+
+    return get
+
+
+def get_by_aiohttp(limiter: Limiter, **options: Any) -> Get:
+    def get(url: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+        async def main() -> tuple[int, bytes]:
+            async with (
+                aiohttp.ClientSession(middlewares=[LimitedRequests(limiter, **options)]) as session,
+                session.get(url, headers=headers) as response,
+            ):
+                return response.status, await response.read()
+
+        return asyncio.run(main())
+
+    return get
+
+
+@pytest.fixture(params=[get_by_requests, get_by_aiohttp], ids=["requests", "aiohttp"])
+def limited(request: pytest.FixtureRequest) -> Callable[..., Get]:
+    """Return what sends a request under a limiter."""
+    made: Callable[..., Get] = request.param
+    return made
+
+
+TOO_LATE = (requests.ConnectTimeout, aiohttp.ConnectionTimeoutError)
+
+
+def test_a_refusal_closes_its_key_for_the_time_the_server_requests(limited: Callable[..., Get], site: Site) -> None:
+    get = limited(Limiter(RateLimit("100/s")))
+    assert get(f"{site.url}/busy") == (429, b"")
+    refused_at = monotonic()
+    assert get(f"{site.url}/busy") == (200, b"hello")
+    assert monotonic() - refused_at >= 0.29
+
+
+def test_a_request_that_would_wait_too_long_is_not_sent(limited: Callable[..., Get], site: Site) -> None:
+    get = limited(Limiter(RateLimit("1/h")), timeout="100ms")
+    assert get(site.url) == (200, b"hello")
+    with pytest.raises(TOO_LATE, match=r"no start was free for '127\.0\.0\.1' within 0\.1 s; nothing was sent"):
+        get(site.url)
+    assert site.seen == ["/"]
+
+
+def test_the_key_is_the_host_a_text_or_the_result_of_a_function(limited: Callable[..., Get], site: Site) -> None:
+    limiter = Limiter(RateLimit("9/h"))
+    limited(limiter)(site.url)
+    limited(limiter, key="partner")(site.url)
+    limited(limiter, key=lambda request: request.headers["tenant"])(site.url, {"tenant": "acme"})
+    assert [limiter.sync.snapshot(key).used for key in ("127.0.0.1", "partner", "acme")] == [1, 1, 1]
+
+
+def test_a_redirect_draws_on_the_budget_again(limited: Callable[..., Get], site: Site) -> None:
+    limiter = Limiter(RateLimit("9/h"))
+    assert limited(limiter)(f"{site.url}/moved") == (200, b"hello")
+    assert limiter.sync.snapshot("127.0.0.1").used == 2
+
+
+class Forgetful(MemoryBuckets):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable("it has just gone"), RuntimeError("this should not be")])
+def test_an_answer_is_returned_although_its_refusal_cannot_be_stored(
+    limited: Callable[..., Get], site: Site, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Forgetful(error)
+    limiter = Limiter(RateLimit("10/s"), CurrentBuckets(lambda: store))
+    get = limited(limiter)
+    if isinstance(error, StorageUnavailable):
+        assert get(f"{site.url}/busy") == (429, b"")
+        said = "refuses '127.0.0.1' for 0.3 s, but the limiter could not store that: it has just gone"
+        assert said in caplog.text
+    else:
+        with pytest.raises(RuntimeError, match="this should not be"):
+            get(f"{site.url}/busy")
+    if get.__qualname__.startswith("get_by_requests"):
+        limiter.sync.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- permits
+
+
+def test_an_adapter_of_requests_takes_no_permits() -> None:
+    with pytest.raises(DeclarationError, match=r"write `with limiter\.sync\.hold\(key\): session\.get"):
+        LimitedAdapter(Limiter(Concurrency(3)))
+
+
+def test_an_adapter_has_the_options_of_its_class() -> None:
+    assert LimitedAdapter(Limiter(RateLimit("1/s")), max_retries=2).max_retries.total == 2
+
+
+async def test_a_permit_is_held_until_the_answer_has_been_read(site: Site) -> None:
+    limited = LimitedRequests(Limiter(Concurrency(1)), timeout=0.05)
+    async with aiohttp.ClientSession(middlewares=[limited]) as session, session.get(f"{site.url}/slow") as slow:
+        assert await slow.content.readexactly(5) == b"begin"
+        with pytest.raises(aiohttp.ConnectionTimeoutError, match="nothing was sent"):
+            await session.get(site.url)
+        site.may_end.set()
+        assert await slow.content.read() == b"-end"
+        async with session.get(site.url) as next_one:
+            assert await next_one.text() == "hello"
+    assert site.seen == ["/slow", "/"]
+
+
+async def test_a_permit_is_returned_when_the_answer_is_closed_or_there_is_none(site: Site) -> None:
+    limited = LimitedRequests(Limiter(Concurrency(1)), key="all", timeout=0.05)
+    async with aiohttp.ClientSession(middlewares=[limited]) as session:
+        async with session.get(f"{site.url}/slow"):
+            pass
+        for _ in range(2):
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await session.get("http://127.0.0.1:1/")
+        async with session.get(site.url) as last:
+            assert last.status == 200

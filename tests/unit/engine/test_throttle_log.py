@@ -1,0 +1,52 @@
+"""The throttle log counts each closed bucket that a claim meets in exactly one event."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.clock import SECOND
+from headgate.engine import throttle_log
+from headgate.engine.throttle_log import ThrottleLog
+from headgate.jobs.job import Draw
+from headgate.storage.records import Throttled
+
+
+def met(key: str, waiting: int = 1, *, limit: str = "api") -> Throttled:
+    return Throttled(Draw(limit, key), 7 * SECOND, waiting)
+
+
+def test_a_bucket_that_makes_room_for_others_is_summed_up() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(throttle_log, "MAX_BUCKETS", 2)
+        log = ThrottleLog()
+        published = [
+            (event.key, event.count)
+            for key in ("a", "a", "a", "b", "c")
+            for event in log.by_bucket([met(key)], at=0, now=0)
+        ]
+        published += [(event.key, event.count) for event in log.close(at=0)]
+    assert published == [("a", 1), ("b", 1), ("c", 1), ("a", 2)]
+
+
+def test_a_limit_that_is_met_no_more_is_summed_up_when_another_one_is_met() -> None:
+    log = ThrottleLog()
+    assert [event.count for event in log.by_limit([met("a")], at=0, now=0)] == [1]
+    assert log.by_limit([met("a"), met("b")], at=1, now=SECOND) == []
+    first, second = log.by_limit([met("a", limit="other")], at=2, now=40 * SECOND)
+    assert (first.limit, first.keys, first.count) == ("api", 2, 2)
+    assert (second.limit, second.keys, second.count) == ("other", 1, 1)
+    assert log.close(at=3) == []
+
+
+def test_the_event_of_a_limit_names_the_key_with_the_most_waiting_jobs() -> None:
+    log = ThrottleLog()
+    (event,) = log.by_limit([met("a", 3), met("b", 8), met("c", 5), met("b", 7)], at=5, now=0)
+    assert (event.keys, event.waiting, event.count) == (3, 15, 4)
+    assert (event.key, event.opens_at, event.at) == ("b", 7 * SECOND, 5)
+
+
+def test_the_keys_that_are_kept_of_a_limit_are_bounded() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(throttle_log, "MAX_BUCKETS", 2)
+        (event,) = ThrottleLog().by_limit([met(key) for key in "abcd"], at=0, now=0)
+    assert (event.keys, event.count) == (2, 4)
