@@ -16,7 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from headgate.admin import Admin, Overview, SlowCounts
@@ -138,6 +138,11 @@ class Dashboard(Starlette):
         if opened is not None:
             await opened.aclose()
         self.stream.begin()
+
+    def has(self, path: str) -> bool:
+        """Whether something is served at this path, which is below where the dashboard is mounted."""
+        scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+        return any(route.matches(scope)[0] is not Match.NONE for route in self.routes)
 
     # ------------------------------------------------------------------------------------------------- routes
 
