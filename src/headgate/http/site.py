@@ -26,6 +26,7 @@ from headgate.errors import HeadgateError, NotOpen
 from headgate.http.access_control import AccessControl, RequestIdentity
 from headgate.http.auth import Auth, Role, SignInFields
 from headgate.http.caller import Caller
+from headgate.http.compression import compressed
 from headgate.http.endpoint import Endpoint, EndpointRunner, read_body
 from headgate.http.http_error import HttpError, http_error_of
 from headgate.http.openapi import openapi
@@ -193,9 +194,9 @@ class Dashboard(Starlette):
         return self._answered(guarded)
 
     def _answered(self, serve: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """Answer refusals and errors: a signed-out visit with the sign-in page, everything else as JSON."""
+        """Answer refusals and errors, too: a signed-out visit with the sign-in page, everything else as JSON."""
 
-        async def answered(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 return await serve(request)
             except HttpError as refusal:
@@ -208,6 +209,9 @@ class Dashboard(Starlette):
                 # A path may contain line breaks, which would forge log lines.
                 _log.exception("%s %r failed", request.method, request.scope.get("path"))
                 return HttpError(500, "internal_error", "the dashboard failed; its log has the error").response()
+
+        async def answered(request: Request) -> Response:
+            return await compressed(request, await respond(request))
 
         return answered
 
