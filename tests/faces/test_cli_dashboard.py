@@ -157,6 +157,27 @@ def test_a_password_signs_in(target: str, tmp_path: Path) -> None:
         assert (session["user"], session["role"], session["read_only"]) == ("ada", "operator", True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/ops", "/jobs"])
+def test_the_printed_address_works_with_and_without_the_proxy(target: str, path: str) -> None:
+    with serving(target, "--root-path", path) as (_, link), httpx.Client(timeout=10, follow_redirects=True) as client:
+        assert re.fullmatch(rf"http://127\.0\.0\.1:\d+{path}/login\?token=\S+", link)
+        page = client.get(link, headers={"Accept": "text/html"})
+        origin, base = link.partition(path)[0], f"{path}/"
+        assert (page.status_code, str(page.url)) == (200, f"{origin}{base}")
+        assert f'<base href="{base}">' in page.text
+        # A proxy removes the path, or not; the cookie is for the path, so a browser sends it to the proxy.
+        cookie = {"Cookie": "; ".join(f"{name}={value}" for name, value in client.cookies.items())}
+        for prefix in (path, ""):
+            for below in ("/", "/overview", "/jobs", "/jobs/some-id", "/limits/a/b", "/api/overview", "/static/app.js"):
+                answer = httpx.get(f"{origin}{prefix}{below}", headers=cookie, timeout=10)
+                assert answer.status_code == 200, (prefix, below)
+                assert below.startswith(("/api", "/static")) or f'<base href="{base}">' in answer.text
+        missing = httpx.get(f"{origin}{path}/nothing/at/all", headers={**cookie, "Accept": "text/html"}, timeout=10)
+        assert missing.status_code == 404
+        assert httpx.get(f"{origin}{path}", headers=cookie, timeout=10).status_code == 200
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
 def test_without_users_the_dashboard_listens_on_localhost_only(target: str, host: str) -> None:
     result = call("dashboard", target, "--host", host)
@@ -181,6 +202,7 @@ def test_a_user_needs_a_role_and_one_secret_that_is_not_weak(target: str, tmp_pa
         (["--token-file", str(weak)], "add --user NAME:ROLE"),
         (["--user", "ada:admin", "--password-file", str(weak)], "password of 'ada'"),
         (["--root-path", "jobs"], "begin with a slash"),
+        (["--root-path", "/api/"], "is an address of the dashboard itself"),
         (["--user", "ada:admin", "--users-file", str(weak)], "does not go with --users-file"),
     ):
         result = call("dashboard", target, *words)

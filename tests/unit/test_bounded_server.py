@@ -117,3 +117,21 @@ def test_without_its_package_metrics_are_not_served_and_say_what_is_missing(monk
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(HeadgateError, match=r"uvicorn package, which is missing; pip install 'headgate\[prometheus\]'"):
         PrometheusMetrics(registry=CollectorRegistry()).serve(0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_no_answer_waits_for_an_acknowledgement(host: str) -> None:
+    """A listening socket of `socket.create_server` names no protocol, so asyncio does not turn off the delay."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listening:
+        assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0
+        server = BoundedServer(short, 4, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+        running = asyncio.create_task(server.serve(sockets=[listening]))
+        await until(lambda: server.started)
+        with socket.create_connection(listening.getsockname()[:2], timeout=10):
+            await until(lambda: len(server.server_state.connections) == 1)
+            (connection,) = server.server_state.connections
+            answering = connection.transport.get_extra_info("socket")
+            assert answering.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        server.should_exit = True
+        await running

@@ -6,7 +6,7 @@ from headgate.admin.bulk import BulkResult
 from headgate.admin.explain import Explanation, LimitInfo
 from headgate.admin.history import HistoryAdmin, JobsPoint, LimitHistory, LimitPoint, RateBound
 from headgate.admin.holders import PermitHolder
-from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitsAdmin
+from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitsAdmin, LimitTotals
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
 from headgate.admin.purge import Purged
@@ -34,6 +34,7 @@ __all__ = [
     "LimitHistory",
     "LimitInfo",
     "LimitPoint",
+    "LimitTotals",
     "LimitsAdmin",
     "ListedJob",
     "ListedPage",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -52,6 +53,9 @@ from headgate.tasks.ties import BatchStatus, batch_status
 
 LAST_LINES = 20
 """How many log lines are shown with a job."""
+
+NEXT_AMONG = 100
+"""How many waiting jobs of a key are read to find those that start next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +163,12 @@ class Admin:
         """Count waiting jobs by queue, task and what they wait for, among the first 100,000 that the store finds."""
         return await self._storage.waiting()
 
-    async def views(self) -> Sequence[ViewCount]:
-        """Count all waiting jobs by queue and what they wait for."""
-        return await self._storage.views()
+    async def views(self, *, running: bool = False) -> Sequence[ViewCount]:
+        """Count all waiting jobs by queue and what they wait for; with `running`, also those that run.
+
+        They are counted at one instant, so no job is counted twice.
+        """
+        return await self._storage.views(running=running)
 
     @property
     def tasks(self) -> frozenset[str]:
@@ -258,6 +265,22 @@ class Admin:
             status_of(record, self._storage.now()), await self._position(record), await self._live(record)
         )
 
+    async def next_jobs(self, limit: str, key: str = "", *, count: int = 10) -> Sequence[JobStatus]:
+        """Return the waiting jobs of a key that start next, in their order, with their positions and predictions.
+
+        They are found among the hundred oldest.
+        """
+        query = JobQuery(state=JobState.WAITING, limit=limit, key=key)
+        found = await self._storage.page(query.filter(count=NEXT_AMONG, oldest_first=True))
+        # As their lane is sorted: a retried job has an old id, but a late run_at.
+        first = sorted(found.jobs, key=lambda record: (-record.priority, record.run_at))[:count]
+        now = self._storage.now()
+        statuses = [
+            self._with_prediction(status_of(record, now), await self._position(record), await self._live(record))
+            for record in first
+        ]
+        return sorted(statuses, key=lambda status: math.inf if status.position is None else status.position)
+
     async def job(self, job_id: str) -> JobDetails:
         """Return one job with everything that is stored about it. Raises JobNotFound."""
         record = await self._record(job_id)
@@ -286,12 +309,15 @@ class Admin:
         found = await self._storage.batches(pending_only=pending_only, cursor=before, count=count)
         return [batch_status(record) for record in found]
 
-    async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
+    async def logs(
+        self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False, level: int = 0
+    ) -> Sequence[LogLine]:
         """Return the log lines of a job, oldest first: the first lines after number `after`, or the `newest`.
 
-        Instants are wall microseconds. Raises JobNotFound.
+        `level` is the lowest level of a line, as in `logging` (default: all lines). Instants are wall microseconds.
+        Raises JobNotFound.
         """
-        lines = await self._storage.logs(job_id, after=after, count=count, newest=newest)
+        lines = await self._storage.logs(job_id, after=after, count=count, newest=newest, level=level)
         if not lines:
             await self._record(job_id)
         return lines

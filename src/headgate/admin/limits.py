@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -59,6 +59,17 @@ class BucketStatus:
     def place(self) -> BucketPlace:
         """Its position in a list."""
         return BucketPlace(self.is_waited_for, self.waiting, self.limit, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitTotals:
+    """How many jobs wait for each limit, for all its keys; no job waits for a limit that is not named.
+
+    If jobs wait for more than 5,000 keys, it is not `is_exact`: more jobs may wait, also for limits that are not named.
+    """
+
+    waiting: Mapping[str, int]
+    is_exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,16 @@ class LimitsAdmin:
         """Return the limits that jobs wait for, most waiting first; of over 5,000, those that open first are ranked."""
         live = LiveRules(await self._storage.settings())
         return [await self._status(record, live, ()) for record in await self._storage.throttled(count)]
+
+    async def totals(self) -> LimitTotals:
+        """Return how many jobs wait for each limit, for all its keys."""
+        found = await self._storage.waiting_by_limit()
+        return LimitTotals({each.limit: each.jobs for each in found.counts if each.jobs}, found.is_exact)
+
+    async def paused(self, draws: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+        """Return those of these, each a limit and a key, on which nothing starts because they are paused."""
+        live = LiveRules(await self._storage.settings())
+        return frozenset((limit, key) for limit, key in draws if live.is_paused(Draw(limit, key)))
 
     def all_declared(self) -> Sequence[DeclaredLimit]:
         """Return the limits that the code declares, by name."""

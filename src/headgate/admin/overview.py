@@ -16,7 +16,7 @@ from headgate.admin.slow_counts import SlowCounts
 from headgate.clock import to_datetime
 from headgate.jobs.state import JobState
 from headgate.storage.background_counts import CountReading
-from headgate.storage.records import Blocker, JobView, QueueCounts, ViewCount, WaitingCount
+from headgate.storage.records import Blocker, CountedView, QueueCounts, ViewCount, WaitingCount
 from headgate.tasks.schedule import ScheduleStatus
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 MOST_THROTTLED = 10
 """How many buckets that jobs wait for are listed."""
+
+MOST_FAILED = 10_000
+"""Up to how many jobs that failed in the last hour are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,8 @@ class Overview:
     The jobs of `queues` that are not final were counted at `counted_at`, final ones at `finals_at`; that is a while ago
     where there are many. None: not counted yet; then `queues` are the paused queues, without jobs, and `totals` are
     None. Pauses are always current. `throttled` are the ten buckets with most waiting jobs. Unknown tasks are searched
-    among the first 100,000 waiting jobs; `failed_last_hour` is counted up to 10,000, at `counted_at`.
+    among the first 100,000 waiting jobs. `failed_last_hour` is counted up to 10,000, at `counted_at`; if more jobs
+    failed, it `is_failed_cut`. Jobs that wait and run are counted at one instant.
     """
 
     now: datetime
@@ -118,11 +122,12 @@ class Overview:
     failed_last_hour: int | None
     finals_at: datetime | None
     counted_at: datetime | None
+    is_failed_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedCounts:
-    """The queues with their jobs that are not final, and how many jobs failed in the last hour."""
+    """The queues with their jobs that are not final, and how many jobs failed in the last hour, up to one too many."""
 
     queues: Sequence[QueueOverview]
     failed_last_hour: int
@@ -170,30 +175,38 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         unknown_tasks=_unknown(waiting, admin.tasks),
         overdue_schedules=overdue,
         blockers=[_blocker(blocker, now) for blocker in blockers],
-        failed_last_hour=failed,
+        failed_last_hour=None if failed is None else min(failed, MOST_FAILED),
         finals_at=finals_at,
         counted_at=counted_at,
+        is_failed_cut=failed is not None and failed > MOST_FAILED,
     )
 
 
 async def _count_unfinished(admin: Admin, *, finals: bool = False) -> UnfinishedCounts:
-    queues = await admin.queues.list(finals=finals)
-    views = _by_queue(await admin.views())
+    views = _by_queue(await admin.views(running=True))
+    queues = {queue.queue: queue for queue in await admin.queues.list(finals=finals)}
     since = admin.now() - timedelta(hours=1)
-    failed = await admin.count(state=JobState.FAILED, finished_after=since)
-    return UnfinishedCounts([queue_overview(queue, views.get(queue.queue, {})) for queue in queues], failed)
+    failed = await admin.count(state=JobState.FAILED, finished_after=since, most=MOST_FAILED + 1)
+    return UnfinishedCounts(
+        [
+            queue_overview(queues.get(name) or QueueStatus(name, 0, 0, 0, 0, 0), views.get(name, {}))
+            for name in sorted(queues.keys() | views.keys())
+        ],
+        failed,
+    )
 
 
-def queue_overview(queue: QueueStatus, views: Mapping[JobView, int]) -> QueueOverview:
-    """Return a queue with what its jobs wait for."""
+def queue_overview(queue: QueueStatus, views: Mapping[CountedView, int]) -> QueueOverview:
+    """Return a queue with how many of its jobs run, and what the others wait for."""
+    running = views.get("running", 0)
     return QueueOverview(
         queue=queue.queue,
-        waiting=queue.waiting,
+        waiting=sum(views.values()) - running,
         ready=views.get("ready", 0),
         throttled=views.get("throttled", 0),
         scheduled=views.get("scheduled", 0),
         blocked=views.get("blocked", 0),
-        running=queue.running,
+        running=running,
         succeeded=queue.succeeded,
         failed=queue.failed,
         cancelled=queue.cancelled,
@@ -232,8 +245,8 @@ def with_finals(
     return found
 
 
-def _by_queue(views: Sequence[ViewCount]) -> Mapping[str, Mapping[JobView, int]]:
-    found: dict[str, dict[JobView, int]] = {}
+def _by_queue(views: Sequence[ViewCount]) -> Mapping[str, Mapping[CountedView, int]]:
+    found: dict[str, dict[CountedView, int]] = {}
     for each in views:
         found.setdefault(each.queue, {})[each.view] = each.jobs
     return found

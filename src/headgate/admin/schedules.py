@@ -15,6 +15,8 @@ from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.errors import DeclarationError, HeadgateError, ScheduleNotFound, UnknownTask, UnreadableSchedule
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.identity import IdSource
+from headgate.schedules.calendar import Calendar
+from headgate.schedules.cron import Cron
 from headgate.schedules.schedule import LATE, is_over, resume, skip_next, upcoming
 from headgate.schedules.stored_trigger import load_trigger
 from headgate.schedules.trigger import Trigger
@@ -168,8 +170,11 @@ class SchedulesAdmin:
         course, rules = record.course, record.rules
         state: Literal["active", "paused", "finished"] = "finished" if is_over(rules, course) else "active"
         unreadable = record.unreadable
+        tz: str | None = None
         try:
-            described = load_trigger(rules.trigger).describe()
+            trigger = load_trigger(rules.trigger)
+            described = trigger.describe()
+            tz = trigger.tz if isinstance(trigger, Cron | Calendar) else None
         except DeclarationError as error:
             described = "unreadable"
             unreadable = unreadable or str(error)
@@ -195,6 +200,7 @@ class SchedulesAdmin:
             started_at=to_datetime(course.started_at),
             skipped=record.skipped,
             skipped_at=_optional(record.skipped_at),
+            tz=tz,
             is_overdue=overdue is not None,
             problem=f"cannot be read: {unreadable}"
             if unreadable

@@ -19,6 +19,8 @@ from headgate.cli.locate import locate, require_tables, takes_app
 from headgate.errors import DeclarationError
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
     from headgate.http import Auth, Dashboard, Role
 
 USERS = "HEADGATE_DASHBOARD_USERS"
@@ -92,6 +94,8 @@ def dashboard(
         raise click.UsageError("--redact and --no-redaction exclude each other")
     if root_path and not root_path.startswith("/"):
         raise click.UsageError(f"--root-path {root_path} must begin with a slash")
+    if root_path.rstrip("/") in ("/api", "/static"):
+        raise click.UsageError(f"--root-path {root_path} is an address of the dashboard itself; choose another path")
     app = locate(target)
     require_tables(app)
     from headgate.http import OneTimeToken
@@ -116,7 +120,7 @@ def dashboard(
         else:
             click.echo(f"Dashboard of {target}: {_link(url, link.token)}")
             click.echo("The link signs in one browser. The link for the next sign-in is printed here after that.")
-        asyncio.run(_serve(site, listening, root_path.rstrip("/")))
+        asyncio.run(_serve(site, listening, _below(root_path.rstrip("/"), site)))
 
 
 def _print_next(link: str) -> None:
@@ -129,7 +133,27 @@ def _link(url: str, token: str) -> str:
     return f"{url}login?token={token}"
 
 
-async def _serve(site: Dashboard, listening: socket.socket, root_path: str) -> None:
+def _below(root_path: str, site: Dashboard) -> ASGIApp:
+    """Serve a site below a path, whether a proxy has removed the path from a request or not.
+
+    So the address that is printed works without the proxy, too.
+    """
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if path == root_path or path.startswith(f"{root_path}/"):
+                rest = path.removeprefix(root_path) or "/"
+                # A page of the dashboard may have the same name as the path: /jobs.
+                if site.has(rest) or not site.has(path):
+                    path = rest
+            scope = {**scope, "root_path": root_path, "path": root_path + path}
+        await site(scope, receive, send)
+
+    return serve if root_path else site
+
+
+async def _serve(site: Dashboard, listening: socket.socket, app: ASGIApp) -> None:
     try:
         from headgate.observe.bounded_server import BoundedServer, connections_allowed
     except ModuleNotFoundError as error:
@@ -140,9 +164,8 @@ async def _serve(site: Dashboard, listening: socket.socket, root_path: str) -> N
         ) from None
 
     server = BoundedServer(
-        site,
+        app,
         connections_allowed(MOST_CONNECTIONS),
-        root_path=root_path,
         log_level="warning",
         timeout_graceful_shutdown=FAREWELL,
     )

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from headgate.admin import BulkResult, Explanation, JobCount, JobDetails, JobQuery, ListedJob
+from headgate.admin import BulkResult, JobCount, JobDetails, JobQuery, LimitInfo, ListedJob
 from headgate.admin.query import Instant
+from headgate.admin.timeline import restarts
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads
@@ -18,7 +19,7 @@ from headgate.http.http_error import HttpError
 from headgate.http.page import Count, Cursor, Number, Page
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
 from headgate.jobs.job import JobError, JobOptions, JobRecord
-from headgate.jobs.report import LogLine
+from headgate.jobs.report import HIGHEST_LEVEL, LogLine
 from headgate.jobs.state import JobState
 from headgate.storage.records import JobView
 from headgate.tasks.handle import JobProgress, JobStatus
@@ -27,6 +28,9 @@ MOST_COUNTED = 10_000
 
 MOST_CHANGED = 10_000
 """How many jobs one request changes at most, while a browser waits for it."""
+
+Paused = frozenset[tuple[str, str]]
+"""Limits and keys that are paused."""
 
 
 class JobsQuery(JobQuery, frozen=True, kw_only=True):
@@ -39,6 +43,10 @@ class LogsQuery(Query, frozen=True, kw_only=True):
     after: Annotated[Number, msgspec.Meta(description="The number of the last line that is known.")] = 0
     count: Count = 100
     newest: Annotated[bool, msgspec.Meta(description="The last lines instead of the first.")] = False
+    level: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=HIGHEST_LEVEL, description="The lowest level of a line, as in `logging`: 30, a warning."),
+    ] = 0
 
 
 class BulkRequest(JsonBody, frozen=True, kw_only=True):
@@ -73,7 +81,7 @@ class ListedJobView(msgspec.Struct, frozen=True):
     started_at: datetime | None
     finished_at: datetime | None
     throttled_until: datetime | None
-    waits_for: DrawView | None
+    waits_for: WaitView | None
     error: JobError | None
     is_blocked: bool
     is_scheduled: bool
@@ -82,6 +90,49 @@ class ListedJobView(msgspec.Struct, frozen=True):
     progress: JobProgress | None
     unreadable: str | None
     payload: str
+
+
+class WaitView(msgspec.Struct, frozen=True):
+    """The limit that a job waits for, and its key. While it `is_paused`, no job starts on it."""
+
+    limit: str
+    key: str
+    is_paused: bool
+
+
+class JobStatusView(msgspec.Struct, frozen=True):
+    """A job as it is now; its fields are those of `JobStatus`."""
+
+    id: str
+    task: str
+    queue: str
+    state: JobState
+    attempt: int
+    priority: int
+    enqueued_at: datetime
+    run_at: datetime
+    is_scheduled: bool
+    started_at: datetime | None
+    finished_at: datetime | None
+    throttled_until: datetime | None
+    waits_for: WaitView | None
+    lane_waiting: int
+    error: JobError | None
+    position: int | None
+    predicted_start: datetime | None
+    progress: JobProgress | None
+    is_blocked: bool
+    follows: str | None
+    enqueued_by: str | None
+    unreadable: str | None
+
+
+class ExplanationView(msgspec.Struct, frozen=True):
+    """Why a job has not started, or how it ended, in a sentence, with the limits that it draws on."""
+
+    status: JobStatusView
+    reason: str
+    limits: Sequence[LimitInfo]
 
 
 class DrawView(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,9 +144,13 @@ class DrawView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True):
-    """The end of an attempt that did not succeed."""
+    """The end of an attempt that did not succeed.
+
+    A job that an operator retries counts its attempts from 1 again; `restart` is how many times it had done so before.
+    """
 
     number: int
+    restart: int
     node: str | None
     started_at: datetime
     ended_at: datetime
@@ -104,11 +159,12 @@ class AttemptView(msgspec.Struct, frozen=True):
 
 
 class MomentView(msgspec.Struct, frozen=True):
-    """An event of a job."""
+    """An event of a job; `attempt` and `restart` as in its attempts."""
 
     at: datetime
     what: str
     attempt: int | None
+    restart: int
     node: str | None
     actor: str | None
     detail: str | None
@@ -128,7 +184,7 @@ class LogLineView(msgspec.Struct, frozen=True):
 class JobDetailsView(msgspec.Struct, frozen=True):
     """Everything that is stored about a job. Fields that match `redacted` of the session are hidden."""
 
-    status: JobStatus
+    status: JobStatusView
     payload: Any
     result: Any
     error: JobError | None
@@ -155,7 +211,8 @@ async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
     found = await caller.admin.page(
         _allowed(caller, query), before=query.before, count=query.count, oldest_first=query.order == "oldest"
     )
-    return Page([_listed(job, caller.redaction) for job in found.jobs], found.next)
+    paused = await _paused(caller, *(job.status for job in found.jobs))
+    return Page([_listed(job, caller.redaction, paused) for job in found.jobs], found.next)
 
 
 async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:
@@ -165,23 +222,25 @@ async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:
 
 async def job(caller: Caller, id: str) -> JobDetailsView:
     """Return everything that is stored about a job: payload, result, attempts, timeline, last log lines."""
-    return _details(await caller.admin.job(id), caller.redaction)
+    found = await caller.admin.job(id)
+    return _details(found, caller.redaction, await _paused(caller, found.status))
 
 
-async def explain_job(caller: Caller, id: str) -> Explanation:
+async def explain_job(caller: Caller, id: str) -> ExplanationView:
     """Return why a job has not started, or how it ended, with the limits that it draws on as they are now."""
     found = await caller.admin.explain(id)
     secrets = await caller.secrets(id)
-    return replace(
-        found,
-        status=_status(found.status, caller.redaction, secrets),
+    paused = frozenset((each.limit, each.key) for each in found.limits if each.is_paused)
+    return ExplanationView(
+        status=_status_view(_status(found.status, caller.redaction, secrets), paused),
         reason=caller.redaction.text(found.reason, secrets),
+        limits=found.limits,
     )
 
 
 async def job_logs(caller: Caller, id: str, query: LogsQuery) -> Page[LogLineView]:
     """Return the log lines of a job, oldest first: those after one, or the newest."""
-    lines = await caller.admin.logs(id, after=query.after, count=query.count, newest=query.newest)
+    lines = await caller.admin.logs(id, after=query.after, count=query.count, newest=query.newest, level=query.level)
     secrets = await caller.secrets(id)
     more = len(lines) == query.count and not query.newest
     return Page([_line(line, caller.redaction, secrets) for line in lines], str(lines[-1].number) if more else None)
@@ -254,7 +313,23 @@ def _allowed(caller: Caller, query: JobQuery) -> JobQuery:
 # ---------------------------------------------------------------------------------------------------- showing
 
 
-def _listed(job: ListedJob, redaction: Redaction) -> ListedJobView:
+async def _paused(caller: Caller, *statuses: JobStatus) -> Paused:
+    """Return those of the limits and keys that these jobs wait for that are paused."""
+    awaited = {status.waits_for for status in statuses if status.waits_for is not None}
+    return await caller.admin.limits.paused(awaited) if awaited else frozenset()
+
+
+def wait_view(status: JobStatus, paused: Paused) -> WaitView | None:
+    """Return what a job waits for."""
+    return None if status.waits_for is None else WaitView(*status.waits_for, status.waits_for in paused)
+
+
+def _status_view(status: JobStatus, paused: Paused) -> JobStatusView:
+    shown = {name: getattr(status, name) for name in JobStatusView.__struct_fields__}
+    return JobStatusView(**{**shown, "waits_for": wait_view(status, paused)})
+
+
+def _listed(job: ListedJob, redaction: Redaction, paused: Paused) -> ListedJobView:
     is_read = len(job.payload) <= LONGEST_PREVIEWED or job.status.error is not None or job.status.progress is not None
     secrets = redaction.secrets(job.payload, headers=job.headers) if is_read else NO_SECRETS
     status = _status(job.status, redaction, secrets)
@@ -271,7 +346,7 @@ def _listed(job: ListedJob, redaction: Redaction) -> ListedJobView:
         started_at=status.started_at,
         finished_at=status.finished_at,
         throttled_until=status.throttled_until,
-        waits_for=None if status.waits_for is None else DrawView(*status.waits_for),
+        waits_for=wait_view(status, paused),
         error=_short(status.error),
         is_blocked=status.is_blocked,
         is_scheduled=status.is_scheduled,
@@ -299,12 +374,12 @@ def _short(error: JobError | None) -> JobError | None:
     return None if error is None else JobError(error.type, error.message)
 
 
-def _details(job: JobDetails, redaction: Redaction) -> JobDetailsView:
+def _details(job: JobDetails, redaction: Redaction, paused: Paused) -> JobDetailsView:
     record = job.record
     secrets = redaction.secrets(record.payload, record.result, headers=record.headers)
     origin = record.origin
     return JobDetailsView(
-        status=_status(job.status, redaction, secrets),
+        status=_status_view(_status(job.status, redaction, secrets), paused),
         payload=redaction.json(record.payload, secrets),
         result=redaction.json(record.result, secrets),
         error=redaction.error(record.error, secrets),
@@ -321,19 +396,21 @@ def _details(job: JobDetails, redaction: Redaction) -> JobDetailsView:
         attempts=[
             AttemptView(
                 number=each.number,
+                restart=restart,
                 node=each.node,
                 started_at=to_datetime(each.started_at),
                 ended_at=to_datetime(each.ended_at),
                 outcome=each.outcome,
                 error=redaction.error(each.error, secrets),
             )
-            for each in job.attempts
+            for each, restart in zip(job.attempts, restarts(job.attempts), strict=True)
         ],
         timeline=[
             MomentView(
                 at=each.at,
                 what=each.what,
                 attempt=each.attempt,
+                restart=each.restart,
                 node=each.node,
                 actor=each.actor,
                 detail=None if each.detail is None else redaction.text(each.detail, secrets),

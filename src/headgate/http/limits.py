@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from headgate.admin import BucketStatus, DeclaredLimit
+from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitTotals
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
 from headgate.http.http_error import HttpError
+from headgate.http.jobs import WaitView, wait_view
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, to_cursor
+from headgate.jobs.state import JobState
 from headgate.limits.kinds import RateKind
 from headgate.storage.live_rules import Scope
 from headgate.storage.records import BucketPlace
@@ -38,6 +40,10 @@ class LimitQuery(Query, frozen=True, kw_only=True):
 
 class KeyQuery(Query, frozen=True, kw_only=True):
     key: Annotated[Key, msgspec.Meta(description="Empty for a limit without keys.")] = ""
+
+
+class NextJobsQuery(KeyQuery, frozen=True, kw_only=True):
+    count: Annotated[int, msgspec.Meta(ge=1, le=20, description="How many at most.")] = 8
 
 
 class AuditQuery(Query, frozen=True, kw_only=True):
@@ -97,6 +103,33 @@ class SettingView(msgspec.Struct, frozen=True):
     tier: str | None
 
 
+class LimitRules(msgspec.Struct, frozen=True):
+    """The rule of a limit as the code declares it, null if this app does not, and the settings made at run time."""
+
+    declared: DeclaredLimit | None
+    settings: Sequence[SettingView]
+
+
+class NextJobView(msgspec.Struct, frozen=True):
+    """A waiting job: its position in its lane, and when its limits let it start, as in its status."""
+
+    id: str
+    task: str
+    enqueued_at: datetime
+    run_at: datetime
+    is_scheduled: bool
+    position: int | None
+    predicted_start: datetime | None
+    waits_for: WaitView | None
+
+
+class NextJobs(msgspec.Struct, frozen=True):
+    """The jobs of a key that start next, and how many wait in all."""
+
+    items: Sequence[NextJobView]
+    waiting: JobCount
+
+
 class Reset(msgspec.Struct, frozen=True):
     """How many permits running jobs still hold."""
 
@@ -146,9 +179,46 @@ async def declared_limits(caller: Caller) -> Page[DeclaredLimit]:
     return Page(caller.admin.limits.all_declared())
 
 
+async def limit_totals(caller: Caller) -> LimitTotals:
+    """Return how many jobs wait for each limit, for all its keys; a limit that no job waits for is left out.
+
+    If jobs wait for more than 5,000 keys, it is not `is_exact`: more jobs may wait.
+    """
+    return await caller.admin.limits.totals()
+
+
 async def limit_settings(caller: Caller, query: LimitQuery) -> Page[SettingView]:
     """Return the settings made at run time, of one limit or of all."""
-    return Page([msgspec.convert(each, SettingView, from_attributes=True) for each in await _settings(caller, query)])
+    return Page(await _settings(caller, query.limit))
+
+
+async def limit_rules(caller: Caller, limit: str) -> LimitRules:
+    """Return the rule of a limit as this app declares it, and its settings made at run time."""
+    declared = {each.limit: each for each in caller.admin.limits.all_declared()}
+    return LimitRules(declared.get(limit), await _settings(caller, limit))
+
+
+async def next_jobs(caller: Caller, limit: str, query: NextJobsQuery) -> NextJobs:
+    """Return the waiting jobs of a key that start next, in their order, and how many wait in all."""
+    found = await caller.admin.next_jobs(limit, query.key, count=query.count)
+    paused = await caller.admin.limits.paused(each.waits_for for each in found if each.waits_for is not None)
+    waiting = JobQuery(state=JobState.WAITING, limit=limit, key=query.key)
+    return NextJobs(
+        [
+            NextJobView(
+                id=each.id,
+                task=each.task,
+                enqueued_at=each.enqueued_at,
+                run_at=each.run_at,
+                is_scheduled=each.is_scheduled,
+                position=each.position,
+                predicted_start=each.predicted_start,
+                waits_for=wait_view(each, paused),
+            )
+            for each in found
+        ],
+        await caller.admin.bounded_count(waiting),
+    )
 
 
 async def bucket(caller: Caller, limit: str, query: KeyQuery) -> BucketStatus:
@@ -231,8 +301,9 @@ async def remove_limit(caller: Caller, limit: str) -> Acknowledgement:
     return Acknowledgement(await caller.admin.limits.remove(limit))
 
 
-async def _settings(caller: Caller, query: LimitQuery) -> Sequence[Any]:
-    return await caller.admin.limits.settings(query.limit)
+async def _settings(caller: Caller, limit: str | None) -> Sequence[SettingView]:
+    found = await caller.admin.limits.settings(limit)
+    return [msgspec.convert(each, SettingView, from_attributes=True) for each in found]
 
 
 STEERED = (404, 422)
@@ -241,7 +312,10 @@ STEERED = (404, 422)
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/limits", limits),
     reads("/limits/declared", declared_limits),
+    reads("/limits/totals", limit_totals),
     reads("/limits/settings", limit_settings),
+    reads("/limits/{limit}/rules", limit_rules),
+    reads("/limits/{limit}/next-jobs", next_jobs),
     reads("/limits/{limit}/bucket", bucket, refuses=(404,)),
     reads("/limits/{limit}/audit", audit_limit, refuses=STEERED),
     acts("/limits/{limit}/pause", pause_limit, needs="admin", refuses=STEERED),

@@ -149,8 +149,8 @@ def _stream(known: dict[str, Any]) -> dict[str, Any]:
         "operationId": "stream",
         "summary": "The overview as server-sent events, whenever it has changed, at most once a second",
         "description": "`event: overview` has the JSON of /api/overview; `event: resync` says that events were "
-        "skipped for a client that was too slow. A comment is sent after 15 s of silence. A stream ends after half a "
-        "minute, and an EventSource opens the next one by itself.",
+        "skipped for a client that was too slow; `event: lost` that the store does not answer. A comment is sent after "
+        "15 s of silence. A stream ends after half a minute, and an EventSource opens the next one by itself.",
         "tags": ["overview"],
         "responses": {
             "200": {"description": "The stream.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},

@@ -16,7 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from headgate.admin import Admin, Overview, SlowCounts
@@ -26,6 +26,7 @@ from headgate.errors import HeadgateError, NotOpen
 from headgate.http.access_control import AccessControl, RequestIdentity
 from headgate.http.auth import Auth, Role, SignInFields
 from headgate.http.caller import Caller
+from headgate.http.compression import compressed
 from headgate.http.endpoint import Endpoint, EndpointRunner, read_body
 from headgate.http.http_error import HttpError, http_error_of
 from headgate.http.openapi import openapi
@@ -139,6 +140,11 @@ class Dashboard(Starlette):
             await opened.aclose()
         self.stream.begin()
 
+    def has(self, path: str) -> bool:
+        """Whether something is served at this path, which is below where the dashboard is mounted."""
+        scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+        return any(route.matches(scope)[0] is not Match.NONE for route in self.routes)
+
     # ------------------------------------------------------------------------------------------------- routes
 
     def _routes(self) -> list[Route]:
@@ -188,9 +194,9 @@ class Dashboard(Starlette):
         return self._answered(guarded)
 
     def _answered(self, serve: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """Answer refusals and errors: a signed-out visit with the sign-in page, everything else as JSON."""
+        """Answer refusals and errors, too: a signed-out visit with the sign-in page, everything else as JSON."""
 
-        async def answered(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 return await serve(request)
             except HttpError as refusal:
@@ -203,6 +209,9 @@ class Dashboard(Starlette):
                 # A path may contain line breaks, which would forge log lines.
                 _log.exception("%s %r failed", request.method, request.scope.get("path"))
                 return HttpError(500, "internal_error", "the dashboard failed; its log has the error").response()
+
+        async def answered(request: Request) -> Response:
+            return await compressed(request, await respond(request))
 
         return answered
 

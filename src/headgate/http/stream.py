@@ -29,6 +29,9 @@ LIVES = 30 * SECOND
 """How long a stream lasts (microseconds). A browser opens the next one by itself, and is authenticated again; and a
 server whose shutdown cannot be detected waits no longer than that for its streams."""
 
+LATE = 3.0
+"""Seconds after which a reading that has no result yet is reported: the store does not answer."""
+
 _HELLO = b"retry: 2000\n\n"
 _ALIVE = b": alive\n\n"
 _COME_BACK = b"retry: 100\n\n"
@@ -40,7 +43,8 @@ class Stream:
 
     Nothing is queued for a browser that reads slowly: it is sent the latest overview when it can take it, after a
     `resync` that says that events were skipped. The first event is left out if the browser's Last-Event-ID names it.
-    All streams end within a second after the server `is_leaving`.
+    `lost` says that the store does not answer; an overview follows when it answers again, or the stream ends. All
+    streams end within a second after the server `is_leaving`.
     """
 
     def __init__(
@@ -126,7 +130,8 @@ class Stream:
         try:
             began_at = said_at = self._clock.monotonic()
             yield _HELLO
-            tag, revision = known, seen.revision
+            tag: str | None = known
+            revision = seen.revision
             while not ending.is_set() and is_current() and self._clock.monotonic() - began_at < LIVES:
                 if seen.tag != tag:
                     if seen.revision > revision + 1:
@@ -140,11 +145,20 @@ class Stream:
                 await wait_for_event(self._clock, ending, EACH)
                 if self._is_leaving():
                     return
+                looking = asyncio.ensure_future(self._watch.look())
                 try:
-                    seen = await self._watch.look()
+                    await asyncio.wait([looking], timeout=LATE)
+                    if not looking.done():
+                        yield _event("lost", seen.tag, b"{}")
+                        # The overview follows even if it has not changed.
+                        tag = None
+                    seen = await looking
                 except HeadgateError:
                     # The page's own request gets the error; it opens a stream again when the store answers.
+                    yield _event("lost", seen.tag, b"{}")
                     return
+                finally:
+                    looking.cancel()
             if not ending.is_set():
                 # The stream has only reached its maximum age: the browser should open the next one at once.
                 yield _COME_BACK

@@ -290,6 +290,9 @@ class RecordedStart(msgspec.Struct, frozen=True, array_like=True):
 JobView = Literal["scheduled", "throttled", "ready", "blocked"]
 """What a waiting job waits for: its time, a limit, a slot, or another job."""
 
+CountedView = Literal["scheduled", "throttled", "ready", "blocked", "running"]
+"""The same for counts, which may include running jobs."""
+
 FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
 
@@ -350,8 +353,22 @@ class WaitingCount(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ViewCount(msgspec.Struct, frozen=True, array_like=True):
-    """How many jobs of one queue wait for the same kind of thing."""
+    """How many jobs of one queue wait for the same kind of thing, or how many run."""
 
     queue: str
-    view: JobView
+    view: CountedView
     jobs: int
+
+
+class LimitWaiting(msgspec.Struct, frozen=True, array_like=True):
+    """How many jobs wait for one limit, for all its keys."""
+
+    limit: str
+    jobs: int
+
+
+class WaitingByLimit(msgspec.Struct, frozen=True):
+    """How many jobs wait for each limit. Without `is_exact`, more may wait than were counted."""
+
+    counts: Sequence[LimitWaiting]
+    is_exact: bool

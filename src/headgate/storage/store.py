@@ -73,6 +73,7 @@ from headgate.storage.records import (
     Recovered,
     Upkeep,
     ViewCount,
+    WaitingByLimit,
     WaitingCount,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
@@ -268,9 +269,14 @@ class Store:
         """
         return await self.driver.write(lambda tx: report(tx, node, reports, most_lines))
 
-    async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
-        """Return the log lines of a job, oldest first: the first `count` after number `after`, or the `newest`."""
-        return await self.driver.read(lambda tx: logs(tx, job_id, after, count, newest=newest), "list")
+    async def logs(
+        self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False, level: int = 0
+    ) -> Sequence[LogLine]:
+        """Return the log lines of a job, oldest first: the first `count` after number `after`, or the `newest`.
+
+        Lines below `level` are left out.
+        """
+        return await self.driver.read(lambda tx: logs(tx, job_id, after, count, level, newest=newest), "list")
 
     async def add_audit_record(self, audit_record: AuditRecord) -> None:
         """Store an audit record of an action that no other verb stores."""
@@ -327,9 +333,12 @@ class Store:
         """Count waiting jobs by queue, task and what they wait for, over at most `most` jobs, whichever they are."""
         return await self.driver.read(lambda tx: listing.waiting(tx, most), "count")
 
-    async def views(self) -> Sequence[ViewCount]:
-        """Count all waiting jobs by queue and what they wait for, from the counts of their lanes."""
-        return await self.driver.read(listing.views, "count")
+    async def views(self, *, running: bool = False) -> Sequence[ViewCount]:
+        """Count all waiting jobs by queue and what they wait for, from the counts of their lanes.
+
+        With `running`, running jobs are counted too, in the same statement: no job is counted twice or missed.
+        """
+        return await self.driver.read(lambda tx: listing.views(tx, running=running), "count")
 
     async def is_work_left(self, queues: Set[str], tasks: Set[str], *, ready_only: bool) -> bool:
         """Whether a job of these queues is running on any node, or a job of these tasks is left to run in one of them.
@@ -400,6 +409,10 @@ class Store:
     async def throttled(self, count: int = 10) -> Sequence[BucketRecord]:
         """Return buckets that lanes wait behind, most waiting first; of over 5,000 it ranks those that open first."""
         return await self.driver.read(lambda tx: listing.throttled(tx, count), "scan")
+
+    async def waiting_by_limit(self) -> WaitingByLimit:
+        """Count the jobs that wait for each limit, behind the 5,000 buckets that open first."""
+        return await self.driver.read(listing.waiting_by_limit, "scan")
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
         """Store starts that were fetched from another store, in place of earlier ones, and wake the lanes behind."""

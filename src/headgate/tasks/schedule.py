@@ -127,7 +127,8 @@ class ScheduleStatus:
     further one. At `last_occurrence` it was last due, whether that ran or was skipped. At `skipped_at` an occurrence
     was last skipped, because of `misfire`, `overlap` or `max_runs`. `problem` says what is wrong as this app sees it:
     no node fires it (`is_overdue`), or this app does not declare it. `unreadable` names the parts of its stored row
-    that cannot be read, with the reason: only the release that stored it runs it.
+    that cannot be read, with the reason: only the release that stored it runs it. `tz` is the time zone on whose wall
+    clock its trigger is (None: it has none).
     """
 
     name: str
@@ -149,6 +150,7 @@ class ScheduleStatus:
     is_overdue: bool = False
     problem: str | None = None
     unreadable: str | None = None
+    tz: str | None = None
 
 
 class Schedule(Generic[R_co]):

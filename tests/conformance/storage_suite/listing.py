@@ -13,7 +13,16 @@ from headgate.errors import IllegalTransition
 from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.procedures import listing
-from headgate.storage.records import BucketPlace, BucketRecord, JobCount, JobFilter, ViewCount, WaitingCount
+from headgate.storage.records import (
+    BucketPlace,
+    BucketRecord,
+    JobCount,
+    JobFilter,
+    LimitWaiting,
+    ViewCount,
+    WaitingByLimit,
+    WaitingCount,
+)
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, strict
 
@@ -317,6 +326,29 @@ class ListingConformance(Conformance):
         assert await found(store_user, view="ready", **mine) == []
 
     # ---------------------------------------------------------------------------------------- buckets
+
+    async def test_running_jobs_are_counted_with_those_that_wait(self, store_user: StoreUser) -> None:
+        await store_user.add(3)
+        await store_user.take(2)
+        running = [ViewCount("default", "ready", 1), ViewCount("default", "running", 2)]
+        assert list(await store_user.storage.views(running=True)) == running
+        assert list(await store_user.storage.views()) == running[:1]
+
+    async def test_jobs_are_counted_by_the_limit_that_they_wait_for(self, store_user: StoreUser) -> None:
+        assert await store_user.storage.waiting_by_limit() == WaitingByLimit([], True)
+        store_user.rules = {"api": strict(1), "day": strict(1)}
+        for key, jobs in (("a", 3), ("b", 5)):
+            await store_user.add(jobs, draws=[("api", key)])
+        await store_user.add(2, draws=[("day", "a")])
+        await store_user.add(4)
+        # One of each key starts, and the others wait behind it.
+        await store_user.take()
+        counts = [LimitWaiting("api", 6), LimitWaiting("day", 1)]
+        assert await store_user.storage.waiting_by_limit() == WaitingByLimit(counts, True)
+        with mock.patch.object(listing, "AT_ONCE", 2):
+            cut = await store_user.storage.waiting_by_limit()
+        assert not cut.is_exact
+        assert 0 < sum(each.jobs for each in cut.counts) < 7
 
     async def test_buckets_come_in_pages_that_miss_nothing(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(1)}

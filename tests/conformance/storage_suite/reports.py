@@ -78,6 +78,16 @@ class ReportsConformance(Conformance):
         assert await report(store_user, job, *logged)
         assert list(await store_user.storage.logs(id)) == logged
 
+    async def test_lines_are_read_from_a_level_on(self, store_user: StoreUser) -> None:
+        id = await store_user.add_one()
+        job = await store_user.take_one()
+        logged = [LogLine(PLACES + place, 7, 1, level, "app", "hi") for place, level in enumerate((10, 30, 20, 40, 30))]
+        assert await report(store_user, job, *logged)
+        assert list(await store_user.storage.logs(id, level=30)) == [logged[1], logged[3], logged[4]]
+        assert list(await store_user.storage.logs(id, level=30, count=2, newest=True)) == [logged[3], logged[4]]
+        assert list(await store_user.storage.logs(id, level=30, after=PLACES + 1, count=1)) == [logged[3]]
+        assert list(await store_user.storage.logs(id, level=HIGHEST_LEVEL)) == []
+
     @pytest.mark.parametrize("level", [-(10**30), -1, 0, 32767, 40_000, 1 << 31, 1 << 63, 10**30])
     async def test_a_line_of_any_level_is_kept(self, store_user: StoreUser, level: int) -> None:
         """A level that the store had no room for (any code may log at 40,000) ended the node that ran the job."""

@@ -85,6 +85,7 @@ class Shop:
     base: str
     server: Served
     store: str
+    schema: str | None = None
 
     async def answers(self) -> None:
         """Wait until the dashboard does."""
@@ -166,7 +167,10 @@ async def browser() -> AsyncIterator[Browser]:
 async def shop_on(store: str, folder: Path, url: str, **settings: str) -> AsyncIterator[Shop]:
     """A worker and a dashboard on that store, which has something of each kind in it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-    environment |= {"SHOP_URL": url, "PYTHONPATH": str(ROOT)}
+    environment |= {
+        "SHOP_URL": url,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
     if "schema" in settings:
         environment["SHOP_SCHEMA"] = settings["schema"]
     port = free_port()
@@ -186,7 +190,8 @@ async def shop_on(store: str, folder: Path, url: str, **settings: str) -> AsyncI
         async with app.open():
             await worker.start()
             await server.start()
-            shop = Shop(app, await seed(app, folder), f"http://127.0.0.1:{port}/ops/jobs/", server, store)
+            base = f"http://127.0.0.1:{port}/ops/jobs/"
+            shop = Shop(app, await seed(app, folder), base, server, store, settings.get("schema"))
             await shop.answers()
             yield shop
     finally:

@@ -20,6 +20,7 @@ from playwright.async_api import Browser, Route, expect
 
 from headgate import Every
 from headgate.errors import ScheduleNotFound
+from headgate.http.static_files import STATIC
 from tests.faces.browser.conftest import Shop, Visit, shop_on, visiting
 from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, PASSWORDS, QUEUE, SCHEDULE, SPARE
 from tests.until import until
@@ -40,7 +41,7 @@ TOLD_THRICE = """() => new Promise((resolve) => {
 
 # What stands at the axes of a rate and of a duration of which this is the only value.
 AXES = """async (value) => {
-    const format = await import(new URL("format.js", document.querySelector("script[type=module]").src));
+    const format = await import(new URL("js/format.js", document.querySelector("script[type=module]").src));
     return [format.rate, format.duration].map((unit) => {
         const series = [{ name: "One", tone: "blue", kind: "line", values: [[0, value]] }];
         const drawn = document.createElement("hg-chart");
@@ -55,6 +56,7 @@ AXES = """async (value) => {
 
 # What does not depend on the store is looked at with one.
 of_one_store = pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
+of_postgres = pytest.mark.parametrize("shop", ["postgres"], indirect=True)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
 
@@ -147,6 +149,114 @@ async def axe_violations(visit: Visit, axe: str) -> list[str]:
         "(each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.html.slice(0, 150)).join(' | ')}`)))"
     )
     return list(json.loads(received))
+
+
+@of_one_store
+async def test_a_page_takes_at_most_twelve_requests_when_nothing_is_cached(browser: Browser, shop: Shop) -> None:
+    asked: list[str] = []
+    found: dict[str, list[str]] = {}
+    async with visiting(browser, shop) as visit:
+        visit.page.on("request", lambda request: asked.append(request.url.removeprefix(shop.base)))
+        # A page with a route caches nothing.
+        await visit.page.route("**", lambda route: route.continue_())
+        for name, where in pages(shop).items():
+            asked.clear()
+            await visit.go(where)
+            await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
+            found[name] = list(asked)
+    for urls in found.values():
+        assert len(urls) <= 12, "\n".join(urls)
+        assert sum(url.endswith((".js", ".css")) for url in urls) == 3
+
+
+async def test_the_card_of_a_limit_counts_all_jobs_that_wait_for_it_whatever_the_filter(
+    browser: Browser, shop: Shop
+) -> None:
+    await throttled(shop, f"counted {uuid.uuid4()}", 3)
+    totals = await shop.app.admin.limits.totals()
+    assert totals.waiting[LIMIT] >= 2
+    async with visiting(browser, shop) as visit:
+        for where in ("limits", "limits?prefix=nobody"):
+            await visit.go(where)
+            card = visit.page.locator("a.card").filter(has_text=re.compile("1 per h"))
+            await expect(card).to_contain_text(f"{totals.waiting[LIMIT]} jobs waiting")
+        await expect(visit.page.get_by_text("No matching keys")).to_be_visible()
+
+
+async def test_a_paused_key_says_that_its_jobs_start_when_it_is_resumed(browser: Browser, shop: Shop) -> None:
+    key = f"paused {uuid.uuid4()}"
+    waiting = await throttled(shop, key, 2)
+    await shop.app.admin.limits.pause(LIMIT, key=key)
+    async with visiting(browser, shop) as visit:
+        await visit.go(limit_page(LIMIT, key))
+        await expect(visit.page.get_by_text("1 of 1 job", exact=True)).to_be_visible()
+        table = visit.page.get_by_role("table", name="Next jobs")
+        await expect(table.locator("tbody tr")).to_contain_text("when resumed")
+        await visit.go(f"jobs?{urlencode({'limit': LIMIT, 'key': key})}")
+        row = visit.page.locator("tr", has=visit.page.locator(f'a[href="jobs/{waiting[0]}"]'))
+        await expect(row).to_contain_text("limit is paused")
+        await shop.app.admin.limits.resume(LIMIT, key=key)
+        await visit.go(limit_page(LIMIT, key))
+        await expect(table.locator("tbody tr")).to_contain_text(re.compile(r"in \d+ min"))
+
+
+@of_one_store
+async def test_texts_follow_the_time_zone_and_schedules_show_their_own(browser: Browser, shop: Shop) -> None:
+    offset, utc = re.compile(r"\d\d:\d\d:\d\d [+\u2212]\d\d:\d\d"), re.compile(r"\d\d:\d\d:\d\d UTC")
+    async with visiting(browser, shop) as visit:
+        for where, place in (
+            (f"jobs/{shop.seeds.scheduled.id}", ".why-reason"),
+            ("audit?kind=limit&subject=permits", "tbody tr:last-child"),
+        ):
+            await visit.go(where)
+            text = visit.page.locator(f"main {place}").first
+            await expect(text).to_contain_text(offset)
+            await visit.press("Time zone: local")
+            await expect(text).to_contain_text(utc)
+            await visit.press("Time zone: UTC")
+        await visit.go("schedules")
+        await expect(visit.page.get_by_role("row", name="nightly")).to_contain_text("03:00 Europe/Zurich")
+        await visit.go("schedules/nightly")
+        await expect(visit.page.locator(".next-runs li").first).to_contain_text(
+            re.compile(r"\d{4}-\d\d-\d\d 03:00 Europe/Zurich")
+        )
+
+
+async def test_a_retry_by_an_operator_begins_a_new_count_of_attempts(browser: Browser, shop: Shop) -> None:
+    job = await shop.app.tasks["fail"].enqueue("again")
+    await until(lambda: is_in(shop, job.id, "failed"))
+    await shop.app.admin.retry(job.id)
+    await until(lambda: has_attempts(shop, job.id, 2))
+    await until(lambda: is_in(shop, job.id, "failed"))
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"jobs/{job.id}")
+        for of in (".timeline .chip", ".error .chip"):
+            chips = await visit.page.locator(of).all_inner_texts()
+            assert set(chips) == {"attempt 1", "attempt 1 after retry"}
+
+
+@of_one_store
+async def test_log_lines_are_filtered_by_level(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"jobs/{shop.seeds.running.id}")
+        lines = visit.page.get_by_role("region", name="Log lines")
+        await expect(lines).to_contain_text("waits for")
+        await visit.page.get_by_label("Level", exact=True).select_option("40")
+        await expect(visit.page.get_by_text("There is no line of this level.")).to_be_visible()
+        await visit.page.get_by_label("Level", exact=True).select_option("20")
+        await expect(lines).to_contain_text("waits for")
+
+
+async def throttled(shop: Shop, key: str, jobs: int) -> list[str]:
+    """Enqueue jobs of a key; return those that wait for the limit when the first one has ended."""
+    first, *others = await shop.app.tasks["sync_tenant"].enqueue_many([(key,)] * jobs)
+    await first.result(timeout=15)
+
+    async def wait() -> bool:
+        return await shop.app.admin.count(view="throttled", limit=LIMIT, key=key) == len(others)
+
+    await until(wait)
+    return [job.id for job in others]
 
 
 async def test_jobs_are_retried_cancelled_and_run_before_their_time(browser: Browser, shop: Shop) -> None:
@@ -486,7 +596,14 @@ async def test_a_slow_search_is_indicated_and_not_restarted_by_updates(browser: 
 
 @of_one_store
 async def test_the_marks_of_an_axis_have_distinct_labels_for_small_values(browser: Browser, shop: Shop) -> None:
+    async def source(route: Route) -> None:
+        # The modules are served as they are written, not joined, so that one of them can be imported.
+        _, _, module = route.request.url.partition("/js/")
+        body = (STATIC / "js" / module).read_text() if module else 'import "./js/main.js";'
+        await route.fulfill(content_type="text/javascript", body=body)
+
     async with visiting(browser, shop) as visit:
+        await visit.page.route(re.compile(r"/static/\w+/(?:js/.*|app\.js)$"), source)
         await visit.go("nodes")
         for nothing in (0, None):
             assert await visit.page.evaluate(AXES, nothing) == [["0", "0.5", "1"], ["0 s", "500 ms", "1 s"]]
@@ -503,7 +620,7 @@ async def test_colours_and_bars_are_shown_before_any_module_runs(browser: Browse
         await visit.press("Theme: light")
         await visit.press("Time zone: local")
         await expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
-        await page.route("**/js/main.js", lambda route: route.fulfill(content_type="text/javascript", body=""))
+        await page.route("**/app.js", lambda route: route.fulfill(content_type="text/javascript", body=""))
         await page.reload()
         await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
         await expect(page.locator(".topbar")).to_be_visible()
@@ -565,6 +682,25 @@ async def test_live_updates_are_offline_while_the_server_hangs(browser: Browser,
         finally:
             shop.server.signal(signal.SIGCONT)
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=20_000)
+
+
+@of_postgres
+async def test_live_updates_are_offline_while_the_store_does_not_answer(
+    browser: Browser, shop: Shop, postgres_url: str
+) -> None:
+    async with visiting(browser, shop) as visit:
+        await visit.go("queues")
+        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
+        blocker = await asyncpg.connect(postgres_url)
+        try:
+            async with blocker.transaction():
+                await blocker.execute(f"LOCK TABLE {shop.schema}.bucket IN ACCESS EXCLUSIVE MODE")
+                lost = visit.page.get_by_role("button", name="Live updates: Offline")
+                await expect(lost).to_be_visible(timeout=8_000)
+        finally:
+            await blocker.close()
+        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=30_000)
+        visit.complaints[:] = [each for each in visit.complaints if "status of 503" not in each]
 
 
 @of_one_store

@@ -84,7 +84,7 @@ def test_staff_see_it_superusers_change_it_and_nobody_else_gets_in(shop: Any) ->
     page = anonymous.get(f"{BASE}jobs?state=failed", headers=PAGE)
     assert (page.status_code, page["Location"]) == (302, f"/admin/login/?next={BASE}jobs%3Fstate%3Dfailed")
     for user in (anonymous, signed_in("mallory"), signed_in("eve")):
-        for below in ("api/session", "api/jobs", "api/stream", "api/nothing", "static/icon.svg"):
+        for below in ("api/session", "api/jobs", "api/stream", "api/nothing", "static/app.css"):
             assert user.get(f"{BASE}{below}").status_code == 401, below
         assert user.post(f"{BASE}api/queues/default/pause").status_code == 401
     assert signed_in("mallory").get(BASE, headers=PAGE).status_code == 403
@@ -143,7 +143,7 @@ def test_pages_and_files_are_found_below_the_path_and_the_script_name(shop: Any,
         page = grace.get(f"{BASE}{place}", headers=PAGE)
         assert (page.status_code, page["X-Frame-Options"]) == (200, "DENY")
         assert f'<base href="{prefix}{BASE}">' in page.text
-    (named,) = re.findall(r'src="(static/[^"]+/main.js)"', page.text)
+    (named,) = re.findall(r'src="(static/[^"]+/app.js)"', page.text)
     main = grace.get(f"{BASE}{named}")
     assert (main.status_code, main["Cache-Control"]) == (200, "private, max-age=31536000, immutable")
     assert grace.get(f"{BASE}api/overview")["Cache-Control"] == "no-store, private"

@@ -26,7 +26,7 @@ PASSWORDS: dict[str, tuple[Role, str]] = {
 }
 ROLES: list[Role] = ["viewer", "operator", "admin"]
 CHANGES = [each for each in ENDPOINTS if each.changes]
-PUBLIC = ("/", "/jobs", "/static/icon.svg", "/api/openapi.json", "/api/stream")
+PUBLIC = ("/", "/jobs", "/static/app.css", "/api/openapi.json", "/api/stream")
 
 
 def path_of(endpoint: Endpoint) -> str:
@@ -298,7 +298,7 @@ async def test_every_answer_has_the_security_headers_errors_too() -> None:
         answers = [
             await caller.get("/"),
             await caller.get("/api/session"),
-            await caller.get("/static/icon.svg"),
+            await caller.get("/static/app.css"),
             await caller.get("/static/nothing.js"),
             await caller.get("/nowhere"),
             await caller.put("/api/session"),

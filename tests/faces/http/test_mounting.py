@@ -53,15 +53,15 @@ async def test_pages_files_and_api_are_found_wherever_it_is_mounted(mount: objec
             assert answer.status_code == 200, path
             assert f'<base href="{base}">' in answer.text
             assert answer.headers["content-type"].startswith("text/html")
-        icon = await caller.get(f"{below}/static/icon.svg")
-        assert icon.headers["content-type"] == "image/svg+xml"
-        again = await caller.get(f"{below}/static/icon.svg", headers={"If-None-Match": icon.headers["etag"]})
+        sheets = await caller.get(f"{below}/static/app.css")
+        assert sheets.headers["content-type"].startswith("text/css")
+        again = await caller.get(f"{below}/static/app.css", headers={"If-None-Match": sheets.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
         # The page names files by addresses that change with them, so that they are asked for once.
-        (named,) = re.findall(r'src="(static/[^"]+/main.js)"', answer.text)
+        (named,) = re.findall(r'src="(static/[^"]+/app.js)"', answer.text)
         main = await caller.get(f"{below}/{named}")
         assert (main.status_code, main.headers["cache-control"]) == (200, "private, max-age=31536000, immutable")
-        older = await caller.get(f"{below}/static/0123456789abcdef/js/main.js")
+        older = await caller.get(f"{below}/static/0123456789abcdef/app.js")
         assert (older.content, older.headers["cache-control"]) == (main.content, "no-cache")
         assert (await caller.get(f"{below}/static/../site.py")).status_code == 404
         assert (await caller.get(f"{below}/static/%2e%2e/site.py")).status_code == 404

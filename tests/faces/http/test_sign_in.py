@@ -54,7 +54,7 @@ async def test_a_signed_out_browser_is_shown_the_sign_in_page_and_a_program_json
             for accept in ("application/json", "*/*"):
                 answer = await caller.get(path, headers={"Accept": accept})
                 assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
-        for path in ("/api/overview", "/api/stream", "/api/nothing", "/static/js/main.js"):
+        for path in ("/api/overview", "/api/stream", "/api/nothing", "/static/app.js"):
             assert (await caller.get(path, headers=VISIT)).json()["error"]["code"] == "unauthorized"
 
 
@@ -207,7 +207,7 @@ async def test_a_sign_out_ends_the_session_wherever_its_cookie_is_and_the_stream
                 await ended.wait()
         assert caller.cookies.get("headgate_session_8000") is None
         caller.cookies.update(cookies)
-        for path in ("/api/session", "/api/stream", "/static/js/main.js", "/jobs"):
+        for path in ("/api/session", "/api/stream", "/static/app.js", "/jobs"):
             assert (await caller.get(path)).status_code == 401
         assert (await other.get("/api/session")).status_code == 200
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
 from headgate import Cron, Headgate, RateLimit
-from headgate.http.static_files import STATIC
+from headgate.http import dashboard
+from headgate.http.joining import join_modules
+from headgate.http.static_files import SCRIPT, STATIC
+from headgate.http.static_files import SHEETS as JOINED_SHEETS
+from tests.faces.http.stage import EVERYBODY, client, make_app
 
 MODULES = sorted(STATIC.rglob("*.js"))
 SHEETS = sorted(STATIC.rglob("*.css"))
@@ -29,13 +35,80 @@ def test_the_shell_loads_its_files_from_where_it_is_mounted() -> None:
     page = SHELL.read_text()
     assert page.count('<base href="/">') == 1
     assert page.index("<base") < page.index("<link")
-    for file in re.findall(r'(?:src|href)="([^"]+)"', page.replace('<base href="/">', "")):
-        assert (STATIC / file.removeprefix("static/")).is_file(), file
 
 
-def test_the_shell_names_every_module_and_every_sheet() -> None:
-    named = re.findall(r'(?:src|href)="static/([^"]+\.(?:js|css))"', SHELL.read_text())
-    assert sorted(named) == sorted(names([*MODULES, *SHEETS]))
+async def test_a_page_loads_three_files_that_have_every_module_and_every_sheet() -> None:
+    async with make_app().open() as app, client(dashboard(app, auth=EVERYBODY)) as caller:
+        page = await caller.get("/jobs")
+        base = urljoin(str(page.url), re.findall(r'<base href="([^"]+)">', page.text)[0])
+        named = re.findall(r'(?:src|href)="(static/[^"]+)"', page.text)
+        assert len(named) == 3
+        loaded: dict[str, str] = {}
+        for address in named:
+            answer = await caller.get(urljoin(base, address))
+            assert answer.status_code == 200
+            assert answer.headers["cache-control"] == "private, max-age=31536000, immutable"
+            loaded[address.rpartition("/")[2]] = answer.text
+    # Nothing that is loaded loads more.
+    more = r"^\s*(?:import|export)\b|\bimport\(\w|@import|url\("
+    assert not re.findall(more, loaded["app.js"] + loaded["app.css"], re.MULTILINE)
+    for module in MODULES:
+        if module.name != SCRIPT:
+            assert f"\n// {module.relative_to(STATIC / 'js').as_posix()}\n" in loaded["app.js"]
+    assert sorted(f"css/{name}.css" for name in JOINED_SHEETS) == names(SHEETS)
+    assert loaded["app.css"] == "\n".join((STATIC / f"css/{name}.css").read_text() for name in JOINED_SHEETS)
+
+
+async def test_answers_are_compressed_for_clients_that_accept_it() -> None:
+    async with make_app().open() as app, client(dashboard(app, auth=EVERYBODY)) as caller:
+        await app.tasks["answer"].enqueue_many([(str(number),) for number in range(50)])
+        (script,) = re.findall(r'src="(static/[^"]+/app\.js)"', (await caller.get("/")).text)
+        for address in ("/api/jobs?count=50", f"/{script}", "/jobs"):
+            plain = await caller.get(address, headers={"Accept-Encoding": "br, gzip;q=0.0"})
+            assert "content-encoding" not in plain.headers
+            assert plain.headers["vary"] == "Accept-Encoding"
+            async with caller.stream("GET", address, headers={"Accept-Encoding": "deflate, gzip;q=0.5"}) as answer:
+                sent = b"".join([chunk async for chunk in answer.aiter_raw()])
+            assert answer.headers["content-encoding"] == "gzip"
+            assert int(answer.headers["content-length"]) == len(sent) < len(plain.content)
+            assert gzip.decompress(sent) == plain.content
+        # A small answer fits into a packet as it is, and a known page is not sent again.
+        assert "content-encoding" not in (await caller.get("/api/jobs/count")).headers
+        page = await caller.get("/jobs")
+        known = await caller.get("/jobs", headers={"If-None-Match": page.headers["etag"]})
+        assert (known.status_code, known.content) == (304, b"")
+
+
+def test_a_module_is_joined_after_those_that_it_imports_in_a_scope_of_its_own() -> None:
+    sources = {
+        "main.js": 'import "./deep/side.js";\nimport {\n  one,\n  two as second,\n} from "./deep/numbers.js";\n\n'
+        "one(second);\n",
+        "deep/numbers.js": "export function one() {}\nexport async function three() {}\nexport const two = 2;\n",
+        "deep/side.js": 'import * as numbers from "./numbers.js";\n\nexport class Side {}\nconst one = numbers.two;\n',
+    }
+    assert join_modules(sources) == join_modules(dict(reversed(sources.items())))
+    joined = join_modules(sources)
+    places = [joined.index(f"\n// {path}\n") for path in ("deep/numbers.js", "deep/side.js", "main.js")]
+    assert places == sorted(places)
+    assert "return { one, three, two };" in joined
+    assert 'const numbers = $modules["deep/numbers.js"];\nclass' not in joined
+    assert 'const numbers = $modules["deep/numbers.js"];\n\nclass Side {}' in joined
+    assert re.search(r'const \{\s+one,\s+two: second,\s+\} = \$modules\["deep/numbers\.js"\];', joined)
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ('import one from "./other.js";\n', "cannot be joined"),
+        ("export default 1;\n", "cannot be joined"),
+        ("export let count = 1;\n", "cannot be joined"),
+        ('import "./absent.js";\n', "absent.js, which is not there"),
+        ('import "./main.js";\n', "cycle"),
+    ],
+)
+def test_a_module_that_cannot_be_joined_is_refused(source: str, part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        join_modules({"main.js": source, "other.js": ""})
 
 
 @pytest.mark.parametrize("module", MODULES, ids=names(MODULES))

@@ -24,15 +24,17 @@ HELLO = "retry: 2000\n\n"
 
 
 class Source:
-    """Reads the overview of an app, counts the reads, and fails on request."""
+    """Reads the overview of an app, counts the reads, and fails or hangs on request."""
 
     def __init__(self, app: Headgate) -> None:
         self._app = app
         self.reads = 0
         self.error: Exception | None = None
+        self.takes = 0.0
 
     async def read(self) -> Overview:
         self.reads += 1
+        await asyncio.sleep(self.takes)
         if self.error is not None:
             raise self.error
         return await self._app.admin.overview()
@@ -229,10 +231,25 @@ async def test_concurrent_browsers_do_not_exceed_the_limit(it: Live) -> None:
 async def test_a_stream_ends_when_the_store_is_unavailable(it: Live) -> None:
     events, _ = await it.begun()
     it.source.error = StorageUnavailable("away")
-    assert [event async for event in events] == []
+    assert [parsed(event)[0] for event in [each async for each in events]] == ["lost"]
     assert (await it.refusal()).code == "storage_unavailable"
     it.source.error = None
     assert await anext(it.listen()) == HELLO
+
+
+@live
+async def test_a_store_that_does_not_answer_for_three_seconds_is_lost_until_it_answers(it: Live) -> None:
+    events, _ = await it.begun()
+    before = it.clock.monotonic()
+    it.source.takes = 10
+    assert parsed(await anext(events))[0] == "lost"
+    # A second until the next reading, and three for which it may last.
+    assert 3_000_000 <= it.clock.monotonic() - before <= 4_100_000
+    it.source.takes = 0
+    name, _, data = parsed(await anext(events))
+    assert (name, data["totals"]["waiting"]) == ("overview", 0)
+    assert it.clock.monotonic() - before <= 11_100_000
+    await events.aclose()
 
 
 @live

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from headgate.admin.timeline import timeline
+from headgate.admin.timeline import restarts, timeline
 from headgate.clock import SECOND
 from headgate.jobs.audit import AuditEntry
 from headgate.jobs.job import AttemptRecord, JobError, JobRecord, JobState
@@ -75,3 +75,23 @@ def test_actions_of_people_are_in_order_of_time() -> None:
         ("cancel", "ada@here", "it was late"),
         ("final: cancelled", None, None),
     ]
+
+
+def test_attempts_after_a_retry_by_an_operator_are_told_from_those_before() -> None:
+    running = replace(NEW, state=JobState.RUNNING, node="node-1", attempt=1, started_at=60 * SECOND)
+    # A snoozed attempt is not spent, so the next one has its number.
+    known = [attempt(1, 1, 2), attempt(2, 10, 11, "snoozed"), attempt(2, 20, 21), attempt(1, 40, 41)]
+    assert restarts(known) == [0, 0, 0, 1]
+    moments = timeline(running, known, [])
+    assert [(moment.attempt, moment.restart) for moment in moments if moment.what == "started"] == [
+        (1, 0),
+        (2, 0),
+        (2, 0),
+        (1, 1),
+        (1, 2),
+    ]
+    assert (moments[-1].what, moments[-1].restart) == ("is running", 2)
+    # The same attempt, by its row and as it is stored.
+    failed = replace(NEW, state=JobState.FAILED, attempt=1, started_at=40 * SECOND, finished_at=41 * SECOND, error=NO)
+    assert [moment.restart for moment in timeline(failed, known, [])][-2:] == [1, 0]
+    assert restarts([]) == []

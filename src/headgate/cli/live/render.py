@@ -131,7 +131,7 @@ def _warnings(look: LiveSnapshot) -> Text | None:
     told += [f"schedule {each.name!r} is overdue" for each in overview.overdue_schedules]
     told += [f"blocked for {lasting(each.age)}: {each}" for each in overview.blockers]
     if overview.failed_last_hour:
-        told.append(f"{overview.failed_last_hour} failed in the last hour")
+        told.append(f"{overview.failed_last_hour}{'+' * overview.is_failed_cut} failed in the last hour")
     return Text(one_line("; ".join(told[:4])), style="yellow", no_wrap=True, overflow="ellipsis") if told else None
 
 

@@ -27,11 +27,13 @@ from headgate.storage.records import (
     JobCount,
     JobFilter,
     JobPage,
+    LimitWaiting,
     QueueCounts,
     QueuePosition,
     QueueRecord,
     RecordedStart,
     ViewCount,
+    WaitingByLimit,
     WaitingCount,
 )
 from headgate.storage.row_ids import bucket_id
@@ -98,6 +100,7 @@ _COUNTS = RowDecoder(QueueCounts, "queue")
 _QUEUES = RowDecoder(QueueRecord, "queue")
 _PAUSED = RowDecoder(_PausedQueue, "queue")
 _BLOCKERS = RowDecoder(Blocker, "blocker", kind="blocks")
+_LIMITS_WAITING = RowDecoder(LimitWaiting, "limit")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0])
 _POSITIONS = RowDecoder(_QueuePosition, "job")
 _PREDICTION_INPUTS = RowDecoder(_PredictionInput, "lane")
@@ -302,9 +305,9 @@ async def waiting(tx: Transaction, most: int) -> list[WaitingCount]:
     return await tx.fetch(_WAITING, "waiting", most=most, **_instants(tx))
 
 
-async def views(tx: Transaction) -> list[ViewCount]:
+async def views(tx: Transaction, *, running: bool) -> list[ViewCount]:
     """As `Store.views`."""
-    return await tx.fetch(_VIEWS, "views", **_instants(tx))
+    return await tx.fetch(_VIEWS, "views", running=running, **_instants(tx))
 
 
 async def counts(tx: Transaction, *, finals: bool) -> list[QueueCounts]:
@@ -364,6 +367,13 @@ async def buckets(
 async def throttled(tx: Transaction, count: int) -> list[BucketRecord]:
     """As `Store.throttled`."""
     return await _buckets_by_waiting(tx, count, _BEFORE_ALL, limit=None, key=None, prefix=None)
+
+
+async def waiting_by_limit(tx: Transaction) -> WaitingByLimit:
+    """As `Store.waiting_by_limit`."""
+    counts = await tx.fetch(_LIMITS_WAITING, "waiting_by_limit", most=AT_ONCE)
+    awaited = int(await tx.value("count_awaited", most=AT_ONCE + 1))
+    return WaitingByLimit(counts, awaited <= AT_ONCE)
 
 
 async def _buckets_by_waiting(

@@ -41,7 +41,8 @@ async def report(tx: Transaction, node: str, reports: Sequence[AttemptReport], m
     return [written.get((each.id, each.fence), False) for each in reports]
 
 
-async def logs(tx: Transaction, job_id: str, after: int, count: int, *, newest: bool) -> list[LogLine]:
+async def logs(tx: Transaction, job_id: str, after: int, count: int, level: int, *, newest: bool) -> list[LogLine]:
     """Return the log lines of a job, oldest first."""
-    lines = await tx.fetch(_LINES, "last_logs" if newest else "logs", id=job_id, after=after, count=count)
+    statement = "last_logs" if newest else "logs"
+    lines = await tx.fetch(_LINES, statement, id=job_id, after=after, count=count, level=level)
     return lines[::-1] if newest else lines

@@ -358,8 +358,8 @@ CASE WHEN behind IS NOT NULL AND behind NOT IN (SELECT id FROM opened) THEN 'thr
 
 -- name: views
 -- Count waiting jobs by queue and what they wait for, from the counts of lanes; only jobs that wait for their time are
--- read. Buckets that have opened are few while nodes claim: to join 200,000 lanes with their buckets takes twice as
--- long.
+-- read. With :running, running jobs too, in the same statement, so that a job that starts meanwhile is counted once.
+-- Buckets that have opened are few while nodes claim: to join 200,000 lanes with their buckets takes twice as long.
 WITH
 opened AS MATERIALIZED (SELECT id FROM headgate.bucket WHERE opens_at <= :limit_now::bigint),
 asleep AS MATERIALIZED (
@@ -384,6 +384,8 @@ FROM (
     SELECT queue, 'scheduled', jobs FROM asleep
     UNION ALL
     SELECT queue, 'blocked', count(*) FROM headgate.job WHERE state = 'blocked' GROUP BY queue
+    UNION ALL
+    SELECT queue, 'running', count(*) FROM headgate.job WHERE :running::boolean AND state = 'running' GROUP BY queue
 ) AS each
 GROUP BY queue, view
 HAVING sum(jobs) > 0
@@ -653,6 +655,16 @@ FROM (
 WHERE (-waiting, limit_name, key) > (-:after_waiting::bigint, :after_limit::text, :after_key::text)
 ORDER BY waiting DESC, limit_name, key
 LIMIT :count
+
+-- name: waiting_by_limit
+-- Return how many jobs wait for each limit; if lanes wait behind more than :most buckets, behind those that open first.
+SELECT limit_name AS "limit", sum(waiting)::bigint AS jobs
+FROM (
+    SELECT limit_name, @waiting_behind AS waiting
+    FROM (SELECT * FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most) AS bucket
+) AS behind
+GROUP BY limit_name
+ORDER BY limit_name
 
 -- name: buckets_by_name
 -- Return buckets by limit and key, from one name to another; with :idle, those that no lane waits behind.

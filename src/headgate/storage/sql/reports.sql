@@ -45,15 +45,15 @@ ORDER BY line.job, number
 ON CONFLICT (job, number) DO NOTHING
 
 -- name: logs
--- Return the first log lines of a job after that number.
+-- Return the first log lines of a job after that number, of that level or a higher one.
 SELECT number, at, attempt, level, logger, message FROM headgate.log_line
-WHERE job = :id AND number > :after
+WHERE job = :id AND number > :after AND level >= :level::smallint
 ORDER BY number
 LIMIT :count
 
 -- name: last_logs
--- Return the last log lines of a job after that number; the last line first.
+-- Return the last log lines of a job after that number, of that level or a higher one; the last line first.
 SELECT number, at, attempt, level, logger, message FROM headgate.log_line
-WHERE job = :id AND number > :after
+WHERE job = :id AND number > :after AND level >= :level::smallint
 ORDER BY number DESC
 LIMIT :count

@@ -34,6 +34,16 @@ export function compact(value) {
   return value < 10_000 ? NUMBER.format(value) : COMPACT.format(value);
 }
 
+/** "12,345", or "10,000+" if there may be more. @param {number | null | undefined} value @param {boolean} isExact */
+export function bounded(value, isExact) {
+  return `${count(value)}${isExact ? "" : "+"}`;
+}
+
+/** "attempt 2". After a retry by an operator a job counts from 1 again: "attempt 1 after retry". @param {number} number @param {number} restart */
+export function attempt(number, restart) {
+  return `attempt ${number}${restart ? ` after retry${restart > 1 ? ` ${restart}` : ""}` : ""}`;
+}
+
 /** A rate, with up to two decimals below 10. @param {number | null | undefined} value */
 export function rate(value) {
   if (value === null || value === undefined) return "–";
@@ -75,6 +85,33 @@ export function coarse(seconds) {
 export function instant(instant) {
   const at = parts(instant);
   return `${at.date} ${at.time} ${at.zone}`;
+}
+
+/** An instant in a text of the server, which is in UTC. */
+const INSTANT = /\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?: UTC|\+00:00|Z)(?!\w)/g;
+
+/** A text of the server, with its instants in the preferred time zone. @param {string} text */
+export function zoned(text) {
+  return text.replace(INSTANT, (_, date, time) => instant(`${date}T${time}Z`));
+}
+
+const DATE = /** @type {const} */ ({ year: "numeric", month: "2-digit", day: "2-digit" });
+const TIME = /** @type {const} */ ({ hour: "2-digit", minute: "2-digit" });
+
+/**
+ * The time on the wall clock of a time zone, with the date if it `isFull`; null if the zone is shown already, or is not
+ * known to this browser.
+ *
+ * @param {string | null} instant @param {string | null} tz @param {boolean} [isFull]
+ */
+export function inZone(instant, tz, isFull = false) {
+  if (!instant || !tz || (tz === "UTC" && preferences().zone === "utc")) return null;
+  try {
+    const options = { timeZone: tz, ...(isFull ? DATE : {}), ...TIME };
+    return `${new Intl.DateTimeFormat("sv-SE", options).format(new Date(instant))} ${tz}`;
+  } catch {
+    return null;
+  }
 }
 
 /** The time of day, with the date unless it is today. @param {string | number} instant */

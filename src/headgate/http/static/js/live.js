@@ -71,6 +71,7 @@ function connect() {
   stream.addEventListener("overview", (event) => publish("connected", JSON.parse(event.data)));
   // This browser read too slowly and missed events: pages load their data again.
   stream.addEventListener("resync", () => publish("connected", null));
+  stream.addEventListener("lost", () => publish("lost", null));
   stream.onerror = () => {
     failures += 1;
     const isClosed = stream?.readyState === EventSource.CLOSED;

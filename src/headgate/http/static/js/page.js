@@ -143,6 +143,7 @@ export class Page {
     this.isBusy = false;
     this.isStale = false;
     this.isLoading = false;
+    this.isClosed = false;
     this.loadTime = 0;
     this.request = new AbortController();
     this.unsubscribe = live.subscribe((hasUpdate) => hasUpdate && this.#onUpdate());
@@ -163,6 +164,7 @@ export class Page {
   }
 
   close() {
+    this.isClosed = true;
     this.unsubscribe();
     this.request.abort();
     clearTimeout(this.refreshTimer);
@@ -172,6 +174,8 @@ export class Page {
 
   /** Load the data and show it. A load that is still running is aborted. */
   async refresh() {
+    // As after an action that leads to another page.
+    if (this.isClosed) return;
     clearTimeout(this.refreshTimer);
     this.refreshTimer = 0;
     this.isStale = false;

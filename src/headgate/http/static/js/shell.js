@@ -40,6 +40,9 @@ const LIVE_LABELS = {
   paused: ["Paused", "The page does not update itself; press to resume"],
 };
 
+/** The icon of the page, which is in the page itself. */
+const ICON = document.querySelector("link[rel=icon]")?.getAttribute("href") ?? "";
+
 const JOB_ID = /^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$/i;
 
 export class Shell {
@@ -128,7 +131,7 @@ export class Shell {
         h(
           "a",
           { class: "brand", href: "overview" },
-          h("img", { src: "static/icon.svg", alt: "", width: 26, height: 26 }),
+          h("img", { src: ICON, alt: "", width: 26, height: 26 }),
           h("span", null, title),
         ),
         h(

@@ -7,8 +7,10 @@ import { copyButton, panel, when } from "../parts.js";
 /** @param {any} job */
 export function errors(job) {
   const all = [...job.attempts].filter((/** @type {any} */ attempt) => attempt.error).reverse();
+  const restart = Math.max(...job.timeline.map((/** @type {any} */ entry) => entry.restart));
   const isKept = all.some(
-    (/** @type {any} */ attempt) => attempt.number === job.status.attempt && attempt.outcome === "failed",
+    (/** @type {any} */ attempt) =>
+      attempt.number === job.status.attempt && attempt.restart === restart && attempt.outcome === "failed",
   );
   if (
     job.error &&
@@ -18,6 +20,7 @@ export function errors(job) {
   ) {
     all.unshift({
       number: job.status.attempt,
+      restart,
       error: job.error,
       ended_at: job.status.finished_at,
       outcome: job.status.state,
@@ -34,7 +37,7 @@ export function errors(job) {
         h(
           "summary",
           null,
-          h("span", { class: "chip" }, `attempt ${attempt.number}`),
+          h("span", { class: "chip" }, format.attempt(attempt.number, attempt.restart)),
           h("b", { class: "bad-text" }, attempt.error.type),
           h("span", { class: "one-line" }, attempt.error.message),
           attempt.ended_at && h("span", { class: "faint push" }, when(attempt.ended_at)),
@@ -50,7 +53,7 @@ export function errors(job) {
               copyButton(attempt.error.traceback, "the traceback"),
               h(
                 "pre",
-                { tabindex: "0", role: "region", "aria-label": `Traceback of attempt ${attempt.number}` },
+                { tabindex: "0", role: "region", "aria-label": `Traceback of ${format.attempt(attempt.number, attempt.restart)}` },
                 attempt.error.traceback,
               ),
             ),

@@ -20,22 +20,26 @@ const LEVELS = /** @type {[string, string][]} */ ([
   ["40", "error and above"],
 ]);
 
-/** The state of the log at the start of a visit. */
-export function emptyLog() {
-  return { level: "0", lines: [], isWhole: false };
+/** The state of the log before its lines are loaded. @param {string} [level] */
+export function emptyLog(level = "0") {
+  return { level, lines: [], isWhole: false, isLoaded: false };
 }
 
 /**
- * Load the lines after those that are loaded; at first the newest.
+ * Load the lines of the selected level after those that are loaded; at first the newest.
  *
  * @param {Context} context @param {AbortSignal} signal
  */
 export async function loadLines({ route, ui }, signal) {
+  const { level } = ui;
   const isFirst = !ui.lines.length;
   const query = isFirst ? { count: FIRST_LINES, newest: true } : { after: lastOf(ui.lines), count: MORE_LINES };
-  const response = await optional(get(path("jobs", route.params.id, "logs"), query, signal));
+  const response = await optional(get(path("jobs", route.params.id, "logs"), { ...query, level }, signal));
+  // Another level was selected meanwhile.
+  if (ui.level !== level) return;
   const added = response?.items ?? [];
   if (isFirst) ui.isWhole = added.length < FIRST_LINES;
+  ui.isLoaded = true;
   // A concurrent request may have loaded the same lines.
   const last = lastOf(ui.lines);
   ui.lines = [...ui.lines, ...added.filter((/** @type {any} */ line) => line.number > last)];
@@ -49,19 +53,23 @@ function lastOf(lines) {
 /** @param {Context} context */
 export function logs(context) {
   const { ui, data } = context;
-  const lines = ui.lines.filter((/** @type {any} */ line) => line.level >= Number(ui.level));
+  const { lines } = ui;
+  const count = format.plural(lines.length, "line");
   const isRunning = data.job.status.state === "running";
   return panel(
     "Log",
     {
-      hint: isRunning ? "new lines appear here" : format.plural(ui.lines.length, "line"),
+      hint: isRunning ? "new lines appear here" : ui.isWhole ? count : `the newest ${count}`,
       aside: [
-        select("Level", ui.level, LEVELS, (level) => context.update({ level })),
+        select("Level", ui.level, LEVELS, (level) => {
+          context.update(emptyLog(level));
+          void context.refresh();
+        }),
         copyCommand(command("jobs", "logs", data.job.status.id, isRunning && "--follow"), "Command"),
       ],
     },
     !ui.isWhole &&
-      ui.lines.length > 0 &&
+      lines.length > 0 &&
       h(
         "p",
         { key: "earlier", class: "log-earlier" },
@@ -69,9 +77,9 @@ export function logs(context) {
       ),
     !lines.length
       ? empty(
-          "No log lines",
-          ui.lines.length
-            ? "There is no line of this level."
+          ui.isLoaded ? "No log lines" : "Loading …",
+          ui.level !== "0"
+            ? ui.isLoaded && "There is no line of this level."
             : [
                 "Lines appear here when the task logs with ",
                 h("code", null, "logging"),
@@ -104,17 +112,18 @@ function logLine(line) {
 /** @param {Context} context */
 async function earlier(context) {
   const { ui, route } = context;
+  const { level } = ui;
   const first = ui.lines[0].number;
   /** @type {any[]} */
   const loaded = [];
   for (let after = 0; ;) {
-    const page = await get(path("jobs", route.params.id, "logs"), { after, count: MORE_LINES });
+    const page = await get(path("jobs", route.params.id, "logs"), { after, count: MORE_LINES, level });
     loaded.push(...page.items.filter((/** @type {any} */ line) => line.number < first));
     const last = page.items[page.items.length - 1];
     if (!page.next || !last || last.number >= first) break;
     after = last.number;
   }
-  context.update({ lines: [...loaded, ...ui.lines], isWhole: true });
+  if (ui.level === level) context.update({ lines: [...loaded, ...ui.lines], isWhole: true });
 }
 
 /** @param {number} level */

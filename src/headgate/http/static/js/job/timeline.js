@@ -30,7 +30,7 @@ export function timeline(job) {
               "p",
               null,
               h("b", null, label(entry.what)),
-              entry.attempt && h("span", { class: "chip" }, `attempt ${entry.attempt}`),
+              entry.attempt && h("span", { class: "chip" }, format.attempt(entry.attempt, entry.restart)),
               isOpen && h("span", { class: "faint" }, " for ", elapsed(entry.at)),
             ),
             h(
@@ -45,7 +45,7 @@ export function timeline(job) {
             ),
             entry.detail &&
               entry.detail !== entries[at - 1]?.detail &&
-              h("p", { class: "entry-detail" }, entry.detail),
+              h("p", { class: "entry-detail" }, entry.actor ? format.zoned(entry.detail) : entry.detail),
           ),
         );
       }),

@@ -12,7 +12,9 @@ export function why({ job, explained }) {
   if (!explained) return null;
   const { status } = job;
   const isWaiting = status.state === "waiting";
-  const reason = explained.reason.charAt(0).toUpperCase() + explained.reason.slice(1);
+  // The reason of a final state quotes an error, which stays as it is.
+  const text = isWaiting ? format.zoned(explained.reason) : explained.reason;
+  const reason = text.charAt(0).toUpperCase() + text.slice(1);
   return h(
     "section",
     { class: `panel why state-${jobState(status)}`, key: "why", "aria-label": "Why" },
@@ -59,7 +61,7 @@ export function why({ job, explained }) {
               label: `Used of ${limit.limit} ${limit.key}`,
               state: limit.is_paused ? "paused" : "",
             }),
-            isWaiting && limit.opens_at && h("span", null, "opens ", countdown(limit.opens_at)),
+            isWaiting && !limit.is_paused && limit.opens_at && h("span", null, "opens ", countdown(limit.opens_at)),
             h("span", { class: "faint" }, `${format.plural(limit.waiting, "job")} waiting`),
           ),
         ),

@@ -3,6 +3,7 @@
 import { get } from "../api.js";
 import { command, option } from "../commands.js";
 import { h } from "../dom.js";
+import * as format from "../format.js";
 import { copyCommand, empty, heading, jobLink, link, panel, when } from "../parts.js";
 import { address } from "../router.js";
 import { select, text } from "../fields.js";
@@ -72,7 +73,7 @@ export const audit = {
               name: "Details",
               cell: (entry) =>
                 entry.detail
-                  ? h("span", { class: "clamp", title: entry.detail }, entry.detail)
+                  ? h("span", { class: "clamp", title: format.zoned(entry.detail) }, format.zoned(entry.detail))
                   : h("span", { class: "faint" }, "–"),
             },
           ],

@@ -11,6 +11,7 @@ import * as live from "../live.js";
 import { pager } from "../pager.js";
 import {
   badge,
+  bucketHref,
   button,
   copyCommand,
   countdown,
@@ -337,7 +338,7 @@ function payloadCell(job) {
     { class: "mono payload", key: "payload" },
     job.payload === "{}" ? h("span", { class: "faint" }, "no payload") : job.payload,
   );
-  const [limit, key] = drawOf(job.waits_for);
+  const draw = job.waits_for;
   return [
     payload,
     job.unreadable &&
@@ -349,29 +350,25 @@ function payloadCell(job) {
         h("b", null, job.error.type),
         `: ${job.error.message}`,
       ),
-    limit !== null &&
+    draw &&
       job.state === "waiting" &&
       h(
         "span",
         { class: "cell-below one-line" },
         "waiting for ",
-        link(`${address(["limits", limit])}?${new URLSearchParams({ key })}`, limit, key && ` ${key}`),
+        link(bucketHref(draw.limit, draw.key), draw.limit, draw.key && ` ${draw.key}`),
       ),
   ];
-}
-
-/** @param {any} waitsFor @returns {[string, string] | [null, ""]} */
-export function drawOf(waitsFor) {
-  if (!waitsFor) return [null, ""];
-  return Array.isArray(waitsFor) ? [waitsFor[0], waitsFor[1]] : [waitsFor.limit, waitsFor.key];
 }
 
 /** The most relevant time of a job in its state. @param {any} job */
 function timing(job) {
   if (job.finished_at) return ["finished ", when(job.finished_at)];
   if (job.state === "running") return ["running for ", elapsed(job.started_at)];
-  if (jobState(job) === "throttled")
+  if (jobState(job) === "throttled") {
+    if (job.waits_for.is_paused) return "limit is paused";
     return job.throttled_until ? ["limit opens ", countdown(job.throttled_until)] : "waiting for a permit";
+  }
   if (jobState(job) === "scheduled") return ["due ", countdown(job.run_at)];
   return h("span", { class: "faint" }, "–");
 }

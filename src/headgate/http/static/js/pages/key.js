@@ -33,9 +33,6 @@ import { auditPanel } from "../limits/audit.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
-/** Waiting jobs that are loaded to find the first ones of the lane. */
-const CANDIDATES = 100;
-const SHOWN = 8;
 /** Seconds for which the store keeps the usage of a key. */
 const HISTORY_KEPT = 86_400;
 const SPANS = /** @type {Record<string, [string, number]>} */ ({
@@ -59,32 +56,20 @@ async function loadKey(context, signal) {
   // The usage at an instant includes the starts of the period before it, so load that period, too.
   const parsed = parseRule(cliForm(declaration.declared?.rule ?? ""), false);
   const period = "error" in parsed ? 0 : (parsed.seconds ?? 0);
-  const [bucket, waiting, count, history, audit] = await Promise.all([
+  const [bucket, next, history, audit] = await Promise.all([
     optional(get(path("limits", name, "bucket"), { key }, signal)),
-    get("jobs", { limit: name, key, state: "waiting", order: "oldest", count: CANDIDATES }, signal),
-    optional(get("jobs/count", { limit: name, key, state: "waiting" }, signal)),
+    get(path("limits", name, "next-jobs"), { key }, signal),
     optional(get(path("limits", name, "history"), { key, span: Math.min(spanOf(context) + period, HISTORY_KEPT) }, signal)),
     declaration.countsStarts ? optional(get(path("limits", name, "audit"), { key }, signal)) : null,
   ]);
-  // The position of a job is a request of its own, so it is made only for the first jobs. They are sorted as their lane
-  // is: a retried job has an old id, but a late run_at.
-  const line = waiting.items.toSorted(byLaneOrder).slice(0, SHOWN);
-  const first = await Promise.all(
-    line.map((/** @type {any} */ job) => optional(get(path("jobs", job.id, "explain"), {}, signal))),
-  );
-  const items = line.map((/** @type {any} */ job, /** @type {number} */ at) => ({
-    ...job,
-    status: first[at]?.status ?? null,
-  }));
-  items.sort(
-    (/** @type {any} */ a, /** @type {any} */ b) => (a.status?.position ?? Infinity) - (b.status?.position ?? Infinity),
-  );
-  return { ...declaration, bucket, waiting: items, count, history, audit };
+  return { ...declaration, bucket, next, history, audit };
 }
 
-/** The order of jobs in a lane. @param {any} a @param {any} b */
-function byLaneOrder(a, b) {
-  return b.priority - a.priority || Date.parse(a.run_at) - Date.parse(b.run_at);
+/** How many jobs of the key wait: as counted, or at least as many as the bucket has. @param {any} data */
+function waitingText({ next, bucket }) {
+  const { count, is_exact: isExact } = next.waiting;
+  if (isExact) return format.plural(count, "job");
+  return `${format.bounded(Math.max(count, bucket?.waiting ?? 0), false)} jobs`;
 }
 
 /** @param {Context} context */
@@ -166,7 +151,7 @@ function usagePanel(name, key, bucket, data) {
         ["Left", bucket.available === null ? "unknown" : format.count(bucket.available)],
         [
           "Waiting",
-          link(address(["jobs"], { state: "waiting", limit: name, key }), format.plural(bucket.waiting, "job")),
+          link(address(["jobs"], { state: "waiting", limit: name, key }), waitingText(data)),
         ],
         ["Next slot", nextSlot(bucket)],
         ...(member ? [/** @type {[string, any]} */ (["Tier", member.tier])] : []),
@@ -243,37 +228,39 @@ function historyPanel(context) {
 
 /** @param {string} name @param {string} key @param {any} data */
 function waitingPanel(name, key, data) {
-  const total = data.count?.count ?? data.bucket?.waiting ?? 0;
+  const { items } = data.next;
   return panel(
     "Next jobs",
     {
       class: "bare",
-      hint: total
-        ? `${format.count(data.waiting.length)} of ${data.count?.is_exact === false ? "at least " : ""}${format.plural(total, "job")}`
-        : "",
+      hint: items.length ? `${format.count(items.length)} of ${waitingText(data)}` : "",
       aside:
-        total > 0 && link(address(["jobs"], { state: "waiting", limit: name, key, order: "oldest" }), "All waiting jobs"),
+        items.length > 0 && link(address(["jobs"], { state: "waiting", limit: name, key, order: "oldest" }), "All waiting jobs"),
     },
     table({
       label: "Next jobs",
-      rows: data.waiting,
+      rows: items,
       key: (job) => job.id,
       empty: empty("No waiting jobs", "No job waits for this key."),
       columns: [
-        { name: "Position", align: "right", cell: (job) => (job.status?.position ? format.count(job.status.position) : "–") },
+        { name: "Position", align: "right", cell: (job) => format.count(job.position) },
         { name: "Job", cell: (job) => [jobLink(job.id), h("span", { class: "cell-below" }, job.task)] },
         { name: "Enqueued", align: "right", cell: (job) => when(job.enqueued_at) },
         {
           name: "Starts",
           align: "right",
-          cell: (job) =>
-            job.status?.is_scheduled
-              ? ["due ", countdown(job.run_at)]
-              : countdown(job.status?.predicted_start, "when a permit is free"),
+          cell: (job) => startOf(job, data),
         },
       ],
     }),
   );
+}
+
+/** When a waiting job starts. @param {any} job @param {any} data */
+function startOf(job, { bucket, declared }) {
+  if (job.is_scheduled) return ["due ", countdown(job.run_at)];
+  if (bucket?.is_paused || job.waits_for?.is_paused) return "when resumed";
+  return countdown(job.predicted_start, declared?.counts_starts ? "when its limits allow" : "when a permit is free");
 }
 
 /** @param {any} bucket */

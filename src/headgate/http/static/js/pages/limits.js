@@ -20,12 +20,13 @@ export const limits = {
   isFrozen: (context) => context.isListInUse,
   load: async ({ route }, signal) => {
     const limit = route.query.get("limit");
-    const [page, declared, settings] = await Promise.all([
+    const [page, declared, totals, settings] = await Promise.all([
       get("limits", { limit, ...keyQuery(route.query), before: route.query.get("before"), count: 100 }, signal),
       optional(get("limits/declared", {}, signal)),
+      get("limits/totals", {}, signal),
       optional(get("limits/settings", { limit }, signal)),
     ]);
-    return { ...page, declared: declared?.items ?? [], settings: settings?.items ?? [] };
+    return { ...page, declared: declared?.items ?? [], totals, settings: settings?.items ?? [] };
   },
   view: (context) => {
     const { data, route } = context;
@@ -75,14 +76,19 @@ function keyQuery(query) {
   return { key: query.get("key"), prefix: query.get("prefix") };
 }
 
+/** How many jobs wait for a limit, whatever page and filter the list of keys has. @param {any} totals @param {string} limit */
+function waitingFor({ waiting, is_exact: isExact }, limit) {
+  const jobs = waiting[limit] ?? 0;
+  if (!jobs) return isExact ? "no waiting jobs" : "waiting jobs not counted";
+  return isExact ? `${format.plural(jobs, "job")} waiting` : `${format.bounded(jobs, false)} jobs waiting`;
+}
+
 /** @param {any} data */
 function declaredCards(data) {
   return h(
     "div",
     { class: "cards", key: "declared" },
     data.declared.map((/** @type {any} */ each) => {
-      const buckets = data.items.filter((/** @type {any} */ bucket) => bucket.limit === each.limit);
-      const waiting = buckets.reduce((/** @type {number} */ sum, /** @type {any} */ bucket) => sum + bucket.waiting, 0);
       const isPaused = data.settings.some(
         (/** @type {any} */ setting) => setting.limit === each.limit && setting.scope === "all" && setting.is_paused,
       );
@@ -96,11 +102,7 @@ function declaredCards(data) {
           isPaused && h("span", { class: "badge state-paused" }, "paused"),
         ),
         h("span", { class: "card-rule" }, ruleLabel(each.rule)),
-        h(
-          "span",
-          { class: "card-below faint" },
-          waiting ? `${format.plural(waiting, "job")} waiting` : "no waiting jobs",
-        ),
+        h("span", { class: "card-below faint" }, waitingFor(data.totals, each.limit)),
       );
     }),
   );

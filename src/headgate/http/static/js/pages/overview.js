@@ -150,7 +150,7 @@ function warnings(data) {
 /** @param {any} data @param {any} history @param {{span: number, name: string}} range */
 function tiles(data, history, range) {
   const { totals, nodes } = data;
-  const failed = data.failed_last_hour ?? 0;
+  const failed = data.failed_last_hour;
   const to = format.now();
   const spark = (/** @type {string} */ name, /** @type {string} */ tone) =>
     history?.points.length > 0 &&
@@ -191,23 +191,25 @@ function tiles(data, history, range) {
       null,
     ),
     tile(
-      failed ? "failed" : "succeeded",
+      failed === null ? "waiting" : failed ? "failed" : "succeeded",
       "Failed in the last hour",
       failed,
       jobs({ state: "failed", finished_after: "1h" }),
-      `${format.count(totals.failed)} in the store`,
+      `${format.count(totals.failed)} in the store${finalsAgo(data)}`,
       spark("failed", "red"),
+      data.is_failed_cut,
     ),
   );
 }
 
-/** @param {string} state @param {string} name @param {number | null} value @param {string} href @param {string} below @param {any} picture */
-function tile(state, name, value, href, below, picture) {
+/** @param {string} state @param {string} name @param {number | null} value @param {string} href @param {string} below @param {any} picture @param {boolean} [isCut] whether there are more */
+function tile(state, name, value, href, below, picture, isCut = false) {
+  const text = value === null || value < 1_000_000 ? format.bounded(value, !isCut) : format.compact(value);
   return h(
     "a",
     { class: classes("number", `state-${state}`), href, key: name },
     h("span", { class: "number-name" }, icon(state), name),
-    h("span", { class: "number-value num" }, value === null || value < 1_000_000 ? format.count(value) : format.compact(value)),
+    h("span", { class: "number-value num" }, text),
     h("span", { class: "number-below" }, below),
     picture,
   );
@@ -279,6 +281,11 @@ export function counting() {
 /** "counted 12 s ago"; null if the count is current or not ready. @param {{now: string, counted_at: string | null}} data */
 export function countedAgo({ now, counted_at: at }) {
   return at === null || Date.parse(now) - Date.parse(at) < 2000 ? null : `counted ${format.relative(at)}`;
+}
+
+/** ", counted 3 min ago" if the final jobs were counted a while ago. @param {{now: string, finals_at: string | null}} data */
+function finalsAgo({ now, finals_at: at }) {
+  return at === null || Date.parse(now) - Date.parse(at) < 10_000 ? "" : `, counted ${format.relative(at)}`;
 }
 
 /** @param {any} data */

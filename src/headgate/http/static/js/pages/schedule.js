@@ -20,7 +20,7 @@ import {
 } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
-import { rareActions, scheduleActions, scheduleState, problemNotice } from "./schedules.js";
+import { ownTime, rareActions, scheduleActions, scheduleState, problemNotice } from "./schedules.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const schedule = {
@@ -94,7 +94,7 @@ export const schedule = {
                     h(
                       "li",
                       { key: at },
-                      h("span", { class: "num" }, clock(at)),
+                      h("span", null, h("span", { class: "num" }, clock(at)), ownTime(at, schedule.tz, true)),
                       h("span", { class: "faint" }, countdown(at)),
                     ),
                   ),
@@ -110,11 +110,17 @@ export const schedule = {
             facts([
               ["Task", link(address(["jobs"], { task: schedule.task }), schedule.task)],
               ["Trigger", schedule.trigger],
+              ...(schedule.tz ? [/** @type {[string, any]} */ (["Time zone", schedule.tz])] : []),
               ["Since", clock(schedule.started_at)],
               [
                 "Last due",
                 schedule.last_occurrence
-                  ? [clock(schedule.last_occurrence), " · ", when(schedule.last_occurrence)]
+                  ? [
+                      clock(schedule.last_occurrence),
+                      " · ",
+                      when(schedule.last_occurrence),
+                      ownTime(schedule.last_occurrence, schedule.tz, true),
+                    ]
                   : "never",
               ],
               [

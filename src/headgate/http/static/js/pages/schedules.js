@@ -61,7 +61,10 @@ export const schedules = {
             {
               name: "Next run",
               align: "right",
-              cell: (schedule) => countdown(schedule.next_run, schedule.state === "paused" ? "paused" : "none"),
+              cell: (schedule) => [
+                countdown(schedule.next_run, schedule.state === "paused" ? "paused" : "none"),
+                ownTime(schedule.next_run, schedule.tz),
+              ],
             },
             {
               name: "Last run",
@@ -89,6 +92,12 @@ export const schedules = {
     ];
   },
 };
+
+/** A time on the wall clock of the schedule's time zone, for below the same time in the preferred zone. @param {string | null} at @param {string | null} tz @param {boolean} [isFull] */
+export function ownTime(at, tz, isFull = false) {
+  const text = format.inZone(at, tz, isFull);
+  return text && h("span", { class: "cell-below faint num" }, text);
+}
 
 /** @param {any} schedule */
 export function scheduleState(schedule) {

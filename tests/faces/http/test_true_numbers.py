@@ -1,0 +1,142 @@
+"""What the pages show is what is in the store: totals, bounds, pauses, zones and attempts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+from urllib.parse import quote
+
+import pytest
+
+from headgate import Calendar, Cron, Every, Headgate, JobFailed
+from headgate.admin import overview
+from headgate.storage.procedures import listing
+from tests.faces.http.stage import LIMIT, browser, make_app
+from tests.until import until
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
+    if request.param == "sqlite":
+        return make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    schema = request.getfixturevalue("postgres_schema")
+    return make_app(request.getfixturevalue("postgres_url"), schema=schema)
+
+
+async def throttle(app: Headgate, keys: int, each: int = 3) -> None:
+    """Let one job of each key run, and the others wait for the limit."""
+    jobs = await app.tasks["sync"].enqueue_many([(f"key{number}",) for _ in range(each) for number in range(keys)])
+    async with app:
+        for job in jobs[:keys]:
+            await job.result(timeout=10)
+
+
+async def test_the_jobs_that_wait_for_a_limit_are_counted_over_all_keys(app: Headgate) -> None:
+    async with app.open():
+        await throttle(app, keys=4)
+        async with browser(app) as client:
+            page = (await client.get(f"/api/limits?limit={quote(LIMIT)}&count=2")).json()
+            assert sum(bucket["waiting"] for bucket in page["items"]) == 4
+            totals = (await client.get("/api/limits/totals")).json()
+            assert totals == {"waiting": {LIMIT: 8}, "is_exact": True}
+            with mock.patch.object(listing, "AT_ONCE", 3):
+                cut = (await client.get("/api/limits/totals")).json()
+            assert cut == {"waiting": {LIMIT: 6}, "is_exact": False}
+
+
+async def test_more_failures_than_are_counted_are_said_to_be_more(app: Headgate) -> None:
+    async with app.open():
+        jobs = await app.tasks["login"].enqueue_many([(str(number), "a password") for number in range(3)])
+        async with app:
+            for job in jobs:
+                with pytest.raises(JobFailed):
+                    await job.result(timeout=10)
+        for most, shown in ((2, (2, True)), (3, (3, False))):
+            with mock.patch.object(overview, "MOST_FAILED", most):
+                found = await app.admin.overview()
+            assert (found.failed_last_hour, found.is_failed_cut) == shown
+
+
+async def test_a_job_that_waits_for_a_paused_limit_says_so_in_the_list_and_by_itself(app: Headgate) -> None:
+    async with app.open():
+        await throttle(app, keys=1, each=2)
+        # A node looks at the pause, and finds that the limit never opens.
+        async with app, browser(app) as client:
+            next_jobs = f"/api/limits/{quote(LIMIT, safe='')}/next-jobs?key=key0"
+            for is_paused in (False, True):
+                if is_paused:
+                    await app.admin.limits.pause(LIMIT, key="key0")
+                waits_for = {"limit": LIMIT, "key": "key0", "is_paused": is_paused}
+
+                async def is_listed(waits_for: object = waits_for) -> bool:
+                    listed = (await client.get("/api/jobs?view=throttled")).json()["items"]
+                    return [job["waits_for"] for job in listed] == [waits_for]
+
+                await until(is_listed)
+                (listed,) = (await client.get("/api/jobs?view=throttled")).json()["items"]
+                path = f"/api/jobs/{listed['id']}"
+                assert (await client.get(path)).json()["status"]["waits_for"] == waits_for
+                explained = (await client.get(f"{path}/explain")).json()
+                assert explained["status"]["waits_for"] == waits_for
+                assert ("is paused" in explained["reason"]) is is_paused
+                (first,) = (await client.get(next_jobs)).json()["items"]
+                assert first["waits_for"] == waits_for
+
+
+async def test_the_next_jobs_of_a_key_come_in_their_order_with_how_many_wait(app: Headgate) -> None:
+    async with app.open():
+        await throttle(app, keys=2, each=4)
+        urgent = await app.tasks["sync"].using(priority=7).enqueue("key0")
+        async with browser(app) as client:
+            answer = (await client.get(f"/api/limits/{quote(LIMIT, safe='')}/next-jobs?key=key0&count=3")).json()
+            assert answer["waiting"] == {"count": 4, "is_exact": True}
+            assert [job["position"] for job in answer["items"]] == [1, 2, 3]
+            assert answer["items"][0]["id"] == urgent.id
+            starts = [job["predicted_start"] for job in answer["items"]]
+            assert starts == sorted(starts)
+            rules = (await client.get(f"/api/limits/{quote(LIMIT, safe='')}/rules")).json()
+            assert (rules["declared"]["limit"], rules["settings"]) == (LIMIT, [])
+            assert (await client.get("/api/limits/nobody/rules")).json() == {"declared": None, "settings": []}
+
+
+async def test_attempts_after_a_retry_by_an_operator_are_told_from_those_before(app: Headgate) -> None:
+    async with app.open():
+        job = await app.tasks["login"].enqueue("ada", "a password")
+        for _ in range(2):
+            async with app:
+                with pytest.raises(JobFailed):
+                    await job.result(timeout=10)
+            await app.admin.retry(job.id)
+        async with browser(app) as client:
+            details = (await client.get(f"/api/jobs/{job.id}")).json()
+            numbers = [(1, 0), (2, 0), (1, 1), (2, 1)]
+            assert [(each["number"], each["restart"]) for each in details["attempts"]] == numbers
+            started = [moment for moment in details["timeline"] if moment["what"] == "started"]
+            assert [(moment["attempt"], moment["restart"]) for moment in started] == numbers
+
+
+async def test_log_lines_are_filtered_by_level(app: Headgate) -> None:
+    async with app.open():
+        job = await app.tasks["login"].enqueue("ada", "a password")
+        async with app:
+            with pytest.raises(JobFailed):
+                await job.result(timeout=10)
+        async with browser(app) as client:
+            path = f"/api/jobs/{job.id}/logs"
+            everything = (await client.get(path)).json()["items"]
+            assert {line["level"] for line in everything} == {30}
+            assert (await client.get(f"{path}?level=30&newest=true")).json()["items"] == everything
+            assert (await client.get(f"{path}?level=31")).json() == {"items": [], "next": None}
+            assert (await client.get(f"{path}?level=-1")).status_code == 400
+            assert (await client.get("/api/jobs/nobody/logs?level=31")).status_code == 404
+
+
+async def test_a_schedule_has_the_zone_of_its_wall_clock(app: Headgate) -> None:
+    async with app.open():
+        often = app.tasks["hourly"]
+        await often.schedule("cron", Cron("0 3 * * *", tz="Europe/Rome")).enqueue()
+        await often.schedule("calendar", Calendar(at="03:00", tz="Asia/Tokyo")).enqueue()
+        await often.schedule("every", Every(hours=1)).enqueue()
+        async with browser(app) as client:
+            found = {each["name"]: each["tz"] for each in (await client.get("/api/schedules")).json()["items"]}
+            assert found == {"calendar": "Asia/Tokyo", "cron": "Europe/Rome", "every": None}
