@@ -135,8 +135,8 @@ QUESTION = Question(
         Scenario(
             name="free",
             run=_RUN,
-            conditions="the same without that transaction",
-            params={"seconds": 600, "held": False},
+            conditions="the same without that transaction, for 2 minutes",
+            params={"seconds": 120, "held": False},
             quick={"seconds": 60},
         ),
     ),
