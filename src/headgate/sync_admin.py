@@ -134,6 +134,8 @@ class SyncAdmin(SyncVerbs[Admin]):
     bounded_count: Final = Blocking(Admin.bounded_count)
     status: Final = Blocking(Admin.status)
     job: Final = Blocking(Admin.job)
+    failures: Final = Blocking(Admin.failures)
+    failures_like: Final = Blocking(Admin.failures_like)
     batch: Final = Blocking(Admin.batch)
     batches: Final = Blocking(Admin.batches)
     logs: Final = Blocking(Admin.logs)
