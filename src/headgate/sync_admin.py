@@ -137,6 +137,8 @@ class SyncAdmin(SyncVerbs[Admin]):
     status: Final = Blocking(Admin.status)
     next_jobs: Final = Blocking(Admin.next_jobs)
     job: Final = Blocking(Admin.job)
+    failures: Final = Blocking(Admin.failures)
+    failures_like: Final = Blocking(Admin.failures_like)
     batch: Final = Blocking(Admin.batch)
     batches: Final = Blocking(Admin.batches)
     logs: Final = Blocking(Admin.logs)

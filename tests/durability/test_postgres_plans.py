@@ -228,6 +228,16 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
             assert not each.scanned & LARGE, f"{filter}\n{each.text}"
             assert each.pages < 8 * AT_ONCE, f"{filter}: {each.statement} looks at {each.pages} pages\n{each.text}"
 
+    # The last failures are found in an index that has their instants, however many jobs there are.
+    store_user.ran()
+    for since in (0, storage.now() - HOUR // 2):
+        failed = await storage.newest_failed(since, 200)
+        assert len(await storage.job_errors(failed)) == len(failed) > 0
+        assert await storage.newest_attempts(200)
+        for each in store_user.ran():
+            assert not each.scanned & LARGE, each.text
+            assert each.pages < ROWS // 20, f"{each.statement} looks at {each.pages} pages\n{each.text}"
+
     # One of a hundred is, so that fifty are found where five thousand were enqueued.
     ran = await page(50, view="scheduled")
     assert ran.pages < size / 2, ran.text

@@ -1,12 +1,14 @@
 """The operations of an app: what the command line and the dashboard read and change, all through `Admin`."""
 
-from headgate.admin.admin import Admin, DeclaredTask, JobDetails, ListedJob, ListedPage
+from headgate.admin.admin import Admin, DeclaredTask, JobDetails
 from headgate.admin.audit import Audited
 from headgate.admin.bulk import BulkResult
 from headgate.admin.explain import Explanation, LimitInfo
+from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, FailureReport
 from headgate.admin.history import HistoryAdmin, JobsPoint, LimitHistory, LimitPoint, RateBound
 from headgate.admin.holders import PermitHolder
 from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitsAdmin, LimitTotals
+from headgate.admin.listed import ListedJob, ListedPage
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
 from headgate.admin.purge import Purged
@@ -25,6 +27,10 @@ __all__ = [
     "DeclaredLimit",
     "DeclaredTask",
     "Explanation",
+    "FailedJob",
+    "FailureDetails",
+    "FailureGroup",
+    "FailureReport",
     "HistoryAdmin",
     "JobCount",
     "JobDetails",

@@ -15,9 +15,11 @@ from headgate.admin.actor import this_process
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many
 from headgate.admin.checkup import Checkup, unknown_tasks
 from headgate.admin.explain import Explanation, LimitInfo, reason_for
+from headgate.admin.failures import FailureDetails, FailureReport, failures, failures_like
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.holders import holders_of
 from headgate.admin.limits import LimitsAdmin
+from headgate.admin.listed import ListedJob, ListedPage
 from headgate.admin.nodes import NodeStatus, by_process, node_status
 from headgate.admin.overview import Overview, overview
 from headgate.admin.purge import Purged, purge
@@ -64,28 +66,6 @@ class DeclaredTask:
 
     task: str
     queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class ListedJob:
-    """A job in a list: its status, its headers, and its payload as it is stored, which is JSON text."""
-
-    status: JobStatus
-    payload: str
-    headers: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ListedPage:
-    """A page of jobs; `next` is the `before` of the next page, None at the end.
-
-    A page that `is_cut` ended before it was full because five thousand jobs were read for it; the next page may have
-    more.
-    """
-
-    jobs: Sequence[ListedJob]
-    next: str | None
-    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +271,24 @@ class Admin:
         lines = await self._storage.logs(job_id, count=LAST_LINES, newest=True)
         return JobDetails(status, record, attempts, timeline(record, attempts, entries[::-1]), lines)
 
+    async def failures(self, *, span: Duration | None = 3600) -> FailureReport:
+        """Return the jobs that failed in the last `span` (seconds), grouped by task and root cause, and their trends.
+
+        With None, all failed jobs that are kept. Jobs that wait for a retry after a failure belong to the groups too,
+        except those whose audit level keeps no attempts. The newest 10,000 failures are read. Raises DeclarationError.
+        """
+        return await failures(self._storage, _span(span))
+
+    async def failures_like(
+        self, job_id: str, *, span: Duration | None = 3600, most: int = 100
+    ) -> FailureDetails | None:
+        """Return the failures with the task and the root cause of this job, and up to `most` of them one by one.
+
+        `retry_many` takes their ids. None if the job has not failed, or has been retried. Raises JobNotFound,
+        DeclarationError.
+        """
+        return await failures_like(self._storage, await self._record(job_id), _span(span), most)
+
     async def batch(self, batch_id: str) -> BatchStatus:
         """Return how many jobs of a batch are in each state. Raises BatchNotFound."""
         record = await self._storage.batch(batch_id)
@@ -433,7 +431,7 @@ class Admin:
 
     async def cancel_many(
         self,
-        query: JobQuery,
+        query: JobQuery | Sequence[str],
         *,
         most: int = 10_000,
         dry_run: bool = False,
@@ -442,13 +440,14 @@ class Admin:
         """Cancel the unfinished jobs that a query matches: first waiting ones, then running ones, oldest first.
 
         It changes up to `most` jobs, 200 at a time, calls `on_progress` after each 200, and may be stopped and
-        repeated. Final jobs are skipped, and not counted. With `dry_run` it only counts.
+        repeated. Final jobs are skipped, and not counted. With `dry_run` it only counts. Instead of a query it takes
+        the ids of jobs; then those that cannot be changed are counted as refused, and unknown ids are skipped.
         """
         return await self._many(query, CANCEL, self.cancel, most, dry_run, on_progress)
 
     async def retry_many(
         self,
-        query: JobQuery,
+        query: JobQuery | Sequence[str],
         *,
         most: int = 10_000,
         dry_run: bool = False,
@@ -459,7 +458,7 @@ class Admin:
 
     async def run_many_now(
         self,
-        query: JobQuery,
+        query: JobQuery | Sequence[str],
         *,
         most: int = 10_000,
         dry_run: bool = False,
@@ -495,7 +494,7 @@ class Admin:
 
     async def _many(
         self,
-        query: JobQuery,
+        query: JobQuery | Sequence[str],
         verb: BulkVerb,
         change: Callable[[str], Awaitable[object]],
         most: int,
@@ -565,3 +564,7 @@ class Admin:
 
 def _query(query: JobQuery | None, wanted: JobCriteria) -> JobQuery:
     return msgspec.structs.replace(query or JobQuery(), **wanted)
+
+
+def _span(span: Duration | None) -> int | None:
+    return None if span is None else parse_duration(span, "span", "failures", allow_zero=False)

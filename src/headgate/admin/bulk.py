@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headgate.admin.query import JobQuery
-from headgate.errors import DuplicateJob, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
+from headgate.errors import DeclarationError, DuplicateJob, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
 from headgate.jobs.job import JobRecord
 from headgate.jobs.lifecycle import FOLLOWS, require_scheduled
 from headgate.jobs.state import JobState
@@ -92,7 +92,7 @@ RUN_NOW = BulkVerb((JobState.WAITING,), run_now_refusal, view="scheduled")
 
 async def change_many(
     storage: Store,
-    query: JobQuery,
+    query: JobQuery | Sequence[str],
     verb: BulkVerb,
     change: Callable[[str], Awaitable[object]],
     *,
@@ -100,9 +100,15 @@ async def change_many(
     dry_run: bool,
     on_progress: Callable[[BulkResult], None] | None,
 ) -> BulkResult:
-    """Change the jobs that the query matches and the verb can change, oldest first, until `most` are changed."""
+    """Change the jobs that the query matches, or that have these ids, and that the verb can change.
+
+    Oldest first, until `most` are changed. Raises DeclarationError for one id in place of several.
+    """
+    if isinstance(query, str):
+        raise DeclarationError(f"many jobs are changed by a JobQuery or a list of ids, not by one text: {query!r}")
     bulk = _Bulk(change, most, dry_run)
-    async for page in _pages(storage, verb.queries(query)):
+    pages = _pages(storage, verb.queries(query)) if isinstance(query, JobQuery) else _pages_of(storage, query)
+    async for page in pages:
         now = storage.now()
         is_cut = not await bulk.take([(record.id, verb.refusal(record, now)) for record in page])
         if on_progress is not None:
@@ -120,6 +126,14 @@ async def _pages(storage: Store, queries: Sequence[JobQuery]) -> AsyncIterator[S
             if len(page) < CHUNK:
                 break
             cursor = page[-1].id
+
+
+async def _pages_of(storage: Store, ids: Sequence[str]) -> AsyncIterator[Sequence[JobRecord]]:
+    # Oldest first: a leader is retried before the jobs that follow it.
+    ordered = sorted(set(ids))
+    for start in range(0, len(ordered), CHUNK):
+        page = await storage.jobs_by_id(ordered[start : start + CHUNK])
+        yield sorted(page, key=lambda record: record.id)
 
 
 class _Bulk:

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "top": Lazy("headgate.cli.top", "Watch queues, throughput, throttled keys, nodes and failures live."),
     "queues": Lazy("headgate.cli.queues", "List, pause, resume and empty queues."),
     "jobs": Lazy("headgate.cli.jobs", "List, show, enqueue, retry, run and cancel jobs; read their logs."),
+    "failures": Lazy("headgate.cli.failures", "Show the failures of the last hour, grouped by task and root cause."),
     "batches": Lazy("headgate.cli.batches", "List batches, show the progress of one, cancel its remaining jobs."),
     "tasks": Lazy("headgate.cli.tasks", "List the tasks that an app declares, and how many jobs wait for each."),
     "nodes": Lazy("headgate.cli.nodes", "List the worker processes."),

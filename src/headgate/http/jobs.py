@@ -20,6 +20,7 @@ from headgate.http.page import Count, Cursor, Number, Page
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
 from headgate.jobs.job import JobError, JobOptions, JobRecord
 from headgate.jobs.report import HIGHEST_LEVEL, LogLine
+from headgate.jobs.root_cause import RootCause, root_cause
 from headgate.jobs.state import JobState
 from headgate.storage.records import JobView
 from headgate.tasks.handle import JobProgress, JobStatus
@@ -31,6 +32,10 @@ MOST_CHANGED = 10_000
 
 Paused = frozenset[tuple[str, str]]
 """Limits and keys that are paused."""
+MOST_IDS = 1000
+"""How many jobs one request names at most."""
+
+JobId = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
 class JobsQuery(JobQuery, frozen=True, kw_only=True):
@@ -50,10 +55,14 @@ class LogsQuery(Query, frozen=True, kw_only=True):
 
 
 class BulkRequest(JsonBody, frozen=True, kw_only=True):
-    """An action, the jobs that it changes, and how many at most; with `dry_run` they are only counted."""
+    """An action, the jobs that it changes, and how many at most; with `dry_run` they are only counted.
+
+    The jobs are those that match `query`, or those of `ids`.
+    """
 
     action: Literal["retry", "cancel", "run_now"]
-    query: JobQuery
+    query: JobQuery | None = None
+    ids: Annotated[Sequence[JobId], msgspec.Meta(min_length=1, max_length=MOST_IDS)] | None = None
     most: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANGED)] = 1000
     dry_run: bool = False
 
@@ -182,7 +191,10 @@ class LogLineView(msgspec.Struct, frozen=True):
 
 
 class JobDetailsView(msgspec.Struct, frozen=True):
-    """Everything that is stored about a job. Fields that match `redacted` of the session are hidden."""
+    """Everything that is stored about a job, and the root cause of its last error.
+
+    Fields that match `redacted` of the session are hidden.
+    """
 
     status: JobStatusView
     payload: Any
@@ -201,6 +213,7 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     attempts: Sequence[AttemptView]
     timeline: Sequence[MomentView]
     last_lines: Sequence[LogLineView]
+    cause: RootCause | None
 
 
 async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
@@ -271,14 +284,14 @@ async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Acknowledge
 
 async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
     """Retry, cancel or run now many jobs, oldest first; repeat it while it `is_cut`."""
-    query = _allowed(caller, body.query)
+    wanted = _wanted(caller, body)
     match body.action:
         case "retry":
-            return await caller.admin.retry_many(query, most=body.most, dry_run=body.dry_run)
+            return await caller.admin.retry_many(wanted, most=body.most, dry_run=body.dry_run)
         case "cancel":
-            return await caller.admin.cancel_many(query, most=body.most, dry_run=body.dry_run)
+            return await caller.admin.cancel_many(wanted, most=body.most, dry_run=body.dry_run)
         case "run_now":
-            return await caller.admin.run_many_now(query, most=body.most, dry_run=body.dry_run)
+            return await caller.admin.run_many_now(wanted, most=body.most, dry_run=body.dry_run)
 
 
 ENDPOINTS: Sequence[Endpoint] = (
@@ -293,6 +306,15 @@ ENDPOINTS: Sequence[Endpoint] = (
     acts("/jobs/{id}/run-now", run_job_now, refuses=(404, 409)),
     acts("/jobs/{id}/reschedule", reschedule_job, refuses=(404, 409, 422)),
 )
+
+
+def _wanted(caller: Caller, body: BulkRequest) -> JobQuery | Sequence[str]:
+    """Return the query of a request, or its ids. Raises HttpError for both, for neither, and for a refused query."""
+    if body.query is not None and body.ids is None:
+        return _allowed(caller, body.query)
+    if body.ids is not None and body.query is None:
+        return body.ids
+    raise HttpError(400, "bad_request", "name the jobs by query or by ids, and not by both; {} as query is all jobs")
 
 
 def _allowed(caller: Caller, query: JobQuery) -> JobQuery:
@@ -378,11 +400,12 @@ def _details(job: JobDetails, redaction: Redaction, paused: Paused) -> JobDetail
     record = job.record
     secrets = redaction.secrets(record.payload, record.result, headers=record.headers)
     origin = record.origin
+    error = redaction.error(record.error, secrets)
     return JobDetailsView(
         status=_status_view(_status(job.status, redaction, secrets), paused),
         payload=redaction.json(record.payload, secrets),
         result=redaction.json(record.result, secrets),
-        error=redaction.error(record.error, secrets),
+        error=error,
         headers=redaction.mapping(record.headers, secrets),
         options=record.options,
         draws=_draws(record),
@@ -418,6 +441,7 @@ def _details(job: JobDetails, redaction: Redaction, paused: Paused) -> JobDetail
             for each in job.timeline
         ],
         last_lines=[_line(line, redaction, secrets) for line in job.last_lines],
+        cause=None if error is None else root_cause(error),
     )
 
 

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.http import audit, batches, history, jobs, limits, nodes, overview, queues, schedules, session, tasks
+from headgate.http import (
+    audit,
+    batches,
+    failed_jobs,
+    history,
+    jobs,
+    limits,
+    nodes,
+    overview,
+    queues,
+    schedules,
+    session,
+    tasks,
+)
 from headgate.http.endpoint import Endpoint
 
 ENDPOINTS: Sequence[Endpoint] = (
@@ -19,4 +32,5 @@ ENDPOINTS: Sequence[Endpoint] = (
     *schedules.ENDPOINTS,
     *nodes.ENDPOINTS,
     *audit.ENDPOINTS,
+    *failed_jobs.ENDPOINTS,
 )

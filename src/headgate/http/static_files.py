@@ -32,6 +32,8 @@ PAGES = (
     "/nodes",
     "/audit",
     "/batches/{id}",
+    "/failures",
+    "/failures/{id}",
 )
 """The addresses of all pages of the dashboard; the browser renders what is below them."""
 

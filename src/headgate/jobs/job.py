@@ -17,6 +17,9 @@ from headgate.jobs.identity import process_name
 from headgate.jobs.state import JobState as JobState
 from headgate.jobs.terms import GateTerms
 
+LONGEST_TRACEBACK = 6144
+"""Characters of a stored traceback, from its end."""
+
 MAX_PRIORITY = 9
 """Priorities are 0 (default) to 9; in a lane the higher starts first."""
 
@@ -276,7 +279,9 @@ def truncated_error(error: BaseException, traceback: str | None = None) -> JobEr
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return JobError(
-        type=storable(name[:200]), message=storable(message[:2048]), traceback=traceback and storable(traceback[-6144:])
+        type=storable(name[:200]),
+        message=storable(message[:2048]),
+        traceback=traceback and storable(traceback[-LONGEST_TRACEBACK:]),
     )
 
 

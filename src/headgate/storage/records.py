@@ -372,3 +372,24 @@ class WaitingByLimit(msgspec.Struct, frozen=True):
 
     counts: Sequence[LimitWaiting]
     is_exact: bool
+
+
+class EndedAttempt(msgspec.Struct, frozen=True, array_like=True):
+    """An attempt that did not succeed: of which job, its number, when it ended, and whether it has an error."""
+
+    job: str
+    number: int
+    ended_at: int
+    has_error: bool
+
+
+class StoredError(msgspec.Struct, frozen=True, array_like=True):
+    """A job with its last error. `attempt` is how many attempts it has had."""
+
+    id: str
+    task: str
+    queue: str
+    state: JobState
+    attempt: int
+    finished_at: int | None
+    error: JobError | None

@@ -36,6 +36,7 @@ from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures import (
     audit,
+    failures,
     finish,
     following,
     history,
@@ -62,6 +63,7 @@ from headgate.storage.records import (
     Claimed,
     Deposit,
     Dropped,
+    EndedAttempt,
     JobCount,
     JobFilter,
     JobPage,
@@ -71,6 +73,7 @@ from headgate.storage.records import (
     QueueRecord,
     RecordedStart,
     Recovered,
+    StoredError,
     Upkeep,
     ViewCount,
     WaitingByLimit,
@@ -309,6 +312,22 @@ class Store:
     async def attempts(self, job_id: str) -> Sequence[AttemptRecord]:
         """Return the attempts of a job that did not succeed, oldest first."""
         return await self.driver.read(lambda tx: listing.attempts(tx, job_id), "list")
+
+    async def newest_failed(self, since: int, count: int) -> Sequence[str]:
+        """Return the ids of the jobs that failed since then, the last ones first; it reads an index of failed jobs."""
+        return await self.driver.read(lambda tx: failures.newest_failed(tx, since, count), "list")
+
+    async def newest_attempts(self, count: int) -> Sequence[EndedAttempt]:
+        """Return the attempts that did not succeed, the last ones first, of jobs whose audit level keeps them."""
+        return await self.driver.read(lambda tx: failures.newest_attempts(tx, count), "list")
+
+    async def job_errors(self, job_ids: Sequence[str]) -> Sequence[StoredError]:
+        """Return those of these jobs that are stored, with their last errors."""
+        return await self.driver.read(lambda tx: failures.job_errors(tx, job_ids), "list")
+
+    async def jobs_by_id(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
+        """Return those of these jobs that are stored."""
+        return await self.driver.read(lambda tx: listing.jobs_by_id(tx, job_ids), "list")
 
     async def page(self, filter: JobFilter) -> JobPage:
         """Return a page of jobs, for which at most 5,000 are read, so it may end before it is full.

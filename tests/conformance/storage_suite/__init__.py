@@ -19,6 +19,7 @@ from tests.conformance.storage_suite.charts import ChartsConformance
 from tests.conformance.storage_suite.completing import CompletingConformance
 from tests.conformance.storage_suite.deploys import DeploysConformance
 from tests.conformance.storage_suite.endings import EndingsConformance
+from tests.conformance.storage_suite.failures import FailuresConformance
 from tests.conformance.storage_suite.fair_queues import FairQueuesConformance
 from tests.conformance.storage_suite.following import FollowingConformance
 from tests.conformance.storage_suite.jobs import JobsConformance
@@ -63,5 +64,6 @@ class StorageConformance(
     FollowingConformance,
     BatchesConformance,
     ChartsConformance,
+    FailuresConformance,
 ):
     """Subclass it with a fixture `storage` that gives an open, empty store on the fixture `clock`."""

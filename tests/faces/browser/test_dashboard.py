@@ -99,6 +99,8 @@ def pages(shop: Shop) -> dict[str, str]:
         "nodes": "nodes",
         "audit": "audit",
         "batch": f"batches/{seeds.batch}",
+        "failures": "failures",
+        "failure": f"failures/{seeds.failed.id}",
     }
 
 

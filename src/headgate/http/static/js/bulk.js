@@ -136,6 +136,73 @@ export async function changeSelected(action, ids, after) {
 }
 
 /**
+ * Count those of these jobs that can be changed, ask for confirmation, then change them in chunks, oldest first.
+ *
+ * @param {Action} action @param {string[]} ids @param {(isChanged: boolean) => void} after
+ */
+export async function changeListed(action, ids, after) {
+  const { done, effect } = ACTIONS[action];
+  let isChanged = false;
+  try {
+    const counted = await listedInChunks(action, ids, true, () => {});
+    if (!counted.changed) {
+      toast(`None of the jobs can be ${done}${refusals(counted)}`, "plain");
+    } else {
+      const jobs = format.plural(counted.changed, "job");
+      const isConfirmed = await ask({
+        title: `${phrase(action, jobs)}?`,
+        action: phrase(action, jobs),
+        dismiss: action === "cancel" ? "Keep the jobs" : undefined,
+        danger: action === "cancel",
+        body: [h("p", null, effect), refusedList(counted)],
+      });
+      if (!isConfirmed) return;
+      const progress = progressToast(`0 of ${jobs} ${done} …`);
+      try {
+        const result = await listedInChunks(action, ids, false, (changed) => {
+          isChanged = true;
+          progress.update(`${format.count(changed)} of ${jobs} ${done} …`);
+        });
+        toast(`${format.plural(result.changed, "job")} ${done}${refusals(result)}`);
+      } finally {
+        progress.end();
+      }
+    }
+  } catch (error) {
+    toast(error instanceof Error ? error.message : String(error), "bad");
+  }
+  after(isChanged);
+}
+
+/**
+ * @param {Action} action @param {string[]} ids @param {boolean} isDryRun @param {(changed: number) => void} onProgress
+ * @returns {Promise<BulkResult>}
+ */
+async function listedInChunks(action, ids, isDryRun, onProgress) {
+  const { done } = ACTIONS[action];
+  /** @type {BulkResult} */
+  const sum = { matched: 0, changed: 0, refused: {}, is_cut: false };
+  // Ids are in the order in which jobs were enqueued, and a job is retried before those that follow it.
+  const ordered = [...ids].sort();
+  for (let at = 0; at < ordered.length; at += CHUNK) {
+    const body = { action, ids: ordered.slice(at, at + CHUNK), most: CHUNK, dry_run: isDryRun };
+    try {
+      const chunk = await change("POST", "jobs/bulk", body);
+      sum.matched += chunk.matched;
+      sum.changed += chunk.changed;
+      for (const [why, count] of /** @type {[string, number][]} */ (Object.entries(chunk.refused)))
+        sum.refused[why] = (sum.refused[why] ?? 0) + count;
+    } catch (error) {
+      if (!sum.changed || isDryRun) throw error;
+      const message = error instanceof Error ? error.message : String(error);
+      throw new Error(`${format.plural(sum.changed, "job")} ${done}, then an error: ${message}`);
+    }
+    onProgress(sum.changed);
+  }
+  return sum;
+}
+
+/**
  * Change the counted jobs in chunks, and show the progress in a message.
  *
  * @param {Action} action @param {Record<string, string>} query @param {number} total

@@ -23,6 +23,7 @@ const PATHS = {
   overview: "M2.500 9l4-4l3 3l4-4.500M2.500 13.500h11",
   queues: "M3 4h10M3 8h10M3 12h6",
   jobs: "M3.500 3h9v10h-9zM6 6.500h4M6 9.500h4",
+  failures: "M8 2.500l6 11h-12zM8 6.500v3M8 11.500v.2",
   limits: "M2.500 11a5.500 5.500 0 0 1 11 0M8 11l2.500-4",
   schedules: "M3 4.500h10v9h-10zM3 7h10M5.500 2.500v3M10.500 2.500v3",
   nodes: "M3 3h10v4h-10zM3 9h10v4h-10zM5.500 5v.1M5.500 11v.1",

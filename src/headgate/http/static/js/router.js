@@ -17,6 +17,8 @@ const ROUTES = [
   [/^nodes$/, "nodes", []],
   [/^audit$/, "audit", []],
   [/^batches\/([^/]+)$/, "batch", ["id"]],
+  [/^failures$/, "failures", []],
+  [/^failures\/([^/]+)$/, "failure", ["id"]],
 ];
 
 /** Return an address inside the dashboard, relative to its base.

@@ -18,6 +18,7 @@ const PAGES = [
   ["Overview", "overview", "o"],
   ["Queues", "queues", "q"],
   ["Jobs", "jobs", "j"],
+  ["Failures", "failures", "f"],
   ["Limits", "limits", "l"],
   ["Schedules", "schedules", "s"],
   ["Nodes", "nodes", "n"],
@@ -30,6 +31,7 @@ const PARENTS = /** @type {Record<string, string>} */ ({
   limit: "limits",
   key: "limits",
   schedule: "schedules",
+  failure: "failures",
 });
 
 const LIVE_LABELS = {

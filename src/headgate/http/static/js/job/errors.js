@@ -3,6 +3,7 @@
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { copyButton, panel, when } from "../parts.js";
+import { jobCause } from "./cause.js";
 
 /** @param {any} job */
 export function errors(job) {
@@ -30,6 +31,7 @@ export function errors(job) {
   return panel(
     "Errors",
     { hint: format.plural(all.length, "error") },
+    jobCause(job),
     all.map((attempt, at) =>
       h(
         "details",

@@ -2,6 +2,8 @@
 
 import { audit } from "./audit.js";
 import { batch } from "./batch.js";
+import { failure } from "./failure.js";
+import { failures } from "./failures.js";
 import { job } from "./job.js";
 import { jobs } from "./jobs.js";
 import { key } from "./key.js";
@@ -28,5 +30,7 @@ export const definitions = {
   nodes,
   audit,
   batch,
+  failures,
+  failure,
   missing,
 };

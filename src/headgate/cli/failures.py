@@ -1,0 +1,62 @@
+"""`headgate failures`: failed jobs by root cause."""
+
+from __future__ import annotations
+
+import click
+
+from headgate.admin import FailureGroup
+from headgate.cli.locate import ask, takes_app
+from headgate.cli.output import json_option, print_json, print_table
+from headgate.cli.query import seconds_within
+
+LEAST_SPAN = 1
+"""Seconds of the shortest time that can be asked for."""
+
+
+@click.command()
+@takes_app
+@click.option(
+    "--since",
+    "span",
+    type=seconds_within(LEAST_SPAN),
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    help="Only failures of the last 90s, 15m, 2h, 7d.",
+)
+@click.option("--all", "is_all", is_flag=True, help="All failures that are kept; --since does not apply.")
+@json_option
+def failures(target: str, span: float, is_all: bool, as_json: bool) -> None:
+    """Show the failures of the last hour, grouped by task and root cause.
+
+    The root cause is the innermost exception and the last line of your own code in the traceback; numbers, ids and
+    quoted values of messages do not count. Jobs that wait for a retry after a failure count as retrying. The id is that
+    of the job that failed last: `headgate jobs show ID` shows its whole traceback. The newest 10,000 failures are read.
+    """
+    found = ask(target, lambda admin: admin.failures(span=None if is_all else span))
+    if found.is_cut:
+        click.echo(f"There are more failures; these are of the newest {found.read:,}.", err=True)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        f"Failures since {found.since:%Y-%m-%d %H:%M} UTC",
+        ("failed", "retrying", "task", "root cause", "place", "first", "last", "id"),
+        [_row(group) for group in found.groups],
+        empty="none",
+    )
+    if found.total > len(found.groups):
+        click.echo(f"{found.total - len(found.groups):,} more root causes are not listed.", err=True)
+
+
+def _row(group: FailureGroup) -> tuple[object, ...]:
+    return (
+        group.failed,
+        group.retrying or None,
+        group.task,
+        group.cause,
+        group.cause.place,
+        group.first_at,
+        group.last_at,
+        group.newest.status.id,
+    )

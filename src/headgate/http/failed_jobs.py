@@ -1,0 +1,142 @@
+"""Failed jobs, grouped by task and root cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from headgate.admin import FailedJob, FailureGroup
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Endpoint, Query, reads
+from headgate.http.http_error import HttpError
+from headgate.http.redaction import Redaction
+from headgate.jobs.job import JobError
+from headgate.jobs.root_cause import RootCause, root_cause
+
+MOST_JOBS = 10_000
+"""How many jobs of a group one answer names at most: all that are read."""
+
+Span = Annotated[
+    float,
+    msgspec.Meta(ge=10, le=100 * 365 * 86400, description="How far back, in seconds; without it, all that are kept."),
+]
+
+
+class FailuresQuery(Query, frozen=True, kw_only=True):
+    span: Span | None = None
+
+
+class FailureQuery(Query, frozen=True, kw_only=True):
+    span: Span | None = None
+    jobs: Annotated[int, msgspec.Meta(ge=1, le=MOST_JOBS, description="How many jobs of the group to name.")] = 100
+
+
+class FailureView(msgspec.Struct, frozen=True):
+    """The jobs of a task that failed for the same reason; `id` and `error` are those of the newest.
+
+    `failed` of them are final, and `retrying` wait for their next attempt. `trend` counts them by when they failed.
+    """
+
+    id: str
+    task: str
+    queues: Sequence[str]
+    cause: RootCause
+    error: JobError | None
+    failed: int
+    retrying: int
+    first_at: datetime
+    last_at: datetime
+    trend: Sequence[int]
+
+
+class FailurePage(msgspec.Struct, frozen=True):
+    """The groups of failures from `since` to `now`, those with most jobs first; a step of a trend takes `step` seconds.
+
+    There are `total` groups, of which 200 are listed. `is_cut`: there are more failures than the `read` newest.
+    """
+
+    items: Sequence[FailureView]
+    total: int
+    since: datetime
+    now: datetime
+    step: float
+    read: int
+    is_cut: bool
+    next: None = None
+
+
+class FailureDetailsView(msgspec.Struct, frozen=True):
+    """A group of failures, its newest error with the traceback, and its jobs, the last ones first."""
+
+    group: FailureView
+    jobs: Sequence[FailedJob]
+    since: datetime
+    now: datetime
+    step: float
+    is_cut: bool
+
+
+async def failures(caller: Caller, query: FailuresQuery) -> FailurePage:
+    """Return the failed jobs and those that wait for a retry, grouped by task and root cause.
+
+    The newest 10,000 are read.
+    """
+    found = await caller.admin.failures(span=query.span)
+    return FailurePage(
+        items=[_shown(group, caller.redaction, has_traceback=False) for group in found.groups],
+        total=found.total,
+        since=found.since,
+        now=found.until,
+        step=found.step,
+        read=found.read,
+        is_cut=found.is_cut,
+    )
+
+
+async def failure(caller: Caller, id: str, query: FailureQuery) -> FailureDetailsView:
+    """Return the failures with the task and the root cause of this job; `/jobs/bulk` retries them by their ids."""
+    found = await caller.admin.failures_like(id, span=query.span, most=query.jobs)
+    if found is None:
+        raise HttpError(
+            404, "not_failed", f"job {id} has not failed, or has been retried; /api/jobs/{id} has its state"
+        )
+    return FailureDetailsView(
+        group=_shown(found.group, caller.redaction, has_traceback=True),
+        jobs=found.jobs,
+        since=found.since,
+        now=found.until,
+        step=found.step,
+        is_cut=found.is_cut,
+    )
+
+
+ENDPOINTS: Sequence[Endpoint] = (
+    reads("/failures", failures),
+    reads("/failures/{id}", failure, refuses=(404,)),
+)
+
+
+def _shown(group: FailureGroup, redaction: Redaction, *, has_traceback: bool) -> FailureView:
+    error, cause = group.newest.status.error, group.cause
+    if redaction:
+        error = redaction.error(error, redaction.secrets(group.newest.payload, headers=group.newest.headers))
+        # What is hidden in the error is hidden in what is read from it.
+        cause = replace(cause, message="" if error is None else root_cause(error).message)
+    if error is not None and not has_traceback:
+        error = JobError(error.type, error.message)
+    return FailureView(
+        id=group.newest.status.id,
+        task=group.task,
+        queues=group.queues,
+        cause=cause,
+        error=error,
+        failed=group.failed,
+        retrying=group.retrying,
+        first_at=group.first_at,
+        last_at=group.last_at,
+        trend=group.trend,
+    )

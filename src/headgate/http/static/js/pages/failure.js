@@ -1,0 +1,185 @@
+/** The failures of one root cause: the newest error, and the jobs, which can be retried together. */
+
+import { get, path } from "../api.js";
+import { changeListed } from "../bulk.js";
+import { timeChart } from "../charts.js";
+import { command } from "../commands.js";
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import { causeView } from "../job/cause.js";
+import { badge, button, clock, copyButton, copyCommand, facts, heading, jobLink, link, notice, panel, when } from "../parts.js";
+import { address, currentRoute, go } from "../router.js";
+import { table } from "../table.js";
+import { toast } from "../toasts.js";
+import { spanOf, trendLabel } from "./failures.js";
+
+/** @typedef {import("../page.js").Context} Context */
+
+/** How many jobs are listed. */
+const LISTED = 100;
+/** How many jobs are read to retry them: all that the API names. */
+const MAX_JOBS = 10_000;
+
+/** @type {import("../page.js").PageDefinition} */
+export const failure = {
+  title: () => "Failure",
+  every: 15_000,
+  usesStream: true,
+  isFrozen: (context) => context.isListInUse,
+  load: ({ route }, signal) => get(path("failures", route.params.id), { span: spanOf(route).span, jobs: LISTED }, signal),
+  view: (context) => {
+    const { data, route } = context;
+    const { group } = data;
+    return [
+      heading(group.cause.type, {
+        crumbs: [
+          ["Failures", address(["failures"], { span: route.query.get("span") })],
+          [group.task, address(["jobs"], { task: group.task, state: "failed" })],
+        ],
+        actions: [retryButton(context), copyCommand(command("failures", ...spanOf(route).options))],
+      }),
+      data.is_cut &&
+        h(
+          "div",
+          { class: "notices", key: "notices" },
+          notice("info", "There are more failures: only the newest 10,000 were read."),
+        ),
+      h(
+        "div",
+        { class: "two wide-left", key: "body" },
+        h("div", { class: "stack", key: "left" }, causePanel(group), trend(data), jobList(data)),
+        h("div", { class: "stack", key: "right" }, about(group)),
+      ),
+    ];
+  },
+};
+
+/** @param {Context} context */
+function retryButton(context) {
+  const { failed } = context.data.group;
+  if (!failed) return null;
+  return button(
+    `Retry ${format.plural(failed, "job")}`,
+    { icon: "retry", kind: "primary", why: context.denied("operate") },
+    () => void retryAll(context),
+  );
+}
+
+/** Retry the jobs that have failed by now. @param {Context} context */
+async function retryAll(context) {
+  const { route } = context;
+  const list = address(["failures"], { span: route.query.get("span") });
+  try {
+    const all = await get(path("failures", route.params.id), { span: spanOf(route).span, jobs: MAX_JOBS });
+    const ids = all.jobs
+      .filter((/** @type {any} */ job) => !job.is_retrying)
+      .map((/** @type {any} */ job) => job.id);
+    await changeListed("retry", ids, (isChanged) => {
+      // The user may have gone to another page meanwhile.
+      const isHere = currentRoute().params.id === route.params.id;
+      if (isChanged && isHere) go(list);
+      else void context.refresh();
+    });
+  } catch (error) {
+    toast(error instanceof Error ? error.message : String(error), "bad");
+    void context.refresh();
+  }
+}
+
+/** @param {any} group */
+function causePanel(group) {
+  const { error } = group;
+  return panel(
+    "Root cause",
+    {},
+    causeView(group.cause),
+    error && [
+      h("p", { class: "hint", key: "newest" }, "Newest error, of ", jobLink(group.id), ", ", when(group.last_at)),
+      h("p", { class: "cause-message", key: "message" }, h("b", null, error.type), error.message && `: ${error.message}`),
+      error.traceback &&
+        h(
+          "details",
+          { key: "traceback" },
+          h("summary", null, "Whole traceback"),
+          h(
+            "div",
+            { class: "code-box" },
+            copyButton(error.traceback, "the traceback"),
+            h("pre", { tabindex: "0", role: "region", "aria-label": "Traceback of the newest error" }, error.traceback),
+          ),
+        ),
+    ],
+  );
+}
+
+/** @param {any} data */
+function trend({ group, since, now, step }) {
+  const from = Date.parse(since);
+  const to = Date.parse(now);
+  return panel(
+    "Trend",
+    { hint: `failures per ${format.duration(step)}` },
+    timeChart({
+      label: trendLabel(group),
+      from,
+      to,
+      step: step * 1000,
+      unit: format.count,
+      isWhole: true,
+      series: [
+        {
+          name: "Failures",
+          tone: "red",
+          kind: "area",
+          values: group.trend.map((/** @type {number} */ count, /** @type {number} */ at) => [from + at * step * 1000, count]),
+        },
+      ],
+    }),
+  );
+}
+
+/** @param {any} data */
+function jobList({ group, jobs }) {
+  const count = group.failed + group.retrying;
+  return panel(
+    "Jobs",
+    {
+      class: "bare",
+      hint: jobs.length < count ? `the newest ${format.count(jobs.length)} of ${format.plural(count, "job")}` : format.plural(count, "job"),
+    },
+    table({
+      label: "Jobs that failed for this reason",
+      rows: jobs,
+      key: (job) => job.id,
+      columns: [
+        { name: "Job", extra: "job-cell", cell: (job) => jobLink(job.id) },
+        {
+          name: "State",
+          cell: (job) => (job.is_retrying ? badge("scheduled", "retrying") : badge("failed")),
+        },
+        { name: "Queue", cell: (job) => link(address(["jobs"], { queue: job.queue }), job.queue) },
+        { name: "Failed", align: "right", extra: "time-cell", cell: (job) => when(job.failed_at) },
+      ],
+    }),
+  );
+}
+
+/** @param {any} group */
+function about(group) {
+  const both = (/** @type {string} */ at) => [
+    h("span", { class: "num" }, clock(at)),
+    h("span", { class: "faint" }, " · ", when(at)),
+  ];
+  return panel(
+    "About",
+    {},
+    facts([
+      ["Task", link(address(["jobs"], { task: group.task }), group.task)],
+      ["Queue", group.queues.map((/** @type {string} */ queue, /** @type {number} */ at) => [at > 0 && ", ", link(address(["jobs"], { queue }), queue)])],
+      ["Failed", format.plural(group.failed, "job")],
+      ["Retrying", format.plural(group.retrying, "job")],
+      ["First seen", both(group.first_at)],
+      ["Last seen", both(group.last_at)],
+    ]),
+  );
+}

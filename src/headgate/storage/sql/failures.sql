@@ -1,0 +1,44 @@
+-- Failures: jobs that have failed, and attempts that did not succeed.
+
+-- name: newest_failed [postgres]
+-- Return the jobs that failed since then, the last ones first. The index of failed jobs has their instants: no job is
+-- read for it.
+SELECT id FROM headgate.job
+WHERE state IN ('failed', 'cancelled') AND state = 'failed' AND finished_at >= :since::bigint
+ORDER BY finished_at DESC, id DESC
+LIMIT :count
+
+-- name: newest_failed [sqlite]
+-- The index of final jobs is by queue, so the last ones of each queue are read.
+WITH RECURSIVE named (queue) AS (
+    SELECT min(queue) FROM job WHERE state = 'failed' AND finished_at IS NOT NULL
+    UNION ALL
+    SELECT (
+        SELECT min(job.queue) FROM job WHERE state = 'failed' AND finished_at IS NOT NULL AND job.queue > named.queue
+    )
+    FROM named
+    WHERE queue IS NOT NULL
+)
+SELECT job.id
+FROM named
+CROSS JOIN job ON job.rowid IN (
+    SELECT newest.rowid FROM job AS newest
+    WHERE newest.state = 'failed' AND newest.queue = named.queue AND newest.finished_at >= :since
+        AND newest.finished_at IS NOT NULL
+    ORDER BY newest.finished_at DESC
+    LIMIT :count
+)
+WHERE named.queue IS NOT NULL
+ORDER BY job.finished_at DESC, job.id DESC
+LIMIT :count
+
+-- name: newest_attempts
+-- Return the attempts that did not succeed, the last ones first.
+SELECT job, number, ended_at, error IS NOT NULL AS has_error FROM headgate.attempt ORDER BY id DESC LIMIT :count
+
+-- name: job_errors
+-- Return the last errors of these jobs.
+SELECT
+    id, task, queue, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, attempt, finished_at, error
+FROM headgate.job
+WHERE id {any:ids text}

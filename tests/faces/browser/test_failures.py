@@ -1,0 +1,94 @@
+"""The failures in a real browser: a root cause is opened, and its jobs are retried together."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Route, expect
+
+from headgate import JobState
+from tests.faces.browser.conftest import Shop, shop_on, visiting
+from tests.faces.browser.shop import LONG
+from tests.until import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
+        yield shop
+
+
+async def has_failed(shop: Shop, id: str, times: int) -> bool:
+    details = await shop.app.admin.job(id)
+    return details.status.state is JobState.FAILED and len(details.attempts) == times
+
+
+async def test_a_root_cause_is_opened_and_its_jobs_are_retried(browser: Browser, shop: Shop) -> None:
+    task = shop.app.tasks["fail"]
+    jobs = [await task.enqueue(f"user {number} not found:") for number in range(3)]
+    for job in jobs:
+        await until(functools.partial(has_failed, shop, job.id, 1))
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("overview")
+        await page.get_by_role("navigation", name="Pages").get_by_role("link", name="Failures").click()
+        await visit.settled()
+        row = page.get_by_role("row", name="user # not found")
+        await expect(row).to_contain_text("queue mail")
+        await expect(row.get_by_role("img", name=re.compile("Failures over time: 3"))).to_be_visible()
+        await expect(row).to_contain_text(re.compile(r"shop\.py:\d+ in fail"))
+        await row.get_by_role("link", name="user # not found").click()
+
+        await expect(page.get_by_role("heading", level=1)).to_have_text("ValueError")
+        await expect(page.locator(".cause-place")).to_contain_text(re.compile(r"shop\.py:\d+ in fail"))
+        await expect(page.locator(".cause-message")).to_contain_text(f"user 2 not found: {LONG}")
+        trace = page.get_by_role("region", name="Traceback of the newest error")
+        await expect(trace).to_be_hidden()
+        await page.get_by_text("Whole traceback").click()
+        await expect(trace).to_contain_text("Traceback (most recent call last)")
+        listed = page.get_by_role("table", name="Jobs that failed for this reason")
+        for job in jobs:
+            await expect(listed.locator(f'a[href="jobs/{job.id}"]')).to_be_visible()
+
+        await visit.press("Retry 3 jobs")
+        await expect(page.get_by_role("dialog").get_by_role("heading")).to_have_text("Retry 3 jobs?")
+        await visit.agree("Retry 3 jobs")
+        await expect(page.get_by_role("status", name="Messages")).to_contain_text("3 jobs retried")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Failures")
+        for job in jobs:
+            await until(functools.partial(has_failed, shop, job.id, 2))
+        for job in jobs:
+            entries = await shop.app.admin.audit_log(kind="job", subject=job.id)
+            assert [(entry.actor, entry.action) for entry in entries] == [("ada", "retry")]
+
+
+async def test_the_page_of_a_job_leads_to_the_jobs_that_failed_for_the_same_reason(
+    browser: Browser, shop: Shop
+) -> None:
+    async with visiting(browser, shop, who="vic") as visit:
+        await visit.go(f"jobs/{shop.seeds.failed.id}")
+        await expect(visit.page.locator(".job-cause .cause-place")).to_contain_text(re.compile(r"shop\.py:\d+ in fail"))
+        await visit.page.get_by_role("link", name="Jobs that failed for the same reason").click()
+        retry = visit.page.get_by_role("button", name="Retry 1 job", exact=True)
+        await expect(retry).to_have_attribute("aria-disabled", "true")
+        await expect(retry).to_have_attribute("title", "This needs the role operator; your role is viewer")
+
+
+async def test_a_time_without_failures_leads_to_all_that_are_kept(browser: Browser, shop: Shop) -> None:
+    async def none(route: Route) -> None:
+        answer = {"items": [], "total": 0, "read": 0, "is_cut": False, "step": 120, "next": None}
+        await route.fulfill(json=answer | {"since": "2026-05-01T08:00:00Z", "now": "2026-05-01T09:00:00Z"})
+
+    async with visiting(browser, shop) as visit:
+        await visit.page.route("**/api/failures?span=3600", none)
+        await visit.go("failures")
+        await expect(visit.page.get_by_text("No failures in the last hour")).to_be_visible()
+        await visit.page.get_by_role("link", name="Show all failures that are kept").click()
+        await expect(visit.page.get_by_role("row", name=re.compile("ValueError")).first).to_be_visible()
