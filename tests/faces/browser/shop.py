@@ -107,8 +107,8 @@ async def seed(app: Headgate, folder: Path) -> Seeds:
     await app.admin.queues.pause("default")
     await app.admin.queues.resume("default")
     await app.admin.limits.penalize("permits", f"tenant:{LONG}", 60)
-    await first.result(timeout=15)
-    await succeeded.result(timeout=15)
+    await first.result(timeout=60)
+    await succeeded.result(timeout=60)
     with suppress(JobFailed):
-        await failed.result(timeout=15)
+        await failed.result(timeout=60)
     return Seeds(succeeded, failed, running, throttled, scheduled, batched.id, signal)
