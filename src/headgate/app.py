@@ -367,6 +367,11 @@ class Headgate:
             known = ", ".join(sorted(self._registry.limits)) or "none"
             hint = did_you_mean(name, self._registry.limits)
             raise UnknownLimit(f"this app declares no limit {name!r}{hint} It declares: {known}")
+        if limit.rule.holds_permits:
+            raise DeclarationError(
+                f"limit {name!r} grants permits, which belong to jobs; for a lock of plain code that machines share, "
+                "write Limiter(Mutex('…'), store='redis://…'), or 'postgresql://…'"
+            )
         store = self._client.remote_limits.store_of(limit)
         if not isinstance(store, MemoryBuckets):
             store = CurrentBuckets(lambda: self._client.remote_limits.store_of(limit) or StoredBuckets(self._storage))

@@ -222,6 +222,21 @@ class LimitRejected(HeadgateError):
         self.option = option
 
 
+class LeaseLost(HeadgateError):
+    """The lease of a permit was not renewed in time, so another holder may have been granted the permit since.
+
+    `token` is the fencing token of the lost lease.
+    """
+
+    def __init__(self, key: str, token: int, seconds: float) -> None:
+        super().__init__(
+            f"the lease of {key!r} was not renewed for {seconds:g} s: the store did not answer, or this process did "
+            "not run; another holder may have it now, with a higher fencing token"
+        )
+        self.key = key
+        self.token = token
+
+
 class LimitInUse(HeadgateError, RuntimeError):
     """A limit cannot be removed while jobs wait for it or hold its permits."""
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from headgate.limits.bucket_store import Taken
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.fixed_window import WindowCounter
+from headgate.limits.leases import Leases
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra
 from headgate.limits.rule import Snapshot
@@ -141,6 +142,8 @@ class BucketModel:
         full_at = rule.idle_at(state) if state else 0
         if isinstance(rule, Gcra) and rule.start_empty:
             full_at -= START_EMPTY_KEPT
+        if isinstance(rule, Leases) and state:
+            full_at = max(state.ends, default=0)
         earliest = self._earliest(now)
         available = 0 if earliest > now else self._asked(rule).snapshot(state, now).available
         return Taken(granted, opens_at, now, available, max(earliest, full_at))

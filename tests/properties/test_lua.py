@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from headgate.clock import SECOND
 from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.leases import Leases
 from headgate.limits.limit import AnyRule
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from tests.properties.bucket_model import BucketModel
-from tests.properties.rule_strategies import LOWEST, RULES
+from tests.properties.rule_strategies import LOWEST, RULES, counts, periods
 
 # A slow machine is no failure.
 pytestmark = pytest.mark.timeout(180)
@@ -150,6 +151,20 @@ def tell(url: str, rules: Sequence[AnyRule], steps: Sequence[tuple[Any, ...]]) -
 def test_a_lua_script_decides_like_its_rule(redis_url: str, kind: str, data: st.DataObject) -> None:
     rules = data.draw(st.tuples(RULES[kind], RULES[kind]))
     tell(redis_url, rules, data.draw(st.lists(STEPS, min_size=3, max_size=40)))
+
+
+def one_at_a_time(step: tuple[Any, ...]) -> tuple[Any, ...]:
+    """At each instant only one lease is granted, so nobody asks for several."""
+    return ("take", step[1], 1, step[3]) if step[0] == "take" else step
+
+
+@pytest.mark.timeout(120)
+@on_a_server
+@given(data=st.data())
+def test_the_script_of_leases_decides_like_its_rule(redis_url: str, data: st.DataObject) -> None:
+    leases = st.builds(Leases, count=counts, period=periods)
+    rules = data.draw(st.tuples(leases, leases))
+    tell(redis_url, rules, data.draw(st.lists(STEPS.map(one_at_a_time), min_size=3, max_size=40)))
 
 
 @pytest.mark.timeout(120)

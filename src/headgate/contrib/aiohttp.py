@@ -54,6 +54,11 @@ class LimitedRequests:
         timeout: Duration | None = None,
         clock: Clock | None = None,
     ) -> None:
+        if limiter.has_leases:
+            raise DeclarationError(
+                "the permits of this limiter are leases, which only a block can hold; write "
+                "`async with limiter.hold(key), session.get(…) as response:`"
+            )
         self._limiter = limiter
         self._key = key
         self._timeout = None if timeout is None else parse_seconds(timeout, "timeout", "a middleware of aiohttp")

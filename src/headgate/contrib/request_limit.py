@@ -46,6 +46,11 @@ class RequestLimit(Generic[R]):
             raise DeclarationError(f"{where}: key= is an async function; pass a plain one, which must not block")
         if not isinstance(key, str) and not callable(key):
             raise DeclarationError(f"{where}: key={key!r:.80} is neither a text nor a function of the request")
+        if limiter.has_leases:
+            raise DeclarationError(
+                f"{where}: the permits of this limiter are leases, which take a request to the store each; bound the "
+                "requests of each process: leave store= out"
+            )
         self.limiter = limiter
         self.holds_permits: bool = limiter.limit.rule.holds_permits
         self._key = key

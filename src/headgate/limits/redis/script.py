@@ -12,6 +12,7 @@ import msgspec
 from headgate.clock import FARTHEST
 from headgate.errors import DeclarationError
 from headgate.limits import kinds
+from headgate.limits.leases import Leases
 from headgate.limits.limit import AnyRule
 
 LARGEST_EXACT_COUNT: Final = 1 << 52
@@ -58,7 +59,9 @@ def from_script(text: bytes) -> str:
     """Return the state that a script wrote, for `Rule.load`; "unknown" if no rule of Headgate wrote it."""
     try:
         _, kind, _, _, state = text.split(b":", 4)
-        return kinds.KINDS[kind.decode()].lua_load(state)
+        name = kind.decode()
+        # Leases are no rule of jobs, so they are not among the kinds.
+        return Leases.lua_load(state) if name == Leases.kind else kinds.KINDS[name].lua_load(state)
     except (KeyError, ValueError, NotImplementedError, msgspec.DecodeError):
         return "unknown"
 

@@ -16,6 +16,19 @@ class _Holding:
         self.decision = decision
         self._budget.add_holder(key)
 
+    @property
+    def fencing_token(self) -> int:
+        """The number of a lease, higher for each later holder of its key. Raises HeadgateError for other starts."""
+        raise HeadgateError(
+            "only a permit on a shared store has a fencing token: Limiter(Mutex(…), store='redis://…'), or "
+            "'postgresql://…'"
+        )
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a lease was not renewed in time, so that another holder may have it; False for other starts."""
+        return False
+
     def _end(self) -> None:
         """Return a permit; a start stays charged."""
         self._budget.remove_holder(self._key)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from headgate.arguments import parse_wait
+from headgate.arguments import parse_duration, parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError
 from headgate.limits.bucket_store import BucketStore, check_rule
@@ -25,6 +25,12 @@ from headgate.limits.standalone.reservation import Reservation, SyncReservation
 from headgate.limits.standalone.shared_budget import SharedBudget
 from headgate.urls import displayed_url
 
+if TYPE_CHECKING:
+    from headgate.limits.standalone.lease_budget import LeaseBudget
+
+DEFAULT_LEASE = 30 * SECOND
+SHORTEST_LEASE = SECOND
+
 
 class Limiter:
     """A limit for plain code, without jobs: `Limiter(RateLimit("15/m"))`.
@@ -35,15 +41,28 @@ class Limiter:
     Waiters for a key are served in the order of arrival, also across event loops and threads; `.sync` has the same
     verbs for threads.
 
-    A `Concurrency` grants permits, in memory only: `hold()` returns them by itself; return those of `acquire()` with
-    `release()`. Raises DeclarationError for a limit that cannot work.
+    A `Concurrency` grants permits: `hold()` returns them by itself; return those of `acquire()` with `release()`. On a
+    shared store a permit is a lease of `lease` seconds (default 30), which `hold()`, its only verb, renews until the
+    block ends. Raises DeclarationError for a limit that cannot work.
     """
 
-    def __init__(self, limit: Limit, store: str | BucketStore = "memory://", *, clock: Clock | None = None) -> None:
-        self._budget = _budget(limit, store, clock)
+    def __init__(
+        self,
+        limit: Limit,
+        store: str | BucketStore = "memory://",
+        *,
+        lease: Duration | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._budget = _budget(limit, store, lease, clock)
         self.limit: Limit = limit
         """The limit that it was made with."""
         self.sync: SyncLimiter = SyncLimiter(self._budget)
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether it grants permits on a shared store, which are leases; `hold` is their only verb."""
+        return _leases(self._budget) is not None
 
     async def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
         """Return whether one start may go now; if so it is charged. Never waits; refused while other callers wait."""
@@ -73,8 +92,15 @@ class Limiter:
     async def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> AsyncIterator[HeldStart]:
         """Wait for a start, or a permit, and run the block with it; a permit is returned however the block ends.
 
-        Raises TimeoutError if a `timeout` (seconds) was given and cannot be met.
+        Raises TimeoutError if a `timeout` (seconds) was given and cannot be met. If a lease is lost, the block is
+        cancelled, and LeaseLost is raised.
         """
+        if (leases := _leases(self._budget)) is not None:
+            async with leases.hold_async(key, cost, timeout) as lease:
+                if lease is None:
+                    raise _too_late(key, timeout)
+                yield lease
+            return
         decision = await self.acquire(key, cost, timeout)
         if not decision:
             raise _too_late(key, timeout)
@@ -138,6 +164,12 @@ class SyncLimiter:
     @contextmanager
     def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Iterator[SyncHeldStart]:
         """Same as `Limiter.hold`."""
+        if (leases := _leases(self._budget)) is not None:
+            with leases.hold(key, cost, timeout) as lease:
+                if lease is None:
+                    raise _too_late(key, timeout)
+                yield lease
+            return
         decision = self.acquire(key, cost, timeout)
         if not decision:
             raise _too_late(key, timeout)
@@ -164,24 +196,53 @@ class SyncLimiter:
         self._budget.close()
 
 
-def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budget:
+def _budget(limit: Limit, store: str | BucketStore, lease: Duration | None, clock: Clock | None) -> Budget:
     if not isinstance(limit, Limit):
         raise DeclarationError(f"{limit!r} is not a limit; write Limiter(RateLimit('15/m'))")
     # Without a name, the numbers are the name: programs that share a store and declare the same limit share its budget.
     name = limit.name or f"{limit.rule.kind} {limit.rule.describe()}"
     url = store if isinstance(store, str) else None
     opened = open_store(store, clock) if isinstance(store, str) else store
+    again = (lambda: opened) if url is None else (lambda: open_store(url, clock))
+    if limit.rule.holds_permits and not isinstance(opened, MemoryBuckets):
+        return _lease_budget(limit, opened, again, lease, clock, is_new=url is not None)
+    if lease is not None:
+        raise DeclarationError(f"lease={lease!r} is of permits on a shared store: Limiter(Mutex(…), store='redis://…')")
     if isinstance(opened, MemoryBuckets):
         rule = LocalPermits(limit.rule.bound(1)) if limit.rule.holds_permits else limit.rule
         return LocalBudget(opened.table(name, rule))
-    if limit.rule.holds_permits:
-        raise DeclarationError(
-            "permits live in the process that hands them out, so that none is lost with its holder: a limiter of a "
-            'concurrency takes store="memory://"; a limit on jobs is shared by all workers'
-        )
     check_rule(opened, limit.rule, name)
-    again = (lambda: opened) if url is None else (lambda: open_store(url, clock))
     return SharedBudget(again, name, limit.rule, clock or SystemClock(), is_new=url is not None)
+
+
+def _lease_budget(
+    limit: Limit,
+    opened: BucketStore,
+    open_again: Callable[[], BucketStore],
+    lease: Duration | None,
+    clock: Clock | None,
+    *,
+    is_new: bool,
+) -> LeaseBudget:
+    # Few limiters have leases; the others need not load what they do not use.
+    from headgate.limits.concurrency import MUTEX
+    from headgate.limits.leases import Leases
+    from headgate.limits.standalone.lease_budget import LeaseBudget
+
+    duration = DEFAULT_LEASE if lease is None else parse_duration(lease, "lease", "a limiter", allow_zero=False)
+    if duration < SHORTEST_LEASE:
+        raise DeclarationError(f"lease={lease!r} of a limiter must be at least {SHORTEST_LEASE / SECOND:g} s")
+    # A mutex is known by its resource. Apart from the permits of jobs, which are no leases.
+    name = limit.key if limit.name == MUTEX and isinstance(limit.key, str) else limit.name
+    rule = Leases(limit.rule.bound(1), duration)
+    named = f"lease:{name or limit.rule.describe()}"
+    check_rule(opened, rule, named)
+    return LeaseBudget(open_again, named, rule, clock or SystemClock(), is_new=is_new)
+
+
+def _leases(budget: Budget) -> LeaseBudget | None:
+    """Return the budget if its permits are leases."""
+    return cast("LeaseBudget", budget) if budget.hands_out_permits and not budget.decides_at_once else None
 
 
 class _StoreClass(NamedTuple):

@@ -28,12 +28,13 @@ class SharedBudget:
 
     hands_out_permits = False
     decides_at_once = False
+    session_kind: type[SharedSession] = SharedSession
 
     def __init__(
         self, open_store: Callable[[], BucketStore], limit: str, rule: AnyRule, clock: Clock, *, is_new: bool
     ) -> None:
         def begin() -> SharedSession:
-            return SharedSession(open_store(), limit, rule, clock, closes_store=is_new)
+            return self.session_kind(open_store(), limit, rule, clock, closes_store=is_new)
 
         self._clock = clock
         self._home = HomeLoop(begin, renews=is_new)
@@ -93,13 +94,13 @@ class SharedBudget:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._home.run_sync(SharedSession.close)
+            self._home.run_sync(self.session_kind.close)
             self._home.close()
 
     async def close_async(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            await self._home.run(SharedSession.close)
+            await self._home.run(self.session_kind.close)
             self._home.close()
 
     def add_holder(self, key: str) -> None:

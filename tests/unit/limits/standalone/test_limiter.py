@@ -912,14 +912,6 @@ def test_starts_are_not_returned_and_permits_not_settled_or_booked() -> None:
         held.settle(1)
 
 
-def test_permits_on_a_shared_store_are_refused() -> None:
-    async def main(clock: VirtualClock) -> None:
-        with pytest.raises(DeclarationError, match="memory://"):
-            Limiter(Concurrency(1), RemoteStore(clock))
-
-    run_virtual(main)
-
-
 # -------------------------------------------------------------------------------------------------------- closing
 
 
