@@ -59,7 +59,7 @@ async def test_a_holder_that_is_stopped_loses_its_lease_and_has_the_lower_token(
         stopped.signal(signal.SIGSTOP)
         stopped_at = monotonic()
         async with limiter.hold("42", timeout=10) as held:
-            assert monotonic() - stopped_at < 5
+            assert monotonic() - stopped_at < 9
             assert held.fencing_token > first
             stopped.signal(signal.SIGCONT)
             assert await stopped.wait_for_line("lost") == [first, first]
@@ -80,7 +80,7 @@ async def test_the_lease_of_a_killed_holder_ends_and_one_that_is_given_back_is_f
     second = await children.start("lease_holder.py", url=url, lease=30)
     (token,) = await second.wait_for_line("held")
     assert token > first
-    assert monotonic() - killed_at < 10
+    assert monotonic() - killed_at < 20
     second.send("let go")
     await second.wait_for_line("ended")
     async with Limiter(Mutex("orders"), url) as limiter, limiter.hold("42", timeout=5) as held:
