@@ -63,6 +63,8 @@ async def enqueueing() -> None:
     sync.using(dely=5)  # type: ignore[call-arg]
     sync.using(delay="5m", timeout="90s")
     sync.using(delay=[5])  # type: ignore[arg-type]
+    sync.using(unique_key="a", unique_for="5m", unique_while=("waiting",))
+    sync.using(unique_key="a", debounce=timedelta(seconds=5), debounce_max=60)
     sync.using(on_conflict="merge")  # type: ignore[arg-type]
     plain.sync.enqueue(b"acme")  # type: ignore[arg-type]
     await plain.enqueue_many([sync.call("acme")])  # type: ignore[list-item]

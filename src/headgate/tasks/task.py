@@ -60,6 +60,7 @@ class Task(Generic[P, R]):
         retry: RetryPolicy | None,
         timeout: float | None,
         priority: int,
+        unique: Mapping[str, Any],
         audit: AuditLevel = AuditLevel.FULL,
         expires_in: int | None = None,
         retention: RetentionTerms | None = None,
@@ -83,6 +84,7 @@ class Task(Generic[P, R]):
         self.expires_in = expires_in
         self.retention = retention
         self.keep_result = keep_result
+        self.unique = unique
         self.template: JobTemplate = job_template(self, NO_OPTIONS)
         self._retry = retry
         self._timeout = timeout

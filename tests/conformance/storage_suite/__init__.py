@@ -34,6 +34,7 @@ from tests.conformance.storage_suite.schedules import SchedulesConformance
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, most_in_a_window, rate, recover, strict
 from tests.conformance.storage_suite.terms import TermsConformance
 from tests.conformance.storage_suite.unique_keys import UniqueKeysConformance
+from tests.conformance.storage_suite.unique_terms import UniqueTermsConformance
 
 __all__ = ["StorageConformance", "StoreUser", "at_once", "most_in_a_window", "rate", "recover", "strict"]
 
@@ -58,6 +59,7 @@ class StorageConformance(
     ReschedulingConformance,
     ListingConformance,
     UniqueKeysConformance,
+    UniqueTermsConformance,
     FollowingConformance,
     BatchesConformance,
     ChartsConformance,
