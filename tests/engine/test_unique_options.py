@@ -1,12 +1,14 @@
-"""Unique keys of tasks, keys that stay taken and debounced jobs, as an app uses them in virtual time."""
+"""Unique keys of tasks, keys that stay taken, own ids and debounced jobs, as an app uses them in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from uuid import UUID, uuid4, uuid5
 
 import pytest
 
@@ -16,15 +18,21 @@ from headgate import (
     Every,
     Handler,
     Headgate,
+    IdInUse,
     JobCancelled,
     JobNotFound,
+    JobState,
     PayloadError,
     RetryPolicy,
+    batch,
     chain,
 )
+from headgate.jobs.event import Event, JobEnqueued, JobReplaced
 from headgate.limits.key import header
 from headgate.storage.records import JobFilter
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+SHOP = UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")
 
 ALL = JobFilter(count=100)
 
@@ -203,6 +211,10 @@ def test_jobs_of_chains_and_schedules_take_no_key() -> None:
         chain(plain.call(), ship.call(1))
     with pytest.raises(DeclarationError, match="'ship' declares a unique_key, which jobs of a schedule do not take"):
         app.schedule(Every(hours=1))(ship)
+    with pytest.raises(DeclarationError, match="id is an option of one job"):
+        app.schedule(Every(hours=1))(plain.using(id=uuid4()))
+    with pytest.raises(DeclarationError, match="has an id"):
+        batch([plain.using(id=uuid4()).call()])
 
 
 # ----------------------------------------------------------------------------------------- keys for some time
@@ -337,5 +349,97 @@ def test_a_window_that_was_bounded_is_followed_by_another_one() -> None:
         assert len(ran) == 3
         assert ran[-1] == 29
         assert ran == sorted(ran)
+
+    run_virtual(main)
+
+
+# --------------------------------------------------------------------------------------------------- own ids
+
+
+def test_an_id_of_the_caller_makes_an_enqueue_idempotent() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        ran: list[int] = []
+
+        @app.task
+        async def charge(invoice: int) -> int:
+            ran.append(invoice)
+            return invoice
+
+        @app.task
+        async def refund(invoice: int) -> None: ...
+
+        received: list[Event] = []
+        app.subscribe(received.append, JobEnqueued, JobReplaced)
+        name = uuid5(SHOP, "charge:17")
+        async with app:
+            first = await charge.using(id=name).enqueue(17)
+            assert first.id == str(name)
+            assert await first.result() == 17
+            await asyncio.sleep(1)
+            again = await charge.using(id=str(name).upper()).enqueue(18)
+            assert again == first
+            assert await again.result() == 17
+            many = await charge.enqueue_many([charge.using(id=name).call(19), charge.using(id=uuid4()).call(20)])
+            assert many[0] == first
+            with pytest.raises(IdInUse, match=r"of task 'charge', not of task 'refund'.*uuid5\(NAMESPACE, \"refund:"):
+                await refund.using(id=name).enqueue(17)
+            await asyncio.sleep(1)
+        assert ran == [17, 20]
+        assert [event.job_id for event in received if isinstance(event, JobEnqueued)] == [first.id, many[1].id]
+
+    run_virtual(main)
+
+
+def test_an_id_is_free_again_after_the_retention_of_its_job() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retention=60)
+        ran: list[int] = []
+
+        @app.task
+        async def charge(invoice: int) -> None:
+            ran.append(invoice)
+
+        name = uuid4()
+        async with app:
+            job = await charge.using(id=name).enqueue(1)
+            await job.result()
+            await asyncio.sleep(200)
+            assert await charge.using(id=name).enqueue(2) == job
+            await asyncio.sleep(1)
+        assert ran == [1, 2]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("id", ["", "invoice-17", 17, "0190", b"x", "g" * 32])
+def test_an_id_that_is_no_uuid_is_refused_at_once(id: object) -> None:
+    app = Headgate("memory://")
+
+    @app.task
+    async def charge() -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"is not a UUID; make one from a name: id=uuid5"):
+        charge.using(id=id)  # type: ignore[arg-type]
+
+
+def test_an_id_is_that_of_one_job() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def charge(invoice: int) -> None: ...
+
+        mine = charge.using(id=uuid4())
+        calls: list[Callable[[], Any]] = [
+            lambda: mine.enqueue_many([(1,), (2,)]),
+            lambda: charge.enqueue_many([mine.call(1), (2,), mine.using(priority=3).call(3)]),
+        ]
+        async with app.open():
+            for call in calls:
+                with pytest.raises(DeclarationError, match="is the id of one job"):
+                    await call()
+            assert await app._storage.jobs(ALL) == []
+            assert (await (await mine.enqueue(1)).status()).state is JobState.WAITING
 
     run_virtual(main)

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from headgate import (
     DeclarationError,
     DuplicateJob,
     Headgate,
+    IdInUse,
     JobCancelled,
     JobNotFound,
     JobState,
@@ -312,6 +314,30 @@ async def test_unique_keys_apply_in_a_transaction(driven: tuple[AppAndWorker, An
     async with program.app:
         assert await first.result(timeout=5) == "bob"
     assert program.ran == ["bob"]
+
+
+async def test_own_ids_and_kept_keys_apply_in_a_transaction(driven: tuple[AppAndWorker, Any]) -> None:
+    program, begin = driven
+    first, second = uuid.uuid4(), uuid.uuid4()
+    kept = await program.mail.using(id=first, unique_key="k", unique_for=3600).enqueue("ada")
+    async with program.app:
+        assert await kept.result(timeout=5) == "ada"
+    async with begin(program) as (connection, run):
+        using = program.mail.using(connection=connection)
+        assert await using.using(id=first).enqueue("eve") == kept
+        assert await using.using(unique_key="k").enqueue("eve") == kept
+        with pytest.raises(IdInUse, match="of task 'mail', not of task 'plain'"):
+            await program.plain.using(connection=connection, id=first).enqueue("eve")
+        await run("SAVEPOINT mine")
+        gone = await using.using(id=second, unique_key="new", unique_for=3600).enqueue("eve")
+        assert gone.id == str(second)
+        await run("ROLLBACK TO SAVEPOINT mine")
+        await using.using(unique_key="new", unique_for=3600).enqueue("bob")
+    assert not await is_there(program, str(second))
+    async with program.app:
+        await program.mail.using(id=second).enqueue("eve")
+        await until(lambda: sorted(program.ran) == ["ada", "bob", "eve"], 5)
+    assert list(await program.app._storage.check()) == []
 
 
 async def test_a_debounced_enqueue_in_a_transaction_postpones_the_job(stored: tuple[AppAndWorker, Any]) -> None:

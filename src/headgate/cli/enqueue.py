@@ -59,6 +59,7 @@ def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequen
 @click.option("--unique-for", type=seconds, metavar="TIME", help="How long the key stays taken, however the job ends.")
 @click.option("--debounce", type=seconds, metavar="TIME", help="Start this time after the last enqueue with the key.")
 @click.option("--debounce-max", type=seconds, metavar="TIME", help="Debounce for at most this time.")
+@click.option("--id", metavar="UUID", help="The id of the job: if the task has a job with it, nothing is stored.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", callback=_headers, help="Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Enqueue nothing; check arguments, keys and costs.")
 @json_option
@@ -86,8 +87,10 @@ def enqueue(
     """
     if payload is not None and payloads is not None:
         raise click.UsageError("--payload and --payloads exclude each other")
-    if payloads is not None and options["unique_key"] is not None:
-        raise click.UsageError("--unique-key does not go with --payloads: all lines would be one job")
+    for name in ("unique_key", "id"):
+        if payloads is not None and options[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} does not go with --payloads: all lines would be one job")
     app = locate(target)
     if app._client.address.shown.startswith("memory:"):
         raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")

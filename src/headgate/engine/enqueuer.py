@@ -169,6 +169,8 @@ class Enqueuer:
                 "take: schedule a task without one; overlap= sets what happens to an occurrence while the previous one "
                 "is not final"
             )
+        if "id" in options:
+            raise DeclarationError(f"schedule {spec.name!r}: id is an option of one job; each occurrence has its own")
         payload, arguments = task.payload.encode(call.args, call.kwargs)
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # An impossible key or cost is raised here, and not later on a node.
@@ -230,7 +232,9 @@ class Enqueuer:
 
     def _new_jobs(self, task: Task[Any, Any], group: CallGroup, queue: str) -> list[NewJob]:
         now = self._storage.now()
-        fields, shared_headers, delay, at, expires_in, expires_at, unique = group.template
+        fields, shared_headers, delay, at, expires_in, expires_at, unique, own_id = group.template
+        if own_id is not None and len(group.calls) > 1:
+            raise DeclarationError(f"task {task.name!r}: id={own_id!r} is the id of one job, not of {len(group.calls)}")
         requested_at = at if delay is None else now + delay
         delayed = requested_at is not None and requested_at > now
         run_at = requested_at if delayed and requested_at is not None else now
@@ -247,7 +251,7 @@ class Enqueuer:
             headers = shared_headers if call.headers is None else call.headers or None
             draws, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
             job = NewJob(
-                id=new_id(now),
+                id=own_id or new_id(now),
                 queue=queue,
                 payload=payload,
                 delayed=delayed,
@@ -261,6 +265,7 @@ class Enqueuer:
                 give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
                 gate=gate_name,
                 headers=headers,
+                has_own_id=own_id is not None,
                 **fields,
             )
             jobs.append(job if unique is None else unique.with_key(job, arguments))
@@ -281,10 +286,11 @@ class Enqueuer:
             return
         at = self._clock.now()
         for job in jobs:
-            id = others.get(job.id, job.id)
-            kind = JobEnqueued if id == job.id else JobReplaced
-            if kind is JobEnqueued or replaces(job):
-                self._bus.publish(kind(at=at, job_id=id, task=job.task, queue=job.queue, run_at=job.run_at))
+            id = others.get(job.id)
+            kind = JobEnqueued if id is None else JobReplaced
+            # A job that is stored under its own id is kept, not replaced.
+            if id is None or (id != job.id and replaces(job)):
+                self._bus.publish(kind(at=at, job_id=id or job.id, task=job.task, queue=job.queue, run_at=job.run_at))
 
 
 def resolved_ids(jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[str]:

@@ -119,7 +119,8 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     `variant` is that of its terms. At `give_up_at` it has waited as long as they allow. A job with a `rejection` is
     stored as final, because its limits would make it wait too long.
 
-    At most one job of a task waits with one `unique_key`; `on_conflict` decides about the next one.
+    At most one job of a task waits with one `unique_key`; `on_conflict` decides about the next one. A job `has_own_id`
+    if its caller chose the id: if a job of the task is stored under it, nothing else is stored.
 
     `gate` names the declaration that computed its draws, costs and terms; only a node that declares it starts the job.
 
@@ -148,6 +149,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     audit: AuditLevel = AuditLevel.FULL
     on_conflict: OnConflict = "keep"
     unique_terms: UniqueTerms = DEFAULT_UNIQUE_TERMS
+    has_own_id: bool = False
     gate: str = ""
     enqueued_by: str | None = msgspec.field(default_factory=process_name)
 

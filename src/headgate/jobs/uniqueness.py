@@ -1,4 +1,7 @@
-"""Unique keys: at most one job of a task waits with a unique key; decides about the next one."""
+"""Unique keys: at most one job of a task waits with a unique key; decides about the next one.
+
+Also ids that callers choose: decides whether a stored job is the one that is enqueued.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
 
-from headgate.errors import DuplicateJob, IllegalTransition
+from headgate.errors import DuplicateJob, IdInUse, IllegalTransition
 from headgate.jobs.job import JobError, JobOptions, NewJob, Origin
 
 SUPERSEDED = "Superseded"
@@ -72,7 +75,7 @@ def key_of(job: NewJob) -> Key | None:
 
 def may_have_duplicates(jobs: Iterable[NewJob]) -> bool:
     """Whether other jobs may be returned for some of these, which are more than insertions."""
-    return any(job.unique_key is not None for job in jobs)
+    return any(job.unique_key is not None or job.has_own_id for job in jobs)
 
 
 def replaces(job: NewJob) -> bool:
@@ -128,6 +131,16 @@ def postponed(new: NewJob, waiting: JobOptions | None, *, is_tried: bool) -> New
         give_up_at=None if new.give_up_at is None else new.give_up_at - early,
         options=replace(new.options, latest_start=latest),
     )
+
+
+def was_stored(job: NewJob, task: str, enqueued_at: int, enqueued_by: str | None) -> bool:
+    """Whether another enqueue has stored the job of its id, given that job; False for a repeat after a lost reply.
+
+    Raises IdInUse if that is a job of another task.
+    """
+    if task != job.task:
+        raise IdInUse(job.id, job.task, task)
+    return (enqueued_at, enqueued_by) != (job.enqueued_at, job.enqueued_by)
 
 
 def successor(job: NewJob, running: str) -> NewJob:

@@ -297,6 +297,11 @@ def _step(step: Step, where: str) -> Step:
                 f"{where}: a call of task {step.task.name!r} has a unique_key: another job may stand for it, and "
                 f"nothing could follow that; {remedy}"
             )
+        if options.get("id") is not None:
+            raise DeclarationError(
+                f"{where}: a call of task {step.task.name!r} has an id; only single tasks are enqueued under an id of "
+                "yours"
+            )
         if options.get("connection") is not None:
             raise DeclarationError(
                 f"{where}: a call of task {step.task.name!r} has a connection; only single tasks are enqueued in a "

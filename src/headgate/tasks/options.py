@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from uuid import UUID
 
 from headgate.arguments import parse_duration, parse_instant, parse_seconds
 from headgate.clock import Duration
@@ -143,6 +144,10 @@ class EnqueueOptions(TypedDict, total=False):
     keep_result: bool | None
     """Whether the value that the handler returns is stored."""
 
+    id: str | UUID | None
+    """The id of the job, a UUID. If a job of the task is stored under it, nothing is stored and that job is returned.
+    Raises IdInUse if it is a job of another task."""
+
     unique_key: str | None
     """At most one job of the task waits under this key; 1 to 200 characters. It replaces the task's own."""
 
@@ -183,7 +188,8 @@ class JobTemplate(NamedTuple):
     """The stored fields that are the same for all jobs of a task and its options.
 
     `fields` are those of a `NewJob`, without its `headers`. `delay` and `at` are in microseconds, and at most one of
-    them is set; the same is true of `expires_in` and `expires_at`. `unique` is set for jobs with a unique key.
+    them is set; the same is true of `expires_in` and `expires_at`. `unique` is set for jobs with a unique key, `id` for
+    a job with its own id.
     """
 
     fields: Mapping[str, Any]
@@ -193,6 +199,7 @@ class JobTemplate(NamedTuple):
     expires_in: int | None = None
     expires_at: int | None = None
     unique: Uniqueness | None = None
+    id: str | None = None
 
 
 def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOptions:
@@ -208,6 +215,8 @@ def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOption
         task._client.registry.require_queue(cast(str, new["queue"]), where)
     if "headers" in new:
         new["headers"] = {**(before.get("headers") or {}), **cast(Mapping[str, str], new["headers"])}
+    if "id" in new:
+        new["id"] = _own_id(new["id"], where)
     options = _merged(before, new)
     if options.get("predict") and options.get("connection") is not None:
         raise DeclarationError(f"{where}: nothing is promised of a job before your own transaction commits")
@@ -258,6 +267,7 @@ def job_template(task: Task[Any, Any], options: EnqueueOptions) -> JobTemplate:
         None if at is None else parse_instant(at, "at", where),
         *_expiry(task, expires_in, expires_at, where),
         unique,
+        cast("str | None", options.get("id")),
     )
 
 
@@ -336,6 +346,16 @@ def require_headers(headers: Mapping[str, str], where: str) -> None:
             f"{where}: headers of {size} bytes are more than {MAX_HEADERS}; they are read with every list of jobs, so "
             "put what is large into the arguments"
         )
+
+
+def _own_id(id: object, where: str) -> str:
+    """Return an id in the form in which ids are stored. Raises DeclarationError."""
+    try:
+        return str(id if isinstance(id, UUID) else UUID(cast(str, id)))
+    except (ValueError, TypeError, AttributeError):
+        raise DeclarationError(
+            f'{where}: id={id!r:.80} is not a UUID; make one from a name: id=uuid5(NAMESPACE, "invoice:17")'
+        ) from None
 
 
 def _require_unique_key(key: str, task: Task[Any, Any], where: str) -> None:

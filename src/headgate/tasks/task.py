@@ -110,7 +110,7 @@ class Task(Generic[P, R]):
         """Store one job with these arguments and return when it is durable.
 
         Raises TypeError or PayloadError for arguments that cannot be stored, CostExceedsLimit for a job that could
-        never start, DuplicateJob, QueueFull, NotOpen, StorageUnavailable.
+        never start, DuplicateJob, IdInUse, QueueFull, NotOpen, StorageUnavailable.
         """
         jobs = await self._client.enqueue(self, (Call(args, kwargs),))
         return jobs[0]

@@ -24,6 +24,7 @@ from tests.conformance.storage_suite.jobs import JobsConformance
 from tests.conformance.storage_suite.listing import ListingConformance
 from tests.conformance.storage_suite.live_limits import LiveLimitsConformance
 from tests.conformance.storage_suite.nodes import NodesConformance
+from tests.conformance.storage_suite.own_ids import OwnIdsConformance
 from tests.conformance.storage_suite.permits import PermitsConformance
 from tests.conformance.storage_suite.purging import PurgingConformance
 from tests.conformance.storage_suite.queues import QueuesConformance
@@ -60,6 +61,7 @@ class StorageConformance(
     ListingConformance,
     UniqueKeysConformance,
     UniqueTermsConformance,
+    OwnIdsConformance,
     FollowingConformance,
     BatchesConformance,
     ChartsConformance,

@@ -1,4 +1,4 @@
-"""Decisions about jobs under a unique key, given the jobs that are stored."""
+"""Decisions about jobs under a unique key or an own id, given the jobs that are stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.errors import DuplicateJob
+from headgate.errors import DuplicateJob, IdInUse
 from headgate.jobs.job import JobError, JobOptions, NewJob, UniqueTerms
 from headgate.jobs.uniqueness import (
     FollowRunning,
@@ -20,6 +20,7 @@ from headgate.jobs.uniqueness import (
     is_free,
     postponed,
     require_no_duplicate,
+    was_stored,
 )
 
 JOB = NewJob(
@@ -103,3 +104,11 @@ def test_a_start_is_not_bounded_after_an_attempt_nor_by_jobs_that_are_not_deboun
     assert postponed(new, JobOptions(timeout=5), is_tried=False) == new
     assert postponed(new, None, is_tried=False) == new
     assert postponed(JOB, JobOptions(latest_start=28 * SECOND), is_tried=False) == JOB
+
+
+def test_a_stored_job_is_the_same_enqueue_only_by_its_instant_and_its_process() -> None:
+    assert not was_stored(JOB, "work", JOB.enqueued_at, "web:1")
+    assert was_stored(JOB, "work", JOB.enqueued_at + 1, "web:1")
+    assert was_stored(JOB, "work", JOB.enqueued_at, "web:2")
+    with pytest.raises(IdInUse, match="id new is that of a job of task 'other', not of task 'work'"):
+        was_stored(JOB, "other", JOB.enqueued_at, "web:1")

@@ -286,8 +286,10 @@ class PostgresDriver(Driver):
                             raise
                 await sleep(self.clock, HELD_PAUSE)
 
-        # One attempt for each key, however many callers there are.
-        async with self._keys.held(key_of(job) for job in jobs if key_of(job) is not None):
+        # One attempt for each key and each own id, however many callers there are.
+        keys: list[Hashable] = [key for job in jobs if (key := key_of(job)) is not None]
+        keys += [job.id for job in jobs if job.has_own_id]
+        async with self._keys.held(keys):
             if any(map(replaces, jobs)):
                 # Not again after a lost reply: it would replace a job that has replaced it since.
                 return await add_once()

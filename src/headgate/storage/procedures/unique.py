@@ -40,6 +40,7 @@ from headgate.jobs.uniqueness import (
     postponed,
     require_no_duplicate,
     successor,
+    was_stored,
 )
 from headgate.storage.driver import Transaction
 from headgate.storage.json_text import as_json, optional_json
@@ -87,7 +88,17 @@ class UniqueJob(msgspec.Struct):
     options: JobOptions | None
 
 
+class StoredJob(msgspec.Struct):
+    """A stored job: its task, and the enqueue that has stored it."""
+
+    id: str
+    task: str
+    enqueued_at: int
+    enqueued_by: str | None
+
+
 _RIVALS = RowDecoder(WaitingRival, "job")
+_STORED = RowDecoder(StoredJob, "job")
 _KEYED = RowDecoder(UniqueJob, "job", state="waiting")
 
 
@@ -110,14 +121,14 @@ async def enlist(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
 async def add_unique(
     tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = (), *, is_users: bool = False
 ) -> dict[str, str]:
-    """Store jobs some of which have unique keys. Returns, by the ids of duplicates, the existing jobs.
+    """Store jobs some of which have unique keys or their own ids. Returns, by the ids of duplicates, the existing jobs.
 
-    Raises DuplicateJob; with one writer, nothing is written then. In a user's transaction no bucket is locked, and
-    ClaimedMeanwhile is raised if the addition has to be rolled back and repeated.
+    Raises DuplicateJob and IdInUse; with one writer, nothing is written then. In a user's transaction no bucket is
+    locked, and ClaimedMeanwhile is raised if the addition has to be rolled back and repeated.
     """
     # A repeat after a lost reply changes nothing.
     stored = set(await tx.values("stored_ids", ids=[job.id for job in jobs]))
-    others: dict[str, str] = {}
+    others = await _stored_before(tx, [job for job in jobs if job.id in stored])
     new = [job for job in jobs if job.id not in stored]
     addition = _Addition(tx, is_users=is_users)
     await addition.read([key for job in new if (key := key_of(job)) is not None])
@@ -133,7 +144,17 @@ async def add_unique(
             if other is not None:
                 others[job.id] = other
     await addition.end()
+    if not tx.has_one_writer:
+        # Another client may have stored jobs under these ids meanwhile.
+        others |= await _stored_before(tx, [job for job in new if job.id not in others])
     return others
+
+
+async def _stored_before(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
+    """Return the ids of those of these jobs that another enqueue has stored. Raises IdInUse."""
+    own = {job.id: job for job in jobs if job.has_own_id}
+    rows = await tx.fetch(_STORED, "stored_jobs", ids=list(own)) if own else []
+    return {row.id: row.id for row in rows if was_stored(own[row.id], row.task, row.enqueued_at, row.enqueued_by)}
 
 
 class _Addition:
@@ -206,6 +227,9 @@ class _Addition:
         if self._tx.has_one_writer:
             await self._keep_key(job)
             return True
+        if await _stored_before(self._tx, [job]):
+            # Under its own id, by another client meanwhile.
+            return True
         rows = await self._read_key(job)
         is_there = _is_waiting(job, rows)
         if is_there and not is_free(job, _key_holders(rows)._replace(waiting=None)):
@@ -228,6 +252,8 @@ class _Addition:
             return False
         if job.rejection is not None:
             # It is final at once, so it is under no key.
+            return True
+        if not self._tx.has_one_writer and await _stored_before(self._tx, [job]):
             return True
         if not _is_waiting(job, await self._read_key(job)):
             return False

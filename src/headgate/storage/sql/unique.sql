@@ -14,6 +14,10 @@ ORDER BY job.id
 -- Return which of these job ids are stored.
 SELECT id FROM headgate.job WHERE id {any:ids text}
 
+-- name: stored_jobs
+-- Return those of these jobs that are stored: of which tasks, and by which enqueue.
+SELECT id, task, enqueued_at, enqueued_by FROM headgate.job WHERE id {any:ids text}
+
 -- part: keyed_job
 job.id, job.task, job.unique_key, job.state, job.queue, job.draws, job.terms, job.held, job.passed,
 job.costs IS NOT NULL AS has_costs, job.delayed, job.run_at, job.attempt, job.options
