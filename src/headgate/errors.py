@@ -74,6 +74,17 @@ class DuplicateJob(HeadgateError):
         self.job_id = job_id
 
 
+class IdInUse(HeadgateError):
+    """A job was not stored, because a job of another task is stored under its id."""
+
+    def __init__(self, job_id: str, task: str, other: str) -> None:
+        super().__init__(
+            f"nothing was stored: id {job_id} is that of a job of task {other!r}, not of task {task!r}; "
+            f'make the id from the name of the task as well: uuid5(NAMESPACE, "{task}:…")'
+        )
+        self.job_id = job_id
+
+
 class UnfitConnection(HeadgateError, ValueError):
     """A job cannot be put into the transaction of this connection: it has none, or is elsewhere; nothing was stored."""
 

@@ -13,7 +13,7 @@ from random import Random
 import asyncpg
 
 from headgate import Headgate, RateLimit, RetryPolicy, current_job
-from headgate.tasks.options import OnConflict
+from headgate.jobs.job import OnConflict
 
 POLICIES: list[OnConflict] = ["replace", "replace", "keep"]
 KEYS = [f"key-{number}" for number in range(5)]

@@ -57,7 +57,7 @@ def test_a_key_that_cannot_be_kept_is_refused_at_once(key: object) -> None:
         sync.using(unique_key=key)  # type: ignore[arg-type]
 
 
-def test_on_conflict_needs_a_key_and_is_one_of_three_values() -> None:
+def test_on_conflict_needs_a_key_and_is_one_of_four_values() -> None:
     app = Headgate("memory://")
 
     @app.task

@@ -138,6 +138,26 @@ def test_options_are_those_of_using(project: Project) -> None:
     assert "already stands under unique_key='acme'" in refused.stderr
 
 
+def test_an_id_a_kept_key_and_a_debounced_start_are_options_too(project: Project) -> None:
+    name = "0190f6d2-7a3c-7e1b-8a53-3f1b7c1d2e4f"
+    for _ in range(2):
+        result = project.enqueue(
+            "sync", "--payload", '{"tenant": "acme"}', "--id", name, "--unique-key", "acme", "--unique-for", "1h"
+        )
+        assert result.exit_code == 0, result.output
+        assert result.stdout == f"{name}\n"
+    assert len(project.stored()) == 1
+    refused = project.enqueue("sync", "--payload", '{"tenant": "acme"}', "--id", "invoice-17")
+    assert refused.exit_code == 1
+    assert "is not a UUID" in refused.stderr
+    debounced = project.enqueue(
+        "sync", "--payload", '{"tenant": "x"}', "--unique-key", "x", "--debounce", "5m", "--debounce-max", "1h",
+        "--json",
+    )  # fmt: skip
+    assert json.loads(debounced.stdout)["is_scheduled"]
+    assert project.enqueue("sync", "--payloads", "-", "--id", name, input="{}\n").exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("task", "payload", "said"),
     [

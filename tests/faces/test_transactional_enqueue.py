@@ -8,7 +8,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from headgate import (
     DeclarationError,
     DuplicateJob,
     Headgate,
+    IdInUse,
+    JobCancelled,
     JobNotFound,
     JobState,
     Mutex,
@@ -60,7 +64,12 @@ class AppAndWorker:
             self.ran.append("sticky")
             raise ValueError("tried again in an hour")
 
-        self.weighed, self.sticky = weighed, sticky
+        @app.task
+        async def slow(to: str) -> None:
+            self.ran.append(f"slow {to}")
+            await asyncio.Event().wait()
+
+        self.weighed, self.sticky, self.slow = weighed, sticky, slow
 
 
 class Undone(Exception):
@@ -174,6 +183,56 @@ async def test_unique_keys_apply_in_a_transaction(driven: tuple[AppAndWorker, An
     async with program.app:
         assert await first.result(timeout=5) == "bob"
     assert program.ran == ["bob"]
+
+
+async def test_own_ids_and_kept_keys_apply_in_a_transaction(driven: tuple[AppAndWorker, Any]) -> None:
+    program, begin = driven
+    first, second = uuid.uuid4(), uuid.uuid4()
+    kept = await program.mail.using(id=first, unique_key="k", unique_for=3600).enqueue("ada")
+    async with program.app:
+        assert await kept.result(timeout=5) == "ada"
+    async with begin(program) as (connection, run):
+        using = program.mail.using(connection=connection)
+        assert await using.using(id=first).enqueue("eve") == kept
+        assert await using.using(unique_key="k").enqueue("eve") == kept
+        with pytest.raises(IdInUse, match="of task 'mail', not of task 'plain'"):
+            await program.plain.using(connection=connection, id=first).enqueue("eve")
+        await run("SAVEPOINT mine")
+        gone = await using.using(id=second, unique_key="new", unique_for=3600).enqueue("eve")
+        assert gone.id == str(second)
+        await run("ROLLBACK TO SAVEPOINT mine")
+        await using.using(unique_key="new", unique_for=3600).enqueue("bob")
+    assert not await is_there(program, str(second))
+    async with program.app:
+        await program.mail.using(id=second).enqueue("eve")
+        await until(lambda: sorted(program.ran) == ["ada", "bob", "eve"], 5)
+    assert list(await program.app._storage.check()) == []
+
+
+async def test_a_debounced_enqueue_in_a_transaction_postpones_the_job(stored: tuple[AppAndWorker, Any]) -> None:
+    program, begin = stored
+    debounced = program.mail.using(unique_key="k", debounce=3600, debounce_max=3601)
+    first = await debounced.enqueue("ada")
+    due = (await first.status()).run_at
+    async with begin(program) as (connection, _run):
+        assert await debounced.using(connection=connection).enqueue("eve") == first
+    status = await first.status()
+    assert due < status.run_at <= status.enqueued_at + timedelta(seconds=3601)
+
+
+async def test_a_running_job_is_cancelled_if_the_transaction_commits(on_postgres: AppAndWorker) -> None:
+    program = on_postgres
+    slow = program.slow.using(unique_key="k", on_conflict="cancel_running")
+    async with program.app:
+        first = await slow.enqueue("ada")
+        await until(lambda: program.ran == ["slow ada"], 10)
+        async with postgres_in("psycopg")(program) as (connection, _run):
+            second = await slow.using(connection=connection).enqueue("eve")
+            assert second != first
+        with pytest.raises(JobCancelled):
+            await first.result(timeout=10)
+        await until(lambda: program.ran == ["slow ada", "slow eve"], 10)
+        await second.cancel()
 
 
 async def test_the_permits_and_costs_of_a_replaced_job_are_returned_after_the_commit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, assert_type
+from uuid import uuid4
 
 from headgate import (
     Batch,
@@ -63,6 +64,9 @@ async def enqueueing() -> None:
     sync.using(dely=5)  # type: ignore[call-arg]
     sync.using(delay="5m", timeout="90s")
     sync.using(delay=[5])  # type: ignore[arg-type]
+    sync.using(id=uuid4(), unique_key="a", unique_for="5m", unique_while=("waiting",))
+    sync.using(unique_key="a", debounce=timedelta(seconds=5), debounce_max=60)
+    sync.using(id=17)  # type: ignore[arg-type]
     sync.using(on_conflict="merge")  # type: ignore[arg-type]
     plain.sync.enqueue(b"acme")  # type: ignore[arg-type]
     await plain.enqueue_many([sync.call("acme")])  # type: ignore[list-item]

@@ -21,10 +21,9 @@ from headgate.cli.locate import locate, takes_app_and
 from headgate.cli.output import json_option, print_json, progress_bar
 from headgate.cli.query import instant, seconds
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
-from headgate.jobs.job import MAX_PRIORITY
+from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.plural import counted
 from headgate.suggestion import did_you_mean
-from headgate.tasks.options import OnConflict
 from headgate.tasks.task import Call, Task
 
 CHUNK = 500
@@ -57,6 +56,10 @@ def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequen
 @click.option("--timeout", type=seconds, metavar="TIME", help="The timeout of each attempt.")
 @click.option("--unique-key", metavar="KEY", help="At most one job of the task waits with this key.")
 @click.option("--on-conflict", type=click.Choice(get_args(OnConflict)), help="What a second job with the key does.")
+@click.option("--unique-for", type=seconds, metavar="TIME", help="How long the key stays taken, however the job ends.")
+@click.option("--debounce", type=seconds, metavar="TIME", help="Start this time after the last enqueue with the key.")
+@click.option("--debounce-max", type=seconds, metavar="TIME", help="Debounce for at most this time.")
+@click.option("--id", metavar="UUID", help="The id of the job: if the task has a job with it, nothing is stored.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", callback=_headers, help="Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Enqueue nothing; check arguments, keys and costs.")
 @json_option
@@ -84,8 +87,10 @@ def enqueue(
     """
     if payload is not None and payloads is not None:
         raise click.UsageError("--payload and --payloads exclude each other")
-    if payloads is not None and options["unique_key"] is not None:
-        raise click.UsageError("--unique-key does not go with --payloads: all lines would be one job")
+    for name in ("unique_key", "id"):
+        if payloads is not None and options[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} does not go with --payloads: all lines would be one job")
     app = locate(target)
     if app._client.address.shown.startswith("memory:"):
         raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")

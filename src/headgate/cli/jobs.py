@@ -483,6 +483,7 @@ def _overrides(record: JobRecord) -> Sequence[tuple[str, object]]:
         ("retries as", retry),
         ("kept for", kept and ", ".join(f"{_kept_for(seconds)} if {state}" for state, seconds in kept.items())),
         ("keeps its result", options.keep_result),
+        ("starts at the latest", None if options.latest_start is None else to_datetime(options.latest_start)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -41,6 +42,9 @@ def _groups_by_options(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list
         CallGroup(own, job_template(task, own), own.get("queue") or task.queue, list(same))
         for own, same in groupby(calls, options_for)
     ]
+    for id, count in Counter(group.template.id for group in groups).items():
+        if id is not None and count > 1:
+            raise DeclarationError(f"task {task.name!r}: id={id!r} is the id of one job, and is passed {count} times")
     if options.get("connection") is not None and any(group.options.get("predict") for group in groups):
         raise DeclarationError(f"task {task.name!r}: predict= needs a committed job; leave it out with connection=")
     return groups

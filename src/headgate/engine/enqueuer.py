@@ -24,6 +24,7 @@ from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob, Origin
 from headgate.jobs.scheduled import ScheduledCall
+from headgate.jobs.uniqueness import replaces
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
@@ -95,10 +96,12 @@ class Enqueuer:
     def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
         """Raise what `enqueue` would raise for the call itself, whatever the store holds."""
         _, arguments = task.payload.encode(call.args, call.kwargs)
-        options = task.options
+        options, unique = task.options, task.template.unique
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # A skipped limit is published when the call is enqueued.
         self._registry.gate(task, queue).ask(arguments, headers, lambda _limit, _reason: None)
+        if unique is not None:
+            unique.key_for(arguments)
 
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
         """Store the calls of a chain or batch in one commit, and the batches (id, size)."""
@@ -160,6 +163,14 @@ class Enqueuer:
                 f"schedule {spec.name!r}: unique_key and connection are options of one job; overlap= sets what happens "
                 "to an occurrence while the previous one is not final"
             )
+        if task.template.unique is not None:
+            raise DeclarationError(
+                f"schedule {spec.name!r}: task {task.name!r} declares a unique_key, which jobs of a schedule do not "
+                "take: schedule a task without one; overlap= sets what happens to an occurrence while the previous one "
+                "is not final"
+            )
+        if "id" in options:
+            raise DeclarationError(f"schedule {spec.name!r}: id is an option of one job; each occurrence has its own")
         payload, arguments = task.payload.encode(call.args, call.kwargs)
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # An impossible key or cost is raised here, and not later on a node.
@@ -221,7 +232,9 @@ class Enqueuer:
 
     def _new_jobs(self, task: Task[Any, Any], group: CallGroup, queue: str) -> list[NewJob]:
         now = self._storage.now()
-        fields, shared_headers, delay, at, expires_in, expires_at = group.template
+        fields, shared_headers, delay, at, expires_in, expires_at, unique, own_id = group.template
+        if own_id is not None and len(group.calls) > 1:
+            raise DeclarationError(f"task {task.name!r}: id={own_id!r} is the id of one job, not of {len(group.calls)}")
         requested_at = at if delay is None else now + delay
         delayed = requested_at is not None and requested_at > now
         run_at = requested_at if delayed and requested_at is not None else now
@@ -237,25 +250,25 @@ class Enqueuer:
             payload, arguments = encode(call.args, call.kwargs)
             headers = shared_headers if call.headers is None else call.headers or None
             draws, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
-            jobs.append(
-                NewJob(
-                    id=new_id(now),
-                    queue=queue,
-                    payload=payload,
-                    delayed=delayed,
-                    run_at=run_at,
-                    enqueued_at=now,
-                    expires_at=expires_at,
-                    draws=draws,
-                    costs=costs,
-                    terms=terms,
-                    variant="" if terms is None else terms.variant(),
-                    give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
-                    gate=gate_name,
-                    headers=headers,
-                    **fields,
-                )
+            job = NewJob(
+                id=own_id or new_id(now),
+                queue=queue,
+                payload=payload,
+                delayed=delayed,
+                run_at=run_at,
+                enqueued_at=now,
+                expires_at=expires_at,
+                draws=draws,
+                costs=costs,
+                terms=terms,
+                variant="" if terms is None else terms.variant(),
+                give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
+                gate=gate_name,
+                headers=headers,
+                has_own_id=own_id is not None,
+                **fields,
             )
+            jobs.append(job if unique is None else unique.with_key(job, arguments))
         return jobs
 
     def _skip(self, task: str, limit: str, reason: str) -> None:
@@ -273,10 +286,11 @@ class Enqueuer:
             return
         at = self._clock.now()
         for job in jobs:
-            id = others.get(job.id, job.id)
-            kind = JobEnqueued if id == job.id else JobReplaced
-            if kind is JobEnqueued or job.on_conflict == "replace":
-                self._bus.publish(kind(at=at, job_id=id, task=job.task, queue=job.queue, run_at=job.run_at))
+            id = others.get(job.id)
+            kind = JobEnqueued if id is None else JobReplaced
+            # A job that is stored under its own id is kept, not replaced.
+            if id is None or (id != job.id and replaces(job)):
+                self._bus.publish(kind(at=at, job_id=id or job.id, task=job.task, queue=job.queue, run_at=job.run_at))
 
 
 def resolved_ids(jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[str]:

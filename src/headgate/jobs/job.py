@@ -23,6 +23,9 @@ LONGEST_TRACEBACK = 6144
 MAX_PRIORITY = 9
 """Priorities are 0 (default) to 9; in a lane the higher starts first."""
 
+OnConflict = Literal["keep", "replace", "raise", "cancel_running"]
+"""What happens to the next job under a unique key."""
+
 
 class Draw(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A bucket that a job draws on: one limit, for one key."""
@@ -54,12 +57,28 @@ class JobOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The options of its task that one job overrides, and its own retention, also if its task has declared it.
 
     `timeout` is in seconds. Statements find jobs with their own retention by the text `"retention":` of the options.
+    Further enqueues postpone the start of a job with a `latest_start` (wall microseconds), but not beyond that.
     """
 
     timeout: float | None = None
     retry: RetryTerms | None = None
     retention: RetentionTerms | None = None
     keep_result: bool | None = None
+    latest_start: int | None = None
+
+
+class UniqueTerms(msgspec.Struct, frozen=True, gc=False):
+    """How a new job takes its unique key.
+
+    The key stays taken for `taken_for` microseconds from the enqueue on, however the job ends. Without `while_running`,
+    a job that runs does not hold it.
+    """
+
+    taken_for: int | None = None
+    while_running: bool = True
+
+
+DEFAULT_UNIQUE_TERMS = UniqueTerms()
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -103,7 +122,8 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     `variant` is that of its terms. At `give_up_at` it has waited as long as they allow. A job with a `rejection` is
     stored as final, because its limits would make it wait too long.
 
-    At most one job of a task waits with one `unique_key`; `on_conflict` decides about the next one.
+    At most one job of a task waits with one `unique_key`; `on_conflict` decides about the next one. A job `has_own_id`
+    if its caller chose the id: if a job of the task is stored under it, nothing else is stored.
 
     `gate` names the declaration that computed its draws, costs and terms; only a node that declares it starts the job.
 
@@ -130,7 +150,9 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     unique_key: str | None = None
     origin: Origin | None = None
     audit: AuditLevel = AuditLevel.FULL
-    on_conflict: Literal["keep", "replace", "raise"] = "keep"
+    on_conflict: OnConflict = "keep"
+    unique_terms: UniqueTerms = DEFAULT_UNIQUE_TERMS
+    has_own_id: bool = False
     gate: str = ""
     enqueued_by: str | None = msgspec.field(default_factory=process_name)
 

@@ -1,4 +1,7 @@
-"""Unique keys: at most one job of a task waits with a unique key; decides about the next one."""
+"""Unique keys: at most one job of a task waits with a unique key; decides about the next one.
+
+Also ids that callers choose: decides whether a stored job is the one that is enqueued.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
 
-from headgate.errors import DuplicateJob, IllegalTransition
-from headgate.jobs.job import JobError, NewJob, Origin
+from headgate.errors import DuplicateJob, IdInUse, IllegalTransition
+from headgate.jobs.job import JobError, JobOptions, NewJob, Origin
 
 SUPERSEDED = "Superseded"
 
@@ -18,10 +21,14 @@ Key = tuple[str, str]
 
 
 class KeyHolders(NamedTuple):
-    """The ids of the jobs that hold a key: the waiting one, and a running one."""
+    """The ids of the jobs that hold a key: the waiting one, a running one, and the one for which it stays taken.
+
+    The last one may be in any state, and pruned.
+    """
 
     waiting: str | None = None
     running: str | None = None
+    kept_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +45,24 @@ class KeepExisting:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceWaiting:
-    """The waiting job takes the arguments and options of the new one; the caller gets the waiting job."""
+    """The waiting job takes the arguments and options of the new one; the caller gets the waiting job.
+
+    The running job `cancels`, if there is one, is cancelled.
+    """
 
     id: str
+    cancels: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FollowRunning:
-    """A job with the key runs: the new job is stored, and starts when the running one is final."""
+    """A job with the key runs: the new job is stored, and starts when the running one is final.
+
+    If it `cancels`, the running job is cancelled.
+    """
 
     id: str
+    cancels: bool = False
 
 
 Decision = StoreNew | KeepExisting | ReplaceWaiting | FollowRunning
@@ -58,9 +73,24 @@ def key_of(job: NewJob) -> Key | None:
     return None if job.unique_key is None else (job.task, job.unique_key)
 
 
+def may_have_duplicates(jobs: Iterable[NewJob]) -> bool:
+    """Whether other jobs may be returned for some of these, which are more than insertions."""
+    return any(job.unique_key is not None or job.has_own_id for job in jobs)
+
+
+def replaces(job: NewJob) -> bool:
+    """Whether it replaces the job that waits under its key, so that its arguments are never dropped."""
+    return job.on_conflict in ("replace", "cancel_running")
+
+
+def is_free(job: NewJob, holders: KeyHolders) -> bool:
+    """Whether the job is stored like any other, given the holders of its key."""
+    return _existing(job, holders) is None
+
+
 def decide(job: NewJob, holders: KeyHolders) -> Decision:
     """Decide about a job with a unique key, given the holders of the key. Raises DuplicateJob."""
-    existing = holders.waiting or holders.running
+    existing = _existing(job, holders)
     if existing is None:
         return StoreNew()
     match job.on_conflict:
@@ -71,8 +101,46 @@ def decide(job: NewJob, holders: KeyHolders) -> Decision:
             raise DuplicateJob(existing, job.task, job.unique_key)
         case "replace":
             return FollowRunning(existing) if holders.waiting is None else ReplaceWaiting(existing)
+        case "cancel_running":
+            if holders.waiting is None:
+                return FollowRunning(existing, cancels=True)
+            return ReplaceWaiting(existing, holders.running)
         case _:
             assert_never(job.on_conflict)
+
+
+def _existing(job: NewJob, holders: KeyHolders) -> str | None:
+    """Return the id of the job that the new one meets under its key."""
+    running = holders.running if job.unique_terms.while_running else None
+    # A job that has ended cannot be replaced.
+    return holders.waiting or running or (None if replaces(job) else holders.kept_for)
+
+
+def postponed(new: NewJob, waiting: JobOptions | None, *, is_tried: bool) -> NewJob:
+    """Return the job that replaces a waiting one with these options, not later than its first enqueue allows.
+
+    The window of the first enqueue ends with the first attempt: for a job that `is_tried`, a new one begins.
+    """
+    latest = None if waiting is None or is_tried else waiting.latest_start
+    if latest is None or new.options is None or new.options.latest_start is None:
+        return new
+    early = max(0, new.run_at - latest)
+    return replace(
+        new,
+        run_at=new.run_at - early,
+        give_up_at=None if new.give_up_at is None else new.give_up_at - early,
+        options=replace(new.options, latest_start=latest),
+    )
+
+
+def was_stored(job: NewJob, task: str, enqueued_at: int, enqueued_by: str | None) -> bool:
+    """Whether another enqueue has stored the job of its id, given that job; False for a repeat after a lost reply.
+
+    Raises IdInUse if that is a job of another task.
+    """
+    if task != job.task:
+        raise IdInUse(job.id, job.task, task)
+    return (enqueued_at, enqueued_by) != (job.enqueued_at, job.enqueued_by)
 
 
 def successor(job: NewJob, running: str) -> NewJob:
@@ -115,6 +183,6 @@ def require_no_duplicate(jobs: Iterable[NewJob], stored: Mapping[Key, KeyHolders
         key = key_of(job)
         if key is not None:
             holders = before.get(key, KeyHolders())
-            decide(job, holders)
-            if job.rejection is None:
-                before[key] = KeyHolders(holders.waiting or job.id, holders.running)
+            decision = decide(job, holders)
+            if isinstance(decision, StoreNew | FollowRunning) and job.rejection is None:
+                before[key] = holders._replace(waiting=job.id)

@@ -87,12 +87,12 @@ def named_arguments(text: str, parameters: Sequence[str], fields: ArgumentFields
     return [field for field in named if (first := field.split(".")[0]) in parameters or first in fields]
 
 
-def bucket_key(value: object) -> str:
+def bucket_key(value: object, longest: int = MAX_KEY) -> str:
     """Return the computed key as stored: text, "" if it is empty, or its SHA-256 if it is long or cannot be stored."""
     if value is None:
         return ""
     text = value if type(value) is str else str(value)
-    if len(text) <= MAX_KEY and "\x00" not in text and (text.isascii() or _is_unicode(text)):
+    if len(text) <= longest and "\x00" not in text and (text.isascii() or _is_unicode(text)):
         return text
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

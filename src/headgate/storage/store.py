@@ -160,7 +160,8 @@ class Store:
         final is blocked and in no lane. The commit that makes its leader final puts it into its lane, ready then or at
         its own `run_at`; or cancels it and its own followers. Raises LeaderNotFound.
 
-        Jobs with unique keys are stored as if one after the other. Raises DuplicateJob.
+        Jobs with unique keys are stored as if one after the other. Raises DuplicateJob. An own id under which another
+        enqueue has stored a job is mapped to itself. Raises IdInUse if it is a job of another task.
         """
         return await self.driver.add(jobs, batches)
 

@@ -29,6 +29,7 @@ from headgate.tasks.queue import DEFAULT_QUEUE
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import needs_of
 from headgate.tasks.task import Task
+from headgate.tasks.unique_key import UNIQUE_OPTIONS, computed_key
 
 if TYPE_CHECKING:
     from headgate.client import Client
@@ -109,6 +110,7 @@ def declare_task(
         retry=retry,
         timeout=None if timeout is None else checked_timeout(timeout, where),
         priority=priority,
+        unique=_unique(options, payload, where),
         audit=audit if own_audit is None else audit_level(own_audit, where),
         expires_in=None if expires_in is None else checked_expiry(expires_in, where),
         retention=None if retention is None else own_retention(retention, registry.retention.terms, where),
@@ -119,6 +121,16 @@ def declare_task(
         handler=body.handler,
         chunk=chunk,
     )
+
+
+def _unique(options: HandlerOptions, payload: PayloadType, where: str) -> dict[str, Any]:
+    """Return the options of unique keys, with the key as it is computed from the arguments."""
+    unique: dict[str, Any] = {
+        name: value for name, value in options.items() if name in UNIQUE_OPTIONS and value is not None
+    }
+    if "unique_key" in unique:
+        unique["unique_key"] = computed_key(unique["unique_key"], payload.parameters, where, payload.fields)
+    return unique
 
 
 def _checked_aliases(aliases: Sequence[str], where: str) -> tuple[str, ...]:

@@ -291,10 +291,16 @@ def _step(step: Step, where: str) -> Step:
         return step
     if isinstance(step, Call) and step.task is not None:
         options = step.task.options
-        if options.get("unique_key") is not None:
+        if step.task.template.unique is not None:
+            remedy = "leave the key out" if "unique_key" in options else "use a task that declares none"
             raise DeclarationError(
                 f"{where}: a call of task {step.task.name!r} has a unique_key: another job may stand for it, and "
-                "nothing could follow that; leave the key out"
+                f"nothing could follow that; {remedy}"
+            )
+        if options.get("id") is not None:
+            raise DeclarationError(
+                f"{where}: a call of task {step.task.name!r} has an id; only single tasks are enqueued under an id of "
+                "yours"
             )
         if options.get("connection") is not None:
             raise DeclarationError(

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from uuid import UUID
 
 from headgate.arguments import parse_duration, parse_instant, parse_seconds
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditWord, audit_level
-from headgate.jobs.job import MAX_PRIORITY, JobOptions
+from headgate.jobs.job import MAX_PRIORITY, JobOptions, OnConflict
 from headgate.jobs.retention import OwnRetention, own_retention
 from headgate.jobs.retry import RetryPolicy, require_policy
 from headgate.limits.key import named_arguments
 from headgate.limits.limit import Limit, RateOptions
 from headgate.suggestion import did_you_mean
+from headgate.tasks.unique_key import MAX_UNIQUE_KEY, UNIQUE_OPTIONS, KeyTemplate, Uniqueness, UniqueState, uniqueness
 
 if TYPE_CHECKING:
     from headgate.tasks.payload import Upgrade
     from headgate.tasks.task import Task
-
-OnConflict = Literal["keep", "replace", "raise"]
-
-MAX_UNIQUE_KEY = 200
-"""Characters of a unique key."""
 
 MAX_HEADERS = 16 * 1024
 """Bytes of all headers of a job, names and values."""
@@ -66,6 +63,25 @@ class HandlerOptions(TypedDict, total=False):
 
     keep_result: bool
     """Whether the value that the handler returns is stored (default: yes); otherwise `job.result()` returns None."""
+
+    unique_key: KeyTemplate | None
+    """At most one job of the task waits under each key: a template over the arguments, as "{order_id}", or a function
+    of them. A job whose key is empty or None has none. `using(unique_key=…)` sets another key."""
+
+    unique_for: Duration | None
+    """How long the key stays taken from the enqueue on, however the job ends (default: until it has ended)."""
+
+    unique_while: Sequence[UniqueState] | None
+    """The states in which a job holds its key (default: "waiting" and "running"); "waiting" is always one of them."""
+
+    on_conflict: OnConflict | None
+    """What happens to the next job under a key: "keep" (default), "replace", "raise" or "cancel_running"."""
+
+    debounce: Duration | None
+    """A job starts this long after the last enqueue under its key, with the arguments of that one."""
+
+    debounce_max: Duration | None
+    """The longest time by which `debounce` postpones a start, from the first enqueue on (default: forever)."""
 
     upgrade: Upgrade | None
     """Returns arguments that fit the current signature for those that an older release has stored.
@@ -128,15 +144,32 @@ class EnqueueOptions(TypedDict, total=False):
     keep_result: bool | None
     """Whether the value that the handler returns is stored."""
 
+    id: str | UUID | None
+    """The id of the job, a UUID. If a job of the task is stored under it, nothing is stored and that job is returned.
+    Raises IdInUse if it is a job of another task."""
+
     unique_key: str | None
-    """At most one job of the task waits under this key; 1 to 200 characters."""
+    """At most one job of the task waits under this key; 1 to 200 characters. It replaces the task's own."""
+
+    unique_for: Duration | None
+    """How long the key stays taken from the enqueue on, however the job ends. For "keep" and "raise"."""
+
+    unique_while: Sequence[UniqueState] | None
+    """The states in which a job holds the key for this enqueue: ("waiting", "running") or ("waiting",)."""
 
     on_conflict: OnConflict | None
     """What happens to the next job under a `unique_key`.
 
     "keep" (default) returns the one that waits or runs. "replace" gives the waiting one the new arguments, time and
-    options, or lets one more run follow a running one. "raise" raises DuplicateJob.
+    options, or lets one more run follow a running one. "raise" raises DuplicateJob. "cancel_running" is "replace", and
+    cancels the running one.
     """
+
+    debounce: Duration | None
+    """Start this long after the last enqueue under the key, with its arguments. Not together with `delay` or `at`."""
+
+    debounce_max: Duration | None
+    """The longest time by which `debounce` postpones the start, from the first enqueue on (default: forever)."""
 
     connection: Any
     """Your connection, with an open transaction, to the database of the jobs: the job exists if and only if it commits.
@@ -155,7 +188,8 @@ class JobTemplate(NamedTuple):
     """The stored fields that are the same for all jobs of a task and its options.
 
     `fields` are those of a `NewJob`, without its `headers`. `delay` and `at` are in microseconds, and at most one of
-    them is set; the same is true of `expires_in` and `expires_at`.
+    them is set; the same is true of `expires_in` and `expires_at`. `unique` is set for jobs with a unique key, `id` for
+    a job with its own id.
     """
 
     fields: Mapping[str, Any]
@@ -164,6 +198,8 @@ class JobTemplate(NamedTuple):
     at: int | None = None
     expires_in: int | None = None
     expires_at: int | None = None
+    unique: Uniqueness | None = None
+    id: str | None = None
 
 
 def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOptions:
@@ -179,14 +215,11 @@ def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOption
         task._client.registry.require_queue(cast(str, new["queue"]), where)
     if "headers" in new:
         new["headers"] = {**(before.get("headers") or {}), **cast(Mapping[str, str], new["headers"])}
+    if "id" in new:
+        new["id"] = _own_id(new["id"], where)
     options = _merged(before, new)
-    on_conflict = new.get("on_conflict")
-    if on_conflict is not None and on_conflict not in get_args(OnConflict):
-        raise DeclarationError(f'{where}: on_conflict={on_conflict!r} must be "keep", "replace" or "raise"')
     if options.get("predict") and options.get("connection") is not None:
         raise DeclarationError(f"{where}: nothing is promised of a job before your own transaction commits")
-    if on_conflict is not None and "unique_key" not in options:
-        raise DeclarationError(f"{where}: on_conflict={on_conflict!r} has no effect without a unique_key")
     if "unique_key" in new:
         _require_unique_key(cast(str, new["unique_key"]), task, where)
     return options
@@ -197,8 +230,8 @@ def options_of_call(own: EnqueueOptions, others: EnqueueOptions) -> EnqueueOptio
     new: dict[str, Any] = {name: value for name, value in own.items() if name != "connection"}
     new["headers"] = {**(others.get("headers") or {}), **(own.get("headers") or {})}
     if "unique_key" in own:
-        # `on_conflict` belongs to the key.
-        new["on_conflict"] = own.get("on_conflict") or "keep"
+        # The other options of unique keys belong to the key.
+        others = cast(EnqueueOptions, {name: value for name, value in others.items() if name not in UNIQUE_OPTIONS})
     return _merged(others, new)
 
 
@@ -218,19 +251,23 @@ def job_template(task: Task[Any, Any], options: EnqueueOptions) -> JobTemplate:
         require_priority(priority, where)
     if headers:
         require_headers(headers, where)
+    unique = uniqueness(task.unique, options, where)
+    debounce = None if unique is None else unique.debounce
+    if debounce is not None and (delay is not None or at is not None):
+        raise DeclarationError(f"{where}: debounce sets when the job starts; pass neither delay nor at with it")
     return JobTemplate(
         {
             "task": task.name,
             "priority": task.priority if priority is None else priority,
             "options": _job_options(task, options, where),
             "audit": task.audit if audit is None else audit_level(audit, where),
-            "unique_key": options.get("unique_key"),
-            "on_conflict": options.get("on_conflict") or "keep",
         },
         dict(headers) if headers else None,
-        None if delay is None else parse_duration(delay, "delay", where),
+        debounce if delay is None else parse_duration(delay, "delay", where),
         None if at is None else parse_instant(at, "at", where),
         *_expiry(task, expires_in, expires_at, where),
+        unique,
+        cast("str | None", options.get("id")),
     )
 
 
@@ -309,6 +346,16 @@ def require_headers(headers: Mapping[str, str], where: str) -> None:
             f"{where}: headers of {size} bytes are more than {MAX_HEADERS}; they are read with every list of jobs, so "
             "put what is large into the arguments"
         )
+
+
+def _own_id(id: object, where: str) -> str:
+    """Return an id in the form in which ids are stored. Raises DeclarationError."""
+    try:
+        return str(id if isinstance(id, UUID) else UUID(cast(str, id)))
+    except (ValueError, TypeError, AttributeError):
+        raise DeclarationError(
+            f'{where}: id={id!r:.80} is not a UUID; make one from a name: id=uuid5(NAMESPACE, "invoice:17")'
+        ) from None
 
 
 def _require_unique_key(key: str, task: Task[Any, Any], where: str) -> None:

@@ -61,6 +61,7 @@ class Task(Generic[P, R]):
         retry: RetryPolicy | None,
         timeout: float | None,
         priority: int,
+        unique: Mapping[str, Any],
         audit: AuditLevel = AuditLevel.FULL,
         expires_in: int | None = None,
         retention: RetentionTerms | None = None,
@@ -85,6 +86,7 @@ class Task(Generic[P, R]):
         self.expires_in = expires_in
         self.retention = retention
         self.keep_result = keep_result
+        self.unique = unique
         self.template: JobTemplate = job_template(self, NO_OPTIONS)
         self._retry = retry
         self._timeout = timeout
@@ -111,7 +113,7 @@ class Task(Generic[P, R]):
         """Store one job with these arguments and return when it is durable.
 
         Raises TypeError or PayloadError for arguments that cannot be stored, CostExceedsLimit for a job that could
-        never start, DuplicateJob, QueueFull, NotOpen, StorageUnavailable.
+        never start, DuplicateJob, IdInUse, QueueFull, NotOpen, StorageUnavailable.
         """
         jobs = await self._client.enqueue(self, (Call(args, kwargs),))
         return jobs[0]

@@ -26,6 +26,7 @@ from tests.conformance.storage_suite.jobs import JobsConformance
 from tests.conformance.storage_suite.listing import ListingConformance
 from tests.conformance.storage_suite.live_limits import LiveLimitsConformance
 from tests.conformance.storage_suite.nodes import NodesConformance
+from tests.conformance.storage_suite.own_ids import OwnIdsConformance
 from tests.conformance.storage_suite.permits import PermitsConformance
 from tests.conformance.storage_suite.purging import PurgingConformance
 from tests.conformance.storage_suite.queues import QueuesConformance
@@ -36,6 +37,7 @@ from tests.conformance.storage_suite.schedules import SchedulesConformance
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, most_in_a_window, rate, recover, strict
 from tests.conformance.storage_suite.terms import TermsConformance
 from tests.conformance.storage_suite.unique_keys import UniqueKeysConformance
+from tests.conformance.storage_suite.unique_terms import UniqueTermsConformance
 
 __all__ = ["StorageConformance", "StoreUser", "at_once", "most_in_a_window", "rate", "recover", "strict"]
 
@@ -61,6 +63,8 @@ class StorageConformance(
     ReschedulingConformance,
     ListingConformance,
     UniqueKeysConformance,
+    UniqueTermsConformance,
+    OwnIdsConformance,
     FollowingConformance,
     BatchesConformance,
     ChartsConformance,

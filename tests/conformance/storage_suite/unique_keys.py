@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from headgate.errors import DuplicateJob, IllegalTransition
-from headgate.jobs.job import ClaimedJob, JobError, JobOptions, JobState, NewJob, Origin
+from headgate.jobs.job import ClaimedJob, JobError, JobOptions, JobState, NewJob, OnConflict, Origin
 from headgate.jobs.lifecycle import Returned
 from headgate.limits.concurrency import Concurrency
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, at_once, rate, recover
 
-Policy = Literal["keep", "replace", "raise"]
 
-
-def unique(store_user: StoreUser, key: str = "acme", on_conflict: Policy = "keep", **options: Any) -> NewJob:
+def unique(store_user: StoreUser, key: str = "acme", on_conflict: OnConflict = "keep", **options: Any) -> NewJob:
     return replace(store_user.new(**options), unique_key=key, on_conflict=on_conflict)
 
 
 class UniqueKeysConformance(Conformance):
-    async def add(self, store_user: StoreUser, key: str = "acme", on_conflict: Policy = "keep", **options: Any) -> str:
+    async def add(
+        self, store_user: StoreUser, key: str = "acme", on_conflict: OnConflict = "keep", **options: Any
+    ) -> str:
         """Return the id of the stored job for what was added."""
         new = unique(store_user, key, on_conflict, **options)
         return (await store_user.storage.add([new])).get(new.id, new.id)

@@ -77,6 +77,7 @@ ROWS = {
     "node": NODE,
     "limit_time": LIMIT_TIME,
     "attempt": ATTEMPT,
+    "kept_key": {"task": "work", "unique_key": "acme", "job": "job-1", "until": 0},
     "jobs_history": JOBS_HISTORY,
     "limit_history": LIMIT_HISTORY,
 }
@@ -159,6 +160,7 @@ def test_what_a_row_needs_cannot_be_left_out(schema: sqlite3.Connection, table: 
         ("job", {"task": "other"}),
         ("node", {"name": "b"}),
         ("limit_time", {"ahead": 5}),
+        ("kept_key", {"job": "job-2", "until": 5}),
     ],
 )
 def test_what_is_there_once_cannot_be_there_twice(

@@ -17,7 +17,7 @@ from headgate.errors import ForkedConnection, JobHeld, StorageUnavailable
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
-from headgate.jobs.uniqueness import key_of
+from headgate.jobs.uniqueness import key_of, may_have_duplicates, replaces
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken
@@ -258,7 +258,7 @@ class PostgresDriver(Driver):
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         self._require_usable()
         others: Mapping[str, str] = {}
-        if any(job.unique_key is not None for job in jobs):
+        if may_have_duplicates(jobs):
             others = await self._add_unique(jobs, batches)
         else:
             await self._additions.write((jobs, batches))
@@ -286,9 +286,11 @@ class PostgresDriver(Driver):
                             raise
                 await sleep(self.clock, HELD_PAUSE)
 
-        # One attempt for each key, however many callers there are.
-        async with self._keys.held(key_of(job) for job in jobs if key_of(job) is not None):
-            if any(job.on_conflict == "replace" for job in jobs):
+        # One attempt for each key and each own id, however many callers there are.
+        keys: list[Hashable] = [key for job in jobs if (key := key_of(job)) is not None]
+        keys += [job.id for job in jobs if job.has_own_id]
+        async with self._keys.held(keys):
+            if any(map(replaces, jobs)):
                 # Not again after a lost reply: it would replace a job that has replaced it since.
                 return await add_once()
             return await self._database.repeated(add_once)

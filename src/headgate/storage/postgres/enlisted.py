@@ -9,6 +9,7 @@ from typing import Any
 
 from headgate.errors import StorageUnavailable, UnfitConnection
 from headgate.jobs.job import NewJob
+from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.storage.driver import Transaction
 from headgate.storage.enlisting import Enlisted
 from headgate.storage.postgres.database import Session
@@ -50,7 +51,7 @@ async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob]
     """Store jobs in the transaction of this session, all or none. `identity` is that of the tables."""
     has_unique = any(job.unique_key is not None for job in jobs)
     await require_same_place(session, identity, has_unique=has_unique)
-    if not has_unique:
+    if not may_have_duplicates(jobs):
         return await enlist(tx, jobs)
     # Jobs that were stored before a duplicate was found must not stay if the caller continues.
     for _ in range(TRIES):

@@ -4,6 +4,9 @@ Where several clients write, an insertion waits for other open insertions under 
 inserted, the index lets no other job wait under its key, and a later statement sees every job that was claimed before.
 Whichever of several jobs comes first, the others find it.
 
+A key that stays taken beyond its job has a row of its own. It is written by the transaction that stores the job, so the
+same index makes others wait for it.
+
 The transaction may be a user's and stay open for long. So it locks only jobs under the key: the one that is replaced,
 or the running one that gets a successor.
 """
@@ -16,9 +19,10 @@ from itertools import groupby
 import msgspec
 
 from headgate.errors import LeaderNotFound, StorageUnavailable
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.draw_set import DrawSet, difference
-from headgate.jobs.job import Draw, NewJob
+from headgate.jobs.job import Draw, JobOptions, NewJob
 from headgate.jobs.replacing import WaitingJob, replacement
 from headgate.jobs.terms import GateTerms
 from headgate.jobs.uniqueness import (
@@ -30,14 +34,19 @@ from headgate.jobs.uniqueness import (
     StoreNew,
     decide,
     following,
+    is_free,
     key_of,
+    may_have_duplicates,
+    postponed,
     require_no_duplicate,
     successor,
+    was_stored,
 )
 from headgate.storage.driver import Transaction
 from headgate.storage.json_text import as_json, optional_json
 from headgate.storage.permits import PermitRelease
 from headgate.storage.procedures.add import add_jobs
+from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.history import note_enqueued
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of
 from headgate.storage.procedures.replacement_notes import ReplacementNote, give_back, keep_notes, note_of
@@ -61,7 +70,7 @@ class WaitingRival(msgspec.Struct):
 
 
 class UniqueJob(msgspec.Struct):
-    """A job under a unique key that is not final."""
+    """A job that holds a unique key: it is not final, or the key stays taken for it (in the state "kept")."""
 
     id: str
     task: str
@@ -75,9 +84,21 @@ class UniqueJob(msgspec.Struct):
     has_costs: bool
     delayed: bool
     run_at: int
+    attempt: int
+    options: JobOptions | None
+
+
+class StoredJob(msgspec.Struct):
+    """A stored job: its task, and the enqueue that has stored it."""
+
+    id: str
+    task: str
+    enqueued_at: int
+    enqueued_by: str | None
 
 
 _RIVALS = RowDecoder(WaitingRival, "job")
+_STORED = RowDecoder(StoredJob, "job")
 _KEYED = RowDecoder(UniqueJob, "job", state="waiting")
 
 
@@ -89,7 +110,7 @@ async def rivals(tx: Transaction, ids: Sequence[str]) -> list[WaitingRival]:
 async def enlist(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
     """Store jobs in a user's transaction and count that they were enqueued; otherwise as `add_unique`."""
     others: dict[str, str] = {}
-    if any(job.unique_key is not None for job in jobs):
+    if may_have_duplicates(jobs):
         others = await add_unique(tx, jobs, is_users=True)
     else:
         await add_jobs(tx, jobs)
@@ -100,20 +121,20 @@ async def enlist(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
 async def add_unique(
     tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = (), *, is_users: bool = False
 ) -> dict[str, str]:
-    """Store jobs some of which have unique keys. Returns, by the ids of duplicates, the existing jobs.
+    """Store jobs some of which have unique keys or their own ids. Returns, by the ids of duplicates, the existing jobs.
 
-    Raises DuplicateJob; with one writer, nothing is written then. In a user's transaction no bucket is locked, and
-    ClaimedMeanwhile is raised if the addition has to be rolled back and repeated.
+    Raises DuplicateJob and IdInUse; with one writer, nothing is written then. In a user's transaction no bucket is
+    locked, and ClaimedMeanwhile is raised if the addition has to be rolled back and repeated.
     """
     # A repeat after a lost reply changes nothing.
     stored = set(await tx.values("stored_ids", ids=[job.id for job in jobs]))
+    others = await _stored_before(tx, [job for job in jobs if job.id in stored])
     new = [job for job in jobs if job.id not in stored]
     addition = _Addition(tx, is_users=is_users)
     await addition.read([key for job in new if (key := key_of(job)) is not None])
     require_no_duplicate(new, addition.holders)
     if batches:
         await add_jobs(tx, (), batches)
-    others: dict[str, str] = {}
     for is_unique, group in groupby(new, key=lambda job: job.unique_key is not None):
         if not is_unique:
             await add_jobs(tx, [following(job, others) for job in group])
@@ -123,7 +144,17 @@ async def add_unique(
             if other is not None:
                 others[job.id] = other
     await addition.end()
+    if not tx.has_one_writer:
+        # Another client may have stored jobs under these ids meanwhile.
+        others |= await _stored_before(tx, [job for job in new if job.id not in others])
     return others
+
+
+async def _stored_before(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
+    """Return the ids of those of these jobs that another enqueue has stored. Raises IdInUse."""
+    own = {job.id: job for job in jobs if job.has_own_id}
+    rows = await tx.fetch(_STORED, "stored_jobs", ids=list(own)) if own else []
+    return {row.id: row.id for row in rows if was_stored(own[row.id], row.task, row.enqueued_at, row.enqueued_by)}
 
 
 class _Addition:
@@ -139,7 +170,7 @@ class _Addition:
         """Read the jobs under these keys."""
         self._known = {key: [] for key in keys}
         rows = list(self._known)
-        for row in await self._tx.fetch(_KEYED, "jobs_under_keys", keys=rows) if rows else []:
+        for row in await self._under_keys(rows):
             self._known[row.task, row.unique_key].append(row)
 
     @property
@@ -157,11 +188,16 @@ class _Addition:
                         return None
                 case KeepExisting(id):
                     return id
-                case ReplaceWaiting(id):
+                case ReplaceWaiting(id, running):
+                    if running is not None and job.rejection is None:
+                        # Before the waiting job is locked, which may follow it.
+                        await self._cancel(running, job)
                     if await self._try_replace(next(row for row in rows if row.id == id), job):
                         return id
-                case FollowRunning(id):
+                case FollowRunning(id, cancels):
                     if await self._try_follow(successor(job, id)):
+                        if cancels and job.rejection is None:
+                            await self._cancel(id, job)
                         return None
         raise StorageUnavailable(
             f"other jobs of task {job.task!r} kept appearing and ending under unique_key={job.unique_key!r}; try again"
@@ -177,17 +213,26 @@ class _Addition:
         assert key is not None
         # What was read is valid for the first job under a key, once.
         rows = self._known.pop(key, None)
-        return await self._tx.fetch(_KEYED, "jobs_under_keys", keys=[key]) if rows is None else rows
+        return await self._under_keys([key]) if rows is None else rows
+
+    async def _under_keys(self, keys: Sequence[Key]) -> list[UniqueJob]:
+        return await self._tx.fetch(_KEYED, "jobs_under_keys", keys=keys, now=self._tx.now) if keys else []
 
     async def _try_insert(self, job: NewJob) -> bool:
         """Insert a job. Returns whether it is stored, and no other job under the key had begun to run before."""
         await add_jobs(self._tx, [job])
-        if job.rejection is not None or self._tx.has_one_writer:
+        if job.rejection is not None:
             # A rejected job is not waiting, so it conflicts with no other.
             return True
+        if self._tx.has_one_writer:
+            await self._keep_key(job)
+            return True
+        if await _stored_before(self._tx, [job]):
+            # Under its own id, by another client meanwhile.
+            return True
         rows = await self._read_key(job)
-        is_there = any(row.id == job.id for row in rows)
-        if is_there and any(row.state == "running" for row in rows):
+        is_there = _is_waiting(job, rows)
+        if is_there and not is_free(job, _key_holders(rows)._replace(waiting=None)):
             if self._is_users:
                 # A deleted row stays in the index until the commit: the running job could not wait again.
                 raise ClaimedMeanwhile
@@ -195,6 +240,8 @@ class _Addition:
             if next(row for row in rows if row.id == job.id).state == "waiting":
                 await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.draws, job.variant), -1)])
             return False
+        if is_there:
+            await self._keep_key(job)
         return is_there
 
     async def _try_follow(self, job: NewJob) -> bool:
@@ -206,7 +253,26 @@ class _Addition:
         if job.rejection is not None:
             # It is final at once, so it is under no key.
             return True
-        return any(row.id == job.id for row in await self._read_key(job))
+        if not self._tx.has_one_writer and await _stored_before(self._tx, [job]):
+            return True
+        if not _is_waiting(job, await self._read_key(job)):
+            return False
+        await self._keep_key(job)
+        return True
+
+    async def _keep_key(self, job: NewJob) -> None:
+        """Keep the key of a stored job taken, if it asks for that."""
+        if job.unique_terms.taken_for is not None:
+            until = job.enqueued_at + job.unique_terms.taken_for
+            await self._tx.execute("keep_key", task=job.task, unique_key=job.unique_key, job=job.id, until=until)
+
+    async def _cancel(self, running: str, job: NewJob) -> None:
+        """Request the cancellation of a running job for the job that comes instead."""
+        if await self._tx.execute("cancel_running", id=running):
+            actor = job.enqueued_by or job.task
+            await add_audit_record(
+                self._tx, AuditRecord(actor, "cancel", "job", running, f"job {job.id} was enqueued under its key")
+            )
 
     async def _try_replace(self, row: UniqueJob, new: NewJob) -> bool:
         """Replace a waiting job by a new one. Returns whether it was still waiting."""
@@ -217,7 +283,7 @@ class _Addition:
         waited = WaitingJob(
             now.id, now.queue, now.draws, now.terms, now.held, now.passed, now.has_costs, now.delayed, now.run_at
         )
-        after = replacement(waited, new)
+        after = replacement(waited, postponed(new, now.options, is_tried=now.attempt > 0))
         before, lane, job = Lane(*waited.lane), Lane(*after.lane), after.new
         await self._tx.execute(
             "replace_job",
@@ -257,6 +323,18 @@ class _Addition:
 
 
 def _key_holders(rows: Iterable[UniqueJob]) -> KeyHolders:
-    waiting = next((row.id for row in rows if row.state != "running"), None)
-    running = next((row.id for row in rows if row.state == "running"), None)
-    return KeyHolders(waiting, running)
+    holders = KeyHolders()
+    for row in rows:
+        match row.state:
+            case "running":
+                holders = holders._replace(running=holders.running or row.id)
+            case "kept":
+                holders = holders._replace(kept_for=row.id)
+            case _:
+                holders = holders._replace(waiting=row.id)
+    return holders
+
+
+def _is_waiting(job: NewJob, rows: Iterable[UniqueJob]) -> bool:
+    """Whether a job is among the rows under its key as one that waits."""
+    return any(row.id == job.id and row.state in ("waiting", "blocked") for row in rows)

@@ -105,6 +105,7 @@ async def evict(tx: Transaction, count: int) -> int:
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
     evicted = await tx.execute("evict_buckets", limit_now=tx.limit_now, count=count)
     evicted += await tx.execute("evict_notes", limit_now=tx.limit_now, count=count)
+    evicted += await tx.execute("evict_kept_keys", now=tx.now, count=count)
     evicted += await tx.execute("evict_lanes", count=count)
     async with tx.atomic():
         return evicted + await evict_schedule_notes(tx, count)

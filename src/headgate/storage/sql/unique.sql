@@ -14,12 +14,17 @@ ORDER BY job.id
 -- Return which of these job ids are stored.
 SELECT id FROM headgate.job WHERE id {any:ids text}
 
+-- name: stored_jobs
+-- Return those of these jobs that are stored: of which tasks, and by which enqueue.
+SELECT id, task, enqueued_at, enqueued_by FROM headgate.job WHERE id {any:ids text}
+
 -- part: keyed_job
 job.id, job.task, job.unique_key, job.state, job.queue, job.draws, job.terms, job.held, job.passed,
-job.costs IS NOT NULL AS has_costs, job.delayed, job.run_at
+job.costs IS NOT NULL AS has_costs, job.delayed, job.run_at, job.attempt, job.options
 
 -- name: jobs_under_keys
--- Return the jobs that are not final under these unique keys of tasks: the waiting one, and the running ones.
+-- Return the jobs that are not final under these unique keys of tasks, the waiting one and the running ones; and in the
+-- state 'kept' the job for which a key stays taken.
 SELECT @keyed_job
 FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.job
@@ -30,6 +35,22 @@ SELECT @keyed_job
 FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.job
 WHERE job.task = keys.task AND job.unique_key = keys.unique_key AND job.unique_key IS NOT NULL AND job.state = 'running'
+UNION ALL
+SELECT
+    kept_key.job, kept_key.task, kept_key.unique_key, 'kept', '', '[]', NULL, 0, 0, false, false, kept_key.until, 0, NULL
+FROM {rows:keys(task text, unique_key text)}
+CROSS JOIN headgate.kept_key
+WHERE kept_key.task = keys.task AND kept_key.unique_key = keys.unique_key AND kept_key.until > :now
+
+-- name: keep_key
+-- Keep a unique key taken until then, for a job that has just been stored under it.
+INSERT INTO headgate.kept_key (task, unique_key, job, until) VALUES (:task, :unique_key, :job, :until)
+ON CONFLICT (task, unique_key) DO UPDATE SET job = excluded.job, until = excluded.until
+
+-- name: cancel_running
+-- Request the cancellation of a running job, unless it was requested before.
+UPDATE headgate.job SET cancel_requested = true
+WHERE id = :id AND finished_at IS NULL AND NOT waiting AND node IS NOT NULL AND NOT cancel_requested
 
 -- name: lock_job_under_key
 -- Lock a job that was found under a unique key.

@@ -21,6 +21,7 @@ from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable,
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
+from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, run_to_end
@@ -231,7 +232,7 @@ class SqliteDriver(Driver):
         return await self._write(Write(procedure, wakes=wakes))  # type: ignore[no-any-return]
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
-        if any(job.unique_key is not None for job in jobs):
+        if may_have_duplicates(jobs):
             return await self._write(  # type: ignore[no-any-return]
                 Write(lambda tx: add_unique(tx, jobs, batches), wakes=True)
             )

@@ -234,6 +234,16 @@ CREATE INDEX job_schedule ON headgate.job (schedule, id) WHERE schedule IS NOT N
 CREATE INDEX job_times ON headgate.job USING brin (finished_at, charged_at)
     WITH (pages_per_range = 32, autosummarize = on);
 
+-- Unique keys that stay taken until then, whatever becomes of the job: it may have ended, and been deleted.
+CREATE TABLE headgate.kept_key (
+    task        text COLLATE "C" NOT NULL,
+    unique_key  text COLLATE "C" NOT NULL,
+    job         text COLLATE "C" NOT NULL,
+    until       bigint NOT NULL,
+    PRIMARY KEY (task, unique_key)
+);
+CREATE INDEX kept_key_until ON headgate.kept_key (until);
+
 -- One row for each attempt that did not succeed.
 CREATE TABLE headgate.attempt (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

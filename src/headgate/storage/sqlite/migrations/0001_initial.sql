@@ -190,6 +190,16 @@ CREATE INDEX job_follows ON job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
 CREATE INDEX job_schedule ON job (schedule) WHERE schedule IS NOT NULL;
 
+-- Unique keys that stay taken until then, whatever becomes of the job: it may have ended, and been deleted.
+CREATE TABLE kept_key (
+    task        TEXT NOT NULL,
+    unique_key  TEXT NOT NULL,
+    job         TEXT NOT NULL,
+    until       INTEGER NOT NULL,
+    PRIMARY KEY (task, unique_key)
+) WITHOUT ROWID;
+CREATE INDEX kept_key_until ON kept_key (until);
+
 -- One row for each attempt that did not succeed.
 CREATE TABLE attempt (
     id          INTEGER PRIMARY KEY,
