@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headgate.app import Headgate
     from headgate.errors import (
+        AmbiguousNode,
         BatchNotFound,
         CostExceedsLimit,
         DeclarationError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         LeaderNotSucceeded,
         LimitInUse,
         LimitRejected,
+        NodeNotFound,
         NotOpen,
         PayloadError,
         ProcessDied,
@@ -114,6 +116,7 @@ __all__ = [
     "AttemptContext",
     "JobDraft",
     # errors
+    "AmbiguousNode",
     "CostExceedsLimit",
     "DeclarationError",
     "DuplicateJob",
@@ -128,6 +131,7 @@ __all__ = [
     "LeaderNotSucceeded",
     "LimitInUse",
     "LimitRejected",
+    "NodeNotFound",
     "NotOpen",
     "PayloadError",
     "ProcessDied",
@@ -146,6 +150,7 @@ __all__ = [
 
 _PLACES = {
     "Headgate": "headgate.app",
+    "AmbiguousNode": "headgate.errors",
     "CostExceedsLimit": "headgate.errors",
     "DeclarationError": "headgate.errors",
     "DuplicateJob": "headgate.errors",
@@ -160,6 +165,7 @@ _PLACES = {
     "LeaderNotSucceeded": "headgate.errors",
     "LimitInUse": "headgate.errors",
     "LimitRejected": "headgate.errors",
+    "NodeNotFound": "headgate.errors",
     "NotOpen": "headgate.errors",
     "PayloadError": "headgate.errors",
     "ProcessDied": "headgate.errors",

@@ -22,7 +22,7 @@ from headgate.engine.stop_signals import stopped_by_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
 from headgate.jobs.audit import AuditLevel, AuditWord
 from headgate.jobs.event import Event
-from headgate.jobs.identity import IdSource
+from headgate.jobs.identity import IdSource, require_process_name
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.limit import Limit, changed
@@ -94,6 +94,7 @@ class Headgate:
         imports: Sequence[str] = (),
         concurrency: int | None = None,
         slots: int | None = None,
+        name: str | None = None,
         retry: RetryPolicy | None = None,
         timeout: Duration | None = None,
         heartbeat: Duration | None = None,
@@ -122,6 +123,7 @@ class Headgate:
             {
                 "concurrency": concurrency,
                 "slots": slots,
+                "name": name,
                 "retry": retry,
                 "timeout": timeout,
                 "heartbeat": heartbeat,
@@ -484,6 +486,7 @@ class Headgate:
         *,
         queues: Mapping[str, int | None] | None = None,
         slots: int | None = None,
+        name: str | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,
@@ -492,19 +495,20 @@ class Headgate:
         """Run as a worker process until SIGTERM or SIGINT; a second signal ends it at once.
 
         `queues` maps the queues to serve to their slots (None: as declared); default: all declared queues. `slots` is
-        how many jobs of all queues together run at once (default: the app's own). `grace` is how long running jobs may
-        continue after the first signal (default: the app's own). With `drain` it also ends when no job of its queues
-        runs on any node, and none could start now ("ready"), or none waits for a limit, for its time or for another job
-        either ("all"); paused queues do not count. `log_jobs` is whether each job that ends gets a line in the log
-        (default: the app's setting, and without one True). In a thread other than the main one no signal ends it;
-        cancel it, or `drain`.
+        how many jobs of all queues together run at once, `name` what operators call the worker (default: the app's
+        own). `grace` is how long running jobs may continue after the first signal (default: the app's own). With
+        `drain` it also ends when no job of its queues runs on any node, and none could start now ("ready"), or none
+        waits for a limit, for its time or for another job either ("all"); paused queues do not count. `log_jobs` is
+        whether each job that ends gets a line in the log (default: the app's setting, and without one True). In a
+        thread other than the main one no signal ends it; cancel it, or `drain`. Operators can stop it as well
+        (`headgate nodes stop`).
         """
         if self._storage.is_in_process:
             raise DeclarationError(
                 "a worker process on memory:// never gets a job: other processes enqueue into their own memory; "
                 "use sqlite:///path, or `async with app:` inside the process that enqueues"
             )
-        node = self._make_node(queues, grace, drain, slots)
+        node = self._make_node(queues, grace, drain, slots, name)
         # Also during opening and closing, so that a signal does not interrupt them.
         is_main = threading.current_thread() is threading.main_thread()
         with stopped_by_signals(node) if handle_signals and is_main else contextlib.nullcontext():
@@ -524,6 +528,7 @@ class Headgate:
         grace: Duration | None = None,
         drain: Drain | None = None,
         slots: int | None = None,
+        name: str | None = None,
     ) -> Node:
         if IN_CHILD.get():
             raise DeclarationError(
@@ -534,7 +539,7 @@ class Headgate:
         return self._node_kind(
             self._storage,
             self._registry,
-            self._node_settings(queues, grace, drain, slots),
+            self._node_settings(queues, grace, drain, slots, name),
             clock=self._clock,
             bus=self._bus,
             random=self._random,
@@ -551,11 +556,14 @@ class Headgate:
         grace: Duration | None = None,
         drain: Drain | None = None,
         slots: int | None = None,
+        name: str | None = None,
     ) -> NodeSettings:
         settings = self._settings
         chosen = dict.fromkeys(self._registry.queues) if queues is None else queues
         if slots is not None:
             parse_count(slots, "slots", "run", most=MOST_SLOTS)
+        if name is not None:
+            require_process_name(name, "run: name")
         capacity: dict[str, int] = {}
         for queue, given in chosen.items():
             self._registry.require_queue(queue, "this worker")
@@ -565,6 +573,7 @@ class Headgate:
         return NodeSettings(
             queues=capacity,
             slots=settings.slots if slots is None else slots,
+            name=name or settings.name,
             weights={queue: self._registry.queues[queue].weight for queue in capacity},
             heartbeat=settings.heartbeat,
             lease=settings.lease,

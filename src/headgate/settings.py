@@ -14,6 +14,7 @@ from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
 from headgate.errors import DeclarationError
 from headgate.escaping import one_line
 from headgate.jobs.audit import AuditLevel, audit_level
+from headgate.jobs.identity import require_process_name
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention, parse_retention, retention_of
 from headgate.jobs.retry import DEFAULT_RETRY, RetryPolicy, require_policy
 from headgate.jobs.written import parse_switch
@@ -40,7 +41,8 @@ class Settings:
 
     `concurrency`: slots per queue and node, unless the queue sets it (default: 100, or max(4, 2 × cores) for a queue
     whose tasks are all plain functions). `slots`: how many jobs of all queues together run at once on a node (default:
-    as many as the queues have slots). `retry`: the policy of tasks without one (default: 3 retries, 1 s × 2ⁿ with
+    as many as the queues have slots). `name`: what operators call a node of this process (default: host:pid).
+    `retry`: the policy of tasks without one (default: 3 retries, 1 s × 2ⁿ with
     full jitter, up to 1 h); in the environment `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or
     `delays=1s+1m+1h`. `timeout`: of each attempt of a task without one (default: none).
     `heartbeat` (5): the interval at which a node renews its lease; other nodes treat it as lost after `lease` (30).
@@ -64,6 +66,7 @@ class Settings:
 
     concurrency: int | None = None
     slots: int | None = None
+    name: str | None = None
     retry: RetryPolicy = DEFAULT_RETRY
     timeout: float | None = None
     heartbeat: float = 5.0
@@ -87,6 +90,8 @@ class Settings:
         for name in ("concurrency", "slots"):
             if getattr(self, name) is not None:
                 parse_count(getattr(self, name), name, most=MOST_SLOTS)
+        if self.name is not None:
+            require_process_name(self.name, "name")
         for name in ("connections", "max_payload", "log_lines"):
             parse_count(getattr(self, name), name, least=0)
         require_policy(self.retry, "Headgate(…)")
@@ -178,7 +183,7 @@ def _parse(name: str, text: str) -> object:
         return audit_level(text.lower(), "HEADGATE_AUDIT")  # type: ignore[arg-type]  # any other word is refused
     if name in ("synchronous", "log_level"):
         return text.upper()
-    if name in ("limits_url", "schema", "listen_url"):
+    if name in ("limits_url", "schema", "listen_url", "name"):
         return text
     variable = f"HEADGATE_{name.upper()}"
     if name in ("history", "log_jobs", "migrate"):

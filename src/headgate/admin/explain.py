@@ -76,6 +76,10 @@ def reason_for(
         return "no node is running; start one with `headgate worker`"
     if not is_known:
         return f"this program does not declare task {status.task!r}; only a node that does will run it"
+    serving = [node for node in nodes if not node.is_gone and node.setting.queues.get(status.queue)]
+    quiet = [node.name for node in serving if node.setting.is_quiet]
+    if quiet and len(quiet) == len(serving):
+        return f"all nodes that serve queue {status.queue!r} are quiet; resume one: `headgate nodes resume {quiet[0]}`"
     return f"its limits let it start now; it waits for a free slot of a node that serves queue {status.queue!r}"
 
 

@@ -120,6 +120,7 @@ class StandIn(InTest):
         *,
         queues: Mapping[str, int | None] | None = None,
         slots: int | None = None,
+        name: str | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,

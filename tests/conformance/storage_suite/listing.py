@@ -13,7 +13,15 @@ from headgate.errors import IllegalTransition
 from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.procedures import listing
-from headgate.storage.records import BucketPlace, BucketRecord, JobCount, JobFilter, ViewCount, WaitingCount
+from headgate.storage.records import (
+    BucketPlace,
+    BucketRecord,
+    JobCount,
+    JobFilter,
+    NodeSetting,
+    ViewCount,
+    WaitingCount,
+)
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, strict
 
@@ -263,10 +271,10 @@ class ListingConformance(Conformance):
         assert list(await store_user.storage.jobs(JobFilter(cursor=ids[4], oldest_first=True))) == []
 
     async def test_a_node_stores_its_slots_and_version(self, store_user: StoreUser) -> None:
-        await store_user.storage.join("node-b", "b", queues={"default": 4, "mail": 1}, version="1.2.3")
+        await store_user.storage.join("node-b", "b", setting=NodeSetting({"default": 4, "mail": 1}), version="1.2.3")
         nodes = {node.id: node for node in await store_user.storage.nodes()}
-        assert (nodes["node-b"].queues, nodes["node-b"].version) == ({"default": 4, "mail": 1}, "1.2.3")
-        assert (nodes["node-a"].queues, nodes["node-a"].version) == ({}, "")
+        assert (nodes["node-b"].setting.queues, nodes["node-b"].version) == ({"default": 4, "mail": 1}, "1.2.3")
+        assert (nodes["node-a"].setting.queues, nodes["node-a"].version) == ({}, "")
 
     async def test_a_blocked_job_is_listed_counted_and_not_run_now(self, store_user: StoreUser) -> None:
         leader = store_user.new()
