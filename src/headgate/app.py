@@ -15,6 +15,7 @@ from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
 from headgate.client import Client
 from headgate.clock import Clock, Duration, SystemClock
 from headgate.engine.bus import Callback, EventBus
+from headgate.engine.children import ChildBounds
 from headgate.engine.drain import Drain
 from headgate.engine.embedded_node import EmbeddedNode
 from headgate.engine.node import Node, NodeSettings
@@ -95,6 +96,8 @@ class Headgate:
         concurrency: int | None = None,
         slots: int | None = None,
         name: str | None = None,
+        max_tasks_per_child: int | None = None,
+        max_memory_per_child: int | str | None = None,
         retry: RetryPolicy | None = None,
         timeout: Duration | None = None,
         heartbeat: Duration | None = None,
@@ -124,6 +127,8 @@ class Headgate:
                 "concurrency": concurrency,
                 "slots": slots,
                 "name": name,
+                "max_tasks_per_child": max_tasks_per_child,
+                "max_memory_per_child": max_memory_per_child,
                 "retry": retry,
                 "timeout": timeout,
                 "heartbeat": heartbeat,
@@ -574,6 +579,7 @@ class Headgate:
             queues=capacity,
             slots=settings.slots if slots is None else slots,
             name=name or settings.name,
+            children=ChildBounds(settings.max_tasks_per_child, settings.max_memory_per_child),
             weights={queue: self._registry.queues[queue].weight for queue in capacity},
             heartbeat=settings.heartbeat,
             lease=settings.lease,

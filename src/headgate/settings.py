@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
+from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
 from headgate.errors import DeclarationError
 from headgate.escaping import one_line
 from headgate.jobs.audit import AuditLevel, audit_level
@@ -42,6 +42,9 @@ class Settings:
     `concurrency`: slots per queue and node, unless the queue sets it (default: 100, or max(4, 2 × cores) for a queue
     whose tasks are all plain functions). `slots`: how many jobs of all queues together run at once on a node (default:
     as many as the queues have slots). `name`: what operators call a node of this process (default: host:pid).
+    `max_tasks_per_child`: after so many process tasks, a child process is replaced (default: never).
+    `max_memory_per_child`: a child process that occupies more bytes than that after a process task is replaced
+    (default: never); also text like "200MB".
     `retry`: the policy of tasks without one (default: 3 retries, 1 s × 2ⁿ with
     full jitter, up to 1 h); in the environment `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or
     `delays=1s+1m+1h`. `timeout`: of each attempt of a task without one (default: none).
@@ -67,6 +70,8 @@ class Settings:
     concurrency: int | None = None
     slots: int | None = None
     name: str | None = None
+    max_tasks_per_child: int | None = None
+    max_memory_per_child: int | None = None
     retry: RetryPolicy = DEFAULT_RETRY
     timeout: float | None = None
     heartbeat: float = 5.0
@@ -92,6 +97,10 @@ class Settings:
                 parse_count(getattr(self, name), name, most=MOST_SLOTS)
         if self.name is not None:
             require_process_name(self.name, "name")
+        if self.max_tasks_per_child is not None:
+            parse_count(self.max_tasks_per_child, "max_tasks_per_child")
+        if self.max_memory_per_child is not None:
+            parse_bytes(self.max_memory_per_child, "max_memory_per_child", least=MEBIBYTE)
         for name in ("connections", "max_payload", "log_lines"):
             parse_count(getattr(self, name), name, least=0)
         require_policy(self.retry, "Headgate(…)")
@@ -171,6 +180,8 @@ def _converted(name: str, value: Any) -> object:
         return retention_of(value)
     if name == "audit":
         return audit_level(value, "settings")
+    if name == "max_memory_per_child":
+        return parse_bytes(value, name, least=MEBIBYTE)
     return parse_seconds(value, name) if name in _DURATIONS else value
 
 
@@ -186,6 +197,8 @@ def _parse(name: str, text: str) -> object:
     if name in ("limits_url", "schema", "listen_url", "name"):
         return text
     variable = f"HEADGATE_{name.upper()}"
+    if name == "max_memory_per_child":
+        return parse_bytes(text, variable, least=MEBIBYTE)
     if name in ("history", "log_jobs", "migrate"):
         return parse_switch(text, variable)
     if name in _DURATIONS:

@@ -17,6 +17,7 @@ from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge_router import ChargeRouter
+from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop
 from headgate.engine.claim_notices import ClaimNotices
 from headgate.engine.claim_recovery import ClaimRecovery
@@ -63,8 +64,8 @@ class NodeSettings:
     `heartbeat` (5) is the interval at which the lease is renewed; other nodes treat it as lost after `lease` (30).
     `grace` (30) is how long running jobs may continue after a stop was requested. Final jobs are kept for `retention`
     (7 days). `queues` maps the queues to serve to their slots; all of them together have `slots` (None: any number),
-    which they share by their `weights`. `name` is what operators see (default: host:pid).
-    Of each job's log the first `log_lines` (1,000; 0: none) of `log_level` (INFO) and above are
+    which they share by their `weights`. `name` is what operators see (default: host:pid). `children` says when child
+    processes are replaced. Of each job's log the first `log_lines` (1,000; 0: none) of `log_level` (INFO) and above are
     kept. `version` is that of Headgate. With `drain` the node stops by itself.
     """
 
@@ -72,6 +73,7 @@ class NodeSettings:
     slots: int | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
     name: str | None = None
+    children: ChildBounds = UNBOUNDED
     heartbeat: float = 5.0
     lease: float = 30.0
     grace: float = 30.0
@@ -167,6 +169,7 @@ class Node:
             callback_runner,
             self._wakeup,
             pool=pool,
+            children=settings.children,
             clock=clock,
             bus=bus,
             tracing=tracing,
