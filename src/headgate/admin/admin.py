@@ -117,6 +117,7 @@ class Admin:
         queues: frozenset[str],
         schedules: SchedulesAdmin,
         *,
+        requires: Mapping[str, frozenset[str]],
         actor: str | None = None,
         address: str = "",
     ) -> None:
@@ -124,6 +125,7 @@ class Admin:
         self.address = address
         self._rules = rules
         self._tasks = tasks
+        self._requires = requires
         self.actor: str = actor or this_process()
         self.queues: QueuesAdmin = QueuesAdmin(storage, queues, self.actor)
         # The order of a fair queue makes no job wait, so it is not shown as a limit.
@@ -338,6 +340,7 @@ class Admin:
             is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
             is_known=record.task in self._tasks,
             is_paused=record.state is JobState.WAITING and await self.queues.is_paused(record.queue),
+            requires=self._requires.get(record.task, frozenset()),
             now=now,
         )
         return Explanation(status=status, reason=reason, limits=limits)

@@ -42,6 +42,7 @@ class NodeStatus:
     slots: int = 0
     is_quiet: bool = False
     is_stopping: bool = False
+    labels: Sequence[str] = ()
 
     @property
     def shown_state(self) -> str:
@@ -117,6 +118,7 @@ def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
         slots=setting.most,
         is_quiet=setting.is_quiet,
         is_stopping=setting.is_stopping,
+        labels=record.labels,
     )
 
 

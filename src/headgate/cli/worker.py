@@ -82,6 +82,13 @@ def _queues(
     help="What lists call this worker (default: HEADGATE_NAME or the app's setting, else host:pid); with --processes "
     "each process adds its number: NAME-1.",
 )
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="LABEL",
+    help="Also run tasks that require this label. Repeatable; default: HEADGATE_LABELS or the app's setting.",
+)
 @click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True, help="Number of processes.")
 @click.option(
     "--grace", type=seconds, metavar="TIME", help="How long running jobs may continue after a signal: 30, 90s, 5m."
@@ -139,6 +146,7 @@ def worker(
     queues: Mapping[str, int | None] | None,
     slots: int | None,
     name: str | None,
+    labels: tuple[str, ...],
     processes: int,
     grace: float | None,
     metrics_port: int | None,
@@ -197,7 +205,8 @@ def worker(
             command += ["--metrics-store"] if metrics_store else []
         if health_port is not None:
             command += ["--health-port", str(health_port), "--health-host", health_host]
-        command += ["--wait", f"{wait:f}", *(f"--import={name}" for name in imports)]
+        command += ["--wait", f"{wait:f}", *(f"--import={module}" for module in imports)]
+        command += [f"--label={label}" for label in labels]
         if slots is not None:
             command += ["--slots", str(slots)]
         if name is not None:
@@ -224,7 +233,8 @@ def worker(
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, name="headgate-stdin", daemon=True).start()
     with asyncio.Runner(loop_factory=make_loop) as runner:
-        code = runner.run(_serve(app, queues, slots, _numbered(name, app), grace, until, health, wait, log_jobs))
+        name = _numbered(name, app)
+        code = runner.run(_serve(app, queues, slots, name, labels, grace, until, health, wait, log_jobs))
     if code:
         raise SystemExit(code)
 
@@ -249,6 +259,7 @@ async def _serve(
     queues: Mapping[str, int | None] | None,
     slots: int | None,
     name: str | None,
+    labels: tuple[str, ...],
     grace: float | None,
     drain: Literal["ready", "all"] | None,
     health: HealthPort | None,
@@ -272,7 +283,15 @@ async def _serve(
             app.instrument(server)
             await stack.enter_async_context(server.serving(health.port, health.host))
         if await _open(app, wait, stack):
-            await app.run(queues=queues, slots=slots, name=name, grace=grace, drain=drain, log_jobs=log_jobs)
+            await app.run(
+                queues=queues,
+                slots=slots,
+                name=name,
+                labels=labels or None,
+                grace=grace,
+                drain=drain,
+                log_jobs=log_jobs,
+            )
     # All endings are recorded, so a late signal has nothing to interrupt. At its end Python waits for threads, which
     # may never end; a stopped worker must.
     for number in (signal.SIGTERM, signal.SIGINT):

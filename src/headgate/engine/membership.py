@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from headgate.clock import Clock
 from headgate.jobs.identity import IdSource
 from headgate.storage.records import NodeSetting
@@ -20,12 +22,14 @@ class Membership:
         *,
         name: str,
         setting: NodeSetting,
+        labels: Set[str],
         version: str,
         clock: Clock,
         ids: IdSource,
     ) -> None:
         self._storage = storage
         self._name = name
+        self._labels = sorted(labels)
         self._version = version
         self._clock = clock
         self._ids = ids
@@ -34,7 +38,7 @@ class Membership:
 
     async def join(self) -> None:
         """Write the row of the node. Raises StorageUnavailable."""
-        await self._storage.join(self.id, self._name, setting=self.setting, version=self._version)
+        await self._storage.join(self.id, self._name, setting=self.setting, labels=self._labels, version=self._version)
 
     def renew_id(self) -> str:
         """Take a new id in place of the dead one and return it; `join` comes next."""

@@ -64,15 +64,17 @@ class NodeSettings:
     `heartbeat` (5) is the interval at which the lease is renewed; other nodes treat it as lost after `lease` (30).
     `grace` (30) is how long running jobs may continue after a stop was requested. Final jobs are kept for `retention`
     (7 days). `queues` maps the queues to serve to their slots; all of them together have `slots` (None: any number),
-    which they share by their `weights`. `name` is what operators see (default: host:pid). `children` says when child
-    processes are replaced. Of each job's log the first `log_lines` (1,000; 0: none) of `log_level` (INFO) and above are
-    kept. `version` is that of Headgate. With `drain` the node stops by itself.
+    which they share by their `weights`. `name` is what operators see (default: host:pid). The node runs the tasks that
+    require none but its `labels` (None: all tasks, as in tests). `children` says when child processes are replaced. Of
+    each job's log the first `log_lines` (1,000; 0: none) of `log_level` (INFO) and above are kept. `version` is that of
+    Headgate. With `drain` the node stops by itself.
     """
 
     queues: Mapping[str, int]
     slots: int | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
     name: str | None = None
+    labels: frozenset[str] | None = frozenset()
     children: ChildBounds = UNBOUNDED
     heartbeat: float = 5.0
     lease: float = 30.0
@@ -128,6 +130,7 @@ class Node:
             storage,
             name=settings.name or process_name(),
             setting=NodeSetting(settings.queues, settings.slots),
+            labels=settings.labels or frozenset(),
             version=settings.version,
             clock=clock,
             ids=ids,
@@ -223,6 +226,7 @@ class Node:
             history_writer,
             self._notices,
             self._wakeup,
+            labels=settings.labels,
             stopping=self._stopping,
             clock=clock,
             bus=bus,
@@ -259,6 +263,7 @@ class Node:
                 self.attempts,
                 self.claim_recovery,
                 queues=settings.queues.keys(),
+                labels=settings.labels,
                 stopping=self._stopping,
                 stop=self.stop,
                 clock=clock,

@@ -34,6 +34,7 @@ class NodeView(msgspec.Struct, frozen=True):
     started_at: datetime
     is_quiet: bool
     is_stopping: bool
+    labels: Sequence[str]
 
 
 class SlotsRequest(JsonBody, frozen=True, kw_only=True):

@@ -174,6 +174,7 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     setting: NodeSetting = NodeSetting({})
     version: str = ""
     lingering: Sequence[str] = ()
+    labels: Sequence[str] = ()
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -576,13 +576,14 @@ class Store:
         name: str,
         *,
         setting: NodeSetting | None = None,
+        labels: Sequence[str] = (),
         version: str = "",
     ) -> None:
         """Register a node with its slots, before its first claim. A registered node stays as it is."""
         driver = self.driver
         chosen = setting or NodeSetting({})
         await driver.write(
-            lambda tx: nodes.join(tx, node, name, driver.clock.boot_id(), chosen, version, driver.port),
+            lambda tx: nodes.join(tx, node, name, driver.clock.boot_id(), chosen, labels, version, driver.port),
             is_atomic=False,
             may_repeat=True,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast, get_args
 
@@ -66,6 +66,10 @@ class HandlerOptions(TypedDict, total=False):
 
     keep_result: bool
     """Whether the value that the handler returns is stored (default: yes); otherwise `job.result()` returns None."""
+
+    requires: Collection[str]
+    """The labels that a node needs to run its jobs, such as {"gpu"} (default: none). `headgate worker --label gpu`
+    starts one with that label. The limits count as for all other tasks."""
 
     upgrade: Upgrade | None
     """Returns arguments that fit the current signature for those that an older release has stored.

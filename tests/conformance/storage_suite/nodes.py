@@ -58,12 +58,12 @@ class NodesConformance(Conformance):
     async def test_a_node_reads_what_it_is_set_to_do_and_others_see_it(self, store_user: StoreUser) -> None:
         storage = store_user.storage
         setting = NodeSetting({"default": 4, "mail": 1}, slots=3, is_quiet=True)
-        await storage.join("node-b", "b", setting=setting)
+        await storage.join("node-b", "b", setting=setting, labels=["gpu", "eu"])
         assert (await storage.upkeep("node-b")).setting == setting
         assert (await storage.upkeep(store_user.node)).setting == NodeSetting({})
         assert (await storage.upkeep("stranger")).setting is None
-        seen = {node.id: node.setting for node in await storage.nodes()}
-        assert seen == {"node-b": setting, store_user.node: NodeSetting({})}
+        seen = {node.id: (node.setting, node.labels) for node in await storage.nodes()}
+        assert seen == {"node-b": (setting, ("gpu", "eu")), store_user.node: (NodeSetting({}), ())}
 
     async def test_a_change_of_a_node_is_stored_once_with_its_audit_record(self, store_user: StoreUser) -> None:
         storage, node = store_user.storage, store_user.node

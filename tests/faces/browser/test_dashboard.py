@@ -241,7 +241,7 @@ async def test_a_list_does_not_change_while_jobs_are_selected(browser: Browser, 
 @of_one_store
 async def test_nodes_are_quieted_get_other_slots_and_are_stopped(browser: Browser, shop: Shop) -> None:
     storage = shop.app._storage
-    await storage.join("node-7", "steered", setting=NodeSetting({QUEUE: 4}))
+    await storage.join("node-7", "steered", setting=NodeSetting({QUEUE: 4}), labels=["gpu"])
 
     async def setting() -> NodeSetting:
         return next(node.setting for node in await storage.nodes() if node.id == "node-7")

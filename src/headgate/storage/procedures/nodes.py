@@ -66,6 +66,7 @@ class _Node(_Process):
     slots: int | None
     is_quiet: bool
     is_stopping: bool
+    labels: tuple[str, ...]
     version: str
     lingering: tuple[str, ...]
 
@@ -96,6 +97,7 @@ async def join(
     name: str,
     boot_id: str,
     setting: NodeSetting,
+    labels: Sequence[str],
     version: str,
     port: int | None,
 ) -> None:
@@ -113,6 +115,7 @@ async def join(
         queues=as_json(setting.queues),
         slots=setting.slots,
         is_quiet=setting.is_quiet,
+        labels=as_json(labels),
         version=version,
     )
     if port is not None:
@@ -171,6 +174,7 @@ async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
             setting=NodeSetting(row.queues, row.slots, row.is_quiet, row.is_stopping),
             version=row.version,
             lingering=row.lingering,
+            labels=row.labels,
         )
         for row in await tx.fetch(_NODES, "nodes")
     ]

@@ -3,9 +3,9 @@
 -- name: join_node
 -- Register a node; a registered node stays as it is.
 INSERT INTO headgate.node (
-    id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, queues, slots, is_quiet, version
+    id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, queues, slots, is_quiet, labels, version
 ) VALUES (
-    :id, :name, :pid, :pid_space, :process_started, :boot_id, :now, :now, :queues, :slots, :is_quiet, :version
+    :id, :name, :pid, :pid_space, :process_started, :boot_id, :now, :now, :queues, :slots, :is_quiet, :labels, :version
 )
 ON CONFLICT (id) DO NOTHING
 
@@ -35,7 +35,7 @@ WHERE id = :id AND gone IS NULL
 SELECT
     id, name, pid, started_at, beat_at, beat,
     (SELECT count(*) FROM headgate.job WHERE state = 'running' AND job.node = node.id) AS running,
-    pid_space, process_started, boot_id, queues, slots, is_quiet, is_stopping, version, lingering, gone
+    pid_space, process_started, boot_id, queues, slots, is_quiet, is_stopping, labels, version, lingering, gone
 FROM headgate.node
 ORDER BY started_at, id
 

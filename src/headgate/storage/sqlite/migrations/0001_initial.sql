@@ -355,6 +355,8 @@ CREATE TABLE node (
     slots            INTEGER CHECK (slots > 0),
     is_quiet         INTEGER NOT NULL DEFAULT 0 CHECK (is_quiet IN (0, 1)),
     is_stopping      INTEGER NOT NULL DEFAULT 0 CHECK (is_stopping IN (0, 1)),
+    -- What the tasks that it runs may require.
+    labels           TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(labels)),
     -- The jobs whose attempts were told to end and take a slot still.
     lingering        TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(lingering)),
     -- As on PostgreSQL, where a node may have gone while others hold jobs of its; here it is deleted at once.

@@ -41,7 +41,11 @@ export const nodes = {
           columns: [
             {
               name: "Node",
-              cell: (node) => [h("b", null, node.name), h("span", { class: "cell-below faint mono" }, node.id)],
+              cell: (node) => [
+                h("b", null, node.name),
+                node.labels.map((/** @type {string} */ label) => h("span", { class: "chip", key: label }, label)),
+                h("span", { class: "cell-below faint mono" }, node.id),
+              ],
             },
             { name: "State", cell: nodeState },
             {
