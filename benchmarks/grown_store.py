@@ -23,7 +23,7 @@ from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Finished
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, NodeSetting, Room
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE
@@ -176,7 +176,8 @@ async def _add_others(storage: Store, seeds: Seeds, jobs: int) -> None:
     await storage.add_audit_record(AuditRecord("ada", "pause", "limit", LIMIT))
     # Ten nodes, one of which runs a hundred jobs.
     for number in range(10):
-        await storage.join(f"node-{number}", f"machine:{number}", queues={DEFAULT_QUEUE: 100}, version="1")
+        setting = NodeSetting({DEFAULT_QUEUE: 100})
+        await storage.join(f"node-{number}", f"machine:{number}", setting=setting, version="1")
     claim = Claim("node-0", {DEFAULT_QUEUE: Room(100)}, {}, seeds.tasks, seeds.gates)
     await storage.claim(claim)
 

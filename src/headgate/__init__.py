@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headgate.app import Headgate
     from headgate.errors import (
+        AmbiguousNode,
         AttemptLost,
         BatchNotFound,
         CostExceedsLimit,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         LeaseLost,
         LimitInUse,
         LimitRejected,
+        NodeNotFound,
         NotOpen,
         PayloadError,
         ProcessDied,
@@ -118,6 +120,7 @@ __all__ = [
     "AttemptContext",
     "JobDraft",
     # errors
+    "AmbiguousNode",
     "AttemptLost",
     "CostExceedsLimit",
     "DeclarationError",
@@ -135,6 +138,7 @@ __all__ = [
     "LeaseLost",
     "LimitInUse",
     "LimitRejected",
+    "NodeNotFound",
     "NotOpen",
     "PayloadError",
     "ProcessDied",
@@ -153,6 +157,7 @@ __all__ = [
 
 _PLACES = {
     "Headgate": "headgate.app",
+    "AmbiguousNode": "headgate.errors",
     "AttemptLost": "headgate.errors",
     "CostExceedsLimit": "headgate.errors",
     "DeclarationError": "headgate.errors",
@@ -170,6 +175,7 @@ _PLACES = {
     "LeaseLost": "headgate.errors",
     "LimitInUse": "headgate.errors",
     "LimitRejected": "headgate.errors",
+    "NodeNotFound": "headgate.errors",
     "NotOpen": "headgate.errors",
     "PayloadError": "headgate.errors",
     "ProcessDied": "headgate.errors",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from random import Random
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
@@ -15,6 +15,7 @@ from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
 from headgate.client import Client
 from headgate.clock import Clock, Duration, SystemClock
 from headgate.engine.bus import Callback, EventBus
+from headgate.engine.children import ChildBounds
 from headgate.engine.drain import Drain
 from headgate.engine.embedded_node import EmbeddedNode
 from headgate.engine.node import Node, NodeSettings
@@ -22,7 +23,8 @@ from headgate.engine.stop_signals import stopped_by_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
 from headgate.jobs.audit import AuditLevel, AuditWord
 from headgate.jobs.event import Event
-from headgate.jobs.identity import IdSource
+from headgate.jobs.identity import IdSource, require_process_name
+from headgate.jobs.labels import parse_labels
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.limit import Limit, changed
@@ -87,6 +89,7 @@ class Headgate:
 
     _client_kind = Client
     _node_kind = Node
+    _has_all_labels = False
 
     def __init__(
         self,
@@ -96,6 +99,10 @@ class Headgate:
         imports: Sequence[str] = (),
         concurrency: int | None = None,
         slots: int | None = None,
+        name: str | None = None,
+        labels: Collection[str] | None = None,
+        max_tasks_per_child: int | None = None,
+        max_memory_per_child: int | str | None = None,
         retry: RetryPolicy | None = None,
         timeout: Duration | None = None,
         heartbeat: Duration | None = None,
@@ -125,6 +132,10 @@ class Headgate:
             {
                 "concurrency": concurrency,
                 "slots": slots,
+                "name": name,
+                "labels": labels,
+                "max_tasks_per_child": max_tasks_per_child,
+                "max_memory_per_child": max_memory_per_child,
                 "retry": retry,
                 "timeout": timeout,
                 "heartbeat": heartbeat,
@@ -519,6 +530,8 @@ class Headgate:
         *,
         queues: Mapping[str, int | None] | None = None,
         slots: int | None = None,
+        name: str | None = None,
+        labels: Collection[str] | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,
@@ -527,19 +540,21 @@ class Headgate:
         """Run as a worker process until SIGTERM or SIGINT; a second signal ends it at once.
 
         `queues` maps the queues to serve to their slots (None: as declared); default: all declared queues. `slots` is
-        how many jobs of all queues together run at once (default: the app's own). `grace` is how long running jobs may
-        continue after the first signal (default: the app's own). With `drain` it also ends when no job of its queues
-        runs on any node, and none could start now ("ready"), or none waits for a limit, for its time or for another job
-        either ("all"); paused queues do not count. `log_jobs` is whether each job that ends gets a line in the log
-        (default: the app's setting, and without one True). In a thread other than the main one no signal ends it;
-        cancel it, or `drain`.
+        how many jobs of all queues together run at once, `name` what operators call the worker (default: the app's
+        own). It runs tasks that require none but its `labels` (default: the app's own), and by default serves no queue
+        whose tasks all require others. `grace` is how long running jobs may continue after the first signal (default:
+        the app's own). With `drain` it also ends when no job of its queues runs on any node, and none could start now
+        ("ready"), or none waits for a limit, for its time or for another job either ("all"); paused queues do not
+        count. `log_jobs` is whether each job that ends gets a line in the log (default: the app's setting, and without
+        one True). In a thread other than the main one no signal ends it; cancel it, or `drain`. Operators can stop it
+        as well (`headgate nodes stop`).
         """
         if self._storage.is_in_process:
             raise DeclarationError(
                 "a worker process on memory:// never gets a job: other processes enqueue into their own memory; "
                 "use sqlite:///path, or `async with app:` inside the process that enqueues"
             )
-        node = self._make_node(queues, grace, drain, slots)
+        node = self._make_node(queues, grace, drain, slots, name, labels)
         # Also during opening and closing, so that a signal does not interrupt them.
         is_main = threading.current_thread() is threading.main_thread()
         with stopped_by_signals(node) if handle_signals and is_main else contextlib.nullcontext():
@@ -559,6 +574,8 @@ class Headgate:
         grace: Duration | None = None,
         drain: Drain | None = None,
         slots: int | None = None,
+        name: str | None = None,
+        labels: Collection[str] | None = None,
     ) -> Node:
         if IN_CHILD.get():
             raise DeclarationError(
@@ -569,7 +586,7 @@ class Headgate:
         return self._node_kind(
             self._storage,
             self._registry,
-            self._node_settings(queues, grace, drain, slots),
+            self._node_settings(queues, grace, drain, slots, name, labels),
             clock=self._clock,
             bus=self._bus,
             random=self._random,
@@ -586,11 +603,19 @@ class Headgate:
         grace: Duration | None = None,
         drain: Drain | None = None,
         slots: int | None = None,
+        name: str | None = None,
+        labels: Collection[str] | None = None,
     ) -> NodeSettings:
         settings = self._settings
-        chosen = dict.fromkeys(self._registry.queues) if queues is None else queues
         if slots is not None:
             parse_count(slots, "slots", "run", most=MOST_SLOTS)
+        if name is not None:
+            require_process_name(name, "run: name")
+        own = settings.labels if labels is None else parse_labels(labels, "run: labels")
+        held = None if self._has_all_labels else own
+        if self._registry.tasks and not self._registry.runnable(held).names:
+            raise DeclarationError(_missing_labels(self._registry, own))
+        chosen = dict.fromkeys(self._registry.served_with(held)) if queues is None else queues
         capacity: dict[str, int] = {}
         for queue, given in chosen.items():
             self._registry.require_queue(queue, "this worker")
@@ -600,6 +625,9 @@ class Headgate:
         return NodeSettings(
             queues=capacity,
             slots=settings.slots if slots is None else slots,
+            name=name or settings.name,
+            labels=held,
+            children=ChildBounds(settings.max_tasks_per_child, settings.max_memory_per_child),
             weights={queue: self._registry.queues[queue].weight for queue in capacity},
             heartbeat=settings.heartbeat,
             lease=settings.lease,
@@ -635,3 +663,12 @@ class Headgate:
     def sync(self) -> SyncApp:
         """The same methods for synchronous code; opens the app on first use, and is thread-safe."""
         return SyncApp(self._client)
+
+
+def _missing_labels(registry: Registry, labels: frozenset[str]) -> str:
+    task = next(iter(registry.tasks.values()))
+    missing = sorted(task.requires - labels)
+    return (
+        f"this worker can run no task: all require labels that it does not have, as task {task.name!r} requires "
+        f"{', '.join(missing)}; start it with `headgate worker {' '.join(f'--label {label}' for label in missing)}`"
+    )

@@ -24,8 +24,12 @@ LARGEST_COUNT = 1_000_000_000_000
 MOST_SLOTS = 1_000_000
 """The most jobs that one process may run at once."""
 
+MEBIBYTE = 2**20
+
+_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _UNITS = {"ms": 1000, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND, "d": 86400 * SECOND, "w": 7 * 86400 * SECOND}
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
+_SIZE = re.compile(rf"\s*({_NUMBER})\s*([a-z]*)\s*", re.IGNORECASE)
 _PART = re.compile(rf"\s*({_NUMBER})\s*(ms|[smhdw])\s*")
 _SECONDS = re.compile(rf"\s*({_NUMBER})\s*")
 _LONGEST_TEXT = 64
@@ -125,6 +129,21 @@ def parse_count(value: object, name: str, where: str = "", *, least: int = 1, mo
     if value > most:
         raise DeclarationError(f"{_shown(name, value, where)} is more than {most:,}, the largest allowed")
     return value
+
+
+def parse_bytes(value: object, name: str, where: str = "", *, least: int = 1) -> int:
+    """Return a number of bytes; text may have a unit. Raises DeclarationError, also for fewer than `least`."""
+    size = value
+    if isinstance(value, str) and len(value) <= _LONGEST_TEXT:
+        found = _SIZE.fullmatch(value)
+        if found is not None and found[2].upper() in _SIZES:
+            size = round(Fraction(found[1].rstrip(".")) * _SIZES[found[2].upper()])
+    if isinstance(size, bool) or not isinstance(size, int):
+        forms = 'write bytes, or text like "200MB" (units B, KB, MB, GB, KiB, MiB, GiB)'
+        raise DeclarationError(f"{_shown(name, value, where)} is not a size; {forms}")
+    if not least <= size <= LARGEST_COUNT:
+        raise DeclarationError(f"{_shown(name, value, where)} must be from {least:,} to {LARGEST_COUNT:,} bytes")
+    return size
 
 
 def _shown(name: str, value: object, where: str) -> str:

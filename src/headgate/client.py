@@ -280,6 +280,7 @@ class Client:
             tasks,
             frozenset(self.registry.queues),
             SchedulesAdmin(self.storage, self.registry, self._ids),
+            requires={name: task.requires for name, task in self.registry.named() if task.requires},
             address=self.address.shown,
         )
 

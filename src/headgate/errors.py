@@ -140,6 +140,14 @@ class ScheduleNotFound(HeadgateError, LookupError):
         self.name = name
 
 
+class NodeNotFound(HeadgateError, LookupError):
+    """No running node has this id or name."""
+
+
+class AmbiguousNode(HeadgateError, LookupError):
+    """Several running nodes have this name; nothing was changed."""
+
+
 class UnreadableSchedule(HeadgateError):
     """A stored schedule cannot be read by this version, so it is left as it is.
 

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
+from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
 from headgate.errors import DeclarationError
 from headgate.escaping import one_line
 from headgate.jobs.audit import AuditLevel, audit_level
+from headgate.jobs.identity import require_process_name
+from headgate.jobs.labels import labels_in, parse_labels
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention, parse_retention, retention_of
 from headgate.jobs.retry import DEFAULT_RETRY, RetryPolicy, require_policy
 from headgate.jobs.written import parse_switch
@@ -40,9 +42,13 @@ class Settings:
 
     `concurrency`: slots per queue and node, unless the queue sets it (default: 100, or max(4, 2 × cores) for a queue
     whose tasks are all plain functions). `slots`: how many jobs of all queues together run at once on a node (default:
-    as many as the queues have slots). `retry`: the policy of tasks without one (default: 3 retries, 1 s × 2ⁿ with
-    full jitter, up to 1 h); in the environment `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or
-    `delays=1s+1m+1h`. `timeout`: of each attempt of a task without one (default: none).
+    as many as the queues have slots). `name`: what operators call a node of this process (default: host:pid).
+    `labels`: a node runs the tasks that require none but these (default: none); in the environment `gpu,eu`.
+    `max_tasks_per_child`: a child process is replaced after so many process tasks (default: never).
+    `max_memory_per_child`: it is replaced if it occupies more bytes than that after one (default: never); also "200MB".
+    `retry`: the policy of tasks without one (default: 3 retries, 1 s × 2ⁿ with full jitter, up to 1 h); in the
+    environment `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or `delays=1s+1m+1h`. `timeout`: of
+    each attempt of a task without one (default: none).
     `heartbeat` (5): the interval at which a node renews its lease; other nodes treat it as lost after `lease` (30).
     `grace` (30): how long running jobs may continue after a stop was requested. `retention` (7 days): how long final
     jobs are kept; also by state, `{"succeeded": 3600, "failed": 30 * 86400}`, in the environment
@@ -65,6 +71,10 @@ class Settings:
 
     concurrency: int | None = None
     slots: int | None = None
+    name: str | None = None
+    labels: frozenset[str] = frozenset()
+    max_tasks_per_child: int | None = None
+    max_memory_per_child: int | None = None
     retry: RetryPolicy = DEFAULT_RETRY
     timeout: float | None = None
     heartbeat: float = 5.0
@@ -89,6 +99,12 @@ class Settings:
         for name in ("concurrency", "slots"):
             if getattr(self, name) is not None:
                 parse_count(getattr(self, name), name, most=MOST_SLOTS)
+        if self.name is not None:
+            require_process_name(self.name, "name")
+        if self.max_tasks_per_child is not None:
+            parse_count(self.max_tasks_per_child, "max_tasks_per_child")
+        if self.max_memory_per_child is not None:
+            parse_bytes(self.max_memory_per_child, "max_memory_per_child", least=MEBIBYTE)
         for name in ("connections", "max_payload", "log_lines"):
             parse_count(getattr(self, name), name, least=0)
         require_policy(self.retry, "Headgate(…)")
@@ -168,6 +184,10 @@ def _converted(name: str, value: Any) -> object:
         return retention_of(value)
     if name == "audit":
         return audit_level(value, "settings")
+    if name == "labels":
+        return parse_labels(value, "labels")
+    if name == "max_memory_per_child":
+        return parse_bytes(value, name, least=MEBIBYTE)
     return parse_seconds(value, name) if name in _DURATIONS else value
 
 
@@ -180,9 +200,13 @@ def _parse(name: str, text: str) -> object:
         return audit_level(text.lower(), "HEADGATE_AUDIT")  # type: ignore[arg-type]  # any other word is refused
     if name in ("synchronous", "log_level"):
         return text.upper()
-    if name in ("limits_url", "schema", "listen_url"):
+    if name in ("limits_url", "schema", "listen_url", "name"):
         return text
     variable = f"HEADGATE_{name.upper()}"
+    if name == "labels":
+        return labels_in(text, variable)
+    if name == "max_memory_per_child":
+        return parse_bytes(text, variable, least=MEBIBYTE)
     if name in ("history", "throttle_events", "log_jobs", "migrate"):
         return parse_switch(text, variable)
     if name in _DURATIONS:

@@ -152,6 +152,10 @@ class SyncAdmin(SyncVerbs[Admin]):
     retry_many: Final = Blocking(Admin.retry_many)
     run_many_now: Final = Blocking(Admin.run_many_now)
     purge: Final = Blocking(Admin.purge)
+    quiet_node: Final = Blocking(Admin.quiet_node)
+    resume_node: Final = Blocking(Admin.resume_node)
+    stop_node: Final = Blocking(Admin.stop_node)
+    set_node_slots: Final = Blocking(Admin.set_node_slots)
 
     def now(self) -> datetime:
         """As `Admin.now`."""

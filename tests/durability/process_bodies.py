@@ -45,6 +45,15 @@ def pid() -> int:
     return os.getpid()
 
 
+_kept: list[bytearray] = []
+
+
+def leak(megabytes: int) -> int:
+    """Keeps so much memory when it has returned."""
+    _kept.append(bytearray(os.urandom(1)) * (megabytes * 1_000_000))
+    return os.getpid()
+
+
 def die(times: int = 100) -> str:
     """Killed from outside, as by a kernel without memory, on its first attempts."""
     if current_job().attempt <= times:

@@ -16,6 +16,7 @@ from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, ProcessDi
 from headgate.jobs.report import too_many
 from tests.durability import process_bodies as bodies
 from tests.durability.processes import Children
+from tests.engine import hooked_bodies
 from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
@@ -155,6 +156,45 @@ async def test_a_child_is_kept_for_the_next_job_and_replaced_when_it_died_meanwh
             os.kill(second, number)
         assert await (await pid.enqueue()).result(timeout=15) == second
     assert not is_there(second), "the children of a node end with it"
+
+
+async def test_a_child_is_replaced_after_so_many_attempts_and_calls_its_shutdown_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_TEST_FOLDER", str(tmp_path))
+    app = Headgate("memory://", retry=ONCE, max_tasks_per_child=2)
+    app.queue("computing", concurrency=1)
+    app.on_shutdown(scope="child")(hooked_bodies.stop)
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    fail = app.task(queue="computing", process=True)(bodies.fail)
+    async with app:
+        first = await (await pid.enqueue()).result(timeout=15)
+        # One that fails counts as well.
+        with pytest.raises(JobFailed):
+            await (await fail.enqueue("other")).result(timeout=15)
+        second = await (await pid.enqueue()).result(timeout=15)
+        assert second != first
+        assert await (await pid.enqueue()).result(timeout=15) == second
+        await until(lambda: not is_there(first))
+        assert (tmp_path / f"stopped-{first}").exists()
+        third = await (await pid.enqueue()).result(timeout=15)
+        assert third not in (first, second)
+    await until(lambda: not is_there(second) and not is_there(third))
+    assert all((tmp_path / f"stopped-{child}").exists() for child in (first, second, third))
+
+
+async def test_a_child_that_occupies_too_much_memory_after_an_attempt_is_replaced() -> None:
+    app = Headgate("memory://", retry=ONCE, max_memory_per_child="300MB")
+    app.queue("computing", concurrency=1)
+    leak = app.task(queue="computing", process=True)(bodies.leak)
+    async with app:
+        first = await (await leak.enqueue(1)).result(timeout=15)
+        # The attempt itself is not ended.
+        assert await (await leak.enqueue(320)).result(timeout=15) == first
+        second = await (await leak.enqueue(1)).result(timeout=15)
+        assert second != first
+        assert await (await leak.enqueue(1)).result(timeout=15) == second
+        await until(lambda: not is_there(first))
 
 
 async def test_a_function_can_terminate_processes_that_it_started() -> None:

@@ -18,7 +18,7 @@ import pytest
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
 from headgate.admin import JobQuery
 from headgate.jobs.identity import process_name
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, NodeSetting, Room
 from tests.faces.one_module import OneModule, answer, call, go_into
 
 R = TypeVar("R")
@@ -538,7 +538,7 @@ def test_nodes_show_their_queues_and_slots(project: Project) -> None:
     assert answer("nodes", "list") == []
 
     async def join(app: Headgate) -> None:
-        await app._storage.join("node-1", "web-1:42", queues={"mail": 4}, version="9.9")
+        await app._storage.join("node-1", "web-1:42", setting=NodeSetting({"mail": 4}), version="9.9")
 
     project.do(join)
     (listed,) = answer("nodes", "list")

@@ -33,7 +33,7 @@ from headgate import (
     StrictRate,
     limit_rate,
 )
-from headgate.arguments import duration_in, parse_count, parse_duration, parse_instant
+from headgate.arguments import duration_in, parse_bytes, parse_count, parse_duration, parse_instant
 from headgate.clock import FARTHEST, LAST, SECOND, from_datetime, to_datetime
 from headgate.contrib.aiohttp import LimitedRequests
 from headgate.contrib.httpx import LimitedTransport, SyncLimitedTransport
@@ -322,3 +322,27 @@ def test_a_period_that_cannot_be_read_is_refused(value: str) -> None:
         Every(value)
     with pytest.raises(DeclarationError, match="two lengths"):
         Every("5m", seconds=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        (1, 1),
+        ("4096", 4096),
+        ("200MB", 200_000_000),
+        ("200 mb", 200_000_000),
+        ("1.5GB", 1_500_000_000),
+        ("2KiB", 2048),
+        ("1GiB", 2**30),
+        (" 7 B ", 7),
+    ],
+)
+def test_sizes_are_bytes_or_text_with_a_unit(value: Any, size: int) -> None:
+    assert parse_bytes(value, "max_memory") == size
+
+
+@pytest.mark.parametrize("value", ["", "much", "200 M", "-1", "1e9", "9" * 100, True, 1.5, None, 0, -7, 10**13])
+def test_a_value_that_is_no_size_is_refused_with_what_to_write(value: Any) -> None:
+    what = r'(write bytes, or text like "200MB"|must be from)'
+    with pytest.raises(DeclarationError, match=f"^worker: max_memory=.*{what}"):
+        parse_bytes(value, "max_memory", "worker")

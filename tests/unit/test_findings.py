@@ -52,10 +52,15 @@ POSTGRES = PostgresFacts(
 
 
 def node(
-    state: Any = "alive", *, name: str = "web-1:7", version: str = "1.2.0", lingering: Sequence[str] = ()
+    state: Any = "alive",
+    *,
+    name: str = "web-1:7",
+    version: str = "1.2.0",
+    lingering: Sequence[str] = (),
+    is_quiet: bool = False,
 ) -> NodeStatus:
     age = 45.0 if state == "silent" else 1.0
-    return NodeStatus("n1", name, 7, state, age, 3, {"default": 4}, version, lingering, NOW)
+    return NodeStatus("n1", name, 7, state, age, 3, {"default": 4}, version, lingering, NOW, slots=4, is_quiet=is_quiet)
 
 
 def checkup(store: StoreFacts = SQLITE, **facts: Any) -> Checkup:
@@ -164,6 +169,10 @@ def test_problems_of_nodes_are_found() -> None:
     deploying = [node(version="1.9.0", name="old:1"), node(version="1.10.0", name="new:2")]
     [received] = [each for each in findings_of(checkup(nodes=deploying)) if each.level != "ok"]
     assert (received.check, received.advice) == ("releases", "end the deploy: restart old:1")
+    [received] = [each for each in findings_of(checkup(nodes=[node(is_quiet=True)])) if each.level != "ok"]
+    assert received.seen.startswith("web-1:7 is quiet")
+    assert received.advice is not None
+    assert "headgate nodes resume web-1:7" in received.advice
 
 
 def test_problems_of_jobs_and_schedules_are_found() -> None:

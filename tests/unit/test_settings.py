@@ -21,6 +21,10 @@ SAID: dict[str, tuple[str, Any, Any, Any]] = {
     # The text of the variable and what it means; an argument and what that means.
     "concurrency": ("7", 7, 9, 9),
     "slots": ("7", 7, 9, 9),
+    "name": ("mail-1", "mail-1", "web", "web"),
+    "labels": ("gpu, eu", frozenset({"gpu", "eu"}), ["cpu"], frozenset({"cpu"})),
+    "max_tasks_per_child": ("100", 100, 5, 5),
+    "max_memory_per_child": ("200MB", 200_000_000, 2**30, 2**30),
     "retry": ("retries=5,delay=30s", RetryPolicy(retries=5, delay=30), RetryPolicy(retries=1), RetryPolicy(retries=1)),
     "timeout": ("2.5", 2.5, timedelta(minutes=1), 60.0),
     "heartbeat": ("2", 2.0, timedelta(seconds=3), 3.0),

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Self, Unpack
 
 import msgspec
+from msgspec.structs import replace as replaced
 
 from headgate.admin.actor import this_process
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many
@@ -20,7 +21,7 @@ from headgate.admin.history import HistoryAdmin
 from headgate.admin.holders import holders_of
 from headgate.admin.limits import LimitsAdmin
 from headgate.admin.listed import ListedJob, ListedPage
-from headgate.admin.nodes import NodeStatus, by_process, node_status
+from headgate.admin.nodes import NodeStatus, by_process, find_node, node_ended, node_status, with_slots
 from headgate.admin.overview import Overview, overview
 from headgate.admin.purge import Purged, purge
 from headgate.admin.query import JobCriteria, JobQuery
@@ -28,7 +29,7 @@ from headgate.admin.queues import QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import TimelineEntry, timeline
-from headgate.arguments import parse_duration, parse_instant
+from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant
 from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobNotFound
 from headgate.jobs.audit import AuditEntry, AuditFilter, AuditRecord, SubjectKind
@@ -42,6 +43,7 @@ from headgate.storage.prediction import predict
 from headgate.storage.records import (
     Blocker,
     BucketRecord,
+    EditNode,
     JobCount,
     QueueCounts,
     QueuePosition,
@@ -99,6 +101,7 @@ class Admin:
         queues: frozenset[str],
         schedules: SchedulesAdmin,
         *,
+        requires: Mapping[str, frozenset[str]],
         actor: str | None = None,
         address: str = "",
     ) -> None:
@@ -106,6 +109,7 @@ class Admin:
         self.address = address
         self._rules = rules
         self._tasks = tasks
+        self._requires = requires
         self.actor: str = actor or this_process()
         self.queues: QueuesAdmin = QueuesAdmin(storage, queues, self.actor)
         # The order of a fair queue makes no job wait, so it is not shown as a limit.
@@ -329,7 +333,7 @@ class Admin:
         before: int | None = None,
         count: int = 50,
     ) -> Sequence[AuditEntry]:
-        """Return a page of the actions on jobs, limits, queues and schedules, newest first.
+        """Return a page of the actions on jobs, limits, queues, schedules and nodes, newest first.
 
         `before` is the last number of the page before it; instants are wall microseconds. Entries of a job are deleted
         with it, others after the `audit` of the retention (90 days).
@@ -360,6 +364,7 @@ class Admin:
             is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
             is_known=record.task in self._tasks,
             is_paused=record.state is JobState.WAITING and await self.queues.is_paused(record.queue),
+            requires=self._requires.get(record.task, frozenset()),
             now=now,
         )
         return Explanation(status=status, reason=reason, limits=limits)
@@ -491,6 +496,47 @@ class Admin:
             dry_run=dry_run,
             on_progress=on_progress,
         )
+
+    async def quiet_node(self, node: str) -> bool:
+        """Let a node claim nothing until it is resumed; its running jobs continue. False if it was quiet already.
+
+        `node` is the id of a node, or its name if no other running node has it. The node reads a change within a
+        second. Raises NodeNotFound, AmbiguousNode, as do the other methods that change nodes.
+        """
+        return await self._set_node(node, "quiet", lambda setting: replaced(setting, is_quiet=True))
+
+    async def resume_node(self, node: str) -> bool:
+        """Let a quiet node claim jobs again, in the slots that it had. Returns whether it was quiet."""
+        return await self._set_node(node, "resume", lambda setting: replaced(setting, is_quiet=False))
+
+    async def stop_node(self, node: str) -> bool:
+        """Stop a node as SIGTERM does: it claims nothing, and its jobs may continue for its grace.
+
+        False if it is stopping already. Inside a program that does other work, only the node ends.
+        """
+        return await self._set_node(node, "stop", lambda setting: replaced(setting, is_stopping=True))
+
+    async def set_node_slots(self, node: str, slots: int, *, queue: str | None = None) -> bool:
+        """Set how many jobs a node runs at once: of one queue, or of all its queues together. Returns if it changed.
+
+        More slots are used at once. With fewer, running jobs continue, and the node claims again when fewer run. It
+        stays so until the node ends; a quiet node is resumed. 0 lets the node be quiet, or serve that queue no more.
+
+        Without a `queue`, a node of one queue gets that many slots for it; a node of several gets a bound of all, up to
+        the slots that they have. Raises UnknownQueue for a queue that the node does not serve, DeclarationError for
+        more slots than its queues have.
+        """
+        parse_count(slots, "slots", f"node {node}", least=0, most=MOST_SLOTS)
+        detail = f"{slots}" if queue is None else f"{queue}: {slots}"
+        return await self._set_node(node, "set slots", lambda setting: with_slots(node, setting, slots, queue), detail)
+
+    async def _set_node(self, node: str, action: str, edit: EditNode, detail: str | None = None) -> bool:
+        record = find_node(await self._storage.nodes(), node)
+        audit_record = AuditRecord(self.actor, action, "node", record.name, detail)
+        changed = await self._storage.set_node(record.id, edit, audit_record=audit_record)
+        if changed is None:
+            raise node_ended(record)
+        return changed
 
     async def _many(
         self,

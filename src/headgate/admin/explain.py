@@ -50,6 +50,7 @@ def reason_for(
     is_leader_final: bool,
     is_known: bool,
     is_paused: bool,
+    requires: frozenset[str],
     now: datetime,
 ) -> str:
     """Return the first reason why the job has not started, most basic first; `batch` is its leader, if it is one."""
@@ -76,6 +77,14 @@ def reason_for(
         return "no node is running; start one with `headgate worker`"
     if not is_known:
         return f"this program does not declare task {status.task!r}; only a node that does will run it"
+    running = [node for node in nodes if not node.is_gone and requires.issubset(node.labels)]
+    if requires and not running:
+        labels = " ".join(f"--label {label}" for label in sorted(requires))
+        return f"task {status.task!r} requires labels that no node has; start one with `headgate worker {labels}`"
+    serving = [node for node in running if node.setting.queues.get(status.queue)]
+    quiet = [node.name for node in serving if node.setting.is_quiet]
+    if quiet and len(quiet) == len(serving):
+        return f"all nodes that serve queue {status.queue!r} are quiet; resume one: `headgate nodes resume {quiet[0]}`"
     return f"its limits let it start now; it waits for a free slot of a node that serves queue {status.queue!r}"
 
 

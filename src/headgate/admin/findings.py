@@ -277,6 +277,14 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
             "check its machine; other nodes take its jobs when its lease is over",
         )
     for node in alive:
+        if node.is_quiet and not node.is_stopping:
+            yield Finding(
+                "warning",
+                "nodes",
+                f"{node.name} is quiet: an operator lets it claim no jobs",
+                f"resume it, if that is over: headgate nodes resume {node.name}",
+            )
+    for node in alive:
         if node.lingering:
             yield Finding(
                 "warning",

@@ -1,4 +1,4 @@
-"""Nodes as operators see them."""
+"""Nodes as operators see and steer them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from headgate.clock import to_datetime
-from headgate.storage.records import NodeRecord
+from headgate.errors import AmbiguousNode, DeclarationError, NodeNotFound, UnknownQueue
+from headgate.storage.records import NodeRecord, NodeSetting
+from headgate.suggestion import did_you_mean
 
 SILENT_AFTER = 30.0
 """Seconds without a heartbeat; the default lease."""
@@ -18,9 +22,11 @@ SILENT_AFTER = 30.0
 class NodeStatus:
     """A node, its state, and the age of its last heartbeat in seconds.
 
-    It is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs).
-    `queues` has its slots by queue, and it has `running` jobs. The attempts of `lingering` jobs were asked to end, by a
-    timeout or a cancellation, and occupy a slot each until they do: mostly threads, which cannot be stopped.
+    It is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs). It
+    runs at most `slots` jobs at once, of each of its `queues` at most as many as that has slots, and it has `running`
+    jobs. While it is quiet it claims nothing. Once it is stopping it ends when its jobs have ended. The attempts of
+    `lingering` jobs were asked to end, by a timeout or a cancellation, and occupy a slot each until they do: mostly
+    threads, which cannot be stopped.
     """
 
     id: str
@@ -33,16 +39,71 @@ class NodeStatus:
     version: str
     lingering: Sequence[str]
     started_at: datetime
+    slots: int = 0
+    is_quiet: bool = False
+    is_stopping: bool = False
+    labels: Sequence[str] = ()
 
     @property
-    def slots(self) -> int:
-        """The number of slots of all its queues."""
-        return sum(self.queues.values())
+    def shown_state(self) -> str:
+        """Its state in a word: of a node that is alive, also whether it is stopping or quiet."""
+        if self.state != "alive":
+            return self.state
+        return "stopping" if self.is_stopping else "quiet" if self.is_quiet else self.state
+
+
+def find_node(nodes: Sequence[NodeRecord], node: str) -> NodeRecord:
+    """Return the node with that id, or the only running one with that name. Raises NodeNotFound, AmbiguousNode."""
+    by_id = next((record for record in nodes if record.id == node), None)
+    if by_id is not None:
+        if by_id.is_gone:
+            raise node_ended(by_id)
+        return by_id
+    running = [record for record in nodes if not record.is_gone]
+    named = [record for record in running if record.name == node]
+    if len(named) > 1:
+        ids = ", ".join(record.id for record in named)
+        raise AmbiguousNode(f"{len(named)} nodes have the name {node!r}; name one by its id: {ids}")
+    if not named:
+        known = [word for record in running for word in (record.name, record.id)]
+        there_are = ", ".join(f"{record.name} ({record.id})" for record in running) or "none"
+        hint = did_you_mean(node, known)
+        raise NodeNotFound(f"no running node has the id or name {node!r:.200}{hint} Running: {there_are}")
+    return named[0]
+
+
+def node_ended(record: NodeRecord) -> NodeNotFound:
+    """Return the error for a node that is still stored and has ended."""
+    return NodeNotFound(f"node {record.name} ({record.id}) has ended; other nodes take over its jobs")
+
+
+def with_slots(node: str, setting: NodeSetting, slots: int, queue: str | None) -> NodeSetting:
+    """Return a setting with other slots, as `Admin.set_node_slots`. Raises UnknownQueue, DeclarationError."""
+    queues = setting.queues
+    if queue is not None and queue not in queues:
+        raise UnknownQueue(
+            f"node {node} does not serve queue {queue!r}{did_you_mean(queue, queues)} It serves: {', '.join(queues)}"
+        )
+    is_quiet = setting.is_quiet and slots == 0
+    if queue is not None:
+        return replace(setting, queues={**queues, queue: slots}, is_quiet=is_quiet)
+    if slots == 0:
+        return replace(setting, is_quiet=True)
+    if len(queues) == 1:
+        return replace(setting, queues=dict.fromkeys(queues, slots), slots=None, is_quiet=False)
+    if slots > sum(queues.values()):
+        served = ", ".join(f"{name} {count}" for name, count in queues.items())
+        raise DeclarationError(
+            f"node {node} cannot use {slots} slots: its queues have {sum(queues.values())} together ({served}); give "
+            f"one of them more slots first, such as {next(iter(queues), 'default')}:{slots}"
+        )
+    return replace(setting, slots=slots, is_quiet=False)
 
 
 def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
     """Return a node as it is at that instant."""
     age = max(0.0, (now - to_datetime(record.beat_at)).total_seconds())
+    setting = record.setting
     return NodeStatus(
         id=record.id,
         name=record.name,
@@ -50,10 +111,14 @@ def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
         state="gone" if record.is_gone else "silent" if age > SILENT_AFTER else "alive",
         heartbeat_age=round(age, 3),
         running=record.running,
-        queues=record.queues,
+        queues=setting.queues,
         version=record.version,
         lingering=record.lingering,
         started_at=to_datetime(record.started_at),
+        slots=setting.most,
+        is_quiet=setting.is_quiet,
+        is_stopping=setting.is_stopping,
+        labels=record.labels,
     )
 
 
@@ -65,14 +130,14 @@ class Unserved(NamedTuple):
 
 
 def unserved(queue: str, nodes: Sequence[NodeRecord], now: datetime) -> Unserved | None:
-    """Return how long no node has served a queue; None if one is alive that does."""
-    serving = [node_status(node, now) for node in nodes if queue in node.queues]
+    """Return how long no node has served a queue; None if one is alive that does, even if it is quiet now."""
+    serving = [node_status(node, now) for node in nodes if queue in node.setting.queues]
     if any(node.state == "alive" for node in serving):
         return None
     return Unserved(queue, min((node.heartbeat_age for node in serving), default=None))
 
 
 def by_process(node: NodeStatus) -> tuple[str, int, str]:
-    """Return the sort key of a list: by machine first, as a name is host:pid."""
-    host, _, pid = node.name.rpartition(":")
-    return host, int(pid) if pid.isdecimal() else node.pid, node.id
+    """Return the sort key of a list: by machine first, as a name is host:pid unless it was chosen."""
+    host, colon, pid = node.name.rpartition(":")
+    return (host, int(pid), node.id) if colon and pid.isdecimal() else (node.name, node.pid, node.id)

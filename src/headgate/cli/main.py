@@ -34,8 +34,10 @@ COMMANDS: Mapping[str, Lazy] = {
     "failures": Lazy("headgate.cli.failures", "Show the failures of the last hour, grouped by task and root cause."),
     "batches": Lazy("headgate.cli.batches", "List batches, show the progress of one, cancel its remaining jobs."),
     "tasks": Lazy("headgate.cli.tasks", "List the tasks that an app declares, and how many jobs wait for each."),
-    "nodes": Lazy("headgate.cli.nodes", "List the worker processes."),
-    "audit": Lazy("headgate.cli.audit", "Show changes by people to jobs, limits, queues and schedules, newest first."),
+    "nodes": Lazy("headgate.cli.nodes", "List, quiet, resume and stop worker processes, and change their slots."),
+    "audit": Lazy(
+        "headgate.cli.audit", "Show changes by people to jobs, limits, queues, schedules and nodes, newest first."
+    ),
     "schedules": Lazy("headgate.cli.schedules", "List, pause, resume, trigger, skip and remove schedules."),
     "limits": Lazy("headgate.cli.limits", "Show the budget of each key, and change limits while jobs wait."),
     "doctor": Lazy(

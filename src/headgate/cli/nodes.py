@@ -1,4 +1,4 @@
-"""`headgate nodes`: the engine processes."""
+"""`headgate nodes`: list and steer the engine processes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from collections.abc import Sequence
 import click
 
 from headgate.admin import NodeStatus
-from headgate.cli.locate import ask, takes_app
-from headgate.cli.output import json_option, lasting, print_json, print_table
+from headgate.arguments import MOST_SLOTS
+from headgate.cli.locate import ask, takes_app, takes_app_and
+from headgate.cli.output import json_option, lasting, print_json, print_table, say_change
+from headgate.cli.question import confirm, require_answer
+from headgate.plural import counted
 
 
 @click.group()
 def nodes() -> None:
-    """List the worker processes."""
+    """List, quiet, resume and stop worker processes, and change their slots.
+
+    NODE is the id of a node, or its name if no other running node has it. A node reads a change within a second. It
+    stays until the process ends.
+    """
 
 
 @nodes.command(name="list")
@@ -22,15 +29,83 @@ def nodes() -> None:
 def list_(target: str, as_json: bool) -> None:
     """List the worker processes: their state, queues and running jobs.
 
-    A node is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs).
-    `headgate jobs list --state running --node ID` lists the jobs of one. A slot lingers if its job was asked to end, by
-    a timeout or a cancellation, and still runs: usually a thread, which cannot be stopped. --json names these jobs.
+    A node is alive, quiet (alive, and an operator lets it claim nothing), stopping, silent (no heartbeat for 30 s) or
+    gone (its process has ended; another node will take its jobs). `headgate jobs list --state running --node ID` lists
+    the jobs of one. A slot lingers if its job was asked to end, by a timeout or a cancellation, and still runs: usually
+    a thread, which cannot be stopped. --json names these jobs.
     """
     found = ask(target, lambda admin: admin.nodes())
     if as_json:
         print_json(found)
         return
     print_nodes(found)
+
+
+@nodes.command()
+@takes_app_and("NODE")
+@json_option
+def quiet(target: str, words: tuple[str], as_json: bool) -> None:
+    """Let a node claim no more jobs until it is resumed. Running jobs continue."""
+    (node,) = words
+    changed = ask(target, lambda admin: admin.quiet_node(node))
+    say_change(changed, f"{node} is quiet", f"{node} was quiet already", as_json=as_json, node=node, is_quiet=True)
+
+
+@nodes.command()
+@takes_app_and("NODE")
+@json_option
+def resume(target: str, words: tuple[str], as_json: bool) -> None:
+    """Let a quiet node claim jobs again, in the slots that it had."""
+    (node,) = words
+    changed = ask(target, lambda admin: admin.resume_node(node))
+    say_change(changed, f"{node} is resumed", f"{node} was not quiet", as_json=as_json, node=node, is_quiet=False)
+
+
+@nodes.command()
+@takes_app_and("NODE")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def stop(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
+    """Stop a node as SIGTERM does: it claims nothing, its jobs may continue for its grace, the others are returned.
+
+    A worker process ends with 0; a service manager that restarts it then starts it again. `headgate worker --processes`
+    does not.
+    """
+    (node,) = words
+    require_answer(as_json=as_json, yes=yes)
+    if not yes:
+        confirm(f"Stop node {node!r}?")
+    changed = ask(target, lambda admin: admin.stop_node(node))
+    say_change(
+        changed, f"{node} is stopping", f"{node} was stopping already", as_json=as_json, node=node, is_stopping=True
+    )
+
+
+@nodes.command()
+@takes_app_and("NODE", "SLOTS")
+@json_option
+def slots(target: str, words: tuple[str, str], as_json: bool) -> None:
+    """Set how many jobs a node runs at once; a quiet node is resumed.
+
+    SLOTS is a number for all queues together, or QUEUE:NUMBER. More slots are used at once. With fewer, running jobs
+    continue, and the node claims again when fewer run. 0 lets the node be quiet; QUEUE:0 lets it claim nothing of that
+    queue.
+    """
+    node, given = words
+    queue, number = _parse_slots(given)
+    changed = ask(target, lambda admin: admin.set_node_slots(node, number, queue=queue))
+    what = counted(number, "slot") if queue is None else f"{counted(number, 'slot')} for queue {queue}"
+    facts = {"node": node, "queue": queue, "slots": number}
+    say_change(changed, f"{node} has {what}", f"{node} had {what} already", as_json=as_json, **facts)
+
+
+def _parse_slots(given: str) -> tuple[str | None, int]:
+    """Return the queue, if one is named, and the number."""
+    queue, colon, number = given.rpartition(":")
+    is_number = number.isascii() and number.isdigit() and len(number) <= len(str(MOST_SLOTS))
+    if not is_number or (colon and not queue):
+        raise click.UsageError(f"{given!r:.80}: SLOTS is a whole number, such as 20, or QUEUE:NUMBER, such as emails:4")
+    return queue or None, int(number)
 
 
 def print_nodes(found: Sequence[NodeStatus]) -> None:
@@ -42,11 +117,11 @@ def print_nodes(found: Sequence[NodeStatus]) -> None:
             (
                 node.name,
                 node.id,
-                node.state,
+                node.shown_state,
                 f"{lasting(node.heartbeat_age)} ago",
                 node.running,
                 len(node.lingering) or None,
-                ", ".join(f"{queue} {slots}" for queue, slots in node.queues.items()) or None,
+                _slots(node),
                 node.version or None,
                 node.started_at,
             )
@@ -54,3 +129,9 @@ def print_nodes(found: Sequence[NodeStatus]) -> None:
         ],
         empty="none; start one with `headgate worker`",
     )
+
+
+def _slots(node: NodeStatus) -> str | None:
+    """Return the slots of each queue, and the bound of all, if there is one."""
+    queues = ", ".join(f"{queue} {slots}" for queue, slots in node.queues.items()) or None
+    return queues if node.slots == sum(node.queues.values()) else f"at most {node.slots}: {queues}"

@@ -25,6 +25,9 @@ CANNOT_START = (1, 2)
 
 KEPT_DYING = 3
 
+STOPPED_BY_OPERATOR = 4
+"""The exit code of a worker that an operator has stopped through the store; it is not started again."""
+
 NUMBER = "HEADGATE_WORKER_NUMBER"
 """The variable with the number of a worker, from 1; a restarted worker keeps it."""
 
@@ -34,7 +37,7 @@ logger = logging.getLogger("headgate.supervisor")
 class Supervisor:
     """Runs `command` in `processes` processes and restarts dead ones after a growing pause.
 
-    With `until_done` a process that ends with 0 is not restarted.
+    With `until_done` a process that ends with 0 is not restarted, nor is one that an operator has stopped.
     """
 
     def __init__(self, command: Sequence[str], processes: int, clock: Clock, *, until_done: bool = False) -> None:
@@ -78,6 +81,9 @@ class Supervisor:
         while not self._stopping.is_set():
             began = self._clock.monotonic()
             code = await self._live(number)
+            if code == STOPPED_BY_OPERATOR:
+                logger.info("worker %d was stopped by an operator and is not started again", number)
+                return
             if self._stopping.is_set():
                 self._judge_last(number, code)
                 return

@@ -22,13 +22,13 @@ from headgate.cli.locate import locate, takes_app
 from headgate.cli.query import seconds
 from headgate.cli.reloader import Reloader
 from headgate.cli.stacks import print_stacks_on_signal
-from headgate.cli.supervisor import NUMBER, Supervisor
+from headgate.cli.supervisor import NUMBER, STOPPED_BY_OPERATOR, Supervisor
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock, microseconds, wait_for_event
 from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import StorageUnavailable
 from headgate.escaping import indented, one_line
-from headgate.jobs.event import NodeStarted
+from headgate.jobs.event import Event, NodeStarted, NodeStopping
 from headgate.observe.log import start_lines
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -75,6 +75,19 @@ def _queues(
     type=click.IntRange(1, MOST_SLOTS),
     metavar="COUNT",
     help="How many jobs of all queues together run at once per process (default: HEADGATE_SLOTS or the app's setting).",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="What lists call this worker (default: HEADGATE_NAME or the app's setting, else host:pid); with --processes "
+    "each process adds its number: NAME-1.",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="LABEL",
+    help="Also run tasks that require this label. Repeatable; default: HEADGATE_LABELS or the app's setting.",
 )
 @click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True, help="Number of processes.")
 @click.option(
@@ -132,6 +145,8 @@ def worker(
     target: str,
     queues: Mapping[str, int | None] | None,
     slots: int | None,
+    name: str | None,
+    labels: tuple[str, ...],
     processes: int,
     grace: float | None,
     metrics_port: int | None,
@@ -155,8 +170,11 @@ def worker(
     SIGTERM or SIGINT: claims no more jobs, lets running ones finish within the grace, returns the rest, and ends. A
     second signal ends at once; running jobs are cancelled and returned, and nothing is lost.
 
+    The commands of `headgate nodes` list workers, let one claim nothing for a while, change its slots, and stop it,
+    from any machine.
+
     With --processes a parent starts this number of workers, passes signals on (the third one kills), and restarts a
-    worker that dies, after a growing pause.
+    worker that dies, after a growing pause; not one that `headgate nodes stop` has stopped.
 
     With --drain it ends with 0 when no job of its queues runs on any node and none could start now. Jobs that wait for
     a limit, their time or their next attempt do not count; with --drain-all they do. Paused queues and tasks that the
@@ -167,7 +185,7 @@ def worker(
 
     \b
     Exit codes:
-      0  stopped by a signal or drained, every job finished or returned
+      0  stopped by a signal or an operator, or drained, every job finished or returned
       1  could not start, or ended by an error, printed as one line
       2  usage error
       3  with --processes: the workers kept ending
@@ -187,9 +205,12 @@ def worker(
             command += ["--metrics-store"] if metrics_store else []
         if health_port is not None:
             command += ["--health-port", str(health_port), "--health-host", health_host]
-        command += ["--wait", f"{wait:f}", *(f"--import={name}" for name in imports)]
+        command += ["--wait", f"{wait:f}", *(f"--import={module}" for module in imports)]
+        command += [f"--label={label}" for label in labels]
         if slots is not None:
             command += ["--slots", str(slots)]
+        if name is not None:
+            command += ["--name", name]
         if log_jobs is not None:
             command += ["--log-jobs" if log_jobs else "--no-log-jobs"]
         if until is not None:
@@ -212,7 +233,18 @@ def worker(
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, name="headgate-stdin", daemon=True).start()
     with asyncio.Runner(loop_factory=make_loop) as runner:
-        runner.run(_serve(app, queues, slots, grace, until, health, wait, log_jobs))
+        name = _numbered(name, app)
+        code = runner.run(_serve(app, queues, slots, name, labels, grace, until, health, wait, log_jobs))
+    if code:
+        raise SystemExit(code)
+
+
+def _numbered(name: str | None, app: Headgate) -> str | None:
+    """Return the name of this worker: under a supervisor with its number, so that no two have the same."""
+    name = name or app._settings.name
+    if name is None or NUMBER not in os.environ:
+        return name
+    return f"{name}-{os.environ[NUMBER]}"
 
 
 class HealthPort(NamedTuple):
@@ -226,14 +258,24 @@ async def _serve(
     app: Headgate,
     queues: Mapping[str, int | None] | None,
     slots: int | None,
+    name: str | None,
+    labels: tuple[str, ...],
     grace: float | None,
     drain: Literal["ready", "all"] | None,
     health: HealthPort | None,
     wait: float,
     log_jobs: bool | None,
-) -> None:
+) -> int:
+    """Run the worker; return its exit code."""
     print_stacks_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
+    is_stopped = False
+
+    def note_stop(event: Event) -> None:
+        nonlocal is_stopped
+        is_stopped = isinstance(event, NodeStopping) and event.by_operator
+
     async with AsyncExitStack() as stack:
+        stack.callback(app.subscribe(note_stop, NodeStopping))
         if health is not None:
             from headgate.observe.health import HealthServer
 
@@ -241,14 +283,25 @@ async def _serve(
             app.instrument(server)
             await stack.enter_async_context(server.serving(health.port, health.host))
         if await _open(app, wait, stack):
-            await app.run(queues=queues, slots=slots, grace=grace, drain=drain, log_jobs=log_jobs)
+            await app.run(
+                queues=queues,
+                slots=slots,
+                name=name,
+                labels=labels or None,
+                grace=grace,
+                drain=drain,
+                log_jobs=log_jobs,
+            )
     # All endings are recorded, so a late signal has nothing to interrupt. At its end Python waits for threads, which
     # may never end; a stopped worker must.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    leave = threading.Timer(LEFT_BEHIND, _leave_threads)
+    # A supervisor starts a worker again that ends in another way.
+    code = STOPPED_BY_OPERATOR if is_stopped and NUMBER in os.environ else 0
+    leave = threading.Timer(LEFT_BEHIND, _leave_threads, [code])
     leave.daemon = True
     leave.start()
+    return code
 
 
 async def _open(app: Headgate, wait: float, stack: AsyncExitStack) -> bool:
@@ -272,10 +325,10 @@ async def _open(app: Headgate, wait: float, stack: AsyncExitStack) -> bool:
     return False
 
 
-def _leave_threads() -> None:
+def _leave_threads(code: int) -> None:
     logger.warning("handlers still run in threads, which cannot be stopped; the process ends without waiting for them")
     logging.shutdown()
-    os._exit(0)
+    os._exit(code)
 
 
 class WorkerLogFormatter(logging.Formatter):

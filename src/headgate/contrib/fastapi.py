@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any
 
 from headgate import DeclarationError, Headgate, NotOpen, StorageUnavailable
-from headgate.jobs.identity import process_name
 
 try:
     from starlette.requests import Request
@@ -75,7 +74,7 @@ async def _trouble(jobs: Headgate, *, worker: bool) -> str | None:
         return "the app is not open, or its worker has crashed"
     except StorageUnavailable:
         return "the store does not answer"
-    name = process_name()
-    if worker and not any(node.name == name and node.state == "alive" for node in nodes):
+    own = None if jobs._node is None else jobs._node.id
+    if worker and not any(node.id == own and node.state == "alive" for node in nodes):
         return "the worker of this process does not beat"
     return None

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from headgate.engine.child_messages import (
     Answer,
@@ -29,6 +30,7 @@ from headgate.engine.child_messages import (
     decode_message,
     encode,
 )
+from headgate.engine.resident_memory import resident_memory
 from headgate.errors import ProcessDied
 from headgate.tasks.hooks import LifecycleHook
 
@@ -36,6 +38,19 @@ BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from headgate.e
 
 CHILD_EXIT_TIMEOUT = 2.0
 """Seconds that idle children have to call their shutdown functions and end when the node ends."""
+
+
+class ChildBounds(NamedTuple):
+    """When a child is replaced: after so many attempts, or once it occupies more than so many bytes of memory.
+
+    None: never. An attempt is not ended for it.
+    """
+
+    attempts: int | None = None
+    memory: int | None = None
+
+
+UNBOUNDED = ChildBounds()
 
 
 class Child:
@@ -59,6 +74,8 @@ class Child:
         self._module = module
         self._hooks = hooks
         self._is_ready = False
+        self._attempts = 0
+        self._memory = 0
 
     def make_ready(self) -> None:
         """Return when it can take requests. Raises ProcessDied if the import or a startup function of it fails."""
@@ -98,7 +115,17 @@ class Child:
                         raise ProcessDied(
                             f"a child process answered for job {message.job!r}, which it was not requested to run"
                         )
+                    self._attempts += 1
                     return answer
+
+    def measure_memory(self) -> None:
+        """Read how much memory it occupies, for `is_worn`."""
+        self._memory = resident_memory(self._process.pid)
+
+    def is_worn(self, bounds: ChildBounds) -> bool:
+        """Whether it has reached the bounds, so that another child is to run the next attempt."""
+        has_run_enough = bounds.attempts is not None and self._attempts >= bounds.attempts
+        return has_run_enough or (bounds.memory is not None and self._memory > bounds.memory)
 
     @property
     def is_alive(self) -> bool:
@@ -195,6 +222,8 @@ class ChildCall:
         try:
             answer = self._child.ask(request, on_update)
             is_usable = True
+            if self._children.bounds.memory is not None:
+                self._child.measure_memory()
             return answer
         finally:
             self._release(is_usable=is_usable)
@@ -219,14 +248,20 @@ class ChildCall:
 
 
 class Children:
-    """The child processes of one node: as many as process tasks have run at once, one attempt at a time each."""
+    """The child processes of one node: as many as process tasks have run at once, one attempt at a time each.
 
-    def __init__(self, hooks: Iterable[LifecycleHook] = ()) -> None:
+    A child that has reached the `bounds` ends, and the next attempt gets a new one.
+    """
+
+    def __init__(self, hooks: Iterable[LifecycleHook] = (), bounds: ChildBounds = UNBOUNDED) -> None:
         self._hooks = tuple(
             ChildHook(hook.moment, hook.function.__module__, hook.function.__qualname__) for hook in hooks
         )
+        self.bounds = bounds
         self._idle: list[Child] = []
         self._busy: set[Child] = set()
+        # Children that were replaced: each calls its shutdown functions and ends by itself.
+        self._ending: list[Child] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -257,9 +292,18 @@ class Children:
         """Keep the child for the next attempt, or end it if it is not usable."""
         with self._lock:
             self._busy.discard(child)
-            if is_usable and not self._is_closed:
+            is_usable = is_usable and not self._is_closed
+            is_replaced = is_usable and child.is_worn(self.bounds)
+            if is_replaced:
+                # Those that have ended meanwhile need not be waited for any more.
+                self._ending = [*(ending for ending in self._ending if ending.is_alive), child]
+            elif is_usable:
                 self._idle.append(child)
                 return
+        if is_replaced:
+            # Not waited for: its result is to be stored now.
+            child.hang_up()
+            return
         child.kill()
         child.end(CHILD_EXIT_TIMEOUT)
 
@@ -275,11 +319,12 @@ class Children:
         self.kill_all()
         with self._lock:
             idle, self._idle = self._idle, []
+            ending, self._ending = self._ending, []
             killed = list(self._busy)
         # They end at the same time, and not one after the other.
         for child in idle:
             child.hang_up()
-        for child in idle:
+        for child in [*idle, *ending]:
             child.end(CHILD_EXIT_TIMEOUT)
         for child in killed:
             child.wait()
@@ -287,7 +332,7 @@ class Children:
     @property
     def any_alive(self) -> bool:
         """Whether there is a process to end."""
-        return bool(self._idle or self._busy)
+        return bool(self._idle or self._busy or self._ending)
 
     def statistics(self) -> dict[str, int]:
         """Return how many children are busy, and how many are idle."""

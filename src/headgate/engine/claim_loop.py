@@ -48,6 +48,7 @@ class ClaimLoop:
         notices: ClaimNotices,
         wakeup: ClaimWakeup,
         *,
+        labels: frozenset[str] | None,
         stopping: asyncio.Event,
         clock: Clock,
         bus: EventBus,
@@ -66,6 +67,7 @@ class ClaimLoop:
         self._history_writer = history_writer
         self._notices = notices
         self._wakeup = wakeup
+        self._labels = labels
         self._stopping = stopping
         self._clock = clock
         self._bus = bus
@@ -89,8 +91,8 @@ class ClaimLoop:
 
     def claim_for(self, rooms: Mapping[str, Room]) -> Claim:
         """Return the claim of this node for these rooms."""
-        registry, shared = self._registry, self._slots.shared_by(rooms)
-        return Claim(self._membership.id, rooms, self._rules, registry.names, registry.gates(), shared)
+        runnable, shared = self._registry.runnable(self._labels), self._slots.shared_by(rooms)
+        return Claim(self._membership.id, rooms, self._rules, runnable.names, runnable.gates, shared)
 
     def close(self) -> None:
         """Cancel the timer of the next claim."""

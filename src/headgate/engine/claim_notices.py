@@ -47,7 +47,8 @@ class ClaimNotices:
         if claimed.gate_mismatches or claimed.has_unknown_lanes:
             self._backlog_migrator.add_met(claimed.gate_mismatches, has_unknown_lanes=claimed.has_unknown_lanes)
         for task in claimed.unknown:
-            if task not in self._unknown_tasks:
+            # One that is declared requires labels that this node does not have.
+            if task not in self._unknown_tasks and task not in self._registry.names:
                 self._unknown_tasks.add(task)
                 self._bus.publish(TaskUnknown(at=self._clock.now(), task=task, declared=sorted(self._registry.tasks)))
 

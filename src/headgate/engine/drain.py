@@ -33,6 +33,7 @@ class DrainWatch:
         recovery: ClaimRecovery,
         *,
         queues: Set[str],
+        labels: frozenset[str] | None,
         stopping: asyncio.Event,
         stop: Callable[[], None],
         clock: Clock,
@@ -44,6 +45,7 @@ class DrainWatch:
         self._attempts = attempts
         self._recovery = recovery
         self._queues = queues
+        self._labels = labels
         self._stopping = stopping
         self._stop = stop
         self._clock = clock
@@ -54,7 +56,9 @@ class DrainWatch:
             started = self._attempts.started
             try:
                 is_drained = not self._attempts and not await self._storage.is_work_left(
-                    self._queues, self._registry.names, ready_only=self._until == "ready"
+                    self._queues,
+                    self._registry.runnable(self._labels).names,
+                    ready_only=self._until == "ready",
                 )
             except StorageUnavailable as error:
                 publish_storage_failure(self._bus, self._clock, "checking for remaining work", error)

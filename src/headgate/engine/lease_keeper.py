@@ -130,6 +130,7 @@ class LeaseKeeper:
             # A job that the node has not received is found by the next heartbeats. While a snapshot stays open, their
             # index leads to all jobs that have run since.
             started_since=0 if all else self._storage.now() - LATELY * self._interval,
+            is_stopping=self._stopping.is_set(),
         )
         self._peers.own_beat(self._clock.monotonic())
         self.compare_clocks()

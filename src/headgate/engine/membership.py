@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Set
 
 from headgate.clock import Clock
 from headgate.jobs.identity import IdSource
+from headgate.storage.records import NodeSetting
 from headgate.storage.store import Store
 
 
 class Membership:
-    """Joins the store under an id. A node that was declared dead joins again under a new one."""
+    """Joins the store under an id. A node that was declared dead joins again under a new one.
+
+    `setting` is what the node is set to do, and stays so when it joins again.
+    """
 
     def __init__(
-        self, storage: Store, *, name: str, queues: Mapping[str, int], version: str, clock: Clock, ids: IdSource
+        self,
+        storage: Store,
+        *,
+        name: str,
+        setting: NodeSetting,
+        labels: Set[str],
+        version: str,
+        clock: Clock,
+        ids: IdSource,
     ) -> None:
         self._storage = storage
         self._name = name
-        self._queues = queues
+        self._labels = sorted(labels)
         self._version = version
         self._clock = clock
         self._ids = ids
+        self.setting = setting
         self.id = self._new_id()
 
     async def join(self) -> None:
         """Write the row of the node. Raises StorageUnavailable."""
-        await self._storage.join(self.id, self._name, queues=self._queues, version=self._version)
+        await self._storage.join(self.id, self._name, setting=self.setting, labels=self._labels, version=self._version)
 
     def renew_id(self) -> str:
         """Take a new id in place of the dead one and return it; `join` comes next."""

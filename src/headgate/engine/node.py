@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from headgate.arguments import MOST_SLOTS
 from headgate.clock import SECOND, Clock, microseconds
 from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge_router import ChargeRouter
+from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop
 from headgate.engine.claim_notices import ClaimNotices
 from headgate.engine.claim_recovery import ClaimRecovery
@@ -29,6 +31,7 @@ from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.lease_keeper import LeaseKeeper
 from headgate.engine.membership import Membership
+from headgate.engine.node_control import NodeControl
 from headgate.engine.node_hooks import NodeHooks
 from headgate.engine.node_watch import NodeWatch
 from headgate.engine.outcome_recorder import OutcomeRecorder
@@ -46,6 +49,7 @@ from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopp
 from headgate.jobs.identity import IdSource, process_name
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.storage.fetched import FetchedStarts
+from headgate.storage.records import NodeSetting
 from headgate.storage.store import Store
 from headgate.tasks.context import JobLogCapture
 from headgate.tasks.hooks import HookScope, LifecycleHook
@@ -60,14 +64,19 @@ class NodeSettings:
     `heartbeat` (5) is the interval at which the lease is renewed; other nodes treat it as lost after `lease` (30).
     `grace` (30) is how long running jobs may continue after a stop was requested. Final jobs are kept for `retention`
     (7 days). `queues` maps the queues to serve to their slots; all of them together have `slots` (None: any number),
-    which they share by their `weights`. Of each job's log the first `log_lines` (1,000; 0: none)
-    of `log_level` (INFO) and above are kept. `version` is that of Headgate. With `drain` the node stops by itself.
-    With `throttle_events` (True) it publishes events of throttled jobs.
+    which they share by their `weights`. `name` is what operators see (default: host:pid). The node runs the tasks that
+    require none but its `labels` (None: all tasks, as in tests). `children` says when child processes are replaced. Of
+    each job's log the first `log_lines` (1,000; 0: none) of `log_level` (INFO) and above are kept. `version` is that of
+    Headgate. With `drain` the node stops by itself. With `throttle_events` (True)
+    it publishes events of throttled jobs.
     """
 
     queues: Mapping[str, int]
     slots: int | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
+    name: str | None = None
+    labels: frozenset[str] | None = frozenset()
+    children: ChildBounds = UNBOUNDED
     heartbeat: float = 5.0
     lease: float = 30.0
     grace: float = 30.0
@@ -114,14 +123,16 @@ class Node:
         self._history_writer = history_writer
         self._stopping = asyncio.Event()
         self._aborting = asyncio.Event()
+        self._is_stopped_by_operator = False
         self._grace_ends_at: int | None = None
         self._callback_runner = callback_runner
         self.hooks = NodeHooks(self._hooks_to_call(registry), clock=clock, bus=bus, pool=pool)
         self._wakeup = ClaimWakeup()
         self._membership = Membership(
             storage,
-            name=process_name(),
-            queues=settings.queues,
+            name=settings.name or process_name(),
+            setting=NodeSetting(settings.queues, settings.slots),
+            labels=settings.labels or frozenset(),
             version=settings.version,
             clock=clock,
             ids=ids,
@@ -146,7 +157,8 @@ class Node:
         self._fetcher = Fetcher(storage, remote_limits, clock=clock, bus=bus, ids=ids)
         charges = ChargeRouter(self.recorder, self._fetcher, history_writer, remote_limits)
         if pool is None:
-            pool = ThreadPoolExecutor(sum(settings.queues.values()), thread_name_prefix="headgate-job")
+            # It starts a thread only if none is idle. Each runs an attempt, so the slots bound them, whatever they are.
+            pool = ThreadPoolExecutor(MOST_SLOTS, thread_name_prefix="headgate-job")
         # The attempts.
         outcomes = self._outcomes = OutcomeRecorder(
             storage, registry, self.recorder, charges, callback_runner, clock=clock, bus=bus, random=random
@@ -162,6 +174,7 @@ class Node:
             callback_runner,
             self._wakeup,
             pool=pool,
+            children=settings.children,
             clock=clock,
             bus=bus,
             tracing=tracing,
@@ -222,6 +235,7 @@ class Node:
             history_writer,
             self._notices,
             self._wakeup,
+            labels=settings.labels,
             stopping=self._stopping,
             clock=clock,
             bus=bus,
@@ -245,6 +259,7 @@ class Node:
             self._recurring,
             self._housekeeper,
             self._wakeup,
+            NodeControl(self._membership, self._slots, self._wakeup, stop=self._stop_by_operator, clock=clock, bus=bus),
             clock=clock,
             bus=bus,
         )
@@ -257,6 +272,7 @@ class Node:
                 self.attempts,
                 self.claim_recovery,
                 queues=settings.queues.keys(),
+                labels=settings.labels,
                 stopping=self._stopping,
                 stop=self.stop,
                 clock=clock,
@@ -280,6 +296,10 @@ class Node:
             self._grace_ends_at = self._clock.monotonic() + microseconds(self._settings.grace)
         self._stopping.set()
         self._wakeup.wake()
+
+    def _stop_by_operator(self) -> None:
+        self._is_stopped_by_operator = self._is_stopped_by_operator or not self._stopping.is_set()
+        self.stop()
 
     def abort(self) -> None:
         """End immediately: running jobs are cancelled and returned."""
@@ -355,7 +375,14 @@ class Node:
             recorder = services.create_task(self.recorder.run(), name="headgate-recorder")
             reporter = services.create_task(self._reporter.run(), name="headgate-reporter")
             await self._stopping.wait()
-            self._bus.publish(NodeStopping(at=self._clock.now(), node=self.id, running=len(self.attempts)))
+            self._bus.publish(
+                NodeStopping(
+                    at=self._clock.now(),
+                    node=self.id,
+                    running=len(self.attempts),
+                    by_operator=self._is_stopped_by_operator,
+                )
+            )
             # The node claims no more, so other releases need not wait for its jobs to end.
             backlog_migrator.cancel()
             await self.attempts.finish(self._settings.grace, self._aborting)

@@ -10,6 +10,7 @@ from headgate.engine.executor import CancelledBy
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.lease_keeper import LeaseKeeper
 from headgate.engine.membership import Membership
+from headgate.engine.node_control import NodeControl
 from headgate.engine.peer_recovery import PeerRecovery
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
@@ -24,9 +25,10 @@ SWEEP_EVERY = 30
 
 
 class NodeWatch:
-    """Recovers dead nodes, reads cancellations, and detects lost claims, stepped clocks and a blocked event loop.
+    """Recovers dead nodes, reads cancellations and what operators set, and detects lost claims and stepped clocks.
 
-    The statement that reads the other nodes also reads what the housekeeper has to do.
+    It also detects a blocked event loop. The statement that reads the other nodes also reads what this one is set to
+    do, and what the housekeeper has to do.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class NodeWatch:
         recurring: Recurring,
         housekeeper: Housekeeper,
         wakeup: ClaimWakeup,
+        control: NodeControl,
         *,
         clock: Clock,
         bus: EventBus,
@@ -57,6 +60,7 @@ class NodeWatch:
         self._recurring = recurring
         self._housekeeper = housekeeper
         self._wakeup = wakeup
+        self._control = control
         self._clock = clock
         self._bus = bus
 
@@ -84,8 +88,10 @@ class NodeWatch:
             self._measure((self._clock.monotonic() - expected) / SECOND)
 
     async def _check_store(self) -> None:
-        upkeep = await self._storage.upkeep()
+        upkeep = await self._storage.upkeep(self._membership.id)
         self._housekeeper.note(upkeep)
+        if upkeep.setting is not None:
+            self._control.apply(upkeep.setting)
         if upkeep.has_arrived:
             # The enqueueing process may have been killed before its notification, or the notification was lost.
             self._wakeup.wake()

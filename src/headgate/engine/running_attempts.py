@@ -13,7 +13,7 @@ from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge, takes_permit
 from headgate.engine.charge_router import ChargeRouter
-from headgate.engine.children import Children
+from headgate.engine.children import ChildBounds, Children
 from headgate.engine.chunk_calls import ChunkCalls
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.executor import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
@@ -57,6 +57,7 @@ class RunningAttempts:
         wakeup: ClaimWakeup,
         *,
         pool: Pool,
+        children: ChildBounds,
         clock: Clock,
         bus: EventBus,
         tracing: Tracing | None = None,
@@ -75,7 +76,8 @@ class RunningAttempts:
         self._bus = bus
         self._make_attempt = make_attempt
         self._on_concluded = on_concluded
-        self._children = Children([hook for hook in registry.hooks.lifecycle if hook.scope is HookScope.CHILD])
+        hooks = [hook for hook in registry.hooks.lifecycle if hook.scope is HookScope.CHILD]
+        self._children = Children(hooks, children)
         self._resources = ResourcePool(clock, bus)
         self._dependencies = AttemptDependencies(
             clock,

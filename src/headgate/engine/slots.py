@@ -21,6 +21,7 @@ class Slots:
     ) -> None:
         self.capacity = capacity
         self._most = most
+        self._is_quiet = False
         self._weights = weights or {}
         self._busy = dict.fromkeys(capacity, 0)
         self._odd_for_gated = dict.fromkeys(capacity, True)
@@ -31,6 +32,17 @@ class Slots:
     def busy(self) -> dict[str, int]:
         """The slots in use, by queue."""
         return dict(self._busy)
+
+    def change(self, capacity: Mapping[str, int], most: int | None, *, is_quiet: bool) -> None:
+        """Change the slots of the served queues and the bound of all; while the node is quiet, none is free.
+
+        Jobs in more slots than that continue.
+        """
+        self.capacity = {queue: capacity.get(queue, slots) for queue, slots in self.capacity.items()}
+        self._most = most
+        self._is_quiet = is_quiet
+        # What earlier claims found was for other slots.
+        self._short_of_slots.update(self.capacity)
 
     def take(self, queue: str) -> None:
         """Take a slot for a job of the queue."""
@@ -43,11 +55,15 @@ class Slots:
 
     def free_in(self, queue: str) -> int:
         """Return the free slots of a queue; 0 for a queue that this node does not serve."""
-        return self.capacity.get(queue, 0) - self._busy.get(queue, 0)
+        if self._is_quiet:
+            return 0
+        return max(0, self.capacity.get(queue, 0) - self._busy.get(queue, 0))
 
     @property
     def free(self) -> int:
         """Return the free slots of all queues."""
+        if self._is_quiet:
+            return 0
         free = sum(max(0, capacity - self._busy[queue]) for queue, capacity in self.capacity.items())
         return free if self._shared is None else min(free, self._shared)
 
@@ -57,12 +73,14 @@ class Slots:
         return None if self._most is None else max(0, self._most - sum(self._busy.values()))
 
     def rooms(self) -> dict[str, Room]:
-        """Return what the next claim may ask for; queues without a free slot are left out.
+        """Return what the next claim may ask for; queues without a free slot are left out, in a quiet node all.
 
         All queues count as short of slots until `note_claimed` shows otherwise, because a claim does not ask for slots
         that are released during it.
         """
         rooms: dict[str, Room] = {}
+        if self._is_quiet:
+            return rooms
         self._short_of_slots.update(self.capacity)
         shared = self._shared
         for queue, capacity in self.capacity.items():

@@ -14,6 +14,7 @@ from headgate.errors import (
     DeclarationError,
     HeadgateError,
     JobNotFound,
+    NodeNotFound,
     NotOpen,
     PayloadError,
     ScheduleNotFound,
@@ -66,7 +67,7 @@ def http_error_of(error: HeadgateError) -> HttpError:
     """Return the HTTP error for an error of Headgate."""
     code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
     match error:
-        case JobNotFound() | ScheduleNotFound() | UnknownLimit() | UnknownQueue():
+        case JobNotFound() | ScheduleNotFound() | NodeNotFound() | UnknownLimit() | UnknownQueue():
             return HttpError(404, code, str(error))
         case DeclarationError() | PayloadError() | CostExceedsLimit():
             return HttpError(422, code, str(error))

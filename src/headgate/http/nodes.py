@@ -1,22 +1,24 @@
-"""Nodes: the engine processes."""
+"""Nodes: the engine processes, and what they are set to do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from headgate.arguments import MOST_SLOTS
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, reads
-from headgate.http.page import Page
+from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, acts, reads
+from headgate.http.page import Name, Page
 
 
 class NodeView(msgspec.Struct, frozen=True):
     """A node: alive, silent (no heartbeat for 30 s) or gone; its last heartbeat was `heartbeat_age` seconds ago.
 
-    The attempts of `lingering` jobs were asked to end, and occupy a slot each until they do.
+    It runs at most `slots` jobs at once. While it is quiet it claims nothing; once it is stopping it ends with its
+    jobs. The attempts of `lingering` jobs were asked to end, and occupy a slot each until they do.
     """
 
     id: str
@@ -30,6 +32,16 @@ class NodeView(msgspec.Struct, frozen=True):
     version: str
     lingering: Sequence[str]
     started_at: datetime
+    is_quiet: bool
+    is_stopping: bool
+    labels: Sequence[str]
+
+
+class SlotsRequest(JsonBody, frozen=True, kw_only=True):
+    """How many jobs run at once: of one queue, or of all queues of the node together; 0 lets it claim none of them."""
+
+    slots: Annotated[int, msgspec.Meta(ge=0, le=MOST_SLOTS)]
+    queue: Name | None = None
 
 
 async def nodes(caller: Caller) -> Page[NodeView]:
@@ -37,4 +49,36 @@ async def nodes(caller: Caller) -> Page[NodeView]:
     return Page([msgspec.convert(each, NodeView, from_attributes=True) for each in await caller.admin.nodes()])
 
 
-ENDPOINTS: Sequence[Endpoint] = (reads("/nodes", nodes),)
+async def quiet_node(caller: Caller, node: str) -> Acknowledgement:
+    """Let a node, by its id or name, claim nothing until it is resumed; running jobs continue."""
+    return Acknowledgement(await caller.admin.quiet_node(node))
+
+
+async def resume_node(caller: Caller, node: str) -> Acknowledgement:
+    """Let a quiet node claim jobs again, in the slots that it had."""
+    return Acknowledgement(await caller.admin.resume_node(node))
+
+
+async def stop_node(caller: Caller, node: str) -> Acknowledgement:
+    """Stop a node as SIGTERM does: it claims nothing, and its jobs may continue for its grace."""
+    return Acknowledgement(await caller.admin.stop_node(node))
+
+
+async def set_node_slots(caller: Caller, node: str, body: SlotsRequest) -> Acknowledgement:
+    """Set how many jobs a node runs at once; a quiet node is resumed.
+
+    Without a queue, a node of several queues gets a bound of all, up to the slots that they have.
+    """
+    return Acknowledgement(await caller.admin.set_node_slots(node, body.slots, queue=body.queue))
+
+
+STEERED = (404, 409)
+"""There is no such node; several have that name."""
+
+ENDPOINTS: Sequence[Endpoint] = (
+    reads("/nodes", nodes),
+    acts("/nodes/{node}/quiet", quiet_node, refuses=STEERED),
+    acts("/nodes/{node}/resume", resume_node, refuses=STEERED),
+    acts("/nodes/{node}/stop", stop_node, refuses=STEERED),
+    acts("/nodes/{node}/slots", set_node_slots, refuses=(*STEERED, 422)),
+)

@@ -49,7 +49,7 @@ def audit_level(word: AuditWord | AuditLevel, where: str) -> AuditLevel:
     return levels[word]
 
 
-SubjectKind = Literal["job", "limit", "queue", "schedule"]
+SubjectKind = Literal["job", "limit", "queue", "schedule", "node"]
 
 
 class AuditRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -326,11 +326,27 @@ class NodeStarted(Event, frozen=True):
     grace: float
 
 
+class NodeChanged(Event, frozen=True):
+    """An operator has changed what this node claims: its slots by `queues`, at most `slots` at once.
+
+    While it is quiet it claims nothing. Running jobs continue.
+    """
+
+    node: str
+    queues: Mapping[str, int]
+    slots: int
+    is_quiet: bool
+
+
 class NodeStopping(Event, frozen=True):
-    """This node is stopping: it claims no more jobs and lets its `running` ones finish within the grace."""
+    """This node is stopping: it claims no more jobs and lets its `running` ones finish within the grace.
+
+    `by_operator`: as an operator requested by `headgate nodes stop`, the dashboard or the API.
+    """
 
     node: str
     running: int
+    by_operator: bool = False
 
 
 class NodeStopped(Event, frozen=True):

@@ -52,6 +52,12 @@ class Gates:
         """The names of all gates."""
         return KnownGates([*self._gates.values(), *(each.gate for each in self._overflows)])
 
+    def only(self, tasks: frozenset[str]) -> Gates:
+        """Return the gates of these tasks."""
+        gates = {(task, queue): gate for (task, queue), gate in self._gates.items() if task in tasks}
+        subjects = {subject_of(task, queue) for task, queue in gates}
+        return Gates(gates, [each for each in self._overflows if subjects.issuperset(each.needed)])
+
     def startable(self, queues: Iterable[str], newest: Mapping[str, str]) -> KnownGates:
         """Return the gates whose jobs in these queues this release may start; `newest`: newest gates by subject."""
         self._compare(newest)

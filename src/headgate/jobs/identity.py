@@ -12,6 +12,8 @@ from functools import cache
 from random import Random
 from struct import Struct
 
+from headgate.errors import DeclarationError
+
 _FETCHED = Struct("=64Q")
 _random_bits: list[int] = []
 """Random numbers, read from the system 64 at a time: a single read took as long as the rest of an id."""
@@ -62,6 +64,15 @@ def process_name() -> str:
     """Return the name of this process, `host:pid`; at most 200 characters."""
     host, pid = socket.gethostname().encode("utf-8", "backslashreplace").decode(), str(os.getpid())
     return f"{host[: MAX_PROCESS_NAME - len(pid) - 1]}:{pid}"
+
+
+def require_process_name(name: object, where: str) -> None:
+    """Raise DeclarationError unless it can be the name of a process: 1 to 200 printable characters without spaces."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_PROCESS_NAME or not name.isprintable() or " " in name:
+        raise DeclarationError(
+            f"{where}={name!r:.80} is not the name of a worker: write 1 to {MAX_PROCESS_NAME} printable characters "
+            "without spaces, such as mail-1"
+        )
 
 
 if hasattr(os, "register_at_fork"):

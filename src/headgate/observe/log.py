@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -30,6 +30,7 @@ from headgate.jobs.event import (
     LimitStoreRecovered,
     LimitThrottled,
     LoopBlocked,
+    NodeChanged,
     NodeCrashed,
     NodeDeclaredDead,
     NodeLost,
@@ -129,6 +130,7 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         TaskUnknown,
         QueueUnserved,
         NodeStarted,
+        NodeChanged,
         NodeStopping,
         NodeStopped,
         NodeCrashed,
@@ -145,10 +147,14 @@ def start_lines(event: NodeStarted) -> list[str]:
     """Return what a node that starts reports: its store, then its queues, tasks and limits, a line each."""
     return [
         f"{event.node} works on {event.storage} with Headgate {event.version}",
-        _listed("queue", [f"{name} ({counted(slots, 'slot')})" for name, slots in event.queues.items()]),
+        _queues(event.queues),
         _listed("task", event.tasks),
         _listed("limit", [f"{name} ({rule})" for name, rule in event.limits.items()]),
     ]
+
+
+def _queues(queues: Mapping[str, int]) -> str:
+    return _listed("queue", [f"{name} ({counted(slots, 'slot')})" for name, slots in queues.items()])
 
 
 def _listed(noun: str, names: Sequence[str]) -> str:
@@ -289,10 +295,17 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             return logging.WARNING, f"a result is awaited, and {unserved_text(event.queue, event.seconds)}"
         case NodeStarted():
             return logging.INFO, "; ".join(start_lines(event))
+        case NodeChanged():
+            return logging.INFO, (
+                f"{event.node} is quiet: it claims no more jobs until it is resumed"
+                if event.is_quiet
+                else f"{event.node} runs at most {counted(event.slots, 'job')} now; {_queues(event.queues)}"
+            )
         case NodeStopping():
+            why = " at the request of an operator" if event.by_operator else ""
             return (
                 logging.INFO,
-                f"{event.node} is stopping: it claims no more jobs and waits for "
+                f"{event.node} is stopping{why}: it claims no more jobs and waits for "
                 f"{counted(event.running, 'running job')}",
             )
         case NodeStopped():

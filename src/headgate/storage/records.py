@@ -5,7 +5,7 @@ Instants are wall microseconds, except where a name says limit time (`limit_now`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -133,11 +133,34 @@ class Amendment(msgspec.Struct, frozen=True, array_like=True):
     actual: int
 
 
+class NodeSetting(msgspec.Struct, frozen=True):
+    """What a node is set to do: at its start, and later by operators.
+
+    `queues` has its slots by queue; at most `slots` of them are in use at once (None: all). While it is quiet it
+    claims nothing. Once it is stopping it ends when its jobs have ended, or at the end of its grace.
+    """
+
+    queues: Mapping[str, int]
+    slots: int | None = None
+    is_quiet: bool = False
+    is_stopping: bool = False
+
+    @property
+    def most(self) -> int:
+        """The most jobs that run at once."""
+        declared = sum(self.queues.values())
+        return declared if self.slots is None else min(self.slots, declared)
+
+
+EditNode = Callable[[NodeSetting], NodeSetting]
+"""Returns what a node is set to do after a change. It may raise a HeadgateError, and then nothing is changed."""
+
+
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     """A node as others see it. `beat` grows with every heartbeat. `is_gone`: its process has ended.
 
-    `queues` has its slots by queue, and `version` is its version of Headgate. `lingering` are the ids of the first 100
-    jobs whose attempts still occupy a slot although they were asked to end; their jobs may have ended in the store.
+    `version` is its version of Headgate. `lingering` are the ids of the first 100 jobs whose attempts still occupy a
+    slot although they were asked to end; their jobs may have ended in the store.
     """
 
     id: str
@@ -148,9 +171,10 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     beat: int
     running: int
     is_gone: bool = False
-    queues: Mapping[str, int] = {}
+    setting: NodeSetting = NodeSetting({})
     version: str = ""
     lingering: Sequence[str] = ()
+    labels: Sequence[str] = ()
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -165,13 +189,14 @@ class Upkeep(msgspec.Struct, frozen=True):
     """What a node reads every second.
 
     `has_expired`: there are jobs for `expire`. `has_followers`: there is work for `release_followers`. `has_arrived`:
-    jobs have arrived that the next claim has to merge into their lanes.
+    jobs have arrived that the next claim has to merge into their lanes. `setting` is what the node is set to do.
     """
 
     peers: Sequence[Peer] = ()
     has_expired: bool = False
     has_followers: bool = False
     has_arrived: bool = False
+    setting: NodeSetting | None = None
 
 
 class Beat(msgspec.Struct, frozen=True):

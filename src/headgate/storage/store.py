@@ -63,11 +63,13 @@ from headgate.storage.records import (
     Claimed,
     Deposit,
     Dropped,
+    EditNode,
     EndedAttempt,
     JobCount,
     JobFilter,
     JobPage,
     NodeRecord,
+    NodeSetting,
     QueueCounts,
     QueuePosition,
     QueueRecord,
@@ -613,29 +615,52 @@ class Store:
         """Return all nodes."""
         return await self.driver.read(lambda tx: nodes.nodes(tx, self.driver.clock.boot_id()), "engine")
 
-    async def upkeep(self) -> Upkeep:
-        """Return what a node reads every second: its peers, and whether there are jobs to expire, release and merge.
+    async def upkeep(self, node: str = "") -> Upkeep:
+        """Return what a node reads every second: its peers, what it is set to do, and whether there is other work.
 
         Until a node has joined, everything in it is empty.
         """
         driver = self.driver
-        return await driver.read(lambda tx: nodes.upkeep(tx, driver.clock.boot_id(), driver.arrival_floor), "engine")
+        return await driver.read(
+            lambda tx: nodes.upkeep(tx, node, driver.clock.boot_id(), driver.arrival_floor), "engine"
+        )
 
-    async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
-        """Register a node with its slots by queue, before its first claim. A registered node stays as it is."""
+    async def join(
+        self,
+        node: str,
+        name: str,
+        *,
+        setting: NodeSetting | None = None,
+        labels: Sequence[str] = (),
+        version: str = "",
+    ) -> None:
+        """Register a node with its slots, before its first claim. A registered node stays as it is."""
         driver = self.driver
+        chosen = setting or NodeSetting({})
         await driver.write(
-            lambda tx: nodes.join(tx, node, name, driver.clock.boot_id(), queues or {}, version, driver.port),
+            lambda tx: nodes.join(tx, node, name, driver.clock.boot_id(), chosen, labels, version, driver.port),
             is_atomic=False,
             may_repeat=True,
         )
 
-    async def beat(self, node: str, *, lingering: Sequence[str] = (), started_since: int = 0) -> Beat:
-        """Renew a node's lease, store which jobs linger on it, and return the jobs that it owns.
+    async def beat(
+        self, node: str, *, lingering: Sequence[str] = (), started_since: int = 0, is_stopping: bool = False
+    ) -> Beat:
+        """Renew a node's lease, store which jobs linger on it and that it stops, and return the jobs that it owns.
 
         Only those that started since `started_since` (wall time in microseconds); by default all.
         """
-        return await self.driver.write(lambda tx: nodes.beat(tx, node, lingering, started_since), is_atomic=False)
+        return await self.driver.write(
+            lambda tx: nodes.beat(tx, node, lingering, started_since, is_stopping=is_stopping), is_atomic=False
+        )
+
+    async def set_node(self, node: str, edit: EditNode, *, audit_record: AuditRecord | None = None) -> bool | None:
+        """Change what a node is set to do by `edit`. Returns whether that is a change; None if there is no such node.
+
+        `edit` gets what is stored, and no other change comes in between. The audit record is stored with a change. The
+        node reads it within a second.
+        """
+        return await self.driver.write(lambda tx: nodes.set_node(tx, node, edit, audit_record))
 
     async def cancels(self, node: str, ids: Collection[str]) -> frozenset[str]:
         """Return those of these jobs that run on the node and whose cancellation was requested."""

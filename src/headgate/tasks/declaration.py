@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
+from headgate.jobs.labels import parse_labels
 from headgate.jobs.retention import own_retention
 from headgate.jobs.retry import require_policy
 from headgate.tasks.chunk import Chunk, function_of_one
@@ -116,6 +117,7 @@ def declare_task(
         retention=None if retention is None else own_retention(retention, registry.retention.terms, where),
         keep_result=keep_result,
         aliases=_checked_aliases(options.get("aliases", ()), where),
+        requires=parse_labels(options.get("requires", ()), f"{where}: requires"),
         executor=body.executor,
         needs=needs,
         handler=body.handler,

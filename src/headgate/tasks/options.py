@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 from uuid import UUID
@@ -82,6 +82,10 @@ class HandlerOptions(TypedDict, total=False):
 
     debounce_max: Duration | None
     """The longest time by which `debounce` postpones a start, from the first enqueue on (default: forever)."""
+
+    requires: Collection[str]
+    """The labels that a node needs to run its jobs, such as {"gpu"} (default: none). `headgate worker --label gpu`
+    starts one with that label. The limits count as for all other tasks."""
 
     upgrade: Upgrade | None
     """Returns arguments that fit the current signature for those that an older release has stored.

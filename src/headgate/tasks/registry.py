@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from headgate.errors import DeclarationError, UnknownQueue
 from headgate.jobs.gating import Gates, OverflowTarget, subject_of
@@ -37,6 +37,15 @@ def intended_queue(gate_name: str) -> str | None:
     return intended if has_overflowed else None
 
 
+class RunnableTasks(NamedTuple):
+    """What a node with these labels can run: the names of tasks, and their gates; `of` are the gates of all tasks."""
+
+    labels: frozenset[str] | None
+    of: Gates
+    names: frozenset[str]
+    gates: Gates
+
+
 class Registry:
     """Tasks, schedules, limits and queues by name, resources by type, and hooks in their order.
 
@@ -66,6 +75,7 @@ class Registry:
         self._gates: dict[tuple[str, str, str | None], Gate] = {}
         self._gate_names: dict[tuple[str, str, str | None], str] = {}
         self._all_gates: Gates | None = None
+        self._runnable: RunnableTasks | None = None
 
     def add_task(self, task: Task[Any, Any]) -> None:
         """Add a task. In an interactive session it replaces the one that an earlier run of its code declared.
@@ -239,6 +249,27 @@ class Registry:
                         overflows.append(OverflowTarget(gate_name, DEFAULT_QUEUE, needed))
             self._all_gates = Gates(gates, overflows)
         return self._all_gates
+
+    def runnable(self, labels: frozenset[str] | None) -> RunnableTasks:
+        """Return what a node with these labels can run; None: all labels."""
+        gates, known = self.gates(), self._runnable
+        if known is None or known.of is not gates or known.labels != labels:
+            names = frozenset(name for name, task in self._by_name.items() if labels is None or task.requires <= labels)
+            own = gates if names == self.names else gates.only(names)
+            self._runnable = known = RunnableTasks(labels, gates, names, own)
+        return known
+
+    def served_with(self, labels: frozenset[str] | None) -> list[str]:
+        """Return the queues that a node with these labels serves unless it is told which.
+
+        Those whose tasks all require other labels are left out: its claims would read their jobs in vain.
+        """
+        served: list[str] = []
+        for queue in self.queues:
+            required = [task.requires for task in self.tasks.values() if task.queue == queue]
+            if labels is None or not required or any(requires <= labels for requires in required):
+                served.append(queue)
+        return served
 
     def _can_go_to(self, task: Task[Any, Any], queue: str) -> bool:
         """Return whether the limits of a queue can be computed from the arguments of a task."""

@@ -67,6 +67,7 @@ class Task(Generic[P, R]):
         retention: RetentionTerms | None = None,
         keep_result: bool = True,
         aliases: Sequence[str] = (),
+        requires: frozenset[str] = frozenset(),
         executor: Executor | None = None,
         needs: Mapping[str, Resource] | None = None,
         handler: type[Any] | None = None,
@@ -81,6 +82,7 @@ class Task(Generic[P, R]):
         self.payload = payload
         self.gate = gate
         self.aliases: tuple[str, ...] = tuple(aliases)
+        self.requires: frozenset[str] = requires
         self.priority = priority
         self.audit = audit
         self.expires_in = expires_in

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -94,6 +94,8 @@ class HeadgateInThread(LiveHeadgate):
         *,
         queues: Mapping[str, int | None] | None = None,
         slots: int | None = None,
+        name: str | None = None,
+        labels: Collection[str] | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar, cast
 
 from headgate.app import Headgate
@@ -41,9 +41,13 @@ S = TypeVar("S", bound="InTest")
 
 
 class InTest(Headgate):
-    """An app on the store of a test, limits included: limits of Redis are kept with the jobs."""
+    """An app on the store of a test, limits included: limits of Redis are kept with the jobs.
+
+    Its nodes run all tasks, whatever labels they require.
+    """
 
     _node_kind = NodeInTest
+    _has_all_labels = True
 
 
 class ManualClient(Client):
@@ -120,6 +124,8 @@ class StandIn(InTest):
         *,
         queues: Mapping[str, int | None] | None = None,
         slots: int | None = None,
+        name: str | None = None,
+        labels: Collection[str] | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from msgspec.structs import replace
+
+from headgate.errors import DeclarationError
+from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.storage.endings import poison_error
+from headgate.storage.records import NodeSetting
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import (
     Conformance,
@@ -48,6 +54,75 @@ class NodesConformance(Conformance):
         assert [node.lingering for node in await store_user.storage.nodes()] == [("job-a", "job-b")]
         await store_user.storage.beat(store_user.node)
         assert [node.lingering for node in await store_user.storage.nodes()] == [()]
+
+    async def test_a_node_reads_what_it_is_set_to_do_and_others_see_it(self, store_user: StoreUser) -> None:
+        storage = store_user.storage
+        setting = NodeSetting({"default": 4, "mail": 1}, slots=3, is_quiet=True)
+        await storage.join("node-b", "b", setting=setting, labels=["gpu", "eu"])
+        assert (await storage.upkeep("node-b")).setting == setting
+        assert (await storage.upkeep(store_user.node)).setting == NodeSetting({})
+        assert (await storage.upkeep("stranger")).setting is None
+        seen = {node.id: (node.setting, node.labels) for node in await storage.nodes()}
+        assert seen == {"node-b": (setting, ("gpu", "eu")), store_user.node: (NodeSetting({}), ())}
+
+    async def test_a_change_of_a_node_is_stored_once_with_its_audit_record(self, store_user: StoreUser) -> None:
+        storage, node = store_user.storage, store_user.node
+        for changed in (True, False):
+            record = AuditRecord("ada@here", "quiet", "node", "a")
+            assert await storage.set_node(node, lambda it: replace(it, is_quiet=True), audit_record=record) is changed
+        assert await storage.set_node(node, lambda it: replace(it, queues={"default": 7}, slots=2, is_stopping=True))
+        becomes = NodeSetting({"default": 7}, slots=2, is_quiet=True, is_stopping=True)
+        assert (await storage.upkeep(node)).setting == becomes
+        assert [each.setting for each in await storage.nodes()] == [becomes]
+        entries = await storage.audit_log(AuditFilter(kind="node"))
+        assert [(each.actor, each.action, each.subject) for each in entries] == [("ada@here", "quiet", "a")]
+        # Neither a heartbeat nor another join changes it.
+        await storage.beat(node)
+        await storage.join(node, "a", setting=NodeSetting({"default": 1}))
+        assert (await storage.upkeep(node)).setting == becomes
+
+    async def test_changes_of_a_node_at_the_same_time_are_all_kept(self, store_user: StoreUser) -> None:
+        async def add(queue: str) -> None:
+            await store_user.storage.set_node(
+                store_user.node, lambda it: replace(it, queues={**it.queues, queue: len(it.queues) + 1})
+            )
+
+        await asyncio.gather(*(add(f"queue-{number}") for number in range(8)))
+        setting = (await store_user.storage.upkeep(store_user.node)).setting
+        assert setting is not None
+        assert sorted(setting.queues.values()) == list(range(1, 9))
+
+    async def test_a_change_that_is_refused_changes_nothing(self, store_user: StoreUser) -> None:
+        def refuse(setting: NodeSetting) -> NodeSetting:
+            raise DeclarationError("no")
+
+        with pytest.raises(DeclarationError, match="no"):
+            await store_user.storage.set_node(
+                store_user.node, refuse, audit_record=AuditRecord("ada@here", "quiet", "node", "a")
+            )
+        assert (await store_user.storage.upkeep(store_user.node)).setting == NodeSetting({})
+        assert list(await store_user.storage.audit_log(AuditFilter())) == []
+
+    async def test_a_node_that_is_not_there_cannot_be_changed(self, store_user: StoreUser) -> None:
+        record = AuditRecord("ada@here", "stop", "node", "b")
+        await store_user.storage.join("node-b", "b")
+        await store_user.storage.leave("node-b")
+        for node in ("stranger", "node-b"):
+            edited = await store_user.storage.set_node(
+                node, lambda it: replace(it, is_stopping=True), audit_record=record
+            )
+            assert edited is None
+        assert list(await store_user.storage.audit_log(AuditFilter())) == []
+
+    async def test_a_heartbeat_stores_that_the_node_is_stopping(self, store_user: StoreUser) -> None:
+        storage, node = store_user.storage, store_user.node
+        await storage.beat(node)
+        assert (await storage.upkeep(node)).setting == NodeSetting({})
+        await storage.beat(node, is_stopping=True)
+        assert (await storage.upkeep(node)).setting == NodeSetting({}, is_stopping=True)
+        # A heartbeat that was on its way does not take it back.
+        await storage.beat(node)
+        assert (await storage.upkeep(node)).setting == NodeSetting({}, is_stopping=True)
 
     async def test_stored_times_are_those_of_the_store(self, store_user: StoreUser, clock: ManualClock) -> None:
         storage = store_user.storage
@@ -168,7 +243,7 @@ class NodesConformance(Conformance):
         job = await store_user.take_one()
         before = await store_user.storage.nodes()
         clock.advance(5)
-        await store_user.storage.join(store_user.node, "another name", queues={"default": 7}, version="2")
+        await store_user.storage.join(store_user.node, "another name", setting=NodeSetting({"default": 7}), version="2")
         assert list(await store_user.storage.nodes()) == list(before)
         assert set((await store_user.storage.beat(store_user.node)).owned) == {job.id}
 

@@ -21,6 +21,7 @@ from playwright.async_api import Browser, Route, expect
 from headgate import Every
 from headgate.errors import ScheduleNotFound
 from headgate.http.static_files import STATIC
+from headgate.storage.records import NodeSetting
 from tests.faces.browser.conftest import Shop, Visit, shop_on, visiting
 from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, PASSWORDS, QUEUE, SCHEDULE, SPARE
 from tests.until import until
@@ -347,6 +348,34 @@ async def test_a_list_does_not_change_while_jobs_are_selected(browser: Browser, 
         await visit.press("Retry all matching the filter")
         await visit.agree("Retry 3 jobs")
         await until(functools.partial(has_attempts, shop, late.id, 2))
+
+
+@of_one_store
+async def test_nodes_are_quieted_get_other_slots_and_are_stopped(browser: Browser, shop: Shop) -> None:
+    storage = shop.app._storage
+    await storage.join("node-7", "steered", setting=NodeSetting({QUEUE: 4}), labels=["gpu"])
+
+    async def setting() -> NodeSetting:
+        return next(node.setting for node in await storage.nodes() if node.id == "node-7")
+
+    try:
+        async with visiting(browser, shop) as visit:
+            await visit.go("nodes")
+            await visit.press("Quiet node steered")
+            await visit.agree("Quiet the node")
+            await expect(visit.page.get_by_role("button", name="Resume node steered")).to_be_visible()
+            assert (await setting()).is_quiet
+            await visit.press("Set the slots of node steered")
+            await visit.page.get_by_label("Slots", exact=True).fill("9")
+            await visit.agree("Set the slots")
+            await expect(visit.page.get_by_role("button", name="Quiet node steered")).to_be_visible()
+            assert await setting() == NodeSetting({QUEUE: 9})
+            await visit.press("Stop node steered")
+            await visit.agree("Stop the node")
+            await expect(visit.page.get_by_text("stopping", exact=True)).to_be_visible()
+            assert (await setting()).is_stopping
+    finally:
+        await storage.leave("node-7")
 
 
 async def test_queues_and_schedules_are_changed(browser: Browser, shop: Shop) -> None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from headgate import Headgate, JobState, StrictRate
+from headgate.storage.records import NodeSetting
 from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
 
 NAME = quote(HOSTILE, safe="")
@@ -74,6 +75,34 @@ async def test_queues_are_paused_and_resumed(app: Headgate) -> None:
         assert await act(client, "/queues/default/pause") == {"changed": False}
         assert await act(client, "/queues/default/resume", {}, expected=200) == {"changed": True}
         assert await act(client, "/queues/nothing/pause", expected=404) == "unknown_queue"
+
+
+async def test_nodes_are_quieted_resumed_and_stopped_and_get_other_slots(app: Headgate) -> None:
+    async with app.open(), browser(app) as client:
+        for id, name in (("node-1", "mail-1"), ("node-2", "web"), ("node-3", "web")):
+            await app._storage.join(id, name, setting=NodeSetting({"default": 4, "mail": 1}))
+
+        async def node() -> dict[str, Any]:
+            items = (await client.get("/api/nodes")).json()["items"]
+            return next(dict(item) for item in items if item["id"] == "node-1")
+
+        assert await act(client, "/nodes/mail-1/quiet") == {"changed": True}
+        assert await act(client, "/nodes/node-1/quiet") == {"changed": False}
+        assert ((await node())["is_quiet"], (await node())["slots"]) == (True, 5)
+        assert await act(client, "/nodes/mail-1/resume") == {"changed": True}
+        assert await act(client, "/nodes/mail-1/slots", {"slots": 3}) == {"changed": True}
+        assert await act(client, "/nodes/mail-1/slots", {"slots": 7, "queue": "mail"}) == {"changed": True}
+        assert ((await node())["queues"], (await node())["slots"]) == ({"default": 4, "mail": 7}, 3)
+        assert await act(client, "/nodes/mail-1/slots", {"slots": 12}, expected=422) == "declaration_error"
+        assert await act(client, "/nodes/mail-1/slots", {"slots": -1}, expected=400) == "bad_request"
+        assert await act(client, "/nodes/mail-1/slots", {"slots": 1, "queue": "x"}, expected=404) == "unknown_queue"
+        assert await act(client, "/nodes/web/stop", expected=409) == "ambiguous_node"
+        assert await act(client, "/nodes/nobody/stop", expected=404) == "node_not_found"
+        assert await act(client, "/nodes/mail-1/stop") == {"changed": True}
+        assert (await node())["is_stopping"]
+        entries = await app.admin.audit_log(kind="node")
+        assert [entry.action for entry in entries] == ["stop", "set slots", "set slots", "resume", "quiet"]
+        assert {(entry.actor, entry.subject) for entry in entries} == {("local", "mail-1")}
 
 
 async def test_limits_are_changed(app: Headgate) -> None:

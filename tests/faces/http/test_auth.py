@@ -52,12 +52,16 @@ def test_the_roles_of_the_endpoints_are_these() -> None:
         "change_jobs",
         "pause_queue",
         "pause_schedule",
+        "quiet_node",
         "reschedule_job",
+        "resume_node",
         "resume_queue",
         "resume_schedule",
         "retry_job",
         "run_job_now",
+        "set_node_slots",
         "skip_schedule",
+        "stop_node",
         "trigger_schedule",
     ]
     assert needs["admin"] == [

@@ -34,6 +34,36 @@ def test_a_queue_that_is_not_served_has_no_slot() -> None:
     assert Slots({"mail": 1}).free_in("video") == 0
 
 
+def test_slots_that_are_lowered_are_free_again_when_fewer_jobs_run() -> None:
+    slots = Slots({"mail": 3, "video": 1})
+    for _ in range(3):
+        slots.take("mail")
+    slots.change({"mail": 1, "video": 1}, None, is_quiet=False)
+    assert slots.free_in("mail") == 0
+    assert {queue: room.slots for queue, room in slots.rooms().items()} == {"video": 1}
+    for _ in range(3):
+        assert slots.release("mail")
+    assert {queue: room.slots for queue, room in slots.rooms().items()} == {"mail": 1, "video": 1}
+
+
+def test_a_bound_of_all_queues_that_is_set_later_bounds_the_next_rooms() -> None:
+    slots = Slots({"mail": 3, "video": 3})
+    slots.take("mail")
+    slots.change({"mail": 3, "video": 3}, 2, is_quiet=False)
+    assert slots.free == 1
+    assert slots.shared_by(slots.rooms()) == 1
+    slots.change({"mail": 9, "video": 3}, None, is_quiet=False)
+    assert (slots.free, slots.shared_by(slots.rooms())) == (11, None)
+
+
+def test_a_quiet_node_has_no_free_slot() -> None:
+    slots = Slots({"mail": 2})
+    slots.change({"mail": 2}, None, is_quiet=True)
+    assert (slots.rooms(), slots.free, slots.free_in("mail")) == ({}, 0, 0)
+    slots.change({"mail": 2}, None, is_quiet=False)
+    assert slots.rooms()["mail"].slots == 2
+
+
 def test_a_freed_slot_is_a_reason_to_claim_only_if_the_last_claim_was_short_of_slots() -> None:
     slots = Slots({"mail": 2})
     job: Any = SimpleNamespace(queue="mail")

@@ -176,7 +176,7 @@ def _nodes(look: LiveSnapshot, room: int) -> Table | Text:
         "Nodes",
         ("process", "state", "heartbeat", "running", "slots", "version"),
         [
-            (n.name, n.state, f"{lasting(n.heartbeat_age)} ago", n.running, n.slots, n.version or None)
+            (n.name, n.shown_state, f"{lasting(n.heartbeat_age)} ago", n.running, n.slots, n.version or None)
             for n in look.nodes
         ],
         room,

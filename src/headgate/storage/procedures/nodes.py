@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import is_poisonous
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import poison_error
 from headgate.storage.json_text import as_json
+from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.finish import (
     ReturnedJob,
     end,
@@ -25,7 +27,7 @@ from headgate.storage.procedures.finish import (
 )
 from headgate.storage.procedures.following import resolve_followers
 from headgate.storage.process import is_running, pid_space, process_started
-from headgate.storage.records import Beat, NodeRecord, Peer, Recovered, Upkeep
+from headgate.storage.records import Beat, EditNode, NodeRecord, NodeSetting, Peer, Recovered, Upkeep
 from headgate.storage.stored_rows import RowDecoder
 
 Gone = Literal["left", "dead"]
@@ -61,11 +63,19 @@ class _Node(_Process):
     beat_at: int
     running: int
     queues: dict[str, int]
+    slots: int | None
+    is_quiet: bool
+    is_stopping: bool
+    labels: tuple[str, ...]
     version: str
     lingering: tuple[str, ...]
 
 
 class _Peer(_Process):
+    queues: dict[str, int] | None
+    slots: int | None
+    is_quiet: bool
+    is_stopping: bool
     has_expired: bool
     has_followers: bool
     has_arrived: bool
@@ -77,6 +87,7 @@ class _LockedNodeJob(msgspec.Struct):
 
 _NODES = RowDecoder(_Node, "node")
 _PEERS = RowDecoder(_Peer, "node")
+_SETTINGS = RowDecoder(NodeSetting, "node")
 _LOCKED = RowDecoder(_LockedNodeJob, "node")
 
 
@@ -85,7 +96,8 @@ async def join(
     node: str,
     name: str,
     boot_id: str,
-    queues: Mapping[str, int],
+    setting: NodeSetting,
+    labels: Sequence[str],
     version: str,
     port: int | None,
 ) -> None:
@@ -100,16 +112,19 @@ async def join(
         process_started=process_started(pid),
         boot_id=boot_id,
         now=tx.now,
-        queues=as_json(queues),
+        queues=as_json(setting.queues),
+        slots=setting.slots,
+        is_quiet=setting.is_quiet,
+        labels=as_json(labels),
         version=version,
     )
     if port is not None:
         await tx.execute("announce_port", id=node, port=port)
 
 
-async def beat(tx: Transaction, node: str, lingering: Sequence[str], started_since: int) -> Beat:
+async def beat(tx: Transaction, node: str, lingering: Sequence[str], started_since: int, *, is_stopping: bool) -> Beat:
     """As `Store.beat`."""
-    known = await tx.execute("beat", id=node, now=tx.now, lingering=as_json(lingering)) == 1
+    known = await tx.execute("beat", id=node, now=tx.now, lingering=as_json(lingering), is_stopping=is_stopping) == 1
     if not tx.has_one_writer:
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
     owned = await running_on(tx, node, since=started_since)
@@ -125,17 +140,21 @@ async def cancels(tx: Transaction, node: str, ids: Sequence[str]) -> frozenset[s
     return frozenset(await tx.values("cancels", node=node, ids=ids))
 
 
-async def upkeep(tx: Transaction, boot_id: str, arrival_floor: int) -> Upkeep:
+async def upkeep(tx: Transaction, node: str, boot_id: str, arrival_floor: int) -> Upkeep:
     """As `Store.upkeep`, on the machine of that boot; arrivals have no lower id than `arrival_floor`."""
     space = pid_space()
-    rows = await tx.fetch(_PEERS, "upkeep", now=tx.now, arrival_floor=arrival_floor)
+    rows = await tx.fetch(_PEERS, "upkeep", node=node, now=tx.now, arrival_floor=arrival_floor)
     if not rows:
         return Upkeep()
+    settings = [
+        NodeSetting(row.queues, row.slots, row.is_quiet, row.is_stopping) for row in rows if row.queues is not None
+    ]
     return Upkeep(
         peers=[Peer(row.id, row.beat, row.is_gone(boot_id, space)) for row in rows],
         has_expired=rows[0].has_expired,
         has_followers=rows[0].has_followers,
         has_arrived=rows[0].has_arrived,
+        setting=settings[0] if settings else None,
     )
 
 
@@ -152,12 +171,33 @@ async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
             beat=row.beat,
             running=row.running,
             is_gone=row.is_gone(boot_id, space),
-            queues=row.queues,
+            setting=NodeSetting(row.queues, row.slots, row.is_quiet, row.is_stopping),
             version=row.version,
             lingering=row.lingering,
+            labels=row.labels,
         )
         for row in await tx.fetch(_NODES, "nodes")
     ]
+
+
+async def set_node(tx: Transaction, node: str, edit: EditNode, audit_record: AuditRecord | None) -> bool | None:
+    """As `Store.set_node`."""
+    found = await tx.fetch(_SETTINGS, "lock_node_setting", id=node)
+    if not found:
+        return None
+    becomes = edit(found[0])
+    if becomes == found[0]:
+        return False
+    await tx.execute(
+        "set_node",
+        id=node,
+        queues=as_json(becomes.queues),
+        slots=becomes.slots,
+        is_quiet=becomes.is_quiet,
+        is_stopping=becomes.is_stopping,
+    )
+    await add_audit_record(tx, audit_record)
+    return True
 
 
 async def leave(tx: Transaction, node: str, held: frozenset[str] = frozenset()) -> Recovered:

@@ -2,8 +2,11 @@
 
 -- name: join_node
 -- Register a node; a registered node stays as it is.
-INSERT INTO headgate.node (id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, queues, version)
-VALUES (:id, :name, :pid, :pid_space, :process_started, :boot_id, :now, :now, :queues, :version)
+INSERT INTO headgate.node (
+    id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, queues, slots, is_quiet, labels, version
+) VALUES (
+    :id, :name, :pid, :pid_space, :process_started, :boot_id, :now, :now, :queues, :slots, :is_quiet, :labels, :version
+)
 ON CONFLICT (id) DO NOTHING
 
 -- name: announce_port [sqlite]
@@ -19,18 +22,20 @@ SELECT json_group_array(port) FROM node WHERE port > 0
 WITH unsynced AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
-UPDATE headgate.node SET beat = beat + 1, beat_at = :now, lingering = :lingering FROM unsynced
+UPDATE headgate.node SET beat = beat + 1, beat_at = :now, lingering = :lingering, is_stopping = is_stopping OR :is_stopping
+FROM unsynced
 WHERE id = :id AND gone IS NULL
 
 -- name: beat [sqlite]
-UPDATE node SET beat = beat + 1, beat_at = :now, lingering = :lingering WHERE id = :id AND gone IS NULL
+UPDATE node SET beat = beat + 1, beat_at = :now, lingering = :lingering, is_stopping = is_stopping OR :is_stopping
+WHERE id = :id AND gone IS NULL
 
 -- name: nodes
 -- Return all nodes, with the facts that show whether their processes still run.
 SELECT
     id, name, pid, started_at, beat_at, beat,
     (SELECT count(*) FROM headgate.job WHERE state = 'running' AND job.node = node.id) AS running,
-    pid_space, process_started, boot_id, queues, version, lingering, gone
+    pid_space, process_started, boot_id, queues, slots, is_quiet, is_stopping, labels, version, lingering, gone
 FROM headgate.node
 ORDER BY started_at, id
 
@@ -43,15 +48,26 @@ false
 -- name: upkeep
 -- Return the columns of all nodes by which their leases are judged; each with whether jobs have expired, whether final
 -- leaders have followers left, and whether arrivals have to be merged, so that an idle node runs one statement a
--- second.
+-- second. For one node, :node, also what it is set to do.
 SELECT
     id, pid, beat, pid_space, process_started, boot_id, gone,
+    CASE WHEN id = :node THEN queues END AS queues,
+    slots, is_quiet, is_stopping,
     EXISTS (SELECT 1 FROM headgate.job WHERE waiting AND expires_at <= :now)
     OR EXISTS (SELECT 1 FROM headgate.job WHERE state = 'blocked' AND expires_at <= :now)
     OR EXISTS (SELECT 1 FROM headgate.job WHERE waiting AND give_up_at <= :now) AS has_expired,
     EXISTS (SELECT 1 FROM headgate.ended_leader) AS has_followers,
     @has_arrived AS has_arrived
 FROM headgate.node
+
+-- name: lock_node_setting
+-- Lock a node that has neither left nor died, and return what it is set to do.
+SELECT queues, slots, is_quiet, is_stopping FROM headgate.node WHERE id = :id AND gone IS NULL {for update}
+
+-- name: set_node
+-- Change what a node is set to do.
+UPDATE headgate.node SET queues = :queues, slots = :slots, is_quiet = :is_quiet, is_stopping = :is_stopping
+WHERE id = :id AND gone IS NULL
 
 -- name: cancels
 -- Return those of these jobs that run on a node and whose cancellation was requested. They are read by their ids: while a

@@ -272,13 +272,13 @@ CREATE TABLE headgate.log_line (
     PRIMARY KEY (job, number)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
--- What people did to jobs, limits, queues and schedules; the subject is named, not its row, which may be gone.
+-- What people did to jobs, limits, queues, schedules and nodes; the subject is named, not its row, which may be gone.
 CREATE TABLE headgate.audit_entry (
     number   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at       bigint NOT NULL,
     actor    text NOT NULL,
     action   text NOT NULL,
-    kind     text COLLATE "C" NOT NULL CHECK (kind IN ('job', 'limit', 'queue', 'schedule')),
+    kind     text COLLATE "C" NOT NULL CHECK (kind IN ('job', 'limit', 'queue', 'schedule', 'node')),
     subject  text COLLATE "C" NOT NULL,
     detail   text
 );
@@ -431,6 +431,13 @@ CREATE TABLE headgate.node (
     -- Its slots by queue, as JSON, and the version of Headgate that it runs.
     queues           text NOT NULL DEFAULT '{}',
     version          text NOT NULL DEFAULT '',
+    -- How many jobs of all queues together it may run (NULL: as many as the queues have slots), whether it claims
+    -- nothing, and whether it is stopping. Operators change these and the slots; the node reads them every second.
+    slots            integer CHECK (slots > 0),
+    is_quiet         boolean NOT NULL DEFAULT false,
+    is_stopping      boolean NOT NULL DEFAULT false,
+    -- What the tasks that it runs may require, as JSON.
+    labels           text NOT NULL DEFAULT '[]',
     -- The jobs whose attempts were told to end and take a slot still, as JSON.
     lingering        text NOT NULL DEFAULT '[]',
     -- Set when it has left or was found dead while users' transactions held jobs of its: they are taken back later.

@@ -228,13 +228,13 @@ CREATE TABLE log_line (
     PRIMARY KEY (job, number)
 ) WITHOUT ROWID;
 
--- What people did to jobs, limits, queues and schedules; the subject is named, not its row, which may be gone.
+-- What people did to jobs, limits, queues, schedules and nodes; the subject is named, not its row, which may be gone.
 CREATE TABLE audit_entry (
     number   INTEGER PRIMARY KEY AUTOINCREMENT,
     at       INTEGER NOT NULL,
     actor    TEXT NOT NULL,
     action   TEXT NOT NULL,
-    kind     TEXT NOT NULL CHECK (kind IN ('job', 'limit', 'queue', 'schedule')),
+    kind     TEXT NOT NULL CHECK (kind IN ('job', 'limit', 'queue', 'schedule', 'node')),
     subject  TEXT NOT NULL,
     detail   TEXT
 );
@@ -362,6 +362,13 @@ CREATE TABLE node (
     -- Its slots by queue, and the version of Headgate that it runs.
     queues           TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(queues)),
     version          TEXT NOT NULL DEFAULT '',
+    -- How many jobs of all queues together it may run (NULL: as many as the queues have slots), whether it claims
+    -- nothing, and whether it is stopping. Operators change these and the slots; the node reads them every second.
+    slots            INTEGER CHECK (slots > 0),
+    is_quiet         INTEGER NOT NULL DEFAULT 0 CHECK (is_quiet IN (0, 1)),
+    is_stopping      INTEGER NOT NULL DEFAULT 0 CHECK (is_stopping IN (0, 1)),
+    -- What the tasks that it runs may require.
+    labels           TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(labels)),
     -- The jobs whose attempts were told to end and take a slot still.
     lingering        TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(lingering)),
     -- As on PostgreSQL, where a node may have gone while others hold jobs of its; here it is deleted at once.

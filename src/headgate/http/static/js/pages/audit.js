@@ -1,4 +1,4 @@
-/** The audit log: actions on jobs, limits, queues and schedules. */
+/** The audit log: actions on jobs, limits, queues, schedules and nodes. */
 
 import { get } from "../api.js";
 import { command, option } from "../commands.js";
@@ -43,6 +43,7 @@ export const audit = {
             ["limit", "Limits"],
             ["queue", "Queues"],
             ["schedule", "Schedules"],
+            ["node", "Nodes"],
           ],
           set("kind"),
         ),
@@ -89,5 +90,6 @@ function subject(entry) {
   if (entry.kind === "job") return jobLink(entry.subject);
   if (entry.kind === "limit") return link(address(["limits", entry.subject]), entry.subject);
   if (entry.kind === "schedule") return link(address(["schedules", entry.subject]), entry.subject);
+  if (entry.kind === "node") return link("nodes", entry.subject);
   return link("queues", entry.subject);
 }
