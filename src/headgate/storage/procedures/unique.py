@@ -219,7 +219,7 @@ class _Addition:
         )
         after = replacement(waited, new)
         before, lane, job = Lane(*waited.lane), Lane(*after.lane), after.new
-        await self._tx.execute(
+        rank = await self._tx.value(
             "replace_job",
             id=now.id,
             payload=job.payload,
@@ -227,6 +227,7 @@ class _Addition:
             priority=job.priority,
             delayed=job.delayed,
             run_at=job.run_at,
+            aging=job.aging,
             expires_at=job.expires_at,
             give_up_at=job.give_up_at,
             draws=as_json(job.draws),
@@ -252,7 +253,8 @@ class _Addition:
         elif note is not None:
             self._notes.append(note)
         if in_lane:
-            await add_arrivals(self._tx, [Arrival(before, -1), arrival_of(lane, job.run_at, delayed=job.delayed)])
+            arrival = arrival_of(lane, job.run_at, rank, delayed=job.delayed)
+            await add_arrivals(self._tx, [Arrival(before, -1), arrival])
         return True
 
 
