@@ -133,21 +133,23 @@ SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::text[]) WITH ORDINAL
 
 _JOBS = """
 INSERT INTO headgate.job (
-    id, lane, draws, waiting, delayed, priority, attempt, run_at, enqueued_at, started_at, finished_at, charged_at,
-    state, task, queue, node, payload, gate
+    id, lane, draws, waiting, delayed, priority, attempt, run_at, rank, enqueued_at, started_at, finished_at,
+    charged_at, state, task, queue, node, payload, gate
 )
 SELECT
     lpad(to_hex(n), 8, '0') || '-0000-7000-8000-000000000000',
     CASE n % 3 WHEN 0 THEN $3::text WHEN 1 THEN ($4::text[])[1] ELSE ($4::text[])[1 + n % $6] END,
     CASE n % 3 WHEN 0 THEN '[]' WHEN 1 THEN ($5::text[])[1] ELSE ($5::text[])[1 + n % $6] END,
-    is_waiting, n % 50 = 7, CASE WHEN n % 100 = 0 THEN 5 ELSE 0 END, 0,
-    CASE WHEN n % 100 = 7 THEN at + 7200000000 ELSE at END,
+    is_waiting, n % 50 = 7, priority, 0, run_at, run_at - priority * 300000000000000000,
     at, ended_at, ended_at, ended_at,
     CASE WHEN is_waiting THEN 'waiting' WHEN n % 100 = 3 THEN 'failed' ELSE 'succeeded' END,
     CASE n WHEN 0 THEN 'rare' ELSE 'send' END, CASE n WHEN 0 THEN 'rare' ELSE 'mail' END, 'gone',
     '{"to":"somebody@example.com","subject":"hello"}', CASE n WHEN 0 THEN 'rare' ELSE 'send' END
 FROM (
-    SELECT *, $2::bigint + n AS at, CASE WHEN NOT is_waiting THEN $2::bigint + n END AS ended_at
+    SELECT
+        *, $2::bigint + n AS at, CASE WHEN n % 100 = 0 THEN 5 ELSE 0 END AS priority,
+        $2::bigint + n + CASE WHEN n % 100 = 7 THEN 7200000000 ELSE 0 END AS run_at,
+        CASE WHEN NOT is_waiting THEN $2::bigint + n END AS ended_at
     FROM (SELECT n, n >= $1 * 2 / 3 AS is_waiting FROM generate_series(0, $1::integer - 1) AS n) AS numbered
 ) AS made
 """

@@ -319,8 +319,7 @@ class Shard(MemoryStorage):
             return None
         if key not in self._departing:
             ids = self._rows(
-                f"SELECT id FROM job WHERE state = 'waiting' AND {_KEY} = ? "
-                "ORDER BY priority DESC, run_at, rowid LIMIT ?",
+                f"SELECT id FROM job WHERE state = 'waiting' AND {_KEY} = ? ORDER BY rank, rowid LIMIT ?",
                 key,
                 BATCH,
             )

@@ -75,6 +75,9 @@ MISTAKES = [
     ('app.queue("mail", fair_by="{a}", weights={"a": 0})', "the weight of 'a'=0 must be a whole number of at least 1"),
     ('app.queue("mail", fair_by="{a}", weights={7: 2})', "weights has the key 7, but keys are texts; write '7'"),
     (TASK + 'app.queue("default", fair_by="{tenant}")', "tenant"),
+    ('app.queue("mail", aging=0)', "queue 'mail': aging=0 must be above 0 seconds"),
+    ('app.queue("mail", aging=-5)', "queue 'mail': aging=-5 cannot be negative"),
+    ('app.queue("mail", aging="slow")', "aging='slow' is not a duration; write seconds"),
     # Schedules
     ('@app.schedule("0 6 * * *")\nasync def nightly(): ...', 'is not a trigger; pass Cron("0 6 * * *")'),
     ('Cron("0 25 * * *")', "hour 25 is not in 0-23"),

@@ -87,6 +87,9 @@ class ModelJob:
 
     @property
     def order(self) -> tuple[int, int, int]:
+        """The first of two jobs of one lane, whose queue has one aging, or none."""
+        if self.new.aging is not None:
+            return 0, self.run_at - self.new.priority * self.new.aging, self.arrival
         return -self.new.priority, self.run_at, self.arrival
 
     def holding(self, draw: Draw) -> PermitTerms | None:

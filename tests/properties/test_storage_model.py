@@ -106,6 +106,8 @@ TARGETS: list[tuple[Scope, str]] = [
     ("pattern", "ac*"),
 ]
 QUEUES = ("left", "right")
+AGING = {"left": None, "right": 7 * SECOND + 3}
+"""Not a multiple of the waits, so that no two jobs of different priorities are level."""
 NODES = ("one", "two")
 ERROR = JobError(type="ValueError", message="boom")
 OUTCOMES = ("failed", "snoozed", "refused", "interrupted", "unreadable")
@@ -256,6 +258,7 @@ class StorageMachine(RuleBasedStateMachine):
                 delayed=option["delay"] is not None,
                 run_at=now + (option["delay"] or 0),
                 enqueued_at=now,
+                aging=AGING[option["queue"]],
                 expires_at=None if option["lifetime"] is None else now + option["lifetime"],
                 draws=option["draws"],
                 costs=tuple(costs_of(option)[draw.limit] for draw in option["draws"])

@@ -243,6 +243,7 @@ class Enqueuer:
         instead_of = None if queue == group.queue else group.queue
         gate = self._registry.gate(task, queue, instead_of)
         gate_name = self._registry.gate_name(task.name, queue, instead_of)
+        aging = self._registry.aging(queue)
         encode, on_skip = task.payload.encode, partial(self._skip, task.name)
         new_id = self._ids.next
         jobs: list[NewJob] = []
@@ -257,6 +258,7 @@ class Enqueuer:
                 delayed=delayed,
                 run_at=run_at,
                 enqueued_at=now,
+                aging=aging,
                 expires_at=expires_at,
                 draws=draws,
                 costs=costs,

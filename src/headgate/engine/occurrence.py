@@ -41,6 +41,7 @@ def occurrence(
         delayed=False,
         run_at=now,
         enqueued_at=now,
+        aging=registry.aging(call.queue),
         expires_at=min((at for at in ends if at is not None), default=None),
         draws=draws,
         costs=costs,

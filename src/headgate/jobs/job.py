@@ -21,7 +21,7 @@ LONGEST_TRACEBACK = 6144
 """Characters of a stored traceback, from its end."""
 
 MAX_PRIORITY = 9
-"""Priorities are 0 (default) to 9; in a lane the higher starts first."""
+"""Priorities are 0 (default) to 9; in a lane the higher starts first, unless its queue has aging."""
 
 OnConflict = Literal["keep", "replace", "raise", "cancel_running"]
 """What happens to the next job under a unique key."""
@@ -117,7 +117,8 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     """A job as it is enqueued. Instants are wall microseconds.
 
     `delayed` means that a time was requested, so the wall clock decides when the job is ready; otherwise the job is
-    ready at once, whatever the wall clock does later. `run_at` orders the jobs of a lane in both cases.
+    ready at once, whatever the wall clock does later. In both cases, `run_at` minus `priority` times `aging` orders the
+    jobs of a lane. `aging` is that of its queue, in microseconds; without it, a higher priority always comes first.
 
     `variant` is that of its terms. At `give_up_at` it has waited as long as they allow. A job with a `rejection` is
     stored as final, because its limits would make it wait too long.
@@ -138,6 +139,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     delayed: bool
     run_at: int
     enqueued_at: int
+    aging: int | None = None
     expires_at: int | None = None
     draws: tuple[Draw, ...] = ()
     costs: tuple[int, ...] | None = None

@@ -49,6 +49,9 @@ FAIR_LANES = 16
 LOCKED_FOR = SECOND
 """After how long a lane is visited again if other transactions have locked all its jobs. Their ends wake it too."""
 
+LOWEST_RANK = -9_000_000_000_000_000_000
+"""Below the ranks of all jobs."""
+
 
 class LaneRow(msgspec.Struct):
     """A lane as it is stored. The lane of jobs without limits has no draws.
@@ -56,7 +59,7 @@ class LaneRow(msgspec.Struct):
     `opened_at` (limit time) is when the bucket opened that the lane last waited behind. Its jobs that were ready before
     have waited for that limit until then, and for a slot since then. `turn` is that of its key in a fair queue, None in
     other queues. With several writers, each update raises `version`, and no merged job that requested no start time has
-    a `run_at` below `front`.
+    a `rank` below `front`.
     """
 
     id: RowId
@@ -70,7 +73,7 @@ class LaneRow(msgspec.Struct):
     opened_at: int | None = None
     turn: int | None = None
     version: int = 0
-    front: int = 0
+    front: int = LOWEST_RANK
 
     @property
     def place(self) -> int:
@@ -79,14 +82,14 @@ class LaneRow(msgspec.Struct):
 
 
 class LaneHead(msgspec.Struct):
-    """A job near the front of its lane. The id of a later job is greater."""
+    """A job near the front of its lane: those of lower ranks start first. The id of a later job is greater."""
 
     id: str
     lane: RowId
     task: str
     queue: str
     payload: str
-    priority: int
+    rank: int
     run_at: int
     attempt: int
     fence: int
@@ -214,9 +217,8 @@ class LaneVisit:
     @property
     def front(self) -> int:
         """The lane's front after the claim: no job is left below it."""
-        # Jobs are taken by priority first, so none is left below the last one if that has the lowest.
-        if self.is_plain and not self.has_locked and self.taken and self.heads[self.taken - 1].priority == 0:
-            return max(self.row.front, self.heads[self.taken - 1].run_at)
+        if self.is_plain and not self.has_locked and self.taken:
+            return max(self.row.front, self.heads[self.taken - 1].rank)
         return self.row.front
 
     @property
@@ -765,13 +767,10 @@ class ClaimPlan:
 
 def sort_heads(heads: list[LaneHead]) -> None:
     """Sort jobs of a lane in the order in which they start."""
-    heads.sort(key=_by_time)
-    # The sort is stable, so jobs of one priority keep their order.
-    heads.sort(key=_by_priority, reverse=True)
+    heads.sort(key=_by_rank)
 
 
-_by_time = attrgetter("run_at", "id")
-_by_priority = attrgetter("priority")
+_by_rank = attrgetter("rank", "id")
 
 
 def throttled_for(run_at: int, started_at: int, opened_at: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
-from headgate.arguments import MOST_SLOTS, parse_count
+from headgate.arguments import MOST_SLOTS, parse_count, parse_duration
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy, require_policy
@@ -27,7 +27,8 @@ class Queue:
     `global_concurrency` is how many of its jobs run at once over all nodes; None: as many as the nodes have slots.
     `max_backlog` is how many may wait; None: any number. All its jobs draw on `limits`. `retry` and `timeout` (seconds)
     apply to its tasks without their own; None: the app's. The keys of `fair_by` take turns, by `weights`; None: jobs
-    start in the order in which they came.
+    start in the order in which they came. After `aging` (microseconds), a waiting job is level with a new one of the
+    next higher priority; None: higher priorities always start first.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Queue:
     fair_by: Key = None
     weights: Mapping[str, int] | None = None
     weight: int = 1
+    aging: int | None = None
 
 
 class QueueOptions(TypedDict, total=False):
@@ -91,6 +93,13 @@ class QueueOptions(TypedDict, total=False):
     weight: int
     """Its part of the slots of a worker, if `slots` bounds those of all queues (default: 1; 1 to 100)."""
 
+    aging: Duration | None
+    """After how long a waiting job is level with a new one of the next higher priority, above 0 (default: never).
+
+    With `aging=60`, a job of priority 0 starts before those of priority 9 that become ready more than nine minutes
+    later. It applies to jobs that are enqueued from then on.
+    """
+
 
 def declared_queue(name: str, options: QueueOptions) -> Queue:
     """Return a declared queue. Raises TypeError, and DeclarationError for what can never work."""
@@ -113,6 +122,7 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
     if global_concurrency is not None:
         parse_count(global_concurrency, "global_concurrency", where)
     parse_count(options.get("weight", 1), "weight", where, most=MOST_WEIGHT)
+    aging = options.get("aging")
     fair_by, weights = options.get("fair_by"), options.get("weights")
     if weights is not None:
         checked_weights(weights, where)
@@ -130,6 +140,7 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
         fair_by,
         weights,
         options.get("weight", 1),
+        None if aging is None else parse_duration(aging, "aging", where, allow_zero=False),
     )
     _require_backlog(queue)
     return queue

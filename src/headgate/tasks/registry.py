@@ -305,6 +305,11 @@ class Registry:
         timeout = self.queues[queue].timeout
         return self._timeout if timeout is None else timeout
 
+    def aging(self, queue: str) -> int | None:
+        """Return the aging of a queue (microseconds); None also for a queue that this app does not declare."""
+        declared = self.queues.get(queue)
+        return None if declared is None else declared.aging
+
     def require_queue(self, queue: str, where: str) -> None:
         """Raise UnknownQueue unless the queue is declared."""
         if queue not in self.queues:

@@ -11,6 +11,7 @@
 Time stands still unless a test moves it. After each test the store's own `check()` has to find nothing.
 """
 
+from tests.conformance.storage_suite.aging import AgingConformance
 from tests.conformance.storage_suite.auditing import AuditingConformance
 from tests.conformance.storage_suite.batches import BatchesConformance
 from tests.conformance.storage_suite.bounds import BoundsConformance
@@ -44,6 +45,7 @@ __all__ = ["StorageConformance", "StoreUser", "at_once", "most_in_a_window", "ra
 
 class StorageConformance(
     JobsConformance,
+    AgingConformance,
     BudgetsConformance,
     FairQueuesConformance,
     BoundsConformance,

@@ -35,9 +35,7 @@ def a_lane(id: str = "lane", behind: str | None = "tokens", draws: Sequence[Draw
 
 def a_head(cost: int | None = None, lane: str = "lane", id: str = "1") -> LaneHead:
     values: dict[str, Any] = dict.fromkeys(LaneHead.__struct_fields__)
-    values.update(
-        id=id, lane=lane, task="t", queue="q", priority=0, run_at=0, attempt=0, fence=0, lost=0, held=0, passed=0
-    )
+    values.update(id=id, lane=lane, task="t", queue="q", rank=0, run_at=0, attempt=0, fence=0, lost=0, held=0, passed=0)
     return LaneHead(**{**values, "costs": None if cost is None else (cost,)})
 
 

@@ -25,6 +25,7 @@ JOB = {
     "delayed": False,
     "priority": 0,
     "run_at": 1,
+    "rank": 1,
     "enqueued_at": 1,
     "task": "work",
     "queue": "default",

@@ -36,6 +36,7 @@ JOB = {
     "priority": 0,
     "delayed": 0,
     "run_at": 1,
+    "rank": 1,
     "enqueued_at": 1,
     "payload": "{}",
 }

@@ -41,7 +41,7 @@ _EMPTY = RowDecoder(_Empty, "lane")
 
 
 class ProvenFront(msgspec.Struct):
-    """A version of a lane that a snapshot read, and a `run_at` below which no job waited that asked for no time."""
+    """A version of a lane that a snapshot read, and a rank below which no job waited that asked for no time."""
 
     lane_id: RowId
     version: int

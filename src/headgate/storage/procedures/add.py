@@ -140,7 +140,7 @@ def _arrivals(rows: Iterable[_NewRow], lanes: Mapping[str, Lane]) -> list[Arriva
         if count is None:
             count = counts[row[_LANE]] = [0, False, None]
         count[0] += 1
-        # One writer keeps no front, so `ready_at` is left out.
+        # One writer keeps no front, so `rank` is left out.
         if not row[_DELAYED]:
             count[1] = True
         elif count[2] is None or row[_RUN_AT] < count[2]:

@@ -30,7 +30,7 @@ from headgate.clock import SECOND, Clock
 from headgate.jobs.draw_set import chosen
 from headgate.jobs.job import Draw
 from headgate.storage.admission import RowId
-from headgate.storage.claiming import ClaimPlan, LaneHead, LaneMove, LaneRow, LaneVisit, sort_heads
+from headgate.storage.claiming import LOWEST_RANK, ClaimPlan, LaneHead, LaneMove, LaneRow, LaneVisit, sort_heads
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow
 from headgate.storage.following import EndedJob
@@ -99,7 +99,7 @@ class SkippedJobs:
 
 
 class LaneRange(msgspec.Struct):
-    """A lane whose first jobs are read, from the `run_at` of `floor` on. Statements that take them take `most`."""
+    """A lane whose first jobs are read, from the rank `floor` on. Statements that take them take `most`."""
 
     lane: RowId
     floor: int
@@ -376,7 +376,8 @@ class ClaimTransaction:
             held = [visit for visit in held if visit.row.since == newest[visit.row.id].since]
         for visit in held:
             row, newer = visit.row, newest[visit.row.id]
-            row.waiting, row.version, row.front = newer.waiting or 0, newer.version or 0, newer.front or 0
+            row.waiting, row.version = newer.waiting or 0, newer.version or 0
+            row.front = LOWEST_RANK if newer.front is None else newer.front
             row.since, row.behind, row.wakes_at, row.opened_at, row.turn = (
                 newer.since,
                 newer.behind,
@@ -450,7 +451,8 @@ class ClaimTransaction:
             return
         lanes = {queue: open_lane(queue) for queue in wanted}
         # The snapshot found no job below the first one.
-        floors = {queue: max(ungated[queue].first or 0, ungated[queue].front) for queue in lanes}
+        firsts = {queue: ungated[queue].first for queue in lanes}
+        floors = {queue: ungated[queue].front if first is None else first for queue, first in firsts.items()}
         heads = await self._tx.fetch(
             _HEADS,
             "take_ungated_due" if any(ungated[queue].due for queue in wanted) else "take_ungated",

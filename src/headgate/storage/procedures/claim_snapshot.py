@@ -71,9 +71,9 @@ class UngatedLane(msgspec.Struct, array_like=True):
     due_unknown: list[list[tuple[str, str]]]
     """The same of delayed jobs that are due, a list for each priority."""
     first: int | None
-    """The lowest `run_at` of committed waiting jobs that requested no start time. None if there is none or unknown."""
+    """The lowest rank of committed waiting jobs that requested no start time. None if there is none."""
     front: int
-    """The `run_at` from which jobs that requested no start time were read."""
+    """The rank from which jobs that requested no start time were read: no such job has a lower one."""
     version: int | None
     """The lane's version, if it has a row."""
 

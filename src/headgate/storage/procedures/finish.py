@@ -61,6 +61,7 @@ class RunningJob(msgspec.Struct):
     uncharged: DrawSet
     delayed: bool
     run_at: int
+    rank: int
     is_followed: bool
     batch: str | None
     is_unique: bool
@@ -284,7 +285,8 @@ async def wait_again(tx: Transaction, returned_jobs: Sequence[ReturnedJob]) -> l
         await add_arrivals(
             tx,
             [
-                arrival_of(lane, row.run_at, delayed=row.delayed)
+                # Without a requested time, its time and its rank stay.
+                arrival_of(lane, row.run_at, back.job.rank, delayed=row.delayed)
                 for back, lane, row in zip(left, lanes, rows, strict=True)
                 if not back.job.cancel_requested
             ],

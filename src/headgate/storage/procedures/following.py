@@ -90,6 +90,7 @@ class _Follower(msgspec.Struct):
     batch: str | None
     delayed: bool
     run_at: int
+    rank: int
     is_locked: bool
 
     @property
@@ -227,9 +228,13 @@ async def _release_or_cancel(
     if released:
         rows = [(job.id, job.lane.id, None if job.terms is None else job.terms.patience or None) for job in released]
         await tx.execute("release", released=rows, now=tx.now)
-        # A follower whose run_at has passed meanwhile is ready.
+        # A follower whose run_at has passed meanwhile is ready; its rank was lower, if anything.
         await add_arrivals(
-            tx, [arrival_of(job.lane, job.run_at, delayed=job.delayed and job.run_at > tx.now) for job in released]
+            tx,
+            [
+                arrival_of(job.lane, job.run_at, job.rank, delayed=job.delayed and job.run_at > tx.now)
+                for job in released
+            ],
         )
     causes = await _causes(tx, sorted({job.leader for job in cancelled}))
     errors = [leader_error(job.leader, leaders[job.leader], causes.get(job.leader)) for job in cancelled]

@@ -34,15 +34,15 @@ class Lane(msgspec.Struct, frozen=True, gc=False):
 class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A number of jobs added to a lane, or removed from it if negative.
 
-    `wakes_at` is when the earliest delayed job is due, `ready_at` the earliest `run_at` of the others. If `ready_at` is
-    None, that may be any time.
+    `wakes_at` is when the earliest delayed job is due, `rank` the lowest rank of the others. If `rank` is None, it may
+    be any.
     """
 
     to: Lane
     jobs: int
     is_ready: bool = False
     wakes_at: int | None = None
-    ready_at: int | None = None
+    rank: int | None = None
 
 
 class _ArrivalRow(NamedTuple):
@@ -55,7 +55,7 @@ class _ArrivalRow(NamedTuple):
     jobs: int
     is_ready: bool
     wakes_at: int | None
-    ready_at: int | None
+    rank: int | None
 
 
 def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, exempt_draws: DrawSet = NO_DRAWS) -> Lane:
@@ -64,18 +64,18 @@ def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, exempt_d
     return Lane(queue, asked, terms.variant(exempt_draws) if terms is not None and asked else "")
 
 
-def arrival_of(lane: Lane, run_at: int, *, delayed: bool, jobs: int = 1) -> Arrival:
-    """Return the arrival of a job in a lane. With `jobs` 0 the job was there already, and its `run_at` changed."""
+def arrival_of(lane: Lane, run_at: int, rank: int, *, delayed: bool, jobs: int = 1) -> Arrival:
+    """Return the arrival of a job in a lane. With `jobs` 0 the job was there already, and its time or rank changed."""
     if delayed:
         return Arrival(lane, jobs, wakes_at=run_at)
-    return Arrival(lane, jobs, is_ready=True, ready_at=run_at)
+    return Arrival(lane, jobs, is_ready=True, rank=rank)
 
 
 async def add_arrivals(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
     """Count jobs that were added and removed. Call it after the jobs are written: low watermarks need that order."""
     rows = [
         _ArrivalRow(
-            to.id, to.queue, to.draws, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at, arrival.ready_at
+            to.id, to.queue, to.draws, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at, arrival.rank
         )
         for arrival in arrivals
         for to in (arrival.to,)

@@ -285,7 +285,7 @@ class _Addition:
         )
         after = replacement(waited, postponed(new, now.options, is_tried=now.attempt > 0))
         before, lane, job = Lane(*waited.lane), Lane(*after.lane), after.new
-        await self._tx.execute(
+        rank = await self._tx.value(
             "replace_job",
             id=now.id,
             payload=job.payload,
@@ -293,6 +293,7 @@ class _Addition:
             priority=job.priority,
             delayed=job.delayed,
             run_at=job.run_at,
+            aging=job.aging,
             expires_at=job.expires_at,
             give_up_at=job.give_up_at,
             draws=as_json(job.draws),
@@ -318,7 +319,8 @@ class _Addition:
         elif note is not None:
             self._notes.append(note)
         if in_lane:
-            await add_arrivals(self._tx, [Arrival(before, -1), arrival_of(lane, job.run_at, delayed=job.delayed)])
+            arrival = arrival_of(lane, job.run_at, rank, delayed=job.delayed)
+            await add_arrivals(self._tx, [Arrival(before, -1), arrival])
         return True
 
 

@@ -52,6 +52,7 @@ class FoundJob(msgspec.Struct):
     batch: str | None
     delayed: bool
     run_at: int
+    rank: int
     outcome: str | None
 
     @property
@@ -136,6 +137,7 @@ class _PlainJob(msgspec.Struct):
     terms: GateTerms | None
     delayed: bool
     run_at: int
+    rank: int
 
 
 _FOUND = RowDecoder(FoundJob, "job", state=JobState.WAITING)
@@ -195,9 +197,9 @@ async def retry(tx: Transaction, job_id: str, audit_record: AuditRecord | None) 
         await return_permits(tx, found.gives(found.held))
         return found.state
     lane = lane_of(found.queue, found.draws, found.terms, found.held)
-    await tx.execute("retry_job", id=found.id, lane=lane.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
+    rank = await tx.value("retry_job", id=found.id, lane=lane.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
     await following.undo_end(tx, ended)
-    await add_arrivals(tx, [arrival_of(lane, tx.now, delayed=False)])
+    await add_arrivals(tx, [arrival_of(lane, tx.now, rank, delayed=False)])
     return found.state
 
 
@@ -212,9 +214,9 @@ async def run_now(tx: Transaction, job_id: str, audit_record: AuditRecord | None
         is_ahead=found.delayed and found.run_at > tx.now,
         follows=found.follows if found.is_blocked else None,
     )
-    await tx.execute("run_now", id=found.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
+    rank = await tx.value("run_now", id=found.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
     # The job is already counted in its lane, which only has to be visited.
-    await add_arrivals(tx, [arrival_of(found.lane, tx.now, delayed=False, jobs=0)])
+    await add_arrivals(tx, [arrival_of(found.lane, tx.now, rank, delayed=False, jobs=0)])
     await add_audit_record(tx, audit_record)
     return found.state
 
@@ -228,7 +230,7 @@ async def reschedule(
         return None
     require_waiting(job_id, found.state)
     time = new_time(found.run_at, run_at, tx.now, delayed=found.delayed)
-    await tx.execute(
+    rank = await tx.value(
         "reschedule",
         id=found.id,
         run_at=time.run_at,
@@ -239,9 +241,9 @@ async def reschedule(
     if not found.is_blocked:
         if found.has_costs:
             await reopen_behind(tx, [found.lane.id])
-        if time.has_changed:
-            # The job is already counted in its lane, which needs its new time.
-            await add_arrivals(tx, [arrival_of(found.lane, time.run_at, delayed=time.delayed, jobs=0)])
+        if time.has_changed or rank < found.rank:
+            # The job is already counted in its lane, which needs its new time, or its rank if that is lower.
+            await add_arrivals(tx, [arrival_of(found.lane, time.run_at, rank, delayed=time.delayed, jobs=0)])
     await add_audit_record(tx, audit_record)
     return found.state
 
@@ -322,7 +324,7 @@ async def _change_plain_gates(tx: Transaction, jobs: Sequence[GateChange]) -> se
             lane = lane_of(row.queue, job.draws, job.terms)
             moved[job.id] = (job.id, job.draws, job.costs, job.terms, lane.id, job.gate)
             arrivals.append(Arrival(lane_of(row.queue, row.draws, row.terms), -1))
-            arrivals.append(arrival_of(lane, row.run_at, delayed=row.delayed))
+            arrivals.append(arrival_of(lane, row.run_at, row.rank, delayed=row.delayed))
     if moved:
         await tx.execute("change_plain_gates", asked=list(moved.values()))
         await add_arrivals(tx, arrivals)
@@ -347,7 +349,7 @@ async def _change_gate(tx: Transaction, job: GateChange) -> bool:
     )
     if not found.is_blocked:
         await leave(tx, found.lane, have_costs=found.has_costs)
-        await add_arrivals(tx, [arrival_of(lane, found.run_at, delayed=found.delayed)])
+        await add_arrivals(tx, [arrival_of(lane, found.run_at, found.rank, delayed=found.delayed)])
     return True
 
 
@@ -366,7 +368,7 @@ async def release_idle(tx: Transaction, draw: Draw) -> int:
                 lane = lane_of(job.queue, job.draws, job.terms, union(kept, job.passed))
                 await tx.execute("set_held", id=job.id, held=kept, passed=job.passed, lane=lane.id)
                 await leave(tx, job.lane, have_costs=job.has_costs)
-                await add_arrivals(tx, [arrival_of(lane, job.run_at, delayed=job.delayed)])
+                await add_arrivals(tx, [arrival_of(lane, job.run_at, job.rank, delayed=job.delayed)])
     return await release_unused_batches(tx, draw)
 
 

@@ -15,7 +15,7 @@ AND EXISTS (
     FROM (
         SELECT gate FROM headgate.job
         WHERE job.lane = lane.id AND waiting AND NOT delayed
-        ORDER BY priority DESC, run_at, id
+        ORDER BY rank, id
         LIMIT 100
     ) AS first
     WHERE gate = ANY(@known)
@@ -44,8 +44,8 @@ AND EXISTS (
     SELECT 1
     FROM (
         SELECT gate FROM job
-        WHERE job.lane = lane.id AND waiting AND delayed = 0
-        ORDER BY priority DESC, run_at, rowid
+        WHERE job.lane = lane.id AND waiting AND NOT delayed
+        ORDER BY rank, rowid
         LIMIT 100
     )
     WHERE gate {any:known_json text}
@@ -56,7 +56,7 @@ AND EXISTS (
         SELECT 1
         FROM (
             SELECT gate FROM job
-            WHERE job.lane = lane.id AND waiting AND delayed = 1 AND priority = level.column1 AND run_at <= :now
+            WHERE job.lane = lane.id AND waiting AND delayed AND priority = level.column1 AND run_at <= :now
             ORDER BY run_at, rowid
             LIMIT 100
         )
@@ -92,12 +92,20 @@ instant AS MATERIALIZED (
 -- name: claim_snapshot [postgres]
 -- The state that a claim starts from, read without locks: opened buckets with lanes behind them, lanes that are due, the
 -- heads of the lanes without draws (`open_lanes`, one for each of `queues`), and the next timers.
--- Reading begins at the low watermarks (`_floor`), and in a lane at its front: below these there are dead rows. Arrivals
--- of jobs below the front of an open lane have to be merged first.
+-- Reading begins at the low watermarks (`_floor`), and in a lane at its front, or at the lowest rank of its arrivals: below
+-- these there are dead rows.
 -- :known_only leaves out lanes that this node cannot claim from.
 WITH @instant,
 open AS MATERIALIZED (
-    SELECT wanted.lane, number, newest.version, coalesce(newest.front, 0) AS front
+    SELECT
+        wanted.lane, number, newest.version,
+        least(
+            coalesce(newest.front, @lowest_rank),
+            (
+                SELECT min(coalesce(arrival.rank, @lowest_rank)) FROM headgate.arrival
+                WHERE id >= :arrival_floor::bigint AND arrival.lane = wanted.lane AND is_ready
+            )
+        ) AS front
     FROM unnest(:open_lanes::text[]) WITH ORDINALITY AS wanted (lane, number)
     LEFT JOIN LATERAL (
         SELECT version, front FROM headgate.lane WHERE lane.id = wanted.lane ORDER BY version DESC LIMIT 1
@@ -112,8 +120,7 @@ SELECT
     (SELECT revision FROM headgate.limit_revision) AS revision,
     EXISTS (
         SELECT 1 FROM headgate.arrival
-        WHERE id >= :arrival_floor::bigint AND queue = ANY(:queues::text[])
-            AND (draws <> '[]' OR (is_ready AND coalesce(ready_at, 0) < (SELECT max(front) FROM open)))
+        WHERE id >= :arrival_floor::bigint AND queue = ANY(:queues::text[]) AND draws <> '[]'
     ) AS has_arrivals,
     EXISTS (SELECT 1 FROM headgate.replacement_note) AS has_notes,
     EXISTS (
@@ -185,11 +192,11 @@ SELECT
             SELECT
                 count(*) FILTER (WHERE gate = ANY(@known)) AS ready,
                 coalesce(json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)), '[]') AS unknown,
-                CASE WHEN max(priority) = 0 OR count(*) < :count::integer THEN min(run_at) END AS first
+                min(rank) AS first
             FROM (
-                SELECT id, task, gate, priority, run_at FROM headgate.job
-                WHERE job.lane = open.lane AND waiting AND NOT delayed AND run_at >= open.front
-                ORDER BY priority DESC, run_at, id
+                SELECT id, task, gate, rank FROM headgate.job
+                WHERE job.lane = open.lane AND waiting AND NOT delayed AND rank >= open.front
+                ORDER BY rank, id
                 LIMIT :count::integer
             ) AS first
         ) AS plain
@@ -312,7 +319,8 @@ CROSS JOIN LATERAL (
 
 -- name: behind [sqlite]
 -- At most :most lanes of each queue and bucket.
-SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, turn, 0 AS version, 0 AS front
+SELECT
+    lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, turn, 0 AS version, @lowest_rank AS front
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS wanted
 JOIN lane ON lane.id IN (
@@ -378,13 +386,13 @@ LEFT JOIN (
 
 -- part: head
 -- The columns of a job that a claim reads.
-job.id, job.lane, job.task, job.queue, job.payload, job.priority, job.run_at, job.attempt, job.fence, job.lost,
+job.id, job.lane, job.task, job.queue, job.payload, job.rank, job.run_at, job.attempt, job.fence, job.lost,
 job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed, job.give_up_at,
 CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
 
 -- part: head_as_text
 -- As head, for a database that stores values of any type in a column.
-job.id, job.lane, job.task, job.queue, CAST(job.payload AS text) AS payload, job.priority, job.run_at, job.attempt, job.fence,
+job.id, job.lane, job.task, job.queue, CAST(job.payload AS text) AS payload, job.rank, job.run_at, job.attempt, job.fence,
 job.lost, job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed,
 job.give_up_at, CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
 
@@ -398,8 +406,8 @@ SELECT @head
 FROM {rows:visited(lane text, floor bigint)}
 CROSS JOIN LATERAL (
     SELECT * FROM headgate.job
-    WHERE job.lane = visited.lane AND waiting AND NOT delayed AND run_at >= visited.floor AND @not_locked
-    ORDER BY priority DESC, run_at, id
+    WHERE job.lane = visited.lane AND waiting AND NOT delayed AND rank >= visited.floor AND @not_locked
+    ORDER BY rank, id
     LIMIT :count::integer
 ) AS job
 
@@ -408,8 +416,8 @@ SELECT @head_as_text
 FROM json_each(:lanes) AS visited
 JOIN job ON job.rowid IN (
     SELECT rowid FROM job
-    WHERE lane = visited.value AND waiting AND delayed = 0
-    ORDER BY priority DESC, run_at, rowid
+    WHERE lane = visited.value AND waiting AND NOT delayed
+    ORDER BY rank, rowid
     LIMIT :count
 )
 
@@ -422,7 +430,7 @@ CROSS JOIN LATERAL (
     SELECT * FROM (
         SELECT * FROM headgate.job
         WHERE job.lane = visited.lane AND waiting AND NOT delayed AND (:all::boolean OR gate = ANY(@known)) AND @not_locked
-        ORDER BY priority DESC, run_at, id
+        ORDER BY rank, id
         LIMIT :count::integer
     ) AS plain
     UNION ALL
@@ -443,8 +451,8 @@ FROM json_each(:lanes) AS visited
 JOIN job ON job.rowid IN (
     SELECT rowid FROM (
         SELECT rowid FROM job
-        WHERE lane = visited.value AND waiting AND delayed = 0 AND (:all OR gate {any:known_json text})
-        ORDER BY priority DESC, run_at, rowid
+        WHERE lane = visited.value AND waiting AND NOT delayed AND (:all OR gate {any:known_json text})
+        ORDER BY rank, rowid
         LIMIT :count
     )
     UNION ALL
@@ -452,7 +460,7 @@ JOIN job ON job.rowid IN (
     FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
     JOIN job AS due ON due.rowid IN (
         SELECT rowid FROM job
-        WHERE lane = visited.value AND waiting AND delayed = 1 AND priority = level.column1 AND run_at <= :now
+        WHERE lane = visited.value AND waiting AND delayed AND priority = level.column1 AND run_at <= :now
             AND (:all OR gate {any:known_json text})
         ORDER BY run_at, rowid
         LIMIT :count
@@ -491,10 +499,10 @@ taken AS (
             CROSS JOIN {rows:visited(lane text, most integer, floor bigint)}
             CROSS JOIN LATERAL (
                 SELECT id FROM headgate.job AS first
-                WHERE first.lane = visited.lane AND waiting AND NOT delayed AND run_at >= visited.floor
+                WHERE first.lane = visited.lane AND waiting AND NOT delayed AND rank >= visited.floor
                     AND gate = ANY(@known) AND (expires_at IS NULL OR expires_at > :now)
                     AND (give_up_at IS NULL OR give_up_at > :now)
-                ORDER BY priority DESC, run_at, id
+                ORDER BY rank, id
                 LIMIT visited.most
                 FOR UPDATE SKIP LOCKED
             ) AS first
@@ -509,15 +517,15 @@ SELECT * FROM taken
 -- As take_ungated, with delayed jobs that are due.
 WITH @unchanged_node,
 candidate AS (
-    SELECT first.id, first.lane, first.priority, first.run_at
+    SELECT first.id, first.lane, first.rank
     FROM live_node
     CROSS JOIN unnest(:visited.lane::text[], :visited.most::integer[]) AS visited (visited_lane, most)
     CROSS JOIN LATERAL (
         SELECT * FROM (
-            SELECT id, lane, priority, run_at FROM headgate.job
+            SELECT id, lane, rank FROM headgate.job
             WHERE job.lane = visited_lane AND waiting AND NOT delayed AND gate = ANY(@known)
                 AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
-            ORDER BY priority DESC, run_at, id
+            ORDER BY rank, id
             LIMIT most
             FOR UPDATE SKIP LOCKED
         ) AS plain
@@ -525,7 +533,7 @@ candidate AS (
         SELECT due.*
         FROM generate_series(0, 9) AS level
         CROSS JOIN LATERAL (
-            SELECT id, lane, priority, run_at FROM headgate.job
+            SELECT id, lane, rank FROM headgate.job
             WHERE job.lane = visited_lane AND waiting AND delayed AND priority = level AND run_at <= :now
                 AND gate = ANY(@known) AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
             ORDER BY run_at, id
@@ -538,7 +546,7 @@ chosen AS (
     SELECT first.id
     FROM {rows:visited(lane text, most integer, floor bigint)}
     CROSS JOIN LATERAL (
-        SELECT id FROM candidate WHERE candidate.lane = visited.lane ORDER BY priority DESC, run_at, id LIMIT most
+        SELECT id FROM candidate WHERE candidate.lane = visited.lane ORDER BY rank, id LIMIT most
     ) AS first
 ),
 taken AS (
@@ -558,7 +566,7 @@ SELECT
     wanted.lane,
     EXISTS (
         SELECT 1 FROM headgate.job
-        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND run_at >= wanted.front AND id <> ALL(:gone::text[])
+        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND rank >= wanted.front AND id <> ALL(:gone::text[])
     ) AS has_ready,
     (
         SELECT min(earliest.run_at)
@@ -577,14 +585,14 @@ SELECT
     wanted.lane,
     EXISTS (
         SELECT 1 FROM job
-        WHERE job.lane = wanted.lane AND waiting AND delayed = 0 AND id NOT IN (SELECT value FROM json_each(:gone))
+        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND id NOT IN (SELECT value FROM json_each(:gone))
     ) AS has_ready,
     (
         SELECT min(earliest)
         FROM (
             SELECT (
                 SELECT run_at FROM job
-                WHERE job.lane = wanted.lane AND waiting AND delayed = 1 AND priority = level.column1
+                WHERE job.lane = wanted.lane AND waiting AND delayed AND priority = level.column1
                     AND id NOT IN (SELECT value FROM json_each(:gone))
                 ORDER BY run_at
                 LIMIT 1

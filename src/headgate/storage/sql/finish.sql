@@ -39,7 +39,7 @@ RETURNING job.id
 
 -- part: running_job
 -- The columns of a running job that the end of an attempt reads.
-id, fence, queue, draws, cancel_requested, terms, held, passed, lost, uncharged, delayed, run_at, is_followed, batch,
+id, fence, queue, draws, cancel_requested, terms, held, passed, lost, uncharged, delayed, run_at, rank, is_followed, batch,
 unique_key IS NOT NULL AS is_unique, coalesce(completed_fence, -1) = fence AS is_complete
 
 -- part: running_under
@@ -101,6 +101,7 @@ SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'waiting' END,
     lost = job.lost + back.lost,
     delayed = back.delayed,
     run_at = back.run_at,
+    rank = job.rank + back.run_at - job.run_at,
     error = coalesce(back.error, job.error),
     give_up_at = back.give_up_at,
     held = back.held,

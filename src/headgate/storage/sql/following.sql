@@ -83,7 +83,7 @@ WITH wanted AS MATERIALIZED (
     ) AS job
     LIMIT :count::integer
 ), free AS MATERIALIZED (
-    SELECT id, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at
+    SELECT id, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at, rank
     FROM headgate.job
     WHERE id = ANY(ARRAY(SELECT id FROM wanted)) AND finished_at IS NULL AND NOT waiting AND node IS NULL
     ORDER BY id
@@ -92,14 +92,14 @@ WITH wanted AS MATERIALIZED (
 SELECT
     id, wanted.follows AS leader, outcome, coalesce(queue, '') AS queue, coalesce(draws, '[]') AS draws, terms,
     coalesce(is_followed, false) AS is_followed, batch, coalesce(delayed, false) AS delayed, coalesce(run_at, 0) AS run_at,
-    queue IS NULL AS is_locked
+    coalesce(rank, 0) AS rank, queue IS NULL AS is_locked
 FROM wanted LEFT JOIN free USING (id)
 ORDER BY wanted.place, id
 
 -- name: followers [sqlite]
 SELECT
     job.id, follows AS leader, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at,
-    false AS is_locked
+    rank, false AS is_locked
 FROM {rows:leaders(id text, after text, place)}
 CROSS JOIN job ON job.rowid IN (
     SELECT follower.rowid FROM job AS follower
@@ -116,6 +116,7 @@ UPDATE headgate.job
 SET state = 'waiting', waiting = true, lane = released.lane,
     delayed = delayed AND run_at > :now::bigint,
     run_at = {greatest}(run_at, :now::bigint),
+    rank = rank + {greatest}(run_at, :now::bigint) - run_at,
     give_up_at = {greatest}(run_at, :now::bigint) + released.patience
 FROM {rows:released(id text, lane text, patience bigint)}
 WHERE job.id = released.id AND job.finished_at IS NULL AND NOT job.waiting
@@ -148,6 +149,7 @@ UPDATE headgate.job
 SET state = 'blocked', attempt = 0, lost = 0, finished_at = NULL,
     expires_at = CASE WHEN :is_retry::boolean THEN NULL ELSE expires_at END,
     run_at = CASE WHEN :is_retry::boolean THEN :now::bigint ELSE run_at END,
+    rank = CASE WHEN :is_retry::boolean THEN rank + :now::bigint - run_at ELSE rank END,
     delayed = delayed AND NOT :is_retry::boolean,
     give_up_at = NULL, held = 0, passed = 0, charged_at = NULL, uncharged = 0, settled = NULL, result = NULL,
     error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END,

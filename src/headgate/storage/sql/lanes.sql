@@ -1,5 +1,18 @@
 -- Lanes: count the jobs that are added to them and removed from them.
 
+-- part: no_aging
+-- By how much the rank of a job is lower for each level of its priority, without aging: more than all times, which are below
+-- 260000000000000000. So a higher priority always comes first.
+300000000000000000
+
+-- part: step
+-- The same for a job: its aging, if it has one.
+coalesce(aging, @no_aging)
+
+-- part: lowest_rank
+-- Below all ranks.
+-9000000000000000000
+
 -- part: is_fair
 -- Whether jobs of a lane draw on the order of a fair queue. In a key, the quotation mark would be escaped.
 draws LIKE '%["fair:%'
@@ -7,10 +20,10 @@ draws LIKE '%["fair:%'
 -- name: add_arrivals [postgres]
 -- Insert an arrival for each number of jobs that were added to a lane, or removed from it (negative). Claims merge
 -- arrivals into the lanes, so adding a job waits for no lane.
-INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at)
-SELECT lane, queue, draws, variant, jobs, is_ready, :since::bigint, wakes_at, ready_at
+INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, rank)
+SELECT lane, queue, draws, variant, jobs, is_ready, :since::bigint, wakes_at, rank
 FROM {rows:arrivals(
-    lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, ready_at bigint, place
+    lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint, place
 )}
 ORDER BY place
 
@@ -38,7 +51,7 @@ SELECT
         ) | 1
     END
 FROM {rows:arrivals(
-    lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, ready_at bigint, place
+    lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint, place
 )}
 GROUP BY lane
 ON CONFLICT (id) DO UPDATE SET
@@ -98,8 +111,8 @@ CASE WHEN waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
 -- more and left for the next merge. Lanes that become due get places in line in the order in which their jobs arrived. The
 -- places are after the last one that was assigned (:after), and not below the low watermark from which this process reads
 -- due lanes: it would not find a lane whose job was committed late.
--- A snapshot that read this version of a lane (:proven) found no waiting job below that front that requested no start
--- time. A job that it did not see has an arrival that was not merged then, and is merged now or later.
+-- A snapshot that read this version of a lane (:proven) found no waiting job of a rank below that front that requested no
+-- start time. A job that it did not see has an arrival that was not merged then, and is merged now or later.
 WITH @unsynced,
 merged AS (
     DELETE FROM headgate.arrival
@@ -113,7 +126,7 @@ summed AS (
     SELECT
         lane, queue, draws, variant, sum(jobs) AS jobs, bool_or(is_ready) AND draws <> '[]' AS is_ready,
         min(since) FILTER (WHERE is_ready) AS since, min(id) FILTER (WHERE is_ready) AS first, min(wakes_at) AS wakes_at,
-        min(coalesce(ready_at, 0)) FILTER (WHERE is_ready) AS ready_at
+        min(coalesce(rank, @lowest_rank)) FILTER (WHERE is_ready) AS rank
     FROM merged
     GROUP BY lane, queue, draws, variant
 ),
@@ -141,7 +154,7 @@ line AS MATERIALIZED (
 ),
 placed AS MATERIALIZED (
     SELECT
-        lane, queue, draws, variant, jobs, wakes_at, ready_at,
+        lane, queue, draws, variant, jobs, wakes_at, rank,
         CASE WHEN is_ready THEN greatest(since, :after::bigint, :due_floor::bigint) + row_number() OVER (ORDER BY first) END
             AS since,
         -- Odd, and the lowest in line or just before it.
@@ -152,7 +165,7 @@ held AS MATERIALIZED (
     SELECT seen.version, placed.*
     FROM (
         SELECT
-            lane AS id, jobs, since, turn, wakes_at, ready_at,
+            lane AS id, jobs, since, turn, wakes_at, rank,
             proven.version AS proven_version, proven.front AS proven_front
         FROM placed
         -- Without this join, all old versions of a deleted lane would be read, to find none.
@@ -183,15 +196,15 @@ counted AS (
             ELSE greatest(lane.turn, placed.turn + 1)
         END,
         front = least(
-            CASE WHEN lane.version = placed.proven_version THEN proven_front ELSE lane.front END, placed.ready_at
+            CASE WHEN lane.version = placed.proven_version THEN proven_front ELSE lane.front END, placed.rank
         )
     -- Arrays are planned as few rows, so the lanes are read by their index, whatever the statistics say. From a join with
     -- `held` the planner would compare the versions only after it has read all of them.
     FROM unnest(
         ARRAY(SELECT id FROM held), ARRAY(SELECT version FROM held), ARRAY(SELECT jobs FROM held),
-        ARRAY(SELECT since FROM held), ARRAY(SELECT wakes_at FROM held), ARRAY(SELECT ready_at FROM held),
+        ARRAY(SELECT since FROM held), ARRAY(SELECT wakes_at FROM held), ARRAY(SELECT rank FROM held),
         ARRAY(SELECT proven_version FROM held), ARRAY(SELECT proven_front FROM held), ARRAY(SELECT turn FROM held)
-    ) AS placed (id, version, jobs, since, wakes_at, ready_at, proven_version, proven_front, turn)
+    ) AS placed (id, version, jobs, since, wakes_at, rank, proven_version, proven_front, turn)
     WHERE lane.id = placed.id AND lane.version >= placed.version
     RETURNING lane.id, lane.waiting, lane.gated, lane.since, lane.wakes_at, lane.turn
 ),
@@ -209,8 +222,8 @@ made AS (
     RETURNING id, waiting, gated, since, wakes_at, turn
 ),
 left_over AS (
-    INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at)
-    SELECT lane, queue, draws, variant, jobs, is_ready, since, wakes_at, ready_at FROM merged
+    INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, rank)
+    SELECT lane, queue, draws, variant, jobs, is_ready, since, wakes_at, rank FROM merged
     WHERE lane NOT IN (SELECT id FROM counted) AND lane NOT IN (SELECT id FROM new)
 )
 SELECT @seems_empty, CASE WHEN turn IS NULL THEN since END AS since,
@@ -240,4 +253,5 @@ CROSS JOIN LATERAL (
 UPDATE headgate.lane SET version = lane.version + 1, since = NULL, behind = NULL, wakes_at = NULL
 FROM {rows:empty(id text, version bigint)}
 WHERE lane.id = empty.id AND lane.version = empty.version
-    AND NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.lane = lane.id AND waiting)
+    AND NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.lane = lane.id AND waiting AND NOT delayed)
+    AND NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.lane = lane.id AND waiting AND delayed)

@@ -110,16 +110,18 @@ ON CONFLICT (bucket, id) DO UPDATE SET note = excluded.note, until = excluded.un
 -- Lock and return all buckets of a limit.
 SELECT id FROM headgate.bucket WHERE limit_name = :limit ORDER BY id {for update}
 
+-- part: lanes_of_limit [postgres]
+-- Lanes whose jobs draw on a limit.
+SELECT id FROM headgate.lane WHERE strpos(draws, :needle) > 0
+UNION
+SELECT lane FROM headgate.arrival WHERE strpos(draws, :needle) > 0
+
 -- name: waits_for_limit [postgres]
 -- Return how many waiting jobs draw on a limit: those in lanes, those that have just arrived there, and blocked ones.
 SELECT (
-    SELECT count(*)
-    FROM headgate.job
-    WHERE waiting AND lane IN (
-        SELECT id FROM headgate.lane WHERE strpos(draws, :needle) > 0
-        UNION
-        SELECT lane FROM headgate.arrival WHERE strpos(draws, :needle) > 0
-    )
+    SELECT count(*) FROM headgate.job WHERE waiting AND NOT delayed AND lane IN (@lanes_of_limit)
+) + (
+    SELECT count(*) FROM headgate.job WHERE waiting AND delayed AND lane IN (@lanes_of_limit)
 ) + (
     SELECT count(*) FROM headgate.job WHERE state = 'blocked' AND strpos(draws, :needle) > 0
 )

@@ -85,11 +85,17 @@ CROSS JOIN LATERAL (SELECT id, queue, waiting FROM headgate.lane WHERE behind = 
 -- part: its_lanes [sqlite]
 CROSS JOIN lane AS line ON line.behind = bucket.id
 
--- part: its_jobs [postgres]
-CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE lane = line.id AND waiting OFFSET 0) AS job
+-- part: its_undelayed_jobs [postgres]
+CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE lane = line.id AND waiting AND NOT delayed OFFSET 0) AS job
 
--- part: its_jobs [sqlite]
-CROSS JOIN job ON job.lane = line.id AND job.waiting
+-- part: its_undelayed_jobs [sqlite]
+CROSS JOIN job ON job.lane = line.id AND job.waiting AND NOT job.delayed
+
+-- part: its_delayed_jobs [postgres]
+CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE lane = line.id AND waiting AND delayed OFFSET 0) AS job
+
+-- part: its_delayed_jobs [sqlite]
+CROSS JOIN job ON job.lane = line.id AND job.waiting AND job.delayed
 
 -- part: known_jobs
 -- The jobs that can match a filter, where an index finds them; :by names the index. Jobs that wait in :lanes for some
@@ -99,13 +105,21 @@ WHERE :by = 'failed' AND state IN ('failed', 'cancelled') AND finished_at >= coa
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'running' AND state = 'running'
 UNION ALL
-SELECT @place FROM headgate.job WHERE :by = 'waiting' AND waiting
+SELECT @place FROM headgate.job WHERE :by = 'waiting' AND waiting AND NOT delayed
 UNION ALL
-SELECT job.@place FROM (@open_lanes) AS line @its_jobs WHERE :by = 'ready'
+SELECT @place FROM headgate.job WHERE :by = 'waiting' AND waiting AND delayed
 UNION ALL
-SELECT job.@place FROM (@closed_lanes) AS line @its_jobs WHERE :by = 'throttled'
+SELECT job.@place FROM (@open_lanes) AS line @its_undelayed_jobs WHERE :by = 'ready'
 UNION ALL
-SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND lane {any:lanes text}
+SELECT job.@place FROM (@open_lanes) AS line @its_delayed_jobs WHERE :by = 'ready'
+UNION ALL
+SELECT job.@place FROM (@closed_lanes) AS line @its_undelayed_jobs WHERE :by = 'throttled'
+UNION ALL
+SELECT job.@place FROM (@closed_lanes) AS line @its_delayed_jobs WHERE :by = 'throttled'
+UNION ALL
+SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND NOT delayed AND lane {any:lanes text}
+UNION ALL
+SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND delayed AND lane {any:lanes text}
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND (held | passed) <> 0
 UNION ALL
@@ -322,7 +336,12 @@ FROM (
             WHEN bucket.opens_at > :limit_now THEN 'throttled'
             ELSE 'ready'
         END AS view
-    FROM (SELECT queue, task, delayed, run_at, lane FROM headgate.job WHERE waiting LIMIT :most) AS job
+    FROM (
+        SELECT queue, task, delayed, run_at, lane FROM headgate.job WHERE waiting AND NOT delayed
+        UNION ALL
+        SELECT queue, task, delayed, run_at, lane FROM headgate.job WHERE waiting AND delayed
+        LIMIT :most
+    ) AS job
     LEFT JOIN headgate.lane ON lane.id = job.lane
     LEFT JOIN headgate.bucket ON bucket.id = lane.behind
     UNION ALL
@@ -369,7 +388,7 @@ asleep AS MATERIALIZED (
             line.queue, line.behind,
             (
                 SELECT count(*) FROM headgate.job
-                WHERE lane = line.id AND waiting AND delayed = true AND run_at > :now::bigint
+                WHERE lane = line.id AND waiting AND delayed AND run_at > :now::bigint
             ) AS jobs
         FROM (@sleeping_lanes) AS line
     ) AS counted
@@ -440,12 +459,14 @@ known AS (
     GROUP BY lane, queue, draws
 ),
 topmost AS (
-    SELECT known.*, fresh.priority AS fresh_priority, fresh.run_at AS fresh_at, late.priority AS late_priority
+    SELECT
+        known.*, fresh.rank AS fresh_rank, fresh.run_at AS fresh_at, fresh.priority AS fresh_priority,
+        fresh.aging AS fresh_aging, late.priority AS late_priority
     FROM known
     LEFT JOIN LATERAL (
-        SELECT priority, run_at FROM headgate.job
+        SELECT rank, run_at, priority, aging FROM headgate.job
         WHERE lane = known.id AND waiting AND NOT delayed
-        ORDER BY priority DESC, run_at
+        ORDER BY rank, id
         LIMIT 1
     ) AS fresh ON true
     LEFT JOIN LATERAL (
@@ -469,10 +490,22 @@ line AS (
                     FROM generate_series(0, fresh_priority - 1) AS level
                     CROSS JOIN LATERAL (
                         SELECT run_at FROM headgate.job
-                        WHERE lane = topmost.id AND waiting AND NOT delayed AND priority = level
-                        ORDER BY run_at
+                        WHERE lane = topmost.id AND waiting AND NOT delayed
+                            AND rank >= 260000000000000000 - (level + 1) * @no_aging
+                        ORDER BY rank, id
                         LIMIT 1
                     ) AS below
+                )
+            END,
+            CASE
+                WHEN fresh_aging IS NOT NULL THEN (
+                    SELECT min(early.run_at)
+                    FROM (
+                        SELECT run_at FROM headgate.job
+                        WHERE lane = topmost.id AND waiting AND NOT delayed AND rank > fresh_rank AND rank < fresh_at
+                        ORDER BY rank, id
+                        LIMIT 1000
+                    ) AS early
                 )
             END,
             CASE
@@ -492,34 +525,49 @@ line AS (
 )
 
 -- part: lines_with_oldest [sqlite]
--- The first job of a lane is found once: its time and its priority, a digit, are returned as one number.
 topmost AS MATERIALIZED (
     SELECT
-        id, queue, gated, since, behind, wakes_at,
-        (
-            SELECT run_at * 10 + priority FROM job
-            WHERE lane = lane.id AND waiting AND delayed = 0
-            ORDER BY priority DESC, run_at
-            LIMIT 1
-        ) AS first
+        lane.id, lane.queue, gated, since, behind, wakes_at, fresh.rank AS fresh_rank, fresh.run_at AS fresh_at,
+        fresh.priority AS fresh_priority, fresh.aging AS fresh_aging
     FROM lane
-    WHERE waiting > 0
+    LEFT JOIN job AS fresh ON fresh.rowid = (
+        SELECT rowid FROM job WHERE job.lane = lane.id AND waiting AND NOT delayed ORDER BY rank, rowid LIMIT 1
+    )
+    WHERE lane.waiting > 0
 ),
 line AS (
     SELECT
         queue, gated, since, behind, wakes_at, true AS has_jobs,
         CASE
-            WHEN first % 10 = 0 AND (wakes_at IS NULL OR wakes_at > :now) THEN first / 10
+            WHEN fresh_priority = 0 AND (wakes_at IS NULL OR wakes_at > :now) THEN fresh_at
             ELSE (
                 SELECT min(at)
                 FROM (
                     SELECT (
-                        SELECT min(run_at) FROM job
-                        WHERE lane = topmost.id AND waiting AND delayed = kind.column1 AND priority = level.column1
-                            AND (kind.column1 = 0 OR run_at <= :now)
+                        SELECT run_at FROM job
+                        WHERE lane = topmost.id AND waiting AND NOT delayed
+                            AND rank >= 260000000000000000 - (level.column1 + 1) * @no_aging
+                        ORDER BY rank, rowid
+                        LIMIT 1
                     ) AS at
-                    FROM (VALUES (0), (1)) AS kind
-                    CROSS JOIN (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+                    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+                    UNION ALL
+                    SELECT (
+                        SELECT min(run_at)
+                        FROM (
+                            SELECT run_at FROM job
+                            WHERE fresh_aging IS NOT NULL AND lane = topmost.id AND waiting AND NOT delayed
+                                AND rank > fresh_rank AND rank < fresh_at
+                            ORDER BY rank, rowid
+                            LIMIT 1000
+                        )
+                    )
+                    UNION ALL
+                    SELECT (
+                        SELECT min(run_at) FROM job
+                        WHERE lane = topmost.id AND waiting AND delayed AND priority = level.column1 AND run_at <= :now
+                    )
+                    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
                 )
             )
         END AS run_at
@@ -528,8 +576,10 @@ line AS (
 
 -- name: queues
 -- Return the queues that are paused or have waiting jobs: since when the oldest job is ready, and since when one lacks
--- only a slot. In each lane, the first job of its highest priority is read, and the first of each lower priority, so a
--- lane of a million jobs costs as much as one of ten, and a lane without priorities costs one lookup.
+-- only a slot. In each lane, the first job is read, and the first of each priority below its own. With aging, priorities
+-- are mixed: a job that is older than the first one has a rank between the rank and the time of that one, and at most
+-- 1,000 such jobs are read. So a lane of a million jobs costs as much as one of ten, or of 1,000, and a lane without
+-- priorities costs one lookup.
 WITH
 @lines_with_oldest,
 opened AS MATERIALIZED (SELECT id, opens_at FROM headgate.bucket WHERE opens_at <= :limit_now::bigint),
@@ -586,10 +636,18 @@ SELECT
         SELECT 1
         FROM line
         CROSS JOIN LATERAL (
-            SELECT 1 FROM headgate.job
-            WHERE lane = line.id AND waiting AND task = ANY(:tasks::text[])
-                AND NOT (:ready_only::boolean AND delayed AND run_at > :now)
-            LIMIT 1
+            (
+                SELECT 1 FROM headgate.job
+                WHERE lane = line.id AND waiting AND NOT delayed AND task = ANY(:tasks::text[])
+                LIMIT 1
+            )
+            UNION ALL
+            (
+                SELECT 1 FROM headgate.job
+                WHERE lane = line.id AND waiting AND delayed AND task = ANY(:tasks::text[])
+                    AND NOT (:ready_only::boolean AND run_at > :now)
+                LIMIT 1
+            )
         ) AS first
     )
     OR (
@@ -602,16 +660,24 @@ SELECT
 -- name: is_work_left [sqlite]
 WITH
 served AS (SELECT value AS queue FROM json_each(:queues) WHERE value NOT IN (SELECT queue FROM paused_queue)),
-known AS (SELECT value AS task FROM json_each(:tasks))
+known AS (SELECT value AS task FROM json_each(:tasks)),
+line AS NOT MATERIALIZED (
+    SELECT lane.id
+    FROM lane LEFT JOIN bucket ON bucket.id = lane.behind
+    WHERE lane.queue IN (SELECT queue FROM served) AND lane.waiting > 0
+        AND NOT (:ready_only AND coalesce(bucket.opens_at > :limit_now, false))
+)
 SELECT
     EXISTS (SELECT 1 FROM job WHERE state = 'running' AND queue IN (SELECT value FROM json_each(:queues)))
     OR EXISTS (
         SELECT 1
-        FROM lane
-        LEFT JOIN bucket ON bucket.id = lane.behind
-        CROSS JOIN job ON job.lane = lane.id AND job.waiting
-        WHERE lane.queue IN (SELECT queue FROM served) AND lane.waiting > 0 AND job.task IN (SELECT task FROM known)
-            AND NOT (:ready_only AND (coalesce(bucket.opens_at > :limit_now, false) OR (job.delayed AND job.run_at > :now)))
+        FROM line CROSS JOIN job ON job.lane = line.id AND job.waiting AND NOT job.delayed
+        WHERE job.task IN (SELECT task FROM known)
+    )
+    OR EXISTS (
+        SELECT 1
+        FROM line CROSS JOIN job ON job.lane = line.id AND job.waiting AND job.delayed
+        WHERE job.task IN (SELECT task FROM known) AND NOT (:ready_only AND job.run_at > :now)
     )
     OR (
         NOT :ready_only AND EXISTS (
@@ -699,19 +765,18 @@ LEFT JOIN headgate.bucket ON bucket.id = drawn.id
 ORDER BY drawn.place
 
 -- part: place_in_lane [postgres]
--- The position of a job in its lane, up to a maximum.
+-- The position of a job in its lane, up to a maximum. Delayed jobs are counted as if all had its aging.
 SELECT CASE WHEN count(*) < 100000 THEN count(*) + 1 END
 FROM (
+    SELECT 1 FROM headgate.job AS other
+    WHERE other.lane = job.lane AND other.waiting AND NOT other.delayed AND (other.rank, other.id) < (job.rank, job.id)
+    UNION ALL
     SELECT 1
-    FROM (VALUES (false), (true)) AS kind (delayed)
+    FROM generate_series(0, 9) AS level
     CROSS JOIN LATERAL (
         SELECT 1 FROM headgate.job AS other
-        WHERE other.lane = job.lane AND other.waiting AND other.delayed = kind.delayed
-            AND other.priority > job.priority
-        UNION ALL
-        SELECT 1 FROM headgate.job AS other
-        WHERE other.lane = job.lane AND other.waiting AND other.delayed = kind.delayed
-            AND other.priority = job.priority AND (other.run_at, other.id) < (job.run_at, job.id)
+        WHERE other.lane = job.lane AND other.waiting AND other.delayed AND other.priority = level
+            AND (other.run_at, other.id) < (job.rank + level * coalesce(job.aging, @no_aging), job.id)
     ) AS other
     LIMIT 100000
 ) AS first
@@ -720,11 +785,13 @@ FROM (
 SELECT CASE WHEN count(*) < 100000 THEN count(*) + 1 END
 FROM (
     SELECT 1 FROM job AS other
-    WHERE other.lane = job.lane AND other.waiting
-        AND (
-            other.priority > job.priority
-            OR (other.priority = job.priority AND (other.run_at, other.rowid) < (job.run_at, job.rowid))
-        )
+    WHERE other.lane = job.lane AND other.waiting AND NOT other.delayed AND (other.rank, other.rowid) < (job.rank, job.rowid)
+    UNION ALL
+    SELECT 1
+    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+    CROSS JOIN job AS other
+    WHERE other.lane = job.lane AND other.waiting AND other.delayed AND other.priority = level.column1
+        AND (other.run_at, other.rowid) < (job.rank + level.column1 * coalesce(job.aging, @no_aging), job.rowid)
     LIMIT 100000
 )
 

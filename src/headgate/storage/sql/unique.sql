@@ -62,14 +62,16 @@ DELETE FROM headgate.job WHERE id = :id
 
 -- name: replace_job
 -- Give a waiting job, which is locked, the arguments and limits of the job that replaces it, as if it had never been
--- tried. Its fence grows, so that a claim that has read it before does not start it as it was.
+-- tried. Its fence grows, so that a claim that has read it before does not start it as it was. Returns its rank.
 UPDATE headgate.job
 SET payload = :payload, queue = :queue, priority = :priority::smallint, delayed = :delayed::boolean,
-    run_at = :run_at::bigint, expires_at = :expires_at::bigint,
+    run_at = :run_at::bigint, aging = :aging::bigint,
+    rank = :run_at::bigint - :priority::smallint * coalesce(:aging::bigint, @no_aging), expires_at = :expires_at::bigint,
     give_up_at = CASE WHEN state = 'waiting' THEN :give_up_at::bigint END, draws = :draws, costs = :costs,
     headers = :headers, options = :options, terms = :terms, gate = :gate, audit = :audit::smallint, lane = :lane,
     held = :held::bigint, passed = 0, attempt = 0, lost = 0, fence = fence + 1, error = NULL, progress = NULL
 WHERE id = :id
+RETURNING rank
 
 -- name: forget_starts
 -- Remove the charges of a job's attempts: they were made to limits that it no longer draws on.

@@ -192,10 +192,10 @@ FROM (
         id,
         (
             SELECT min(job.id) FROM headgate.job
-            WHERE job.lane = lane.id AND job.waiting AND NOT job.delayed AND job.run_at < lane.front
+            WHERE job.lane = lane.id AND job.waiting AND NOT job.delayed AND job.rank < lane.front
                 AND NOT EXISTS (
                     SELECT 1 FROM headgate.arrival
-                    WHERE arrival.lane = lane.id AND arrival.is_ready AND coalesce(arrival.ready_at, 0) <= job.run_at
+                    WHERE arrival.lane = lane.id AND arrival.is_ready AND coalesce(arrival.rank, @lowest_rank) <= job.rank
                 )
         ) AS job
     FROM headgate.lane
@@ -227,7 +227,11 @@ true
 WITH line AS MATERIALIZED (@lines)
 SELECT 'lane ' || id || ' counts ' || waiting || ' waiting jobs and has ' || found
 FROM (
-    SELECT id, waiting, (SELECT count(*) FROM headgate.job WHERE job.lane = line.id AND job.waiting) AS found FROM line
+    SELECT
+        id, waiting,
+        (SELECT count(*) FROM headgate.job WHERE job.lane = line.id AND job.waiting AND NOT job.delayed)
+            + (SELECT count(*) FROM headgate.job WHERE job.lane = line.id AND job.waiting AND job.delayed) AS found
+    FROM line
 ) AS counted
 WHERE waiting <> found
 UNION ALL
@@ -240,7 +244,7 @@ SELECT 'lane ' || id || ' sleeps although job ' || job || ' is ready'
 FROM (
     SELECT
         id,
-        (SELECT min(job.id) FROM headgate.job WHERE job.lane = line.id AND job.waiting AND job.delayed = false) AS job
+        (SELECT min(job.id) FROM headgate.job WHERE job.lane = line.id AND job.waiting AND NOT job.delayed) AS job
     FROM line
     WHERE is_asleep AND wakes_soon IS NOT TRUE
 ) AS asleep
@@ -252,7 +256,7 @@ FROM (
         id,
         (
             SELECT min(job.id) FROM headgate.job
-            WHERE job.lane = line.id AND job.waiting AND job.delayed = true
+            WHERE job.lane = line.id AND job.waiting AND job.delayed
                 AND (line.wakes_at IS NULL OR job.run_at < line.wakes_at)
         ) AS job
     FROM line
@@ -282,6 +286,10 @@ UNION ALL
 SELECT 'job ' || id || ' waits in a lane that is not there'
 FROM headgate.job
 WHERE @needs_lane AND NOT EXISTS (SELECT 1 FROM line WHERE line.id = job.lane)
+UNION ALL
+SELECT 'job ' || id || ' has the rank ' || rank || ' instead of ' || (run_at - priority * @step)
+FROM headgate.job
+WHERE finished_at IS NULL AND rank <> run_at - priority * @step
 UNION ALL
 SELECT 'schedule ' || name || ' counts ' || counted || ' jobs that are not final, and has ' || found
 FROM (

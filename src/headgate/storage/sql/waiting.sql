@@ -2,7 +2,7 @@
 
 -- part: found_job
 job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, queue, draws, terms, held, passed,
-costs IS NOT NULL AS has_costs, state = 'blocked' AS is_blocked, is_followed, follows, batch, delayed, run_at,
+costs IS NOT NULL AS has_costs, state = 'blocked' AS is_blocked, is_followed, follows, batch, delayed, run_at, rank,
 {field:origin.on} AS outcome
 
 -- name: find_job
@@ -31,27 +31,36 @@ UPDATE headgate.job SET state = 'cancelled', waiting = false, finished_at = :now
 UPDATE headgate.job SET cancel_requested = true WHERE id = :id AND finished_at IS NULL AND NOT waiting
 
 -- name: retry_job
--- Let a failed or cancelled job wait again, with all its attempts.
+-- Let a failed or cancelled job wait again, with all its attempts. Returns its rank.
 UPDATE headgate.job
-SET state = 'waiting', waiting = true, lane = :lane, attempt = 0, lost = 0, run_at = :now, delayed = false,
+SET state = 'waiting', waiting = true, lane = :lane, attempt = 0, lost = 0, run_at = :now,
+    rank = rank + :now::bigint - run_at, delayed = false,
     finished_at = NULL, expires_at = NULL, give_up_at = :give_up_at::bigint, passed = 0, charged_at = NULL, uncharged = 0,
     settled = NULL, result = NULL, progress = NULL, cancel_requested = false,
     error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END
 WHERE id = :id AND state IN ('failed', 'cancelled')
+RETURNING rank
 
 -- name: run_now
--- Make a job ready that waits for its time.
-UPDATE headgate.job SET run_at = :now, delayed = false, give_up_at = :give_up_at::bigint
+-- Make a job ready that waits for its time. Returns its rank.
+UPDATE headgate.job
+SET run_at = :now, rank = rank + :now::bigint - run_at, delayed = false, give_up_at = :give_up_at::bigint
 WHERE id = :id AND state = 'waiting'
+RETURNING rank
 
 -- name: reschedule
 -- Give a waiting job another time or another priority; :give_up_at is the end of its max_wait, counted from that time.
--- Its fence grows, so that a claim that has read it before does not start it as it was.
+-- Its fence grows, so that a claim that has read it before does not start it as it was. Returns its rank.
 UPDATE headgate.job
-SET run_at = :run_at, delayed = :delayed::boolean, priority = coalesce(:priority::smallint, priority),
+SET run_at = :run_at::bigint, delayed = :delayed::boolean, priority = coalesce(:priority::smallint, priority),
+    rank = CASE
+        WHEN :priority::smallint IS NULL THEN rank + :run_at::bigint - run_at
+        ELSE :run_at::bigint - :priority::smallint * @step
+    END,
     give_up_at = CASE WHEN state = 'waiting' THEN coalesce(:give_up_at::bigint, give_up_at) END,
     fence = fence + (state = 'waiting')::integer
 WHERE id = :id AND state IN ('waiting', 'blocked')
+RETURNING rank
 
 -- part: late_job
 job.id, job.task, job.queue, job.expires_at, job.give_up_at, job.terms, job.draws, job.held, job.passed,
@@ -161,7 +170,7 @@ WHERE id = :id AND finished_at IS NULL
 -- name: lock_plain
 -- Lock those of these jobs that wait, hold no permit, cost no more than 1 and have never been tried, except those that
 -- another transaction has locked.
-SELECT id, queue, draws, terms, delayed, run_at
+SELECT id, queue, draws, terms, delayed, run_at, rank
 FROM headgate.job
 WHERE id {any:ids text} AND state = 'waiting' AND attempt = 0 AND held = 0 AND passed = 0 AND costs IS NULL
 ORDER BY id

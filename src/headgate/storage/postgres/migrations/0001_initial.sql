@@ -46,7 +46,7 @@ CREATE TABLE headgate.paused_queue (
 -- Each update of a lane raises its version. While an open snapshot keeps all old versions, whoever needs a lane reads the
 -- index from the highest version down and so finds the current one first, however many there are. An index of the id alone
 -- would compare each update with all of them, so known_lane is what keeps a lane from being made twice.
--- No job that waits in the lane and asked for no time has a run_at below front, unless its arrival is still to be merged.
+-- No job that waits in the lane and asked for no time has a rank below front, unless its arrival is still to be merged.
 CREATE TABLE headgate.lane (
     id        text COLLATE "C" NOT NULL,
     version   bigint NOT NULL DEFAULT 0,
@@ -64,7 +64,7 @@ CREATE TABLE headgate.lane (
     opened_at bigint,
     turn      bigint,
     place     bigint GENERATED ALWAYS AS (coalesce(turn, since)) STORED,
-    front     bigint NOT NULL DEFAULT 0,
+    front     bigint NOT NULL DEFAULT -9000000000000000000,
     PRIMARY KEY (id, version),
     CHECK (behind IS NULL OR since IS NOT NULL)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
@@ -106,8 +106,8 @@ CREATE INDEX bucket_note_until ON headgate.bucket_note (until);
 
 -- Jobs that came to a lane, and have not been merged into it yet. Adding a job writes nothing else that another
 -- transaction could want, so a long transaction of a user's stands in nobody's way. Jobs that left their lane otherwise
--- than by its claim leave a negative one. since is limit time. ready_at is the earliest run_at of those that asked for no
--- time; without one it may be any.
+-- than by its claim leave a negative one. since is limit time. rank is the lowest of those that asked for no time; without
+-- one it may be any.
 CREATE TABLE headgate.arrival (
     id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     lane      text COLLATE "C" NOT NULL,
@@ -118,7 +118,7 @@ CREATE TABLE headgate.arrival (
     is_ready  boolean NOT NULL,
     since     bigint NOT NULL,
     wakes_at  bigint,
-    ready_at  bigint
+    rank      bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- What a replaced job asks for no more: permits that it held, and a cost for which a bucket may have been closed. Replacing
@@ -161,9 +161,14 @@ CREATE TABLE headgate.job (
     passed            bigint NOT NULL DEFAULT 0,
     uncharged         bigint NOT NULL DEFAULT 0,
     run_at            bigint NOT NULL,
+    -- The order of a lane: run_at - priority × aging; without aging, the step from one priority to the next is longer than
+    -- all times.
+    rank              bigint NOT NULL,
     enqueued_at       bigint NOT NULL,
     expires_at        bigint,
     give_up_at        bigint,
+    -- That of its queue when it was enqueued, in microseconds.
+    aging             bigint,
     started_at        bigint,
     finished_at       bigint,
     -- The last start as it was charged: when (limit time), for which draws not, and what it was settled at.
@@ -207,7 +212,10 @@ CREATE TABLE headgate.job (
 -- A statement that finds jobs by their ids must not spell the condition of one of these indexes, or it may be planned over
 -- that index and meet all that it has ever held. There a job waits if `state = 'waiting'`; one that is neither waiting
 -- nor finished runs if it has a node, and is blocked if it has none.
-CREATE INDEX job_waiting ON headgate.job (lane, delayed, priority DESC, run_at, id) WHERE waiting;
+-- Delayed jobs are found by their times: which of them are due changes without a write. In each priority, their times and
+-- their ranks have one order.
+CREATE INDEX job_undelayed ON headgate.job (lane, rank, id) WHERE waiting AND NOT delayed;
+CREATE INDEX job_delayed ON headgate.job (lane, priority, run_at, id) WHERE waiting AND delayed;
 CREATE INDEX job_blocked ON headgate.job (queue) WHERE state = 'blocked';
 CREATE INDEX job_blocked_expires ON headgate.job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
 -- Heartbeats read the latest of them.

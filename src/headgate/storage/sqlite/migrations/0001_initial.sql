@@ -111,6 +111,11 @@ CREATE TABLE job (
     priority          INTEGER NOT NULL,
     delayed           INTEGER NOT NULL,
     run_at            INTEGER NOT NULL CHECK (typeof(run_at) = 'integer'),
+    -- The order of a lane: run_at - priority × aging; without aging, the step from one priority to the next is longer than
+    -- all times. Not generated: SQLite would compute it anew with every change of the row.
+    rank              INTEGER NOT NULL,
+    -- That of its queue when it was enqueued, in microseconds.
+    aging             INTEGER,
     enqueued_at       INTEGER NOT NULL CHECK (typeof(enqueued_at) = 'integer'),
     expires_at        INTEGER CHECK (expires_at IS NULL OR typeof(expires_at) = 'integer'),
     attempt           INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
@@ -163,7 +168,10 @@ CREATE TABLE job (
         END
     )
 );
-CREATE INDEX job_waiting ON job (lane, delayed, priority DESC, run_at) WHERE waiting;
+-- Delayed jobs are found by their times: which of them are due changes without a write. In each priority, their times and
+-- their ranks have one order.
+CREATE INDEX job_undelayed ON job (lane, rank) WHERE waiting AND NOT delayed;
+CREATE INDEX job_delayed ON job (lane, priority, run_at) WHERE waiting AND delayed;
 CREATE INDEX job_held ON job (held) WHERE held <> 0;
 -- The few that wait in a lane without some of their draws, so that the lane does not tell what they draw on.
 CREATE INDEX job_passes ON job (passed) WHERE waiting AND (held | passed) <> 0;
