@@ -102,7 +102,7 @@ class AppWithTable:
 @pytest_asyncio.fixture
 async def on_sqlite(tmp_path: Path) -> AsyncIterator[AppWithTable]:
     path = tmp_path / "jobs.db"
-    program = AppWithTable(Headgate(f"sqlite:///{path}", synchronous="OFF"), str(path), "account")
+    program = AppWithTable(Headgate(f"sqlite:///{path}", synchronous="OFF", grace=0.1), str(path), "account")
     async with program.app.open():
         with contextlib.closing(sqlite3.connect(path)) as file:
             file.execute("CREATE TABLE account (name TEXT)")
@@ -111,7 +111,9 @@ async def on_sqlite(tmp_path: Path) -> AsyncIterator[AppWithTable]:
 
 @pytest_asyncio.fixture
 async def on_postgres(postgres_url: str, postgres_schema: str) -> AsyncIterator[AppWithTable]:
-    program = AppWithTable(Headgate(postgres_url, schema=postgres_schema), postgres_url, f"{postgres_schema}.account")
+    program = AppWithTable(
+        Headgate(postgres_url, schema=postgres_schema, grace=0.1), postgres_url, f"{postgres_schema}.account"
+    )
     async with program.app.open():
         connection = await asyncpg.connect(postgres_url)
         await connection.execute(f"CREATE TABLE {program.table} (name TEXT)")
