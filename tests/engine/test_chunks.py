@@ -37,9 +37,11 @@ def digest(docs: list[Doc]) -> None:
     """A function that a child process could import."""
 
 
-def in_virtual_time(test: Callable[[Headgate, VirtualClock], Awaitable[None]], *, concurrency: int = 20) -> None:
+def in_virtual_time(
+    test: Callable[[Headgate, VirtualClock], Awaitable[None]], *, concurrency: int = 20, slots: int | None = None
+) -> None:
     async def main(clock: VirtualClock) -> None:
-        await test(Headgate("memory://", clock=clock, concurrency=concurrency), clock)
+        await test(Headgate("memory://", clock=clock, concurrency=concurrency, slots=slots), clock)
 
     run_virtual(main)
 
@@ -87,7 +89,8 @@ def test_a_full_chunk_does_not_wait() -> None:
     in_virtual_time(test)
 
 
-def test_no_chunk_waits_for_more_jobs_than_slots() -> None:
+@pytest.mark.parametrize("settings", [{"concurrency": 3}, {"slots": 3}], ids=str)
+def test_no_chunk_waits_for_more_jobs_than_slots(settings: dict[str, int]) -> None:
     async def test(app: Headgate, clock: VirtualClock) -> None:
         sizes: list[int] = []
 
@@ -100,7 +103,7 @@ def test_no_chunk_waits_for_more_jobs_than_slots() -> None:
         assert sizes == [3, 3]
         assert now(clock) < 1
 
-    in_virtual_time(test, concurrency=3)
+    in_virtual_time(test, **settings)
 
 
 def test_each_job_has_the_outcome_that_the_list_has_for_it() -> None:

@@ -79,7 +79,7 @@ class ChunkCalls:
         mine = self._collecting.setdefault(name, _Collecting())
         place = _Place(member, item, asyncio.get_running_loop().create_future())
         mine.places.append(place)
-        if len(mine.places) >= min(chunk.size, max(1, self._slots_of(queue))):
+        if len(mine.places) >= min(chunk.size, self._slots_of(queue)):
             self._begin(name)
         elif mine.timer is None:
             self._arm(name, mine, chunk)

@@ -87,7 +87,7 @@ class RunningAttempts:
             callback_runner,
             reporter,
             StoreCompletion(storage),
-            ChunkCalls(clock, pool, lambda queue: slots.capacity.get(queue, 1)),
+            ChunkCalls(clock, pool, slots.most_in),
             self._may_start,
             self._note_lingering,
             registry.hooks.around_attempt,

@@ -53,6 +53,11 @@ class Slots:
         self._busy[queue] -= 1
         return queue in self._short_of_slots or (self._most is not None and bool(self._short_of_slots))
 
+    def most_in(self, queue: str) -> int:
+        """Return how many jobs of a queue can run at once, at least 1."""
+        capacity = max(1, self.capacity.get(queue, 1))
+        return capacity if self._most is None else max(1, min(capacity, self._most))
+
     def free_in(self, queue: str) -> int:
         """Return the free slots of a queue; 0 for a queue that this node does not serve."""
         if self._is_quiet:
