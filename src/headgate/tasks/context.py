@@ -59,7 +59,7 @@ class JobContext:
         self._reports = reports
         self._completion = completion
         self._cancelled: threading.Event | None = None
-        self.may_be_complete = False
+        self.may_be_complete: bool = False
         """Whether the handler has called `complete` or `transaction`."""
 
     @property

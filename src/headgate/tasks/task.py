@@ -97,7 +97,7 @@ class Task(Generic[P, R]):
         self.needs: Mapping[str, Resource] = needs or {}
         self.handler = handler
         self.callbacks: Callbacks = Callbacks(handler, Handler)
-        self.chunk = chunk
+        self.chunk: Chunk | None = chunk
         self._is_bare = self.is_async and handler is None and not self.needs and chunk is None
         self.__doc__ = function.__doc__
 
