@@ -249,9 +249,15 @@ CROSS JOIN LATERAL (
 ) AS locked
 
 -- name: empty_lanes [postgres]
--- Take these locked lanes out of line if they have no job.
+-- Take these locked lanes out of line if they have no job. The read of a lane begins at its front: beside an open
+-- transaction, the index still has all jobs that were below it. NOT EXISTS could be planned as a join that reads the jobs
+-- of all lanes; a subquery with LIMIT is run for each lane.
 UPDATE headgate.lane SET version = lane.version + 1, since = NULL, behind = NULL, wakes_at = NULL
 FROM {rows:empty(id text, version bigint)}
 WHERE lane.id = empty.id AND lane.version = empty.version
-    AND NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.lane = lane.id AND waiting AND NOT delayed)
-    AND NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.lane = lane.id AND waiting AND delayed)
+    AND (
+        SELECT 1 FROM headgate.job
+        WHERE job.lane = lane.id AND waiting AND NOT delayed AND rank >= lane.front
+        LIMIT 1
+    ) IS NULL
+    AND (SELECT 1 FROM headgate.job WHERE job.lane = lane.id AND waiting AND delayed LIMIT 1) IS NULL

@@ -62,9 +62,10 @@ WHERE true
 ON CONFLICT (id) DO UPDATE SET state = excluded.state, idle_at = excluded.idle_at
 
 -- name: missing_buckets
--- Return those of these buckets that have no row.
+-- Return those of these buckets that have no row. NOT EXISTS could be planned as a join that reads all buckets, as soon as
+-- many of their rows are dead; a subquery with LIMIT is run for each.
 SELECT id FROM {rows:wanted(id text, limit_name text, key text)}
-WHERE NOT EXISTS (SELECT 1 FROM headgate.bucket WHERE bucket.id = wanted.id)
+WHERE (SELECT 1 FROM headgate.bucket WHERE bucket.id = wanted.id LIMIT 1) IS NULL
 
 -- name: ensure_buckets
 -- Insert rows for buckets that have none, so that they can be locked, and lanes can wait behind them.
