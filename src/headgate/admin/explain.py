@@ -10,6 +10,7 @@ from headgate.admin.holders import PermitHolder, describe_holders
 from headgate.admin.nodes import node_status
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobRecord, JobState
+from headgate.plural import counted
 from headgate.storage.records import NodeRecord
 from headgate.tasks.handle import JobStatus
 
@@ -103,7 +104,8 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
         if status.predicted_start is None
         else f"runs about {_when(status.predicted_start, now)}"
     )
-    return f"it waits for limit {limit!r}{rule}{whose}: {place}{when}"
+    before = f"; limits delayed {counted(status.deferrals, 'start')} of it before" if status.deferrals else ""
+    return f"it waits for limit {limit!r}{rule}{whose}: {place}{when}{before}"
 
 
 def _named(batch: BatchRecord) -> str:

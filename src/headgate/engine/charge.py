@@ -31,6 +31,11 @@ class AttemptCharge:
             return None
         return Charge(self._at, None if self._costs is None else tuple(self._costs))
 
+    @property
+    def unlimited(self) -> tuple[str, ...]:
+        """The limits without which the attempt starts, because their store was unavailable."""
+        return tuple([draw.limit for index, draw in enumerate(self._job.draws) if not self._was_charged(index)])
+
     def start_late(self, now: int) -> None:
         """Move the charge to `now` (limit time)."""
         if self._at is None:
