@@ -27,7 +27,7 @@ from headgate.jobs.identity import IdSource, require_process_name
 from headgate.jobs.labels import parse_labels
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
-from headgate.limits.limit import Limit, changed
+from headgate.limits.limit import Limit, OnLimit, WaitTerms, changed, wait_terms
 from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
@@ -113,6 +113,8 @@ class Headgate:
         lease: Duration | None = None,
         grace: Duration | None = None,
         retention: Retention | Duration | Mapping[str, Duration] | None = None,
+        on_limit: OnLimit | None = None,
+        max_wait: Duration | None = None,
         audit: AuditLevel | AuditWord | None = None,
         log_lines: int | None = None,
         log_level: str | None = None,
@@ -148,6 +150,8 @@ class Headgate:
                 "lease": lease,
                 "grace": grace,
                 "retention": retention,
+                "on_limit": on_limit,
+                "max_wait": max_wait,
                 "audit": audit,
                 "log_lines": log_lines,
                 "log_level": log_level,
@@ -180,6 +184,7 @@ class Headgate:
             timeout=self._settings.timeout,
             retention=self._settings.retention,
             codecs=Codecs(codec, old_codecs),
+            waits=wait_terms(self._settings.on_limit, self._settings.max_wait, "the app", "app") or WaitTerms(),
         )
         self._ids = IdSource(random)
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
