@@ -94,6 +94,7 @@ def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -
             [
                 ("key", found.key),
                 ("rule", found.rule),
+                ("present rate", found.present),
                 ("budget", budget(found.used, found.available, 30)),
                 ("waiting", found.waiting),
                 ("next slot", until(found.next_slot_at, now)),
@@ -375,6 +376,8 @@ class _Target(NamedTuple):
 
 def _note(bucket: BucketStatus, now: datetime) -> str | None:
     notes = []
+    if bucket.present is not None:
+        notes.append(f"now {bucket.present}")
     if bucket.is_paused:
         notes.append("paused")
     if bucket.is_set:

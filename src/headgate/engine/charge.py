@@ -57,14 +57,14 @@ class AttemptCharge:
                     self._costs = [self._cost(each) for each in range(len(self._job.draws))]
                 self._costs[index] = actual
 
-    def refund(self) -> None:
+    def refund(self, *, is_refused: bool = False) -> None:
         """Give back the whole charge: the attempt never started, or the callee refused it."""
         if self._at is None:
             return
         for index, draw in enumerate(self._job.draws):
             if self._was_charged(index):
                 at = self._instant(index)
-                self._report(Amendment(draw, at, self._cost(index), at, 0))
+                self._report(Amendment(draw, at, self._cost(index), at, 0, is_refused))
         self._at = None
 
     def _was_charged(self, index: int) -> bool:
