@@ -78,6 +78,10 @@ class Headgate:
     `headgate.storage.store.Store`, which the app opens and closes. From `concurrency` to `listen_url` the arguments are
     settings: `headgate.settings.Settings` describes each, and they are also read from `HEADGATE_*`.
 
+    `pool` is your own asyncpg pool for the database of `url`, or an async function that makes one when the app is
+    opened; `connections` then has no effect. A pool that you pass stays open; one that the function makes is closed
+    with the app. It needs 3 connections at least, and none with codecs of its own.
+
     `imports` names the modules that declare tasks on this app, besides its own: `imports=["tasks", "billing.tasks"]`.
     They are imported when jobs are run, and by the `headgate` command.
 
@@ -130,6 +134,7 @@ class Headgate:
         listen_url: str | None = None,
         codec: Codec | Sequence[Codec] | None = None,
         old_codecs: Sequence[Codec] = (),
+        pool: object | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
@@ -169,6 +174,8 @@ class Headgate:
         )
         if storage is not None and url is not None:
             raise DeclarationError("pass the url of a store, or storage=, not both")
+        if storage is not None and pool is not None:
+            raise DeclarationError("pass pool= to the store that you pass as storage=, not to the app")
         if storage is None:
             url = storage_url() if url is None else url
             storage = choose_storage(
@@ -178,6 +185,7 @@ class Headgate:
                 schema=self._settings.schema,
                 listen_url=self._settings.listen_url,
                 connections=self._settings.connections,
+                pool=pool,
             )
         self._registry = Registry(
             retry=self._settings.retry,
