@@ -43,6 +43,7 @@ DECLARING = [
     "index.md",
     "limits.md",
     "operating.md",
+    "postgresql.md",
     "redis.md",
     "rules.md",
     "settings.md",
