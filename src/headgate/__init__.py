@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from headgate.jobs.job import JobState
     from headgate.jobs.retry import RetryPolicy
+    from headgate.limits.adaptive_rate import AdaptiveRate
     from headgate.limits.concurrency import Concurrency, Mutex
     from headgate.limits.dynamic_window import DynamicWindow
     from headgate.limits.fixed_window import FixedWindow
@@ -98,6 +99,7 @@ __all__ = [
     "StrictRate",
     "FixedWindow",
     "SlidingWindow",
+    "AdaptiveRate",
     "DynamicWindow",
     "Concurrency",
     "Mutex",
@@ -199,6 +201,7 @@ _PLACES = {
     "RetryPolicy": "headgate.jobs.retry",
     "Concurrency": "headgate.limits.concurrency",
     "Mutex": "headgate.limits.concurrency",
+    "AdaptiveRate": "headgate.limits.adaptive_rate",
     "DynamicWindow": "headgate.limits.dynamic_window",
     "FixedWindow": "headgate.limits.fixed_window",
     "header": "headgate.limits.key",

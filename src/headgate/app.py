@@ -27,7 +27,7 @@ from headgate.jobs.identity import IdSource, require_process_name
 from headgate.jobs.labels import parse_labels
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
-from headgate.limits.limit import Limit, changed
+from headgate.limits.limit import Limit, OnLimit, WaitTerms, changed, wait_terms
 from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
@@ -78,6 +78,10 @@ class Headgate:
     `headgate.storage.store.Store`, which the app opens and closes. From `concurrency` to `listen_url` the arguments are
     settings: `headgate.settings.Settings` describes each, and they are also read from `HEADGATE_*`.
 
+    `pool` is your own asyncpg pool for the database of `url`, or an async function that makes one when the app is
+    opened; `connections` then has no effect. A pool that you pass stays open; one that the function makes is closed
+    with the app. It needs 3 connections at least, and none with codecs of its own.
+
     `imports` names the modules that declare tasks on this app, besides its own: `imports=["tasks", "billing.tasks"]`.
     They are imported when jobs are run, and by the `headgate` command.
 
@@ -113,6 +117,8 @@ class Headgate:
         lease: Duration | None = None,
         grace: Duration | None = None,
         retention: Retention | Duration | Mapping[str, Duration] | None = None,
+        on_limit: OnLimit | None = None,
+        max_wait: Duration | None = None,
         audit: AuditLevel | AuditWord | None = None,
         log_lines: int | None = None,
         log_level: str | None = None,
@@ -128,6 +134,7 @@ class Headgate:
         listen_url: str | None = None,
         codec: Codec | Sequence[Codec] | None = None,
         old_codecs: Sequence[Codec] = (),
+        pool: object | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
@@ -148,6 +155,8 @@ class Headgate:
                 "lease": lease,
                 "grace": grace,
                 "retention": retention,
+                "on_limit": on_limit,
+                "max_wait": max_wait,
                 "audit": audit,
                 "log_lines": log_lines,
                 "log_level": log_level,
@@ -165,6 +174,8 @@ class Headgate:
         )
         if storage is not None and url is not None:
             raise DeclarationError("pass the url of a store, or storage=, not both")
+        if storage is not None and pool is not None:
+            raise DeclarationError("pass pool= to the store that you pass as storage=, not to the app")
         if storage is None:
             url = storage_url() if url is None else url
             storage = choose_storage(
@@ -174,12 +185,14 @@ class Headgate:
                 schema=self._settings.schema,
                 listen_url=self._settings.listen_url,
                 connections=self._settings.connections,
+                pool=pool,
             )
         self._registry = Registry(
             retry=self._settings.retry,
             timeout=self._settings.timeout,
             retention=self._settings.retention,
             codecs=Codecs(codec, old_codecs),
+            waits=wait_terms(self._settings.on_limit, self._settings.max_wait, "the app", "app") or WaitTerms(),
         )
         self._ids = IdSource(random)
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)

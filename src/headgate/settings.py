@@ -20,6 +20,7 @@ from headgate.jobs.retention import DEFAULT_RETENTION, Retention, parse_retentio
 from headgate.jobs.retry import DEFAULT_RETRY, RetryPolicy, require_policy
 from headgate.jobs.written import parse_switch
 from headgate.jobs.written_retry import parse_retry
+from headgate.limits.limit import OnLimit, wait_terms
 
 MAX_LOG_LINES = 100_000
 
@@ -53,6 +54,8 @@ class Settings:
     `grace` (30): how long running jobs may continue after a stop was requested. `retention` (7 days): how long final
     jobs are kept; also by state, `{"succeeded": 3600, "failed": 30 * 86400}`, in the environment
     `succeeded=1h,failed=30d`.
+    `on_limit` ("wait") and `max_wait` (default: no maximum): how jobs wait for limits that set neither, in queues that
+    set neither; together they are one setting.
     `audit` ("full"): the audit level of tasks without one: "none", "errors", "minimal" or "full".
     `log_lines` (1,000): how many log lines of a job are stored, 0 for none; of `log_level` ("INFO") and above.
     `log_jobs`: whether each job that ends gets a line in the log of this process (default: in a worker process, yes:
@@ -81,6 +84,8 @@ class Settings:
     lease: float = 30.0
     grace: float = 30.0
     retention: Retention = DEFAULT_RETENTION
+    on_limit: OnLimit | None = None
+    max_wait: float | None = None
     audit: AuditLevel = AuditLevel.FULL
     log_lines: int = 1000
     log_level: str = "INFO"
@@ -108,6 +113,7 @@ class Settings:
         for name in ("connections", "max_payload", "log_lines"):
             parse_count(getattr(self, name), name, least=0)
         require_policy(self.retry, "Headgate(…)")
+        wait_terms(self.on_limit, self.max_wait, "the app", "app")
         for name in ("timeout", "heartbeat", "lease"):
             value = getattr(self, name)
             if value is not None:
@@ -176,7 +182,7 @@ def _warn_of_variable(name: str, variables: frozenset[str]) -> None:
     _logger.warning("the environment variable %s has no effect: it is no setting; %s", one_line(name), advice)
 
 
-_DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace"})
+_DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace", "max_wait"})
 
 
 def _converted(name: str, value: Any) -> object:
@@ -202,6 +208,8 @@ def _parse(name: str, text: str) -> object:
         return text.upper()
     if name in ("limits_url", "schema", "listen_url", "name"):
         return text
+    if name == "on_limit":
+        return text.lower()
     variable = f"HEADGATE_{name.upper()}"
     if name == "labels":
         return labels_in(text, variable)

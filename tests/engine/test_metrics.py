@@ -94,6 +94,10 @@ def test_limit_metrics_have_grants_denials_and_waits_but_no_key() -> None:
             assert (value(metrics, "headgate_limit_decisions_total", limit="mail", decision="throttled") or 0) >= 2
             assert value(metrics, "headgate_limit_decisions_total", limit="now", decision="rejected") == 1
             assert value(metrics, "headgate_job_throttled_seconds_sum", limit="mail") == pytest.approx(60, abs=0.1)
+            # Of three, one started at once, one waited, and one still waits.
+            assert value(metrics, "headgate_jobs_deferred_total", queue="default", task="send") == 1
+            assert value(metrics, "headgate_jobs_deferred_total", queue="default", task="ping") == 0
+            assert value(metrics, "headgate_limit_keys", limit="mail") == 1
             assert value(metrics, "headgate_jobs_throttled", limit="mail") == 1
             assert value(metrics, "headgate_limit_keys_throttled", limit="mail") == 1
             assert value(metrics, "headgate_jobs_waiting", queue="default", task="send", view="throttled") == 1

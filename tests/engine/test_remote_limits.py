@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from headgate import FixedWindow, Headgate, JobState, RateLimit, RateLimited, RetryPolicy, StrictRate, current_job
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
@@ -13,6 +15,7 @@ from headgate.jobs.event import Event, LimitStoreFailed, LimitStoreMisconfigured
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from headgate.observe.metrics import PrometheusMetrics
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
@@ -153,6 +156,37 @@ def test_while_the_other_store_is_unavailable_jobs_run_or_wait_as_declared() -> 
             await asyncio.sleep(600)
             assert started == {"runs": 20, "waits": 20}
             assert all(job.state is JobState.SUCCEEDED for job in await app.admin.jobs(count=100))
+
+    run_virtual(main)
+
+
+def test_starts_without_a_limit_whose_store_is_away_are_counted() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        shared.is_away = True
+        app = Headgate("memory://", clock=clock)
+        metrics = PrometheusMetrics(registry=CollectorRegistry())
+        app.instrument(metrics)
+
+        @app.task(limits=[StrictRate("5/m", key="{tenant}", name="api", store=shared), StrictRate("100/m", name="own")])
+        async def call(tenant: str) -> None: ...
+
+        def decided(limit: str, decision: str) -> float | None:
+            labels = {"limit": limit, "decision": decision}
+            return metrics.registry.get_sample_value("headgate_limit_decisions_total", labels)
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 20)
+            await asyncio.sleep(30)
+            assert (decided("api", "unlimited"), decided("api", "granted")) == (20, 0)
+            assert (decided("own", "unlimited"), decided("own", "granted")) == (0, 20)
+            shared.is_away = False
+            await asyncio.sleep(60)
+            await call.enqueue_many([("acme",)] * 5)
+            await asyncio.sleep(30)
+            assert (decided("api", "unlimited"), decided("api", "granted")) == (20, 5)
+            assert (await app.admin.history.limit("api")).unlimited == 20
+            assert (await app.admin.history.limit("own")).unlimited == 0
 
     run_virtual(main)
 

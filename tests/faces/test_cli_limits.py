@@ -121,5 +121,8 @@ def test_a_chart_of_use_ends_now_and_says_what_is_allowed() -> None:
 
 def test_tasks_are_listed_with_their_limits_and_waiting_jobs(target: str) -> None:
     result = CliRunner().invoke(main, ["tasks", target, "--json"])
-    assert json.loads(result.stdout) == [{"task": "sync", "queue": "default", "limits": ["sync:rate"], "waiting": 0}]
+    waits = [{"limit": "sync:rate", "on_limit": "wait", "max_wait": None, "set_by": "default"}]
+    assert json.loads(result.stdout) == [
+        {"task": "sync", "queue": "default", "limits": ["sync:rate"], "waiting": 0, "waits": waits}
+    ]
     assert "sync:rate" in CliRunner().invoke(main, ["tasks", target]).output

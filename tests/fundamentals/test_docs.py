@@ -39,7 +39,17 @@ ELSEWHERE = {
     "testing.md": "faces/test_wheel.py",
 }
 
-DECLARING = ["index.md", "limits.md", "operating.md", "redis.md", "settings.md", "upgrade.md", "watching.md"]
+DECLARING = [
+    "index.md",
+    "limits.md",
+    "operating.md",
+    "postgresql.md",
+    "redis.md",
+    "rules.md",
+    "settings.md",
+    "upgrade.md",
+    "watching.md",
+]
 
 
 def blocks_of(page: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from headgate.clock import FARTHEST, SECOND
+from headgate.limits.adaptive_rate import Aimd
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.fixed_window import WindowCounter
 from headgate.limits.rate_limit import Gcra
@@ -45,4 +46,16 @@ RULES: dict[str, st.SearchStrategy[Any]] = {
         slices=st.integers(1, 4),
         max_keys=st.integers(1, 4),
     ).filter(lambda rule: not rule.capacity or rule.max_count <= rule.capacity),
+    "adaptive": st.tuples(st.integers(1, 30_000_000), st.integers(1, 30_000_000)).flatmap(
+        lambda rates: st.builds(
+            Aimd,
+            low=st.just(min(rates)),
+            high=st.just(max(rates)),
+            period=periods,
+            start=st.integers(min(rates), max(rates)),
+            climb=st.integers(1, 1000) | st.just(1800 * SECOND),
+            kept=st.integers(10, 99),
+            burst=st.integers(LOWEST, 20),
+        )
+    ),
 }

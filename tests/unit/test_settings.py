@@ -31,6 +31,8 @@ SAID: dict[str, tuple[str, Any, Any, Any]] = {
     "lease": ("45", 45.0, 90, 90.0),
     "grace": ("2m", 120.0, timedelta(seconds=1), 1.0),
     "retention": ("3600", retention_of(3600), timedelta(days=1), retention_of(86400)),
+    "on_limit": ("Discard", "discard", "cancel", "cancel"),
+    "max_wait": ("90s", 90.0, timedelta(minutes=2), 120.0),
     "audit": ("errors", AuditLevel.ERRORS, "none", AuditLevel.NONE),
     "log_lines": ("10", 10, 0, 0),
     "log_level": ("warning", "WARNING", "ERROR", "ERROR"),

@@ -613,6 +613,7 @@ class Admin:
             is_paused=live.is_paused(bucket.draw),
             waiting=bucket.waiting,
             holders=await holders_of(self._storage, bucket),
+            present=None if rule is None else self.limits.present(bucket, rule),
         )
 
 

@@ -10,6 +10,7 @@ from headgate.admin.holders import PermitHolder, describe_holders
 from headgate.admin.nodes import node_status
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobRecord, JobState
+from headgate.plural import counted
 from headgate.storage.records import NodeRecord
 from headgate.tasks.handle import JobStatus
 
@@ -18,7 +19,7 @@ _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.C
 
 @dataclass(frozen=True, slots=True)
 class LimitInfo:
-    """One limit that a job draws on, as it is now for the job's key."""
+    """One limit that a job draws on, as it is now for the job's key; `present`: the present rate of an adaptive one."""
 
     limit: str
     key: str
@@ -29,6 +30,7 @@ class LimitInfo:
     is_paused: bool
     waiting: int
     holders: Sequence[PermitHolder] = ()
+    present: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
     info = next((each for each in limits if (each.limit, each.key) == (limit, key)), None)
     # Without the margin, which does not help the reader.
     rule = "" if info is None or info.rule is None else f" ({info.rule.partition(' + ')[0]})"
+    if info is not None and info.present is not None:
+        rule = f" ({info.rule}, now {info.present})"
     whose = f" of key {key!r}" if key else ""
     place = "" if status.position is None else f"{_nth(status.position)} in line, "
     holders = () if info is None else info.holders
@@ -103,7 +107,8 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
         if status.predicted_start is None
         else f"runs about {_when(status.predicted_start, now)}"
     )
-    return f"it waits for limit {limit!r}{rule}{whose}: {place}{when}"
+    before = f"; limits delayed {counted(status.deferrals, 'start')} of it before" if status.deferrals else ""
+    return f"it waits for limit {limit!r}{rule}{whose}: {place}{when}{before}"
 
 
 def _named(batch: BatchRecord) -> str:

@@ -48,10 +48,15 @@ class JobsPoint:
 
 @dataclass(frozen=True, slots=True)
 class LimitPoint:
-    """What was charged in the step that begins `at`: the sum of the costs of the starts."""
+    """What was charged in the step that begins `at`: the sum of the costs of the starts.
+
+    `unlimited` is how many of these starts were not charged, because the limit is kept in another store, which was
+    unavailable; it is counted for all keys together only.
+    """
 
     at: datetime
     used: int
+    unlimited: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,11 @@ class LimitHistory:
     step: int
     points: Sequence[LimitPoint]
     bound: RateBound | None
+
+    @property
+    def unlimited(self) -> int:
+        """How many starts were not charged in all."""
+        return sum(point.unlimited for point in self.points)
 
 
 class HistoryAdmin:
@@ -121,7 +131,7 @@ class HistoryAdmin:
         since = self._since(step, span)
         key = None if key is None else bucket_key(key)
         rows = await self._storage.limit_history(step, name, key, since)
-        points = [LimitPoint(to_datetime(row.at), max(0, row.used)) for row in rows]
+        points = [LimitPoint(to_datetime(row.at), max(0, row.used), row.unlimited) for row in rows]
         return LimitHistory(name, key, step, points, await self._bound(name, key))
 
     def _since(self, step: int, span: Duration) -> int:

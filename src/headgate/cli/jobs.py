@@ -548,6 +548,7 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             ("progress", _progress(status)),
             ("attempt", status.attempt),
             ("attempts lost with a node", record.lost),
+            ("starts that a limit delayed", status.deferrals),
             ("priority", status.priority),
             ("enqueued", status.enqueued_at),
             ("enqueued by", status.enqueued_by),

@@ -82,9 +82,9 @@ def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -
     and no job waits for it.
     """
     (limit,) = words
-    (found, used), now = ask_with_time(target, partial(_show, limit=limit, key=key, span=span))
+    (found, used, unlimited), now = ask_with_time(target, partial(_show, limit=limit, key=key, span=span))
     if as_json:
-        print_json({"bucket": found, "history": used})
+        print_json({"bucket": found, "history": used, "unlimited": unlimited})
     elif found is None:
         click.echo(printable(f"key {key!r} of {limit} has used nothing, and no job waits for it"))
     else:
@@ -94,6 +94,7 @@ def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -
             [
                 ("key", found.key),
                 ("rule", found.rule),
+                ("present rate", found.present),
                 ("budget", budget(found.used, found.available, 30)),
                 ("waiting", found.waiting),
                 ("next slot", until(found.next_slot_at, now)),
@@ -102,6 +103,9 @@ def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -
             empty="",
         )
         click.echo(use_chart(used, now, span))
+    if unlimited and not as_json:
+        starts = f"{counted(unlimited, 'start')} of all keys went without this limit"
+        click.echo(f"{starts} in the last {lasting(span)}: its store was unavailable")
     if found is None:
         raise SystemExit(1)
 
@@ -305,10 +309,11 @@ async def _list(
     return list(await admin.limits.list(limit, key=key, prefix=prefix, count=count))
 
 
-async def _show(admin: Admin, *, limit: str, key: str, span: float) -> tuple[BucketStatus | None, LimitHistory]:
+async def _show(admin: Admin, *, limit: str, key: str, span: float) -> tuple[BucketStatus | None, LimitHistory, int]:
     admin.limits.declared(limit)
     found = await admin.limits.list(limit, key=key, count=1)
-    return (found[0] if found else None), await admin.history.limit(limit, key, span=span)
+    used, of_all = await admin.history.limit(limit, key, span=span), await admin.history.limit(limit, span=span)
+    return (found[0] if found else None), used, of_all.unlimited
 
 
 async def _set(
@@ -371,6 +376,8 @@ class _Target(NamedTuple):
 
 def _note(bucket: BucketStatus, now: datetime) -> str | None:
     notes = []
+    if bucket.present is not None:
+        notes.append(f"now {bucket.present}")
     if bucket.is_paused:
         notes.append("paused")
     if bucket.is_set:

@@ -11,16 +11,32 @@ import click
 from headgate.admin import Admin
 from headgate.cli.locate import ask, locate, takes_app
 from headgate.cli.output import json_option, print_json, print_table
+from headgate.clock import SECOND
+from headgate.tasks.gate import Gate
+
+
+@dataclass(frozen=True, slots=True)
+class LimitWait:
+    """What jobs do when a limit is closed, how many seconds they wait at most, and what sets it."""
+
+    limit: str
+    on_limit: str
+    max_wait: float | None
+    set_by: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListedTask:
-    """A task under its name or an alias: its queue, its limits, and the number of waiting jobs."""
+    """A task under its name or an alias: its queue, its limits, and the number of waiting jobs.
+
+    `waits` is how its jobs wait for each of these limits, and those of its queue.
+    """
 
     task: str
     queue: str
     limits: Sequence[str]
     waiting: int
+    waits: Sequence[LimitWait]
 
 
 @click.command()
@@ -29,17 +45,20 @@ class ListedTask:
 def tasks(target: str, as_json: bool) -> None:
     """List the tasks that an app declares, and how many jobs wait for each.
 
-    The first 100,000 waiting jobs are counted.
+    The first 100,000 waiting jobs are counted. With a limit it says what a job does that finds it closed, unless it
+    waits without a maximum, and what sets that: the limit itself, the queue or the app.
     """
     declared = locate(target).tasks
+    gates = {name: task.whole_gate for name, task in declared.items()}
 
     async def listed(admin: Admin) -> list[ListedTask]:
         waiting = Counter[str]()
         for each in await admin.waiting():
             waiting[each.task] += each.jobs
         limits = {name: [limit.name for limit in task.gate.limits] for name, task in declared.items()}
+        waits = {name: _waits(gate) for name, gate in gates.items()}
         return [
-            ListedTask(task.task, task.queue, limits.get(task.task, []), waiting[task.task])
+            ListedTask(task.task, task.queue, limits.get(task.task, []), waiting[task.task], waits.get(task.task, []))
             for task in admin.declared_tasks
         ]
 
@@ -50,6 +69,20 @@ def tasks(target: str, as_json: bool) -> None:
     print_table(
         "Tasks",
         ("task", "queue", "limits", "waiting"),
-        [(each.task, each.queue, ", ".join(each.limits) or None, each.waiting) for each in found],
+        [(each.task, each.queue, _limits(each, gates.get(each.task)), each.waiting) for each in found],
         empty="no tasks are declared",
     )
+
+
+def _waits(gate: Gate) -> list[LimitWait]:
+    return [
+        LimitWait(bound.name, terms.on_limit, None if terms.max_wait is None else terms.max_wait / SECOND, terms.set_by)
+        for bound in gate.limits
+        if not bound.limit.rule.orders_turns
+        for terms in (bound.wait_terms,)
+    ]
+
+
+def _limits(task: ListedTask, gate: Gate | None) -> str | None:
+    described = {} if gate is None else {bound.name: bound.wait_terms.describe() for bound in gate.limits}
+    return ", ".join(f"{name} ({how})" if (how := described.get(name)) else name for name in task.limits) or None

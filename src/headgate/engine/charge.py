@@ -31,6 +31,11 @@ class AttemptCharge:
             return None
         return Charge(self._at, None if self._costs is None else tuple(self._costs))
 
+    @property
+    def unlimited(self) -> tuple[str, ...]:
+        """The limits without which the attempt starts, because their store was unavailable."""
+        return tuple([draw.limit for index, draw in enumerate(self._job.draws) if not self._was_charged(index)])
+
     def start_late(self, now: int) -> None:
         """Move the charge to `now` (limit time)."""
         if self._at is None:
@@ -52,14 +57,14 @@ class AttemptCharge:
                     self._costs = [self._cost(each) for each in range(len(self._job.draws))]
                 self._costs[index] = actual
 
-    def refund(self) -> None:
+    def refund(self, *, is_refused: bool = False) -> None:
         """Give back the whole charge: the attempt never started, or the callee refused it."""
         if self._at is None:
             return
         for index, draw in enumerate(self._job.draws):
             if self._was_charged(index):
                 at = self._instant(index)
-                self._report(Amendment(draw, at, self._cost(index), at, 0))
+                self._report(Amendment(draw, at, self._cost(index), at, 0, is_refused))
         self._at = None
 
     def _was_charged(self, index: int) -> bool:

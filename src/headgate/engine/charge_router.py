@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Collection
 
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.fetcher import Fetcher
@@ -18,7 +18,7 @@ class ChargeRouter:
     """Amends local charges through the recorder, and those of `remote_limits` through the fetcher."""
 
     def __init__(
-        self, recorder: Recorder, fetcher: Fetcher, history_writer: HistoryWriter, remote_limits: Container[str]
+        self, recorder: Recorder, fetcher: Fetcher, history_writer: HistoryWriter, remote_limits: Collection[str]
     ) -> None:
         self._recorder = recorder
         self._fetcher = fetcher
@@ -34,7 +34,10 @@ class ChargeRouter:
             return None
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        return AttemptCharge(job, self._report, self._remote_limits)
+        charge = AttemptCharge(job, self._report, self._remote_limits)
+        if self._remote_limits and charge.unlimited:
+            self._history_writer.note_unlimited(charge.unlimited)
+        return charge
 
     def refund(self, job: ClaimedJob) -> Charge | None:
         """Give back the charge of a claimed job that does not start; return the final charge."""

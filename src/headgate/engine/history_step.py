@@ -39,10 +39,16 @@ class HistoryStep:
         return found
 
     def charge(self, limit: str, key: str, cost: int) -> None:
+        self._use(limit).charge(key, cost)
+
+    def note_unlimited(self, limit: str) -> None:
+        self._use(limit).unlimited += 1
+
+    def _use(self, limit: str) -> LimitUse:
         use = self.uses.get(limit)
         if use is None:
             use = self.uses[limit] = LimitUse()
-        use.charge(key, cost)
+        return use
 
     def drop_least_used(self) -> None:
         """Keep only keys that will have a row, because the step has to be held longer."""
@@ -124,13 +130,17 @@ class JobCounts:
 
 
 class LimitUse:
-    """The use of a limit, in total and by key; of very many keys the least used ones are dropped."""
+    """The use of a limit, in total and by key; of very many keys the least used ones are dropped.
 
-    __slots__ = ("keys", "total")
+    `unlimited` is how many of the starts were not charged, because the store of the limit was unavailable.
+    """
+
+    __slots__ = ("keys", "total", "unlimited")
 
     def __init__(self) -> None:
         self.total = 0
         self.keys: dict[str, int] = {}
+        self.unlimited = 0
 
     def charge(self, key: str, cost: int) -> None:
         self.total += cost
@@ -151,6 +161,7 @@ class LimitUse:
         for key, used in other.keys.items():
             both.charge(key, used)
         both.total = self.total + other.total
+        both.unlimited = self.unlimited + other.unlimited
         return both
 
 
@@ -182,7 +193,7 @@ def rows_of_limits(steps: Iterable[HistoryStep], choose_keys: ChooseKeys) -> lis
                 totals[place] = use if known is None else known.plus(use)
     rows: list[LimitStep] = []
     for (length, limit, at), use in totals.items():
-        rows.append(LimitStep(length, limit, None, at, use.total))
+        rows.append(LimitStep(length, limit, None, at, use.total, use.unlimited))
         rows += [LimitStep(length, limit, key, at, use.keys[key]) for key in choose_keys(length, limit, at, use.keys)]
     return rows
 

@@ -115,6 +115,13 @@ class HistoryWriter:
                 for place, draw in enumerate(job.draws):
                     step.charge(draw.limit, draw.key, 1 if costs is None else costs[place])
 
+    def note_unlimited(self, limits: Iterable[str]) -> None:
+        """Count a start without these limits, whose store was unavailable."""
+        if self._is_on:
+            step = self._now()
+            for limit in limits:
+                step.note_unlimited(limit)
+
     def note_ended(self, ended: Iterable[tuple[ClaimedJob, Ending, int, object, float | None]]) -> None:
         """Count attempts whose endings are stored; each ended at the given instant (wall microseconds)."""
         if not self._is_on:

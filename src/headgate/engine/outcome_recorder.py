@@ -54,7 +54,7 @@ class OutcomeRecorder:
         """Record the outcome of an attempt; the charge of a start that never happened or was refused is refunded."""
         job, charge, now = attempt.job, attempt.charge, self._storage.now()
         if charge is not None and (not attempt.is_called or isinstance(outcome, CalleeRateLimited)):
-            charge.refund()
+            charge.refund(is_refused=isinstance(outcome, CalleeRateLimited))
         # The fast path: most attempts succeed, and then there is nothing to decide.
         ending = succeeded(job, outcome) if isinstance(outcome, Succeeded) else self._ending_of(attempt, outcome, now)
         if charge is not None:

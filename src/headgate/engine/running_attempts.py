@@ -126,7 +126,8 @@ class RunningAttempts:
         """Start an attempt of a claimed job."""
         task = self._registry.find(job.task)
         assert task is not None, f"the store returned a job of {job.task!r}, which was not requested"
-        attempt = self._make_attempt(job, task, self._charges.charge_of(job), self._dependencies)
+        charge = self._charges.charge_of(job)
+        attempt = self._make_attempt(job, task, charge, self._dependencies)
         self._running[job.id] = attempt
         self._slots.take(job.queue)
         self.started += 1
@@ -141,6 +142,7 @@ class RunningAttempts:
                     waited=max(0, job.started_at - job.run_at) / SECOND,
                     throttled=job.throttled_for / SECOND,
                     limits=tuple([draw.limit for draw in job.draws]),
+                    unlimited=() if charge is None else charge.unlimited,
                 )
             )
         attempt.start().add_done_callback(partial(self._attempt_ended, attempt))

@@ -133,6 +133,7 @@ class JobStatusView(msgspec.Struct, frozen=True):
     is_blocked: bool
     follows: str | None
     enqueued_by: str | None
+    deferrals: int
     unreadable: str | None
 
 

@@ -37,7 +37,8 @@ class JobReplaced(Event, frozen=True):
 class JobStarted(Event, frozen=True):
     """An attempt starts on this node, `waited` seconds after it was due; it was charged to these `limits`.
 
-    For the first `throttled` of these seconds it waited for a limit, after that for a free slot.
+    For the first `throttled` of these seconds it waited for a limit, after that for a free slot. Of its limits, the
+    `unlimited` ones were not charged, because their store was unavailable.
     """
 
     job_id: str
@@ -47,6 +48,7 @@ class JobStarted(Event, frozen=True):
     waited: float = 0.0
     throttled: float = 0.0
     limits: tuple[str, ...] = ()
+    unlimited: tuple[str, ...] = ()
 
 
 class JobProgressed(Event, frozen=True):

@@ -78,7 +78,8 @@ class LimitStep(msgspec.Struct, frozen=True, array_like=True):
     """The sum of costs charged to a limit in one step: for one key, or for all keys if `key` is None.
 
     Of many keys only the most used have their own steps; the total counts every key. A refund may make the sum of a key
-    negative if the charge was made while the key had no step of its own.
+    negative if the charge was made while the key had no step of its own. `unlimited`, counted for all keys
+    together only, is how many starts were not charged, because the store of the limit was unavailable.
     """
 
     step: int
@@ -86,6 +87,7 @@ class LimitStep(msgspec.Struct, frozen=True, array_like=True):
     key: str | None
     at: int
     used: int
+    unlimited: int = 0
 
 
 class Flush(msgspec.Struct, frozen=True):

@@ -216,8 +216,8 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     waits for a permit; `lane_waiting` is how many jobs wait in that lane, this one included. `held` is the set of its
     draws whose permits it holds. `charged_at` (limit time) is when its running attempt was charged, for all its draws
     but those in the set `uncharged`. A waiting job that `is_blocked` is in no lane: it follows another, which is not
-    final yet. `enqueued_by` is the process that enqueued it. `unreadable` names a part of its row that cannot be read,
-    with the reason; that part is blank here.
+    final yet. `enqueued_by` is the process that enqueued it. `deferrals` is how many of its starts a limit delayed,
+    None for none. `unreadable` names a part of its row that cannot be read, with the reason; that part is blank here.
     """
 
     id: str
@@ -256,6 +256,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     progress: Progress | None = None
     is_blocked: bool = False
     enqueued_by: str | None = None
+    deferrals: int | None = None
     unreadable: str | None = None
 
     def as_claimed(self) -> ClaimedJob:

@@ -88,7 +88,9 @@ class FairOrder(Limit):
 
     def __init__(self, key: Key, weights: Mapping[str, int]) -> None:
         # A job without a key takes turns with the others without one.
-        super().__init__(TurnOrder(dict(weights)), key=key, on_missing_key="shared", on_key_error="fail")
+        super().__init__(
+            TurnOrder(dict(weights)), key=key, on_limit="wait", on_missing_key="shared", on_key_error="fail"
+        )
 
 
 def first_turn(lowest: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Unpack, cast
 import msgspec
 
 from headgate.errors import DeclarationError
+from headgate.limits.adaptive_rate import Aimd
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.fixed_window import WindowCounter
@@ -26,10 +27,11 @@ RULES: Final[tuple[type[AnyRule], ...]] = (
     SliceCounter,
     SharedCounter,
     Semaphore,
+    Aimd,
 )
 """Every kind of rule. Add a new one here, and to `RateKind` if a text can choose it for a rate."""
 
-RateKind = Literal["strict", "rate", "fixed", "sliding"]
+RateKind = Literal["strict", "rate", "fixed", "sliding", "adaptive"]
 """The kinds that a text can choose for a rate."""
 
 

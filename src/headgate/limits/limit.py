@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, get_args
 
 from headgate.arguments import parse_count, parse_duration
-from headgate.clock import Duration
+from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.key import Header
 from headgate.limits.rate import parse_rate
@@ -19,6 +19,7 @@ MAX_NAME = 100
 Key = str | Callable[..., object] | Header | None
 Cost = int | str | Callable[..., int]
 OnLimit = Literal["wait", "discard", "cancel"]
+WaitTermsSource = Literal["limit", "queue", "app", "default"]
 OnStoreError = Literal["run", "wait"]
 OnKeyError = Literal["run", "fail"]
 OnMissingKey = Literal["run", "shared", "fail"]
@@ -42,7 +43,7 @@ class LimitOptions(TypedDict, total=False):
     key: Key
     name: str | None
     cost: Cost
-    on_limit: OnLimit
+    on_limit: OnLimit | None
     max_wait: Duration | None
     store: str | object | None
     on_store_error: OnStoreError
@@ -65,8 +66,9 @@ class Limit:
     `name` (up to 100 characters) makes it one budget for every task that uses the name; without a name the limit
     belongs to its task. `cost` (default 1) is what one start costs: a number, a template or a callable.
 
-    `on_limit`: a job without budget waits (default), fails at once (`"discard"`) or is cancelled at once (`"cancel"`).
-    `max_wait` (seconds, default None: no maximum): a job that would wait longer fails.
+    `on_limit`: a job without budget waits (`"wait"`), fails at once (`"discard"`) or is cancelled at once (`"cancel"`).
+    `max_wait` (seconds): a job that would wait longer fails. A limit that sets neither has both from the queue of the
+    job, else from the app; default: jobs wait without a maximum, which `on_limit="wait"` alone says, too.
     `on_missing_key`: a job with an empty key runs without this limit, with one warning (`"run"`, default), shares the
     bucket `"global"` (`"shared"`), or is refused at enqueue (`"fail"`). `on_key_error`: the same for a key function
     that raises (`"run"` or `"fail"`).
@@ -85,7 +87,7 @@ class Limit:
     key: Key = None
     name: str | None = None
     cost: Cost = 1
-    on_limit: OnLimit = "wait"
+    on_limit: OnLimit | None = None
     max_wait: Duration | None = None
     store: str | object | None = field(default=None, repr=False)  # a URL may hold a password
     on_store_error: OnStoreError = "run"
@@ -106,11 +108,7 @@ class Limit:
                 raise DeclarationError(
                     f"{option}={getattr(self, option)!r} of a limit must be one of {', '.join(map(repr, choices))}"
                 )
-        if self.max_wait is not None:
-            if self.on_limit != "wait":
-                raise DeclarationError(f"max_wait={self.max_wait!r} says how long to wait, but on_limit does not wait")
-            if parse_duration(self.max_wait, "max_wait", "a limit") == 0:
-                raise DeclarationError(f"max_wait={self.max_wait!r} must be above 0; use on_limit='discard' for 0")
+        wait_terms(self.on_limit, self.max_wait, "a limit", "limit")
         self.rule.require_bounded()
         if isinstance(self.cost, int):
             parse_count(self.cost, "cost", "a limit")
@@ -118,6 +116,46 @@ class Limit:
                 self.rule.check_cost(self.cost)
             except CostExceedsLimit as error:
                 raise DeclarationError(str(error)) from None
+
+
+class WaitTerms(NamedTuple):
+    """Whether, and how long (microseconds; None: without a maximum), jobs wait for a limit, and what sets it."""
+
+    on_limit: OnLimit = "wait"
+    max_wait: int | None = None
+    set_by: WaitTermsSource = "default"
+
+    @property
+    def patience(self) -> int | None:
+        """How long a job waits at most (microseconds): 0 if it does not wait, None without a maximum."""
+        return self.max_wait if self.on_limit == "wait" else 0
+
+    def describe(self) -> str | None:
+        """Return the terms and what sets them in words; None for the default."""
+        if self.set_by == "default":
+            return None
+        how = self.on_limit if self.max_wait is None else f"waits at most {self.max_wait / SECOND:g} s"
+        return how if self.set_by == "limit" else f"{how}, by the {self.set_by}"
+
+
+def wait_terms(
+    on_limit: OnLimit | None, max_wait: Duration | None, where: str, set_by: WaitTermsSource
+) -> WaitTerms | None:
+    """Return the terms that two options set; None if they set none. Raises DeclarationError if they do not fit."""
+    if on_limit is not None and on_limit not in get_args(OnLimit):
+        raise DeclarationError(
+            f"on_limit={on_limit!r} of {where} must be one of {', '.join(map(repr, get_args(OnLimit)))}"
+        )
+    if max_wait is None:
+        return None if on_limit is None else WaitTerms(on_limit, None, set_by)
+    if on_limit not in (None, "wait"):
+        raise DeclarationError(
+            f"max_wait={max_wait!r} of {where} says how long to wait, but on_limit={on_limit!r} does not wait"
+        )
+    longest = parse_duration(max_wait, "max_wait", where)
+    if longest == 0:
+        raise DeclarationError(f"max_wait={max_wait!r} of {where} must be above 0; use on_limit='discard' for 0")
+    return WaitTerms("wait", longest, set_by)
 
 
 def require_limit_name(name: object) -> None:
@@ -148,7 +186,6 @@ def suggested_limits(text: str) -> str | None:
 
 
 _CHOICES = {
-    "on_limit": get_args(OnLimit),
     "on_store_error": get_args(OnStoreError),
     "on_key_error": get_args(OnKeyError),
     "on_missing_key": get_args(OnMissingKey),

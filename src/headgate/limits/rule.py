@@ -74,6 +74,9 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
     spaces_starts: ClassVar[bool] = False
     """Whether its slots follow one another at a fixed distance, so that a late start delays all later ones."""
 
+    adapts: ClassVar[bool] = False
+    """Whether refusals of the callee change its state, by `refused`."""
+
     spelling: ClassVar[str | None] = None
     """An example of its text form on a command line; None: it is set from code only."""
 
@@ -144,6 +147,14 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
         Nothing else counted in it, so the new state holds only this start.
         """
         return self.amend(self.take(None, charged_at)[1], charged_at, 1, started_at, actual) if actual else None
+
+    def refused(self, state: S | None, charged_at: int, now: int) -> S | None:
+        """Return the state after the callee has refused a start that was charged at `charged_at`."""
+        return state
+
+    def present(self, state: S | None) -> str | None:
+        """Return the present value, in words, of a rule that adapts; None for all others."""
+        return None
 
     def snapshot(self, state: S | None, now: int) -> Snapshot:
         """Return the state of the bucket for display."""

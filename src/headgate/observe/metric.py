@@ -47,6 +47,12 @@ WAIT = Metric(
     "Time from when a job was due until it started.",
     WAIT_BUCKETS,
 )
+DEFERRED = Metric(
+    "headgate_jobs_deferred_total",
+    "counter",
+    _QUEUE_TASK,
+    "Starts of jobs that had waited for a limit, however often claims met it closed meanwhile.",
+)
 THROTTLED = Metric(
     "headgate_job_throttled_seconds",
     "histogram",
@@ -59,7 +65,7 @@ DECISIONS = Metric(
     "counter",
     ("limit", "decision"),
     "Decisions of limits: granted (a start was charged), throttled (a claim met a bucket closed), rejected (a job), "
-    "refused (plain code).",
+    "refused (plain code), unlimited (a start was not charged, because the limit's own store was unavailable).",
 )
 LIMIT_STORE_ERRORS = Metric(
     "headgate_limit_store_errors_total", "counter", ("limit",), "How often a limit's own store did not answer."
@@ -117,9 +123,9 @@ CLOCK_SKEW = Metric("headgate_clock_skew_seconds", "gauge", (), "How far the nod
 BUILD = Metric("headgate_build_info", "gauge", ("version",), "1, with the version of Headgate.")
 
 COUNTED = (
-    ENQUEUED, FINISHED, RETRIED, RETURNED, RUN, WAIT, THROTTLED, DECISIONS, LIMIT_STORE_ERRORS, FENCED, LEASES_EXPIRED,
-    RECOVERED, SKIPPED, CALLBACKS_FAILED, STORE_OP, STORE_ERRORS, EVENTS_LOST, SLOTS, LINGERING, UNRECORDED, LOOP_LAG,
-    CLOCK_SKEW, BUILD,
+    ENQUEUED, FINISHED, RETRIED, RETURNED, RUN, WAIT, DEFERRED, THROTTLED, DECISIONS, LIMIT_STORE_ERRORS, FENCED,
+    LEASES_EXPIRED, RECOVERED, SKIPPED, CALLBACKS_FAILED, STORE_OP, STORE_ERRORS, EVENTS_LOST, SLOTS, LINGERING,
+    UNRECORDED, LOOP_LAG, CLOCK_SKEW, BUILD,
 )  # fmt: skip
 """The metrics that every process counts."""
 
@@ -135,6 +141,9 @@ JOBS_THROTTLED = Metric(
     "headgate_jobs_throttled", "gauge", ("limit",), "Jobs behind closed buckets of a limit; of its 1,000 fullest keys."
 )
 KEYS_THROTTLED = Metric("headgate_limit_keys_throttled", "gauge", ("limit",), "The number of these keys.")
+KEYS = Metric(
+    "headgate_limit_keys", "gauge", ("limit",), "Keys with a stored state: part of their budget is used, or jobs wait."
+)
 TOP_KEYS = Metric(
     "headgate_top_key_waiting", "gauge", ("limit", "key"), "The keys with the most waiting jobs, if `top_keys` is set."
 )
@@ -152,5 +161,5 @@ COUNTED_AGE = Metric(
     "How long ago depth, waiting jobs, oldest age and lag were counted; a count is reused 50 times as long as it took.",
 )
 
-READ = (UP, COUNTED_AGE, DEPTH, WAITING, JOBS_THROTTLED, KEYS_THROTTLED, TOP_KEYS, OLDEST, LAG, PAUSED, NODES)
+READ = (UP, COUNTED_AGE, DEPTH, WAITING, JOBS_THROTTLED, KEYS_THROTTLED, KEYS, TOP_KEYS, OLDEST, LAG, PAUSED, NODES)
 """The metrics that one process reads from the store, for all processes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
 
@@ -121,6 +121,7 @@ async def _count_queues(storage: Store, labels: Labels) -> Sequence[Number]:
     return (
         *_added_up(_depths(counts, labels)),
         *_added_up(_waiting(waiting, labels)),
+        *_added_up(_keys(await storage.keys_by_limit(), labels)),
         *_ages(await storage.queues(), labels, storage.now()),
     )
 
@@ -136,6 +137,13 @@ def _depths(counts: Iterable[QueueCounts], labels: Labels) -> Iterator[Number]:
 def _waiting(waiting: Iterable[WaitingCount], labels: Labels) -> Iterator[Number]:
     for each in waiting:
         yield metric.WAITING, (labels.queue(each.queue), labels.task(each.task), each.view), each.jobs
+
+
+def _keys(counts: Mapping[str, int], labels: Labels) -> Iterator[Number]:
+    for name in labels.limits:
+        yield metric.KEYS, (name,), 0
+    for name, keys in counts.items():
+        yield metric.KEYS, (labels.limit(name),), keys
 
 
 def _ages(queues: Iterable[QueueRecord], labels: Labels, now: int) -> list[Number]:

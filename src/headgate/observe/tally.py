@@ -79,11 +79,12 @@ class Histogram:
 class _Jobs:
     """The series of one task in one queue; plain attributes, because every job increments them."""
 
-    __slots__ = ("enqueued", "finished", "labels", "retried", "returned", "run", "wait")
+    __slots__ = ("deferred", "enqueued", "finished", "labels", "retried", "returned", "run", "wait")
 
     def __init__(self, labels: Values) -> None:
         self.labels = labels
         self.enqueued = 0
+        self.deferred = 0
         self.retried = 0
         self.finished: Counter[str] = Counter()
         self.returned: Counter[str] = Counter()
@@ -187,10 +188,13 @@ class Tally:
         self._series(event).enqueued += 1
 
     def _started(self, event: JobStarted) -> None:
-        self._series(event).wait.observe(event.waited)
+        series = self._series(event)
+        series.wait.observe(event.waited)
+        if event.throttled:
+            series.deferred += 1
         for name in event.limits:
             limit = self._limit(name)
-            limit.decisions["granted"] += 1
+            limit.decisions["unlimited" if name in event.unlimited else "granted"] += 1
             limit.throttled.observe(event.throttled)
 
     def _finished(self, event: JobFinished) -> None:
@@ -247,13 +251,14 @@ class Tally:
         """Yield every counter and gauge, with the values of its labels."""
         for series in list(self._jobs.values()):
             yield metric.ENQUEUED, series.labels, series.enqueued
+            yield metric.DEFERRED, series.labels, series.deferred
             yield metric.RETRIED, series.labels, series.retried
             for outcome in ("succeeded", "failed", "cancelled"):
                 yield metric.FINISHED, (*series.labels, outcome), series.finished[outcome]
             for reason, count in list(series.returned.items()):
                 yield metric.RETURNED, (*series.labels, reason), count
         for name, limit in list(self._limits.items()):
-            for decision in ("granted", "throttled", "rejected", "refused"):
+            for decision in ("granted", "throttled", "rejected", "refused", "unlimited"):
                 yield metric.DECISIONS, (name, decision), limit.decisions[decision]
         for kind in (metric.LIMIT_STORE_ERRORS, metric.FENCED, metric.RECOVERED, metric.SKIPPED):
             yield from self._counted(kind)

@@ -113,6 +113,14 @@ class BucketView:
         if home.state is not None:
             home.charged = True
 
+    def refuse(self, charged_at: int, now: int) -> None:
+        """Note that the callee has refused a start, as `Rule.refused` does."""
+        home, rule = self.home, self.rule.for_key(self.draw.key)
+        after = rule.refused(home.state, charged_at, now)
+        if after != home.state:
+            home.state = after
+            home.charged = True
+
     def grants(self, now: int, most: int) -> int:
         """Return how many starts of cost 1 it grants now, at most `most`."""
         if self.closed_until > now:

@@ -14,12 +14,25 @@ from headgate.urls import displayed_url
 
 
 def choose_storage(
-    url: str, clock: Clock, *, synchronous: str, schema: str, listen_url: str | None, connections: int
+    url: str,
+    clock: Clock,
+    *,
+    synchronous: str,
+    schema: str,
+    listen_url: str | None,
+    connections: int,
+    pool: object | None = None,
 ) -> Store:
     """Return the store for a URL; it connects when it is opened.
 
-    `synchronous` applies to SQLite; `schema`, `listen_url` and `connections` to PostgreSQL. Raises DeclarationError.
+    `synchronous` applies to SQLite; `schema`, `listen_url`, `connections` and `pool` to PostgreSQL. Raises
+    DeclarationError.
     """
+    if pool is not None and not str(url).startswith(("postgresql://", "postgres://")):
+        raise DeclarationError(
+            f"pool= is for PostgreSQL, and the store is {displayed_url(str(url))!r}; pass the URL of the pool's "
+            'database, too: Headgate("postgresql://host/database", pool=…)'
+        )
     if not isinstance(url, str):
         raise DeclarationError(f"storage URL {url!r:.80} is not text; pass a store of your own as Headgate(storage=…)")
     scheme, separator, path = url.partition("://")
@@ -29,7 +42,7 @@ def choose_storage(
         case "sqlite":
             return SqliteStorage(_file_of(url, path), clock, synchronous=synchronous)
         case "postgresql" | "postgres":
-            return _postgres(url, clock, schema=schema, listen_url=listen_url, connections=connections)
+            return _postgres(url, clock, schema=schema, listen_url=listen_url, connections=connections, pool=pool)
         case "redis" | "rediss" | "valkey":
             raise DeclarationError(
                 f"jobs cannot be kept in Redis, where {displayed_url(url)!r} is: use sqlite:///path or "
@@ -55,7 +68,9 @@ def _file_of(url: str, path: str) -> str:
     return unquote(path[1:])
 
 
-def _postgres(url: str, clock: Clock, *, schema: str, listen_url: str | None, connections: int) -> Store:
+def _postgres(
+    url: str, clock: Clock, *, schema: str, listen_url: str | None, connections: int, pool: object | None
+) -> Store:
     try:
         from headgate.storage.postgres.storage import PostgresStorage
     except ModuleNotFoundError as error:
@@ -64,7 +79,7 @@ def _postgres(url: str, clock: Clock, *, schema: str, listen_url: str | None, co
         raise DeclarationError(
             "a postgresql:// URL needs the asyncpg package, which is missing; pip install 'headgate[postgres]'"
         ) from None
-    return PostgresStorage(url, clock, schema=schema, listen_url=listen_url, connections=connections)
+    return PostgresStorage(url, clock, schema=schema, listen_url=listen_url, connections=connections, pool=pool)
 
 
 def address_of(url: str | None, storage: Store) -> StoreAddress:

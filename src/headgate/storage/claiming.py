@@ -140,13 +140,17 @@ class LaneHead(msgspec.Struct):
 
 
 class JobStart(msgspec.Struct):
-    """A job that starts, as it was read, with the permits that it holds now and the draws that were not charged."""
+    """A job that starts, as it was read, with the permits that it holds now and the draws that were not charged.
+
+    It `is_deferred` if it waited for a limit.
+    """
 
     id: str
     lane: RowId
     fence: int
     held: DrawSet
     uncharged: DrawSet
+    is_deferred: bool
 
 
 class LaneMove(msgspec.Struct):
@@ -551,6 +555,7 @@ class ClaimPlan:
         for visit in visits:
             views = () if visit.view is None else visit.view.buckets
             are_permits = [view.rule.holds_permits for view in views]
+            opened_at = self._opened_at(visit.row)
             for head in visit.heads[: visit.taken]:
                 held = uncharged = NO_DRAWS
                 if head.terms is not None:
@@ -558,8 +563,23 @@ class ClaimPlan:
                     held, uncharged = union(head.held, taken), head.exempt_draws
                 elif not all:
                     continue
-                rows.append(JobStart(head.id, head.lane, head.fence, held, uncharged))
+                is_deferred = throttled_for(head.run_at, self.now, opened_at) > 0
+                rows.append(JobStart(head.id, head.lane, head.fence, held, uncharged, is_deferred))
         return rows
+
+    def deferred(self, visits: Iterable[LaneVisit]) -> list[str]:
+        """Return the ids of the jobs without terms that start after they waited for a limit."""
+        ids: list[str] = []
+        for visit in visits:
+            opened_at = self._opened_at(visit.row)
+            if opened_at is not None:
+                taken = (head for head in visit.heads[: visit.taken] if head.terms is None)
+                ids += [head.id for head in taken if throttled_for(head.run_at, self.now, opened_at) > 0]
+        return ids
+
+    def _opened_at(self, row: LaneRow) -> int | None:
+        """Return when a lane's limit last opened for it, in wall time."""
+        return None if row.opened_at is None else self.now - (self.limit_now - row.opened_at)
 
     def drop(self) -> list[DroppedRow]:
         """Return the jobs that end without running: expired, rejected, or with a cost that no limit can ever grant.
@@ -737,7 +757,7 @@ class ClaimPlan:
     def _jobs(self, visit: LaneVisit) -> list[ClaimedJob]:
         """Return the jobs of a lane that start."""
         now, limit_now, row = self.now, self.limit_now, visit.row
-        opened_at = None if row.opened_at is None else now - (limit_now - row.opened_at)
+        opened_at = self._opened_at(row)
         charges = None if visit.view is None else remote_charges(visit.view.buckets)
         return [
             ClaimedJob(
@@ -758,7 +778,7 @@ class ClaimPlan:
                 head.headers,
                 head.options,
                 head.origin,
-                0 if opened_at is None else throttled_for(head.run_at, now, opened_at),
+                throttled_for(head.run_at, now, opened_at),
                 head.unreadable,
             )
             for head in visit.heads[: visit.taken]
@@ -773,9 +793,9 @@ def sort_heads(heads: list[LaneHead]) -> None:
 _by_rank = attrgetter("rank", "id")
 
 
-def throttled_for(run_at: int, started_at: int, opened_at: int) -> int:
+def throttled_for(run_at: int, started_at: int, opened_at: int | None) -> int:
     """Return how long a job waited for a limit that opened for its lane at `opened_at`; all times in wall time."""
-    return max(0, min(opened_at, started_at) - run_at)
+    return 0 if opened_at is None else max(0, min(opened_at, started_at) - run_at)
 
 
 def _place_in_line(row: LaneRow) -> tuple[int, RowId]:

@@ -123,7 +123,8 @@ class Claimed(msgspec.Struct, frozen=True):
 class Amendment(msgspec.Struct, frozen=True, array_like=True):
     """A start that a bucket counted as `cost` at one instant, and has to count as `actual` at another (limit time).
 
-    A late start moves, a settled cost grows or shrinks, and an attempt that never began counts as 0.
+    A late start moves, a settled cost grows or shrinks, and an attempt that never began counts as 0. `is_refused`: the
+    callee refused the start.
     """
 
     draw: Draw
@@ -131,6 +132,7 @@ class Amendment(msgspec.Struct, frozen=True, array_like=True):
     cost: int
     started_at: int
     actual: int
+    is_refused: bool = False
 
 
 class NodeSetting(msgspec.Struct, frozen=True):

@@ -436,6 +436,10 @@ class Store:
         """Count the jobs that wait for each limit, behind the 5,000 buckets that open first."""
         return await self.driver.read(listing.waiting_by_limit, "scan")
 
+    async def keys_by_limit(self) -> Mapping[str, int]:
+        """Return how many keys of each limit have a stored state; limits without are left out. It reads all of them."""
+        return await self.driver.read(listing.keys_by_limit, "scan")
+
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
         """Store starts that were fetched from another store, in place of earlier ones, and wake the lanes behind."""
         await self.driver.write(lambda tx: limits.deposit(tx, deposits), wakes=True)

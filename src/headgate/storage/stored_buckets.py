@@ -61,6 +61,8 @@ class StoredBuckets:
         await self._visit(bucket, change)
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        if bucket.rule.adapts:
+            await self._visit(bucket, _refuse)
         draw = Draw(bucket.limit, bucket_key(bucket.key))
         await self._storage.penalize(draw, self._storage.limit_now() + closed_for)
 
@@ -151,6 +153,12 @@ def _cancel(visit: BucketVisit) -> bool:
     visit.delete_note()
     visit.reopens = True
     return True
+
+
+def _refuse(visit: BucketVisit) -> None:
+    """Note a refusal, unless the bucket is closed: then it is of a start before the refusal that closed it."""
+    if visit.view.closed_until <= visit.now:
+        visit.view.refuse(visit.now, visit.now)
 
 
 def _snapshot(visit: BucketVisit) -> Snapshot:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from headgate.arguments import LARGEST_COUNT, parse_duration
+from headgate.arguments import LARGEST_COUNT
 from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
 from headgate.jobs.draw_set import draws_where
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.key import SHARED, UNTYPED, bucket_key, compile_key, described_callable, is_constant
-from headgate.limits.limit import Limit, require_list, suggested_limits
+from headgate.limits.limit import Limit, WaitTerms, require_list, suggested_limits, wait_terms
 
 OnSkip = Callable[[str, str], None]
 """Called with the limit's name and the reason when a job runs without that limit."""
@@ -50,7 +51,22 @@ class BoundLimit:
             self.holding = PermitTerms(limit.permit.hold)
             if limit.permit.owner is not None:
                 self._owner = compile_key(limit.permit.owner, parameters, f"the owner of {self.where}", fields)
-        self.patience: int | None = _patience(limit)
+        own = wait_terms(limit.on_limit, limit.max_wait, self.where, "limit")
+        self.has_own_terms: bool = own is not None
+        self.wait_terms: WaitTerms = own or WaitTerms()
+
+    def with_default(self, terms: WaitTerms) -> BoundLimit:
+        """Return the limit with these terms, unless it has its own."""
+        if self.has_own_terms or terms == self.wait_terms:
+            return self
+        copied = copy(self)
+        copied.wait_terms = terms
+        return copied
+
+    @property
+    def patience(self) -> int | None:
+        """How long a job waits for it at most (microseconds): 0 if it does not wait, None without a maximum."""
+        return self.wait_terms.patience
 
     @property
     def has_owners(self) -> bool:
@@ -134,6 +150,11 @@ class Gate:
         """Return the gate with more limits."""
         return Gate((*self.limits, *limits)) if limits else self
 
+    def with_default(self, terms: WaitTerms) -> Gate:
+        """Return the gate with these terms for the limits that have none of their own."""
+        limits = [limit.with_default(terms) for limit in self.limits]
+        return self if all(limit in self.limits for limit in limits) else Gate(limits)
+
     @cached_property
     def signature(self) -> str:
         """A text that changes when the draws, costs or terms of a call may change."""
@@ -145,7 +166,7 @@ class Gate:
                 "" if limit.limit.permit is None else described_callable(limit.limit.permit.owner),
                 repr(limit.holding),
                 limit.patience,
-                limit.limit.on_limit,
+                limit.wait_terms.on_limit,
                 limit.limit.charge_retries,
                 limit.limit.on_missing_key,
             )
@@ -251,14 +272,8 @@ def _terms(
     if not holds and not free and patience is None:
         return None
     # If one limit cancels and another discards, the job fails: a failure is reported, a cancellation is not.
-    no_wait = [limit.limit.on_limit for limit in limits if limit.patience == 0]
+    no_wait = [limit.wait_terms.on_limit for limit in limits if limit.patience == 0]
     return GateTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"})
-
-
-def _patience(limit: Limit) -> int | None:
-    if limit.on_limit != "wait":
-        return 0
-    return None if limit.max_wait is None else parse_duration(limit.max_wait, "max_wait", "a limit")
 
 
 def bind_limits(

@@ -36,8 +36,9 @@ class JobStatus:
     `lane_waiting` is how many jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is
     `is_scheduled`. `progress` is what its handler reported last. A job that `is_blocked` waits until the job or batch
     that it `follows` (an id) is final; it is in no lane before that. `enqueued_by` is the process that enqueued it, as
-    `host:pid`, or the node of its schedule. `unreadable` names the parts of its stored row that cannot be read, with
-    the reason: its attempts fail with a `PayloadError` until they are repaired.
+    `host:pid`, or the node of its schedule. `deferrals` is how many of its starts a limit delayed, without a wait that
+    still lasts. `unreadable` names the parts of its stored row that cannot be read, with the reason: its attempts fail
+    with a `PayloadError` until they are repaired.
     """
 
     id: str
@@ -61,6 +62,7 @@ class JobStatus:
     is_blocked: bool = False
     follows: str | None = None
     enqueued_by: str | None = None
+    deferrals: int = 0
     unreadable: str | None = None
 
 
@@ -87,6 +89,7 @@ def status_of(record: JobRecord, now: int) -> JobStatus:
         is_blocked=record.is_blocked,
         follows=None if record.origin is None else record.origin.follows,
         enqueued_by=record.enqueued_by,
+        deferrals=record.deferrals or 0,
         unreadable=record.unreadable,
     )
 

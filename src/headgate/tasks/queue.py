@@ -11,7 +11,7 @@ from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy, require_policy
 from headgate.limits.fair import MOST_WEIGHT, checked_weights
-from headgate.limits.limit import Key, Limit, require_list
+from headgate.limits.limit import Key, Limit, OnLimit, WaitTerms, require_list, wait_terms
 from headgate.tasks.name import require_name
 from headgate.tasks.options import checked_timeout, require_names
 
@@ -25,7 +25,8 @@ class Queue:
     """A named set of jobs with its own concurrency per node; None: by the kind of its tasks.
 
     `global_concurrency` is how many of its jobs run at once over all nodes; None: as many as the nodes have slots.
-    `max_backlog` is how many may wait; None: any number. All its jobs draw on `limits`. `retry` and `timeout` (seconds)
+    `max_backlog` is how many may wait; None: any number. All its jobs draw on `limits`. `waits` is how they wait for
+    limits that do not set it; None: as the app says. `retry` and `timeout` (seconds)
     apply to its tasks without their own; None: the app's. The keys of `fair_by` take turns, by `weights`; None: jobs
     start in the order in which they came. After `aging` (microseconds), a waiting job is level with a new one of the
     next higher priority; None: higher priorities always start first.
@@ -43,6 +44,7 @@ class Queue:
     weights: Mapping[str, int] | None = None
     weight: int = 1
     aging: int | None = None
+    waits: WaitTerms | None = None
 
 
 class QueueOptions(TypedDict, total=False):
@@ -69,6 +71,15 @@ class QueueOptions(TypedDict, total=False):
 
     limits: Sequence[Limit | str]
     """All its jobs also draw on these, whatever their task; keys are over the arguments of each task."""
+
+    on_limit: OnLimit | None
+    """What its jobs do when a limit that does not set it is closed: "wait", "discard", "cancel" (default: the app's).
+
+    It does not apply to the queue's own `global_concurrency`: jobs wait for that.
+    """
+
+    max_wait: Duration | None
+    """How long its jobs wait at most for limits that set neither this nor `on_limit` (default: the app's)."""
 
     retry: RetryPolicy | None
     """For tasks declared for this queue without their own policy (default: the app's).
@@ -141,6 +152,7 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
         weights,
         options.get("weight", 1),
         None if aging is None else parse_duration(aging, "aging", where, allow_zero=False),
+        wait_terms(options.get("on_limit"), options.get("max_wait"), where, "queue"),
     )
     _require_backlog(queue)
     return queue

@@ -35,7 +35,7 @@ class QueueLimits:
         self.concurrency: BoundLimit | None = (
             None
             if global_concurrency is None
-            else BoundLimit(Concurrency(global_concurrency), RESERVED + queue, (), self._where)
+            else BoundLimit(Concurrency(global_concurrency, on_limit="wait"), RESERVED + queue, (), self._where)
         )
         self.named: list[QueueLimit] = []
         for limit in declared.limits:

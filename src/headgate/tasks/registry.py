@@ -13,7 +13,7 @@ from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.fair import PREFIX
-from headgate.limits.limit import AnyRule, Limit, require_limit_name
+from headgate.limits.limit import AnyRule, Limit, WaitTerms, require_limit_name
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.gate import BoundLimit, Gate
@@ -50,13 +50,21 @@ class RunnableTasks(NamedTuple):
 class Registry:
     """Tasks, schedules, limits and queues by name, resources by type, and hooks in their order.
 
-    `retry` and `timeout` (seconds) are for tasks without their own in a queue without its own. `retention` is for
-    states that the retention of a task or a job leaves out. `codecs` encode what tasks store.
+    `retry` and `timeout` (seconds) are for tasks without their own in a queue without its own, and so is `waits` for
+    limits. `retention` is for states that the retention of a task or a job leaves out. `codecs` encode what tasks
+    store.
     """
 
     def __init__(
-        self, *, retry: RetryPolicy, timeout: float | None, retention: Retention, codecs: Codecs = NO_CODECS
+        self,
+        *,
+        retry: RetryPolicy,
+        timeout: float | None,
+        retention: Retention,
+        codecs: Codecs = NO_CODECS,
+        waits: WaitTerms = WaitTerms(),  # noqa: B008  # it is immutable
     ) -> None:
+        self._waits = waits
         self._retry = retry
         self.codecs = codecs
         self._timeout = timeout
@@ -171,8 +179,16 @@ class Registry:
         return tuple(alias for alias in schedule.aliases or () if alias not in self.schedules)
 
     def add_queue(self, queue: Queue) -> None:
-        self._bind_queue(queue)
+        before = self.queues.get(queue.name)
+        # Gates are made while its limits are bound, and need its defaults.
         self.queues[queue.name] = queue
+        try:
+            self._bind_queue(queue)
+        except DeclarationError:
+            del self.queues[queue.name]
+            if before is not None:
+                self.queues[queue.name] = before
+            raise
         self._all_gates = None
 
     def _bind_queue(self, queue: Queue) -> None:
@@ -219,6 +235,8 @@ class Registry:
                             waits_here=name == queue,
                         )
                     )
+            declared = self.queues.get(queue if instead_of is None else instead_of)
+            gate = gate.with_default((None if declared is None else declared.waits) or self._waits)
             self._gates[key] = gate
         return gate
 

@@ -111,6 +111,11 @@ class Task(Generic[P, R]):
         """Seconds that an attempt may take: its own, else those of its queue, else the app's."""
         return self._client.registry.timeout(self.queue) if self._timeout is None else self._timeout
 
+    @property
+    def whole_gate(self) -> Gate:
+        """Its own limits and those of its queue, with the defaults for how jobs wait."""
+        return self._client.registry.gate(self, self.queue)
+
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Store one job with these arguments and return when it is durable.
 

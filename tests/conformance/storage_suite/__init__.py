@@ -11,6 +11,7 @@
 Time stands still unless a test moves it. After each test the store's own `check()` has to find nothing.
 """
 
+from tests.conformance.storage_suite.adaptive import AdaptiveConformance
 from tests.conformance.storage_suite.aging import AgingConformance
 from tests.conformance.storage_suite.auditing import AuditingConformance
 from tests.conformance.storage_suite.batches import BatchesConformance
@@ -47,6 +48,7 @@ class StorageConformance(
     JobsConformance,
     AgingConformance,
     BudgetsConformance,
+    AdaptiveConformance,
     FairQueuesConformance,
     BoundsConformance,
     EndingsConformance,

@@ -599,6 +599,39 @@ class BudgetsConformance(Conformance):
         clock.advance(1)
         assert (await store_user.take_one()).throttled_for == 30 * SECOND
 
+    async def test_a_job_has_the_number_of_its_starts_that_a_limit_delayed(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(2), "one": at_once()}
+        prompt, also, delayed = await store_user.add(3, draws=[("api", "acme")])
+        await store_user.take()
+        clock.advance(60)
+        (job,) = await store_user.take()
+        assert [(await store_user.record(id)).deferrals for id in (prompt, also, delayed)] == [None, None, 1]
+        # Its next start waits for its time, not for the limit; the one after that waits for the limit again.
+        await store_user.retry_later(job, 61)
+        clock.advance(61)
+        job = await store_user.take_one()
+        assert (await store_user.record(delayed)).deferrals == 1
+        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.take_one()
+        await store_user.retry_later(job, 1)
+        clock.advance(1)
+        assert await store_user.take() == []
+        clock.advance(60)
+        assert [job.id for job in await store_user.take()] == [delayed]
+        assert (await store_user.record(delayed)).deferrals == 2
+
+    async def test_a_wait_for_a_held_permit_is_a_deferral(self, store_user: StoreUser, clock: ManualClock) -> None:
+        store_user.rules = {"one": at_once()}
+        prompt, delayed = await store_user.add(2, draws=[("one", "acme")])
+        first = await store_user.take_one()
+        assert await store_user.take() == []
+        clock.advance(7)
+        await store_user.succeed(first)
+        await store_user.take_one()
+        assert [(await store_user.record(id)).deferrals for id in (prompt, delayed)] == [None, 1]
+
     async def test_jobs_without_limits_are_never_delayed_by_one(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

@@ -69,7 +69,7 @@ class ChartsConformance(Conformance):
         rows = [
             LimitStep(10, "calls", "acme", AT, 3),
             LimitStep(10, "calls", "", AT, 5),
-            LimitStep(10, "calls", None, AT, 8),
+            LimitStep(10, "calls", None, AT, 8, 3),
             LimitStep(10, "other", "acme", AT, 1),
             LimitStep(60, "calls", "acme", AT, 2),
         ]
@@ -77,7 +77,7 @@ class ChartsConformance(Conformance):
         await store_user.storage.add_history((), [*rows, LimitStep(10, "calls", "acme", at(1), -1)])
         for row in rows:
             (found, *later) = await store_user.storage.limit_history(row.step, row.limit, row.key, AT)
-            assert found == LimitStep(row.step, row.limit, row.key, AT, 2 * row.used)
+            assert found == LimitStep(row.step, row.limit, row.key, AT, 2 * row.used, 2 * row.unlimited)
             assert len(later) == (row == rows[0])
         after = await store_user.storage.limit_history(10, "calls", "acme", at(1))
         assert list(after) == [LimitStep(10, "calls", "acme", at(1), -1)]

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from headgate.errors import DeclarationError
+from headgate.limits.adaptive_rate import AdaptiveRate
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.fixed_window import FixedWindow
@@ -29,6 +30,8 @@ LIMITS: list[Limit] = [
     DynamicWindow(per=3600, capacity=20, min_count=2, max_count=10, slices=60, max_keys=100),
     Concurrency(20),
     Mutex("orders:{order_id}"),
+    AdaptiveRate("600/m"),
+    AdaptiveRate("90000/m", min="1/s", start="10/s", climb=600, backoff=0.5, burst=4000),
 ]
 
 

@@ -160,7 +160,7 @@ def test_the_new_rule_can_replace_another_rate_and_vice_versa() -> None:
     assert rate.kind == "strict"
     assert spelled_limit(rate, "30s", kind="rest").rule == rest
     assert {"rest", "strict"} <= set(kinds.KINDS.rates)
-    assert kinds.KINDS.spelled == ["strict", "rate", "fixed", "sliding", "concurrency", "rest"]
+    assert kinds.KINDS.spelled == ["strict", "rate", "fixed", "sliding", "concurrency", "adaptive", "rest"]
 
 
 def test_a_declaration_is_checked_by_the_rule() -> None:

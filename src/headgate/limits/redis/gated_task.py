@@ -99,7 +99,7 @@ class GatedTask:
         if not isinstance(limit.cost, int):
             raise DeclarationError(f"{self._where}: cost={limit.cost!r} must be a number; a gate knows no other cost")
         refused = {
-            "on_limit": limit.on_limit != "wait",
+            "on_limit": limit.on_limit not in (None, "wait"),
             "max_wait": limit.max_wait is not None,
             "store": limit.store is not None,
             "charge_retries": not limit.charge_retries,

@@ -174,6 +174,9 @@ class BucketTable:
         """Same as `BucketStore.penalize`."""
         with self.lock:
             now = self.clock.monotonic() + self.ahead
+            if self.rule.adapts and self.closed.until(key) <= now:
+                # While it is closed, refusals are of starts before the refusal that closed it.
+                self._keep(key, self.rule.refused(self._find(key, now), now, now))
             self.closed.close(key, now + closed_for, now)
 
     def snapshot(self, key: str) -> Snapshot:

@@ -246,7 +246,7 @@ class Claimer:
 
     def _check_connections(self) -> None:
         """Drop the low watermark of arrivals after a server restart; behind a pooler a restart cannot be noticed."""
-        if self._database.is_pooled or self._database.connects != self._connects:
+        if not self._database.keeps_sessions or self._database.connects != self._connects:
             self._connects = self._database.connects
             self.low_watermarks.forget_arrivals()
 

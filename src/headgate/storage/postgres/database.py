@@ -16,6 +16,7 @@ import asyncpg
 from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.storage.postgres.dialect import AnyStatement, Insertion, fit, statements_of
+from headgate.storage.postgres.lent_pool import LentPool
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.urls import displayed_url, without_secrets
 
@@ -117,7 +118,8 @@ class Bounds(NamedTuple):
 class Session:
     """Statements by name, on one connection. Outside a `transaction` each commits by itself.
 
-    Behind a pooler (`is_pooled`), settings are made in each transaction.
+    Behind a pooler (`is_pooled`), settings are made in each transaction. `timeout` (seconds) is for each statement;
+    None: that of the connection.
     """
 
     def __init__(
@@ -127,7 +129,9 @@ class Session:
         *,
         is_pooled: bool,
         bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
+        timeout: float | None = None,
     ) -> None:
+        self._timeout = timeout
         self._connection = connection
         self._statements = statements
         self._is_pooled = is_pooled
@@ -141,7 +145,7 @@ class Session:
             async with self.transaction():
                 return await self.fetch(statement, **values)
         known, bound = fit(self._statements[statement], values)
-        rows: list[Any] = await self._connection.fetch(known.sql, *bound)
+        rows: list[Any] = await self._connection.fetch(known.sql, *bound, timeout=self._timeout)
         return rows
 
     async def row(self, statement: str, /, **values: Any) -> Any:
@@ -160,7 +164,7 @@ class Session:
             async with self.transaction():
                 return await self.execute(statement, **values)
         known, bound = fit(self._statements[statement], values)
-        status: str = await self._connection.execute(known.sql, *bound)
+        status: str = await self._connection.execute(known.sql, *bound, timeout=self._timeout)
         return int(status.rpartition(" ")[2])
 
     async def script(self, sql: str) -> None:
@@ -192,7 +196,8 @@ class Session:
         if self._is_pooled:
             settings = {**SETTINGS, **self._bounds.of_session, **settings}
         await self._connection.execute(
-            "; ".join(["BEGIN", *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())])
+            "; ".join(["BEGIN", *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())]),
+            timeout=self._timeout,
         )
         self._in_transaction = True
         try:
@@ -200,25 +205,27 @@ class Session:
         except BaseException as error:
             # A connection in an unknown state is not used again.
             if _leaves_connection_usable(error):
-                await self._connection.execute("ROLLBACK")
+                await self._connection.execute("ROLLBACK", timeout=self._timeout)
             raise
         finally:
             self._in_transaction = False
-        await self._connection.execute("COMMIT")
+        await self._connection.execute("COMMIT", timeout=self._timeout)
 
 
 class Database:
     """A pool of connections to one database.
 
     Behind a pooler that gives every transaction another server connection, nothing is kept in a session: no prepared
-    statements, no settings, no LISTEN. A pooler is recognized by its process id, which is not that of the server.
+    statements, no settings, no LISTEN. A pooler is recognized by its process id, which is not that of the server. Of a
+    `lent` pool, all connections are those of the user: nothing is kept in their sessions either.
     """
 
-    def __init__(self, url: str, schema: str, clock: Clock, *, size: int) -> None:
+    def __init__(self, url: str, schema: str, clock: Clock, *, size: int, pool: object | None = None) -> None:
         self.url = url
         self.schema = schema
         self.name = displayed_url(url)
         self.is_pooled = False
+        self.lent: LentPool | None = None if pool is None else LentPool(pool, self.name)
         self.bounds = Bounds()
         self._clock = clock
         self._size = size
@@ -230,13 +237,28 @@ class Database:
         self._searches = Searches(clock, at_once=1)
         self._pool: asyncpg.Pool[Any] | None = None
 
+    @property
+    def keeps_sessions(self) -> bool:
+        """Whether what is set in a session stays there, and disturbs nobody."""
+        return not self.is_pooled and self.lent is None
+
     async def open(self) -> None:
         """Connect. Raises StorageUnavailable if no server answers, StorageUnusable for a server that is too old."""
-        await self.repeated(self.probe)
+        if self.lent is not None:
+            await self.lent.open()
+        try:
+            await self.repeated(self.probe)
+        except BaseException:
+            await self.close()
+            raise
+        if self.lent is not None:
+            self._size = self.lent.size
         # Connections are left for heartbeats and claims, however many users read at once.
         self._scans = asyncio.Semaphore(max(1, self._size // 4))
         self._lookups = asyncio.Semaphore(max(1, self._size // 4))
         self._searches = Searches(self._clock, at_once=max(1, self._size // 8))
+        if self.lent is not None:
+            return
         settings = {} if self.is_pooled else {**SETTINGS, **self.bounds.of_session}
         self._pool = await asyncpg.create_pool(
             self.url,
@@ -256,23 +278,39 @@ class Database:
     async def probe(self) -> None:
         """Check whether the server can be used, and whether a pooler is in front of it. Raises as `open`."""
         with self._translated(opening=True):
-            connection = await connect(self.url)
-            try:
+            async with self.connection() as connection:
                 # In a transaction: otherwise, parsing and running it may use two connections of a pooler.
                 async with connection.transaction():
                     version, is_linux, pid = await connection.fetchrow(
                         "SELECT current_setting('server_version_num')::int, version() LIKE '%linux%', pg_backend_pid()"
                     )
+                    if self.lent is not None:
+                        await self.lent.require_plain(connection)
                 if version < OLDEST_SERVER:
                     raise StorageUnusable(f"{self.name} is PostgreSQL {version // 10000}; Headgate needs 13 or newer")
                 self.is_pooled = pid != connection.get_server_pid()
                 self.bounds = Bounds.at(version, is_linux=is_linux)
-            finally:
-                connection.terminate()
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[Any]:
+        """Use a connection that no statement of the store runs on meanwhile: a new one, or one of the lent pool."""
+        if self.lent is not None:
+            async with self.lent.connection() as lent:
+                yield lent
+            return
+        async with opened(self.url) as connection:
+            yield connection
 
     @contextlib.asynccontextmanager
     async def own_connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """Open a connection outside the pool, with the server's own settings, and close it at the end of the block."""
+        """Open a connection outside the pool, with the server's own settings, and close it at the end of the block.
+
+        Of a lent pool, it is one of its connections, as its user has set them up.
+        """
+        if self.lent is not None:
+            async with self.lent.connection() as lent:
+                yield lent
+            return
         with self._translated():
             connection: asyncpg.Connection[Any] = await asyncpg.connect(
                 self.url,
@@ -290,6 +328,11 @@ class Database:
                 connection.terminate()
 
     async def close(self) -> None:
+        if self.lent is not None:
+            try:
+                await self.lent.close(CLOSE_TIMEOUT)
+            except Exception as error:
+                logger.debug("%s was left without closing: %s", self.name, error)
         if self._pool is not None:
             pool, self._pool = self._pool, None
             try:
@@ -308,6 +351,9 @@ class Database:
 
     async def _once(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Run `work` on a connection of the pool."""
+        if self.lent is not None:
+            with self._translated():
+                return await self._once_lent(self.lent, work)
         pool = self._pool
         if pool is None:
             raise StorageUnavailable(f"{self.name} is not open")
@@ -326,6 +372,20 @@ class Database:
                 raise
             finally:
                 await pool.release(connection)
+
+    async def _once_lent(self, lent: LentPool, work: Callable[[Session], Awaitable[R]]) -> R:
+        connection = await lent.acquire()
+        try:
+            return await work(
+                Session(connection, self.statements, is_pooled=True, bounds=self.bounds, timeout=COMMAND_TIMEOUT)
+            )
+        except BaseException as error:
+            if not _leaves_connection_usable(error):
+                with contextlib.suppress(asyncpg.InterfaceError):
+                    connection.terminate()
+            raise
+        finally:
+            await lent.release(connection)
 
     @contextlib.contextmanager
     def _translated(self, *, opening: bool = False) -> Any:
@@ -412,11 +472,8 @@ class Database:
         """End the statement of a transaction in the server, on a connection of its own, as the pool may be busy."""
         known, bound = fit(self.statements["end_statement"], {"pid": pid, "began_at": began_at})
         try:
-            connection = await connect(self.url)
-            try:
+            async with self.connection() as connection:
                 await connection.fetch(known.sql, *bound)
-            finally:
-                connection.terminate()
         except Exception as error:
             # Then its timeout ends it.
             logger.debug("a search on %s could not be ended early: %s", self.name, error)
@@ -453,6 +510,17 @@ async def connect(url: str) -> Any:
         statement_cache_size=0,
         server_settings={"application_name": "headgate"},
     )
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Any]:
+    """Open a connection outside the pool, as `connect` does, and close it at the end of the block."""
+    connection = await connect(url)
+    try:
+        yield connection
+    finally:
+        with contextlib.suppress(Exception):
+            connection.terminate()
 
 
 def translate(error: Exception, url: str, *, opening: bool = False) -> Exception | None:

@@ -8,6 +8,8 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -25,7 +27,15 @@ from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import PostgresFacts, StoreFacts, TableFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
-from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, executor_of
+from headgate.storage.postgres.database import (
+    PATIENCE,
+    SUMMARIES,
+    Database,
+    Session,
+    checked_url,
+    executor_of,
+    opened,
+)
 from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, require_same_place, session_of
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
@@ -61,6 +71,9 @@ UNSYNCED = {"synchronous_commit": "off"}
 
 HELD_PAUSE = 0.05
 
+LEAST_LENT = 2
+"""The fewest connections of a lent pool, without the one that listens: claims must not wait for endings."""
+
 A_SECOND = {"lock_timeout": "1s"}
 """Settings of a transaction that changes one job for a caller who waits."""
 
@@ -78,11 +91,13 @@ class PostgresDriver(Driver):
         own_time: bool = False,
         connections: int,
         is_watched: bool = True,
+        pool: object | None = None,
     ) -> None:
         super().__init__(clock)
         self.live: CachedRules = CachedRules()
         self.schema = checked_schema(schema)
-        self._database = Database(checked_url(url), self.schema, clock, size=connections)
+        self._database = Database(checked_url(url), self.schema, clock, size=connections, pool=pool)
+        self._pool = pool
         self._listen_url = None if listen_url is None else checked_url(listen_url)
         self._is_watched = is_watched
         self._connections = connections
@@ -130,6 +145,7 @@ class PostgresDriver(Driver):
                 schema=schema,
                 listen_url=self._listen_url,
                 connections=self._connections,
+                pool=self._pool,
             )
         finally:
             await shield_until_done(drop(self._database, schema))
@@ -147,13 +163,21 @@ class PostgresDriver(Driver):
             else:
                 await require_migrated(self._database)
             await self._database.repeat(self._read_clock)
-            listen_url = None if self._database.is_pooled else self._database.url
-            self._wake_ups = WakeUps(self._database, self._listen_url or listen_url, self.clock, self._wake)
+            listens_on = self._listens_on()
+            if self._database.lent is not None:
+                self._database.lent.require_size(LEAST_LENT + (listens_on == self._database.connection))
+            self._wake_ups = WakeUps(self._database, listens_on, self.clock, self._wake)
             await self._wake_ups.open(listens=self._is_watched)
             self._following = asyncio.create_task(self._follow_clock(), name="headgate-clock")
         except BaseException:
             await self.close()
             raise
+
+    def _listens_on(self) -> Callable[[], AbstractAsyncContextManager[Any]] | None:
+        """Return how to open the connection that listens; None: only polling finds changes of other processes."""
+        if self._listen_url is not None:
+            return partial(opened, self._listen_url)
+        return None if self._database.is_pooled else self._database.connection
 
     async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
         await self._database.repeated(self._database.probe)
@@ -394,7 +418,7 @@ class PostgresDriver(Driver):
                 is_pooled=self._database.is_pooled,
                 listens=self._listen_url is not None or not self._database.is_pooled,
                 skew=self.now() - self.clock.now(),
-                connections=self._connections,
+                connections=self._connections if self._database.lent is None else self._database.lent.size,
                 tables=[TableFacts(**row) for row in tables],
             )
 

@@ -9,7 +9,7 @@ import asyncpg
 from headgate.clock import Clock, sleep
 from headgate.errors import StorageUnavailable, StorageUnusable
 from headgate.storage.migrations import Migration, load_migrations, pending, require_none
-from headgate.storage.postgres.database import COMMAND_TIMEOUT, Database, connect, translate
+from headgate.storage.postgres.database import COMMAND_TIMEOUT, Database, translate
 from headgate.storage.postgres.dialect import in_schema
 
 MIGRATION_TIMEOUT = 600.0
@@ -60,11 +60,8 @@ async def require_migrated(database: Database) -> None:
 async def create(database: Database, schema: str) -> None:
     """Create another, empty schema in the database. Raises StorageUnusable if this user may not."""
     try:
-        connection = await connect(database.url)
-        try:
+        async with database.connection() as connection:
             await connection.execute(f'CREATE SCHEMA "{schema}"')
-        finally:
-            connection.terminate()
     except asyncpg.InsufficientPrivilegeError as error:
         raise StorageUnusable(
             f"{database.name} needs another schema, and this user may not create it: {error}; run it as the owner"
@@ -76,11 +73,8 @@ async def create(database: Database, schema: str) -> None:
 async def drop(database: Database, schema: str) -> None:
     """Delete another schema of the database with everything in it, if it exists."""
     try:
-        connection = await connect(database.url)
-        try:
+        async with database.connection() as connection:
             await connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
-        finally:
-            connection.terminate()
     except Exception as error:
         raise (translate(error, database.url, opening=True) or error) from error
 
@@ -88,12 +82,9 @@ async def drop(database: Database, schema: str) -> None:
 async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
     where = f"schema {database.schema!r} of {database.name}"
     try:
-        connection = await connect(database.url)
-        try:
+        async with database.connection() as connection:
             missing = await _read_pending(connection, database, where)
             return missing if dry_run or not missing else await _apply(connection, database, where)
-        finally:
-            connection.terminate()
     except Exception as error:
         raise (translate(error, database.url, opening=True) or error) from error
 

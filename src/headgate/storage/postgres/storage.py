@@ -14,7 +14,8 @@ class PostgresStorage(Store):
     guarantees it. `schema` has the tables. `listen_url` is for a `url` that goes through PgBouncer: the URL of the
     database itself, on which other processes wake this one; without it, their changes are found by polling. `own_time`
     uses this process's clock instead of the server's, for tests. Without `is_watched`, changes of other processes are
-    not noticed, and no connection is used for that. Needs PostgreSQL 13 or newer, and asyncpg.
+    not noticed, and no connection is used for that. `pool` is an asyncpg pool, or an async function that makes one, for
+    all connections to the database of `url`; see `LentPool`. Needs PostgreSQL 13 or newer, and asyncpg.
     """
 
     driver: PostgresDriver
@@ -29,6 +30,7 @@ class PostgresStorage(Store):
         own_time: bool = False,
         connections: int = 8,
         is_watched: bool = True,
+        pool: object | None = None,
     ) -> None:
         super().__init__(
             PostgresDriver(
@@ -39,5 +41,6 @@ class PostgresStorage(Store):
                 own_time=own_time,
                 connections=connections,
                 is_watched=is_watched,
+                pool=pool,
             )
         )

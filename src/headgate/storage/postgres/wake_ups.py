@@ -12,13 +12,15 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from headgate.clock import Clock, sleep, wait_for_event
 from headgate.errors import StorageUnavailable
 from headgate.storage.driver import Wake
-from headgate.storage.postgres.database import Database, connect
-from headgate.urls import displayed_url, without_secrets
+from headgate.storage.postgres.database import Database
+from headgate.urls import without_secrets
 
 logger = logging.getLogger("headgate.storage")
 
@@ -43,13 +45,19 @@ _ENDINGS = " endings"
 class WakeUps:
     """Notifies the other processes of changes, and calls `wake` for theirs.
 
-    `listen_url` is where to listen: the database itself, not a pooler. None: no connection listens, and only polling
-    finds changes.
+    `listens_on` opens the connection that listens, to the database itself and not to a pooler. None: no connection
+    listens, and only polling finds changes.
     """
 
-    def __init__(self, database: Database, listen_url: str | None, clock: Clock, wake: Wake) -> None:
+    def __init__(
+        self,
+        database: Database,
+        listens_on: Callable[[], AbstractAsyncContextManager[Any]] | None,
+        clock: Clock,
+        wake: Wake,
+    ) -> None:
         self._database = database
-        self._url = listen_url
+        self._listens_on = listens_on
         self._clock = clock
         self._wake = wake
         self.channel = f"headgate_{database.schema}"
@@ -67,8 +75,8 @@ class WakeUps:
         if not listens:
             return
         self._tasks.append(asyncio.create_task(self._poll(), name="headgate-poll"))
-        if self._url is not None:
-            self._tasks.append(asyncio.create_task(self._listen(self._url, ready), name="headgate-listen"))
+        if self._listens_on is not None:
+            self._tasks.append(asyncio.create_task(self._listen(self._listens_on, ready), name="headgate-listen"))
             await wait_for_event(self._clock, ready, 2.0)
 
     async def close(self) -> None:
@@ -113,27 +121,27 @@ class WakeUps:
             except Exception:
                 logger.exception("waking failed")
 
-    async def _listen(self, url: str, ready: asyncio.Event) -> None:
+    async def _listen(self, listens_on: Callable[[], AbstractAsyncContextManager[Any]], ready: asyncio.Event) -> None:
         is_warned = False
         while True:
             try:
-                await self._listen_once(url, ready)
+                async with listens_on() as connection:
+                    await self._listen_once(connection, ready)
             except Exception as error:
                 is_warned = is_warned and not self._is_listening
                 if not is_warned:
                     logger.warning(
                         "not listening to %s, polling instead: %s",
-                        displayed_url(url),
-                        without_secrets(repr(error), url),
+                        self._database.name,
+                        without_secrets(repr(error), self._database.url),
                     )
                 is_warned = True
             self._is_listening = False
             ready.set()
             await sleep(self._clock, RECONNECT)
 
-    async def _listen_once(self, url: str, ready: asyncio.Event) -> None:
+    async def _listen_once(self, connection: Any, ready: asyncio.Event) -> None:
         """Listen until the connection is lost."""
-        connection = await connect(url)
         lost = asyncio.Event()
         try:
             connection.add_termination_listener(lambda *_: lost.set())
@@ -145,6 +153,7 @@ class WakeUps:
             while not await wait_for_event(self._clock, lost, WATCHDOG):
                 await connection.fetchval("SELECT 1", timeout=WATCHDOG)
         finally:
+            # Not given back to a pool while it listens.
             with contextlib.suppress(Exception):
                 connection.terminate()
 

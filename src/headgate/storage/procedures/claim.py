@@ -590,7 +590,7 @@ class ClaimTransaction:
         by_node = {"node": self._claim.node, "now": plan.now, "limit_now": plan.limit_now}
         plain = [head.id for visit in visits for head in visit.heads[: visit.taken] if head.terms is None]
         if plain:
-            await tx.execute("start_jobs", ids=plain, **by_node)
+            await tx.execute("start_jobs", ids=plain, deferred=plan.deferred(visits), **by_node)
         with_terms = plan.starts(visits, all=False)
         if with_terms:
             await tx.execute("start_with_terms", starting=with_terms, **by_node)

@@ -33,7 +33,7 @@ async def add_history(
         )
     if limits:
         ordered = sorted(limits, key=lambda each: (each.step, each.limit, each.key is None, each.key or "", each.at))
-        rows = [(each.step, each.limit, each.key, each.at, each.used) for each in ordered]
+        rows = [(each.step, each.limit, each.key, each.at, each.used, each.unlimited) for each in ordered]
         await tx.execute("add_limit_history", steps=rows)
 
 

@@ -40,7 +40,10 @@ async def amend(
     known = [amendment for amendment in amendments if amendment.draw.limit in rules]
     buckets = await lock_views(tx, [amendment.draw for amendment in known], rules, live.rules)
     for amendment in known:
-        buckets[amendment.draw].amend(amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual)
+        bucket = buckets[amendment.draw]
+        bucket.amend(amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual)
+        if amendment.is_refused:
+            bucket.refuse(amendment.charged_at, tx.limit_now)
     await buckets.charge(tx)
     for draw in {amendment.draw for amendment in known if amendment.actual < amendment.cost}:
         await _reopen(tx, draw.limit, draw.key)

@@ -376,6 +376,11 @@ async def waiting_by_limit(tx: Transaction) -> WaitingByLimit:
     return WaitingByLimit(counts, awaited <= AT_ONCE)
 
 
+async def keys_by_limit(tx: Transaction) -> dict[str, int]:
+    """As `Store.keys_by_limit`."""
+    return {row.limit: row.jobs for row in await tx.fetch(_LIMITS_WAITING, "keys_by_limit")}
+
+
 async def _buckets_by_waiting(
     tx: Transaction, count: int, after: BucketPlace, **wanted: str | None
 ) -> list[BucketRecord]:

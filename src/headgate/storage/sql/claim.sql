@@ -626,8 +626,9 @@ free AS (
 )
 UPDATE headgate.job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
-    cancel_requested = false, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged
-FROM {rows:starting(id text, lane text, fence integer, held bigint, uncharged bigint)}
+    cancel_requested = false, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
+    deferrals = CASE WHEN starting.is_deferred THEN coalesce(job.deferrals, 0) + 1 ELSE job.deferrals END
+FROM {rows:starting(id text, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
 WHERE job.id = starting.id AND job.lane = starting.lane AND job.fence = starting.fence AND job.state = 'waiting'
     AND @is_free
 RETURNING job.id
@@ -636,15 +637,17 @@ RETURNING job.id
 -- Start jobs without terms on the node. SQLite writes one table a statement; `charge` writes the buckets.
 UPDATE job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
-    cancel_requested = 0, charged_at = :limit_now
+    cancel_requested = 0, charged_at = :limit_now,
+    deferrals = CASE WHEN id {any:deferred text} THEN coalesce(deferrals, 0) + 1 ELSE deferrals END
 WHERE id {any:ids text} AND +waiting
 
 -- name: start_with_terms [sqlite]
 -- As start_jobs, for jobs with terms: they may hold permits, or be exempt from some of their draws.
 UPDATE job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
-    cancel_requested = 0, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged
-FROM {rows:starting(id text, lane text, fence integer, held bigint, uncharged bigint)}
+    cancel_requested = 0, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
+    deferrals = CASE WHEN starting.is_deferred THEN coalesce(job.deferrals, 0) + 1 ELSE job.deferrals END
+FROM {rows:starting(id text, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
 WHERE job.id = starting.id AND +waiting
 
 -- name: move_lanes [sqlite]

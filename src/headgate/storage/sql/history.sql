@@ -78,11 +78,12 @@ ON CONFLICT (step, queue, task, at) DO UPDATE SET
 
 -- name: add_limit_history
 -- Add charges to the stored steps of the same curves; in one order, as in add_jobs_history.
-INSERT INTO headgate.limit_history AS kept (step, limit_name, of_all, key, at, used)
-SELECT step, limit_name, key IS NULL, coalesce(key, ''), at, used
-FROM {rows:steps(step integer, limit_name text, key text, at bigint, used bigint)}
+INSERT INTO headgate.limit_history AS kept (step, limit_name, of_all, key, at, used, unlimited)
+SELECT step, limit_name, key IS NULL, coalesce(key, ''), at, used, unlimited
+FROM {rows:steps(step integer, limit_name text, key text, at bigint, used bigint, unlimited bigint)}
 WHERE true
-ON CONFLICT (step, limit_name, of_all, key, at) DO UPDATE SET used = kept.used + excluded.used
+ON CONFLICT (step, limit_name, of_all, key, at) DO UPDATE SET
+    used = kept.used + excluded.used, unlimited = kept.unlimited + excluded.unlimited
 
 -- name: note_flush
 -- Note a write of a process to the charts, unless this or a later one is noted.
@@ -107,7 +108,7 @@ ORDER BY at, queue
 
 -- name: limit_history
 -- Return the steps of one curve, in order.
-SELECT step, limit_name AS "limit", CASE WHEN of_all THEN NULL ELSE key END AS key, at, used
+SELECT step, limit_name AS "limit", CASE WHEN of_all THEN NULL ELSE key END AS key, at, used, unlimited
 FROM headgate.limit_history
 WHERE step = :step::integer AND limit_name = :limit::text AND of_all = :of_all::boolean AND key = :key::text
     AND at >= :since::bigint

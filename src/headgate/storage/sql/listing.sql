@@ -732,6 +732,13 @@ FROM (
 GROUP BY limit_name
 ORDER BY limit_name
 
+-- name: keys_by_limit
+-- Return how many keys of each limit have a bucket.
+SELECT limit_name AS "limit", count(*) AS jobs
+FROM headgate.bucket
+GROUP BY limit_name
+ORDER BY limit_name
+
 -- name: buckets_by_name
 -- Return buckets by limit and key, from one name to another; with :idle, those that no lane waits behind.
 SELECT @bucket_record

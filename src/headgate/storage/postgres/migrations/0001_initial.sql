@@ -154,6 +154,8 @@ CREATE TABLE headgate.job (
     attempt           integer NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     fence             integer NOT NULL DEFAULT 0,
     lost              integer NOT NULL DEFAULT 0 CHECK (lost >= 0),
+    -- How many of its starts a limit delayed; NULL for none.
+    deferrals         integer,
     -- The fence of the attempt that completed the job in a user's transaction.
     completed_fence   integer,
     -- What its limits ask beyond draws and costs is in terms; held and passed are sets of its draws: bit i is the i-th.
@@ -400,6 +402,7 @@ CREATE TABLE headgate.limit_history (
     key         text COLLATE "C" NOT NULL,
     at          bigint NOT NULL,
     used        bigint NOT NULL,
+    unlimited   bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (step, limit_name, of_all, key, at),
     CHECK (key = '' OR NOT of_all)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);

@@ -121,6 +121,8 @@ CREATE TABLE job (
     attempt           INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     fence             INTEGER NOT NULL DEFAULT 0,
     lost              INTEGER NOT NULL DEFAULT 0 CHECK (lost >= 0),
+    -- How many of its starts a limit delayed; NULL for none.
+    deferrals         INTEGER,
     -- The fence of the attempt that completed the job in a user's transaction.
     completed_fence   INTEGER,
     node              TEXT,
@@ -341,6 +343,7 @@ CREATE TABLE limit_history (
     key         TEXT NOT NULL,
     at          INTEGER NOT NULL,
     used        INTEGER NOT NULL,
+    unlimited   INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (step, limit_name, of_all, key, at),
     CHECK (key = '' OR NOT of_all)
 ) WITHOUT ROWID;

@@ -30,6 +30,7 @@ export function about(job) {
   if (status.enqueued_by) items.push(["Enqueued by", h("span", { class: "mono" }, status.enqueued_by)]);
   if (status.started_at) items.push(["Started", both(status.started_at)]);
   if (waited !== null && waited >= 0 && status.attempt <= 1) items.push(["Waited", format.duration(waited)]);
+  if (status.deferrals) items.push(["Delayed by limits", format.plural(status.deferrals, "start")]);
   if (status.finished_at) items.push(["Finished", both(status.finished_at)]);
   if (ran !== null && ran >= 0) items.push(["Ran", format.duration(ran)]);
   if (job.node)

@@ -53,7 +53,7 @@ export function why({ job, explained }) {
             "li",
             { key: `${limit.limit} ${limit.key}` },
             bucketLink(limit.limit, limit.key),
-            h("span", { class: "faint" }, ruleLabel(limit.rule)),
+            h("span", { class: "faint" }, ruleLabel(limit.rule, limit.present)),
             limit.is_paused && badge("paused"),
             gauge({
               used: limit.used,

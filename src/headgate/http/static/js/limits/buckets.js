@@ -29,7 +29,7 @@ export function bucketTable(buckets, isOneLimit, none) {
           bucketBadges(bucket),
         ],
       },
-      { name: "Rule", extra: "rule-cell", cell: (bucket) => ruleLabel(bucket.rule) },
+      { name: "Rule", extra: "rule-cell", cell: (bucket) => ruleLabel(bucket.rule, bucket.present) },
       {
         name: "Used",
         cell: (bucket) =>
@@ -61,8 +61,13 @@ export function isAtOnce(rule) {
   return rule?.endsWith("at once") ?? false;
 }
 
-/** A rule in short form; the title has the full rule. @param {string | null | undefined} rule */
-export function ruleLabel(rule) {
+/**
+ * A rule in short form; the title has the full rule. An adaptive rule has a present rate.
+ *
+ * @param {string | null | undefined} rule @param {string | null} [present]
+ */
+export function ruleLabel(rule, present) {
+  if (present) return h("span", { title: rule }, `now ${shortRule(present)}`);
   return rule ? h("span", { title: rule }, shortRule(rule)) : h("span", { class: "faint" }, "not declared by this app");
 }
 

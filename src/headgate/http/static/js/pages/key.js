@@ -154,6 +154,7 @@ function usagePanel(name, key, bucket, data) {
           link(address(["jobs"], { state: "waiting", limit: name, key }), waitingText(data)),
         ],
         ["Next slot", nextSlot(bucket)],
+        ...(bucket.present ? [/** @type {[string, any]} */ (["Present rate", ruleLabel(rule, bucket.present)])] : []),
         ...(member ? [/** @type {[string, any]} */ (["Tier", member.tier])] : []),
         ["Rule", [ruleLabel(rule), bucket.is_set && h("span", { class: "faint" }, " (set at run time)")]],
         ...(isPenalized

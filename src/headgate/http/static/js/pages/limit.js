@@ -18,11 +18,12 @@ export const limit = {
   load: async ({ route }, signal) => {
     const name = route.params.limit;
     const declaration = await loadDeclared(name, signal);
-    const [buckets, audit] = await Promise.all([
+    const [buckets, history, audit] = await Promise.all([
       get("limits", { limit: name, count: 100 }, signal),
+      optional(get(path("limits", name, "history"), { span: 3600 }, signal)),
       declaration.countsStarts ? optional(get(path("limits", name, "audit"), {}, signal)) : null,
     ]);
-    return { ...declaration, items: buckets.items, audit };
+    return { ...declaration, items: buckets.items, history, audit };
   },
   view: (context) => {
     const { data, route } = context;
@@ -53,6 +54,7 @@ export const limit = {
               "This app does not declare this limit",
               "Another app declares it, or an earlier version did. Remove it once no job needs it.",
             ),
+        unlimitedText(data.history),
       ),
       panel(
         "Keys",
@@ -71,6 +73,21 @@ export const limit = {
     ];
   },
 };
+
+/** How many starts were not charged, because the limit's own store was unavailable. @param {any} history */
+function unlimitedText(history) {
+  const starts = (history?.points ?? []).reduce(
+    (/** @type {number} */ sum, /** @type {any} */ point) => sum + point.unlimited,
+    0,
+  );
+  if (!starts) return null;
+  return h(
+    "p",
+    { class: "hint", key: "unlimited" },
+    h("b", null, format.plural(starts, "start")),
+    " went without this limit in the last hour, because its store was unavailable.",
+  );
+}
 
 /** @param {any[]} settings those for all keys @param {string} declared */
 function ruleText(settings, declared) {

@@ -1,0 +1,183 @@
+"""PostgreSQL on a pool of the user's: the same promises, and his connections stay as he made them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from headgate import Headgate, StrictRate
+from headgate.errors import DeclarationError, HeadgateError, StorageUnavailable, StorageUnusable
+from headgate.jobs.event import Event, StorageFailed
+from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.store import Store
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.bounds import BoundsConformance
+from tests.conformance.storage_suite.budgets import BudgetsConformance
+from tests.conformance.storage_suite.following import FollowingConformance
+from tests.conformance.storage_suite.nodes import NodesConformance
+from tests.until import until
+
+
+@pytest_asyncio.fixture
+async def pool(postgres_url: str) -> AsyncIterator[asyncpg.Pool[Any]]:
+    async with asyncpg.create_pool(postgres_url, min_size=0, max_size=6) as pool:
+        yield pool
+
+
+class TestPostgresStorageOnLentPool(BudgetsConformance, BoundsConformance, NodesConformance, FollowingConformance):
+    @pytest_asyncio.fixture
+    async def storage(  # type: ignore[override]  # a fixture takes what it needs
+        self, clock: ManualClock, postgres_url: str, postgres_schema: str, pool: asyncpg.Pool[Any]
+    ) -> AsyncIterator[Store]:
+        storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True, pool=pool)
+        await storage.open()
+        yield storage
+        await storage.close()
+
+
+def app_on(url: str, schema: str, pool: object) -> tuple[Headgate, list[int]]:
+    app, runs = Headgate(url, schema=schema, pool=pool, migrate=True), list[int]()
+
+    @app.task(limits=[StrictRate("1000/s", key="{number}")])
+    async def work(number: int) -> None:
+        runs.append(number)
+
+    return app, runs
+
+
+async def test_jobs_run_on_a_lent_pool_which_stays_open_and_as_it_was(
+    postgres_url: str, postgres_schema: str, pool: asyncpg.Pool[Any]
+) -> None:
+    settings = "SELECT name, setting FROM pg_settings WHERE name IN ('enable_seqscan', 'jit', 'lock_timeout')"
+    before = await pool.fetch(settings)
+    app, runs = app_on(postgres_url, postgres_schema, pool)
+    async with app:
+        jobs = await app.tasks["work"].enqueue_many([(number,) for number in range(50)])
+        await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+        async with app._storage.transaction() as connection:
+            assert await connection.fetchval("SELECT 1") == 1
+        facts = await app._storage.facts()
+        assert facts.connections == 6  # type: ignore[union-attr]
+    assert sorted(runs) == list(range(50))
+    assert not pool.is_closing()
+    await until(lambda: pool.get_idle_size() == pool.get_size())
+    held = [await pool.acquire() for _ in range(6)]
+    for connection in held:
+        assert await connection.fetch(settings) == before
+        assert not await connection.fetch("SELECT * FROM pg_listening_channels()")
+        await pool.release(connection)
+
+
+async def test_changes_of_another_process_wake_a_node_on_a_lent_pool(
+    postgres_url: str, postgres_schema: str, pool: asyncpg.Pool[Any]
+) -> None:
+    app, runs = app_on(postgres_url, postgres_schema, pool)
+    other, _ = app_on(postgres_url, postgres_schema, None)
+    async with app, other.open():
+        assert app._storage.driver._wake_ups._is_listening  # type: ignore[attr-defined]
+        await other.tasks["work"].enqueue(7)
+        await until(lambda: runs == [7])
+
+
+async def test_a_function_makes_the_pool_which_is_closed_with_the_app(postgres_url: str, postgres_schema: str) -> None:
+    made: list[asyncpg.Pool[Any]] = []
+
+    async def make_pool() -> asyncpg.Pool[Any]:
+        made.append(await asyncpg.create_pool(postgres_url, min_size=0, max_size=4))
+        return made[-1]
+
+    app, runs = app_on(postgres_url, postgres_schema, make_pool)
+    assert await app.migrate(dry_run=True)
+    for number in range(2):
+        async with app:
+            await (await app.tasks["work"].enqueue(number)).result(timeout=20)
+        assert all(pool.is_closing() for pool in made)
+    assert runs == [0, 1]
+
+
+async def test_code_that_cannot_await_uses_a_function_that_makes_the_pool(
+    postgres_url: str, postgres_schema: str, pool: asyncpg.Pool[Any]
+) -> None:
+    def use(app: Headgate) -> str:
+        with app.open():
+            return app.tasks["work"].sync.enqueue(1).id
+
+    async def make_pool() -> asyncpg.Pool[Any]:
+        return await asyncpg.create_pool(postgres_url, min_size=0, max_size=4)
+
+    assert await asyncio.to_thread(use, app_on(postgres_url, postgres_schema, make_pool)[0])
+    with pytest.raises(StorageUnusable, match="belongs to another event loop"):
+        await asyncio.to_thread(use, app_on(postgres_url, postgres_schema, pool)[0])
+
+
+async def test_a_pool_that_is_closed_under_the_app_is_reported_and_ends_no_node(
+    postgres_url: str, postgres_schema: str
+) -> None:
+    pool = await asyncpg.create_pool(postgres_url, min_size=0, max_size=6)
+    app, _ = app_on(postgres_url, postgres_schema, pool)
+    failures: list[str] = []
+
+    def note(event: Event) -> None:
+        assert isinstance(event, StorageFailed)
+        failures.append(event.error)
+
+    app.subscribe(note, StorageFailed)
+    async with app:
+        await (await app.tasks["work"].enqueue(0)).result(timeout=20)
+        pool.terminate()
+        with pytest.raises(StorageUnavailable, match="gives no connection: pool is closed; keep it open"):
+            await app.tasks["work"].enqueue(1)
+        await until(lambda: any("gives no connection" in failure for failure in failures))
+
+
+async def refused(url: str, schema: str, pool: object) -> str:
+    app, _ = app_on(url, schema, pool)
+    with pytest.raises(HeadgateError) as raised:
+        async with app.open():
+            pass
+    assert isinstance(raised.value, StorageUnusable)
+    return str(raised.value)
+
+
+async def test_a_pool_that_cannot_be_used_is_refused_with_what_to_change(
+    postgres_url: str, postgres_schema: str
+) -> None:
+    async def decode(connection: asyncpg.Connection[Any]) -> None:
+        await connection.set_type_codec("json", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+
+    async with asyncpg.create_pool(postgres_url, min_size=0, max_size=2) as small:
+        assert "at most 2 connections, and Headgate needs at least 3" in await refused(
+            postgres_url, postgres_schema, small
+        )
+    assert "is closed; open the app inside of the pool's block" in await refused(postgres_url, postgres_schema, small)
+    async with asyncpg.create_pool(postgres_url, min_size=0, max_size=4, init=decode) as decoding:
+        assert "codecs of their own" in await refused(postgres_url, postgres_schema, decoding)
+    serializable = {"default_transaction_isolation": "serializable"}
+    async with asyncpg.create_pool(postgres_url, min_size=0, max_size=4, server_settings=serializable) as strict:
+        assert "are serializable, and Headgate needs read committed" in await refused(
+            postgres_url, postgres_schema, strict
+        )
+
+    async def no_pool() -> int:
+        return 5
+
+    assert "returned 5, which is not an asyncpg pool" in await refused(postgres_url, postgres_schema, no_pool)
+
+
+def test_a_pool_without_its_database_is_refused(postgres_url: str) -> None:
+    async def make_pool() -> None: ...
+
+    for url in ("memory://", "sqlite:///jobs.db"):
+        with pytest.raises(DeclarationError, match="pool= is for PostgreSQL"):
+            Headgate(url, pool=make_pool)
+    with pytest.raises(DeclarationError, match="neither an asyncpg pool nor an async function"):
+        Headgate(postgres_url, pool="pool")
+    storage = PostgresStorage(postgres_url, ManualClock())
+    with pytest.raises(DeclarationError, match="pass pool= to the store"):
+        Headgate(storage=storage, pool=make_pool)
