@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headgate.arguments import parse_wait
 from headgate.clock import SECOND, Duration, to_datetime
+from headgate.jobs.annotation import Annotation
 from headgate.jobs.job import JobError, JobRecord, JobState
 
 if TYPE_CHECKING:
@@ -36,8 +38,9 @@ class JobStatus:
     `lane_waiting` is how many jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is
     `is_scheduled`. `progress` is what its handler reported last. A job that `is_blocked` waits until the job or batch
     that it `follows` (an id) is final; it is in no lane before that. `enqueued_by` is the process that enqueued it, as
-    `host:pid`, or the node of its schedule. `unreadable` names the parts of its stored row that cannot be read, with
-    the reason: its attempts fail with a `PayloadError` until they are repaired.
+    `host:pid`, or the node of its schedule. `tags` are those of its task and its call, `annotations` what its handler
+    has noted. `unreadable` names the parts of its stored row that cannot be read, with the reason: its attempts fail
+    with a `PayloadError` until they are repaired.
     """
 
     id: str
@@ -62,6 +65,8 @@ class JobStatus:
     follows: str | None = None
     enqueued_by: str | None = None
     unreadable: str | None = None
+    tags: Sequence[str] = ()
+    annotations: Mapping[str, Annotation] = field(default_factory=dict)
 
 
 def status_of(record: JobRecord, now: int) -> JobStatus:
@@ -88,6 +93,8 @@ def status_of(record: JobRecord, now: int) -> JobStatus:
         follows=None if record.origin is None else record.origin.follows,
         enqueued_by=record.enqueued_by,
         unreadable=record.unreadable,
+        tags=() if record.options is None else record.options.tags,
+        annotations=record.annotations or {},
     )
 
 
