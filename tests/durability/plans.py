@@ -91,7 +91,8 @@ class Backlog:
     """So many jobs: two of three are final, the others wait.
 
     The final ones are the older ones, as they would be. Of those that wait, a third has no limit, a third is in one
-    lane, and a third in LANES others, whose buckets are closed. Queue and task of the oldest are "rare".
+    lane, and a third in LANES others, whose buckets are closed. Queue and task of the oldest are "rare". Half of
+    all have the tag "common", the newest ten also "rare".
     """
 
     LANES = 2000
@@ -120,6 +121,7 @@ class Backlog:
             await connection.execute(_JOBS, self._rows, oldest, lane_id("mail", (), ""), lanes, texts, self.LANES)
             await connection.execute(_LANES, now - SECOND)
             await connection.execute(_KNOWN_LANES)
+            await connection.execute(_TAGS)
             await connection.execute(_ATTEMPTS)
             await connection.execute("VACUUM ANALYZE")
         finally:
@@ -134,7 +136,7 @@ SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::text[]) WITH ORDINAL
 _JOBS = """
 INSERT INTO headgate.job (
     id, lane, draws, waiting, delayed, priority, attempt, run_at, rank, enqueued_at, started_at, finished_at,
-    charged_at, state, task, queue, node, payload, gate
+    charged_at, state, task, queue, node, payload, gate, options
 )
 SELECT
     lpad(to_hex(n), 8, '0') || '-0000-7000-8000-000000000000',
@@ -144,7 +146,8 @@ SELECT
     at, ended_at, ended_at, ended_at,
     CASE WHEN is_waiting THEN 'waiting' WHEN n % 100 = 3 THEN 'failed' ELSE 'succeeded' END,
     CASE n WHEN 0 THEN 'rare' ELSE 'send' END, CASE n WHEN 0 THEN 'rare' ELSE 'mail' END, 'gone',
-    '{"to":"somebody@example.com","subject":"hello"}', CASE n WHEN 0 THEN 'rare' ELSE 'send' END
+    '{"to":"somebody@example.com","subject":"hello"}', CASE n WHEN 0 THEN 'rare' ELSE 'send' END,
+    CASE WHEN n >= $1 - 10 THEN '{"tags":["common","rare"]}' WHEN n % 2 = 0 THEN '{"tags":["common"]}' END
 FROM (
     SELECT
         *, $2::bigint + n AS at, CASE WHEN n % 100 = 0 THEN 5 ELSE 0 END AS priority,
@@ -160,6 +163,11 @@ SELECT job.lane, 'mail', job.draws, count(*), CASE WHEN job.draws <> '[]' THEN $
 FROM headgate.job LEFT JOIN headgate.bucket ON job.draws <> '[]' AND bucket.key = job.draws::json -> 0 ->> 1
 WHERE waiting
 GROUP BY job.lane, job.draws, bucket.id
+"""
+
+_TAGS = """
+INSERT INTO headgate.job_tag (tag, job)
+SELECT tag, id FROM headgate.job CROSS JOIN json_array_elements_text(options::json -> 'tags') AS tag
 """
 
 _KNOWN_LANES = "INSERT INTO headgate.known_lane (id) SELECT id FROM headgate.lane"

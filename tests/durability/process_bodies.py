@@ -142,7 +142,18 @@ def speaks(lines: int) -> None:
     for number in range(lines):
         job.log.info("line %d", number)
     job.progress(0.75, "nearly")
+    job.annotate(lines=lines, **{"first-attempt": job.annotations.get("first-attempt", job.attempt)})
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def annotates() -> dict[str, object]:
+    job = current_job()
+    if job.attempt == 1:
+        job.annotate(first=1)
+        raise ValueError("once more")
+    seen: dict[str, object] = dict(job.annotations)
+    job.annotate(second=2, first=None)
+    return seen
 
 
 def leaves_unclosed(times: int) -> int:

@@ -37,7 +37,7 @@ BACKLOG = Backlog(ROWS)
 ENGINE_PAGES = 1500
 """What any statement of the engine may look at: it handles at most 50 jobs at once here, pruning 200."""
 
-LARGE = frozenset({"job", "lane", "bucket", "attempt"})
+LARGE = frozenset({"job", "job_tag", "lane", "bucket", "attempt"})
 """Tables that are as large as the backlog, or as the number of keys."""
 
 SWEEPS = frozenset({"evict_buckets", "evict_lanes", "other_limits_are_waited_for"})
@@ -189,6 +189,10 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     # By an index: what is asked for is met at once, wherever the page begins.
     for filter in (
         {},
+        {"tag": "common"},
+        {"tag": "common", "cursor": BACKLOG.id(ROWS // 3)},
+        {"tag": "common", "oldest_first": True},
+        {"tag": "common", "task": "send"},
         {"cursor": BACKLOG.id(ROWS // 3)},
         {"state": JobState.WAITING},
         {"state": JobState.FAILED},
@@ -206,6 +210,14 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
         ran = await page(50, **filter)
         assert ran.pages < 800, f"{filter} looks at {ran.pages} pages\n{ran.text}"
         assert "job" not in ran.scanned, f"{filter}\n{ran.text}"
+    # A rare tag is found at once, and so is the end of its jobs.
+    ran = await page(10, tag="rare")
+    assert ran.pages < 500, ran.text
+    assert "job" not in ran.scanned, ran.text
+    assert await storage.count_jobs(JobFilter(tag="rare"), 1000) == 10
+    for each in store_user.ran():
+        assert not each.scanned & LARGE, each.text
+        assert each.pages < 500, each.text
     # What is rare has no index, as each would cost every job: such a page reads the table once, and not more.
     size = await ask(store_user.url, "SELECT pg_relation_size('headgate.job') / 8192")
     for filter in ({"queue": "rare"}, {"task": "absent"}, {"state": JobState.WAITING, "task": "absent"}):
@@ -213,15 +225,20 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
         assert ran.pages < 1.2 * size, f"{filter} looks at {ran.pages} pages of {size}\n{ran.text}"
 
     # A bounded page, or count, reads some thousand jobs, however many there are and whatever passes.
-    for filter in (
+    bounded: tuple[dict[str, Any], ...] = (
         {},
+        {"tag": "common"},
+        {"tag": "common", "task": "absent"},
+        {"header": ("source", "api")},
+        {"annotation": ("invoice", "42")},
         {"state": JobState.FAILED},
         {"state": JobState.WAITING, "task": "absent"},
         {"view": "ready"},
         {"view": "throttled", "task": "absent"},
         {"view": "scheduled"},
         {"text": "nobody"},
-    ):
+    )
+    for filter in bounded:
         await storage.page(JobFilter(**filter))
         await storage.bounded_count(JobFilter(**filter), 10_000)
         for each in store_user.ran():

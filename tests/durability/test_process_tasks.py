@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, ProcessDied, RetryPolicy, StrictRate
 from headgate.jobs.report import too_many
+from headgate.tasks.attempt_context import AttemptContext
 from tests.durability import process_bodies as bodies
 from tests.durability.processes import Children
 from tests.engine import hooked_bodies
@@ -500,9 +502,32 @@ async def test_progress_and_logs_of_a_killed_child_are_kept() -> None:
         assert (first.logger, first.message) == ("shop", "from a child")
         assert [line.message for line in others] == [f"line {number}" for number in range(4)]
         assert last.message == too_many(5)
-        progress = (await job.status()).progress
-        assert progress is not None
-        assert (progress.fraction, progress.message) == (0.75, "nearly")
+        status = await job.status()
+        assert status.progress is not None
+        assert (status.progress.fraction, status.progress.message) == (0.75, "nearly")
+        assert status.annotations == {"lines": 10, "first-attempt": 1}
+
+
+async def test_annotations_travel_to_a_child_and_back() -> None:
+    app = Headgate("memory://", retry=RetryPolicy(retries=1, base=0.001))
+    app.queue("computing", concurrency=1)
+    annotates = app.task(queue="computing", process=True)(bodies.annotates)
+    finished: list[Mapping[str, object]] = []
+
+    @app.around_attempt
+    async def count(job: AttemptContext, run: Callable[[], Awaitable[object]]) -> object:
+        if job.attempt == 2:
+            job.annotate(**{"of-the-hook": True})
+        try:
+            return await run()
+        finally:
+            finished.append(dict(job.annotations))
+
+    async with app:
+        job = await annotates.enqueue()
+        assert await job.result(timeout=15) == {"first": 1, "of-the-hook": True}
+        assert (await job.status()).annotations == {"second": 2, "of-the-hook": True}
+    assert finished == [{"first": 1}, {"of-the-hook": True, "second": 2}]
 
 
 async def test_a_child_whose_garbage_collector_logs_continues_and_reports_all_lines() -> None:

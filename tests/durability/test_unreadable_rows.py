@@ -144,6 +144,7 @@ JOB_COLUMNS = [
     "origin",
     "terms",
     "progress",
+    "annotations",
     "error",
     "draws",
     "payload",
@@ -151,7 +152,7 @@ JOB_COLUMNS = [
     "settled",
 ]
 
-TOLD = {"costs", "headers", "options", "origin", "terms", "progress", "error", "draws"}
+TOLD = {"costs", "headers", "options", "origin", "terms", "progress", "annotations", "error", "draws"}
 """Those that a list of jobs reads."""
 
 
@@ -179,7 +180,7 @@ async def test_a_waiting_job_that_cannot_be_read_delays_no_other(place: Place, c
         await all_succeed(app, good)
         await until(lambda: _none_runs(app))
         await everything_is_listed(app)
-        if column in ("costs", "headers", "options", "origin", "terms"):
+        if column in ("costs", "headers", "options", "origin", "terms", "annotations"):
             for job in bad:
                 status = await job.status()
                 assert status.unreadable is not None or job.id not in received

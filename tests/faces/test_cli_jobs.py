@@ -39,6 +39,12 @@ async def bad(number: int) -> None:
     raise ValueError("no such page")
 
 
+@app.task(tags=["import"], retry=RetryPolicy(retries=0))
+async def load(number: int) -> None:
+    current_job().annotate(invoice=number, note="paid")
+    raise ValueError("no")
+
+
 @app.task
 async def good() -> str:
     current_job().log.info("fine")
@@ -140,6 +146,37 @@ def test_show_prints_why_a_job_waits_and_its_progress(project: Project) -> None:
     (said,) = answer("jobs", "show", failed)
     assert (said["progress"]["fraction"], said["progress"]["message"]) == (0.5, "halfway")
     assert "50%, halfway" in call("jobs", "show", failed).output
+
+
+def test_jobs_are_found_and_changed_by_tags_headers_and_annotations(project: Project) -> None:
+    (failed,) = project.run_until_final(("load", 42))
+    word = ("--payload", '{"number": 7}', "--delay", "1h")
+    api = call(
+        "jobs", "enqueue", "load", *word, "--tag", "vip", "--tag", "acme", "--header", "source=api"
+    ).output.strip()
+    web = call("jobs", "enqueue", "load", *word, "--header", "source=web").output.strip()
+    assert ids("--tag", "import") == [web, api, failed]
+    assert ids("--tag", "vip", "--header", "source=api") == [api]
+    assert ids("--tag", "vip", "--header", "source=web") == []
+    assert ids("--annotation", "invoice=42") == ids("--annotation", "note=paid") == [failed]
+    assert answer("jobs", "count", "--tag", "import", "--state", "waiting")["count"] == 2
+    (listed,) = answer("jobs", "list", "--tag", "vip")
+    assert (listed["tags"], listed["annotations"]) == (["acme", "import", "vip"], {})
+    (shown,) = answer("jobs", "show", failed)
+    assert (shown["tags"], shown["annotations"]) == (["import"], {"invoice": 42, "note": "paid"})
+    assert "acme, import, vip" in call("jobs", "show", api).output
+    assert "'invoice': 42" in call("jobs", "show", failed).output
+    assert answer("jobs", "cancel", "--tag", "import", "--header", "source=web", "--yes")["changed"] == 1
+    assert project.states(api, web) == [JobState.WAITING, JobState.CANCELLED]
+    assert answer("jobs", "retry", "--annotation", "invoice=42", "--yes")["changed"] == 1
+    for words, error in (
+        (("list", "--tag", "two words"), "the filter: tag 'two words' must be a word of letters"),
+        (("list", "--header", "source"), "header='source' is not a name with its value"),
+        (("enqueue", "load", *word, "--tag", "vip!"), "task 'load': tag 'vip!' must be a word of letters"),
+    ):
+        refused = call("jobs", *words)
+        assert refused.exit_code != 0
+        assert error in refused.output
 
 
 def test_logs_are_printed_and_printable(project: Project) -> None:

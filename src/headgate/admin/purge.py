@@ -105,11 +105,17 @@ def _final_queries(query: JobQuery, before: int) -> Sequence[JobQuery]:
 
 
 def _described(query: JobQuery, before: int) -> str:
-    """Return the query in words. A text of payloads is left out, as it may be secret."""
+    """Return the query in words. Texts of payloads and values of headers are left out, as they may be secret."""
     said = {name: getattr(query, name) for name in JobQuery.__struct_fields__}
-    words = [
-        "a text in the payload" if name == "text" else f"{name} {value}"
-        for name, value in said.items()
-        if value is not None
-    ]
+    words = [_worded(name, value) for name, value in said.items() if value is not None]
     return ", ".join([*words, f"final before {to_datetime(before):%Y-%m-%d %H:%M:%S} UTC"])
+
+
+def _worded(name: str, value: object) -> str:
+    match name:
+        case "text":
+            return "a text in the payload"
+        case "header" | "annotation":
+            return f"a value of {name} {str(value).partition('=')[0]}"
+        case _:
+            return f"{name} {value}"

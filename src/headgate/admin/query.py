@@ -10,6 +10,7 @@ import msgspec
 from headgate.clock import from_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.state import JobState
+from headgate.jobs.tags import require_tag
 from headgate.limits.key import bucket_key
 from headgate.storage.records import JobFilter, JobView
 
@@ -35,8 +36,9 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `view` is what a waiting job waits for: "scheduled" (its time), "throttled" (a limit), "ready" (a slot), "blocked"
     (another job). `limit` and `key` match one draw. `node` is the node that runs it or ran it last. `error` is how the
     type of its last error begins, `text` a part of its payload as JSON, of up to 200 characters; encoded payloads
-    are not searched. Instants are aware; each range begins with `…_after` and ends before `…_before`. Raises
-    DeclarationError for invalid values.
+    are not searched. `header` is a header and its value, as "source=api", `annotation` likewise, as "invoice=42".
+    Instants are aware; each range begins with `…_after` and ends before `…_before`. Raises DeclarationError for invalid
+    values.
     """
 
     state: Annotated[JobState | None, _field("Only jobs in this state.")] = None
@@ -49,6 +51,9 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     schedule: Annotated[Name | None, _field("Only jobs of this schedule.")] = None
     batch: Annotated[Name | None, _field("Only jobs of this batch.")] = None
     node: Annotated[Name | None, _field("Only jobs that this node runs or ran last.")] = None
+    tag: Annotated[Name | None, _field("Only jobs with this tag.")] = None
+    header: Annotated[Key | None, _field("Only jobs with this header, as NAME=TEXT.")] = None
+    annotation: Annotated[Key | None, _field("Only jobs with this annotation, as NAME=VALUE.")] = None
     error: Annotated[Name | None, _field("Only jobs whose last error is of a type that begins so.")] = None
     enqueued_after: Annotated[Instant | None, _field("Only jobs enqueued since: 2h, or an instant.")] = None
     enqueued_before: Annotated[Instant | None, _field("Only jobs enqueued before.")] = None
@@ -65,6 +70,11 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise DeclarationError(f"view={self.view!r} must be one of {', '.join(get_args(JobView))}")
         if self.text is not None and not 0 < len(self.text) <= LONGEST_TEXT:
             raise DeclarationError(f"text of {len(self.text)} characters must have 1 to {LONGEST_TEXT}")
+        if self.tag is not None:
+            require_tag(self.tag, "the filter")
+        for name in ("header", "annotation"):
+            if getattr(self, name) is not None:
+                _pair(name, getattr(self, name))
 
     def filter(self, *, cursor: str | None = None, count: int = 50, oldest_first: bool = False) -> JobFilter:
         """Return the filter as the store takes it; a page has 1 to 500 jobs, whatever `count` is."""
@@ -88,8 +98,27 @@ def _stored(name: str, value: Any) -> Any:
             return JobState(value)
         case "key":
             return bucket_key(value)
+        case "header" | "annotation":
+            return _pair(name, value)
         case _:
             return from_datetime(value) if isinstance(value, datetime) else value
+
+
+def _pair(field: str, text: object) -> tuple[str, str]:
+    """Return the name and the value in a text. Raises DeclarationError unless it has both."""
+    name, separator, value = text.partition("=") if isinstance(text, str) else ("", "", "")
+    if not name or not separator or not _is_utf8(name + value):
+        example = {"header": "source=api", "annotation": "invoice=42"}[field]
+        raise DeclarationError(f'{field}={text!r:.80} is not a name with its value; write {field}="{example}"')
+    return name, value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class JobCriteria(TypedDict, total=False):
@@ -105,6 +134,9 @@ class JobCriteria(TypedDict, total=False):
     schedule: str | None
     batch: str | None
     node: str | None
+    tag: str | None
+    header: str | None
+    annotation: str | None
     error: str | None
     enqueued_after: datetime | None
     enqueued_before: datetime | None

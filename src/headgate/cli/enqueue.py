@@ -39,6 +39,10 @@ def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequen
     return dict(text.split("=", 1) for text in given) or None
 
 
+def _tags(_context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> Sequence[str] | None:
+    return given or None
+
+
 @click.command()
 @takes_app_and("TASK")
 @click.option("--payload", metavar="JSON", help="The arguments as a JSON object; - reads it from stdin.")
@@ -61,6 +65,7 @@ def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequen
 @click.option("--debounce-max", type=seconds, metavar="TIME", help="Debounce for at most this time.")
 @click.option("--id", metavar="UUID", help="The id of the job: if the task has a job with it, nothing is stored.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", callback=_headers, help="Repeatable.")
+@click.option("--tag", "tags", multiple=True, metavar="TAG", callback=_tags, help="Repeatable; added to the task's.")
 @click.option("--dry-run", is_flag=True, help="Enqueue nothing; check arguments, keys and costs.")
 @json_option
 def enqueue(

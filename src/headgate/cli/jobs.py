@@ -562,6 +562,8 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             *_overrides(record),
             *_occurrence(record),
             ("limits", ", ".join(f"{draw.limit} key {draw.key!r}" for draw in record.draws) or None),
+            ("tags", ", ".join(status.tags) or None),
+            ("annotations", status.annotations or None),
             ("headers", record.headers),
             ("payload", _as_text(record.payload)),
             ("result", _as_text(record.result)),

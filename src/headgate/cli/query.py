@@ -92,6 +92,9 @@ METAVARS = {
     **dict.fromkeys(("queue", "task", "limit", "schedule"), "NAME"),
     **dict.fromkeys(("batch", "node"), "ID"),
     "error": "TYPE",
+    "tag": "TAG",
+    "header": "NAME=TEXT",
+    "annotation": "NAME=VALUE",
 }
 
 KINDS: dict[str, Any] = {

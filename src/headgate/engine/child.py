@@ -15,12 +15,13 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import spawn
 from typing import IO, Any, cast
 
 from headgate.engine.child_forks import keep_from_forks
 from headgate.engine.child_messages import (
+    Annotated,
     Answer,
     ArgumentsRejected,
     AttemptRequest,
@@ -44,6 +45,7 @@ from headgate.engine.child_messages import (
 from headgate.engine.error_text import describe_error
 from headgate.engine.remote_error import describe_class
 from headgate.errors import PayloadError
+from headgate.jobs.annotation import Annotation
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
 from headgate.jobs.report import kept_level, kept_line, kept_message, kept_name
 from headgate.tasks.child_mark import IN_CHILD
@@ -168,6 +170,10 @@ class _Child:
     def progress(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
         """Send the progress of the running job."""
         self._send(Progressed(fraction, kept_message(message)), job)
+
+    def annotate(self, job: ClaimedJob, changes: Mapping[str, Annotation | None]) -> None:
+        """Send changed annotations of the running job."""
+        self._send(Annotated(dict(changes)), job)
 
     def log(self, job: ClaimedJob, level: int, logger: str, message: str) -> None:
         """Send a log line of the running job; the node counts the lines."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headgate.jobs.annotation import Annotation
 from headgate.jobs.job import ClaimedJob, JobError
 from headgate.tasks.hooks import Moment
 
@@ -73,6 +74,12 @@ class Progressed(msgspec.Struct, frozen=True, tag=True):
     message: str | None
 
 
+class Annotated(msgspec.Struct, frozen=True, tag=True):
+    """The function has changed annotations and continues; None removes one."""
+
+    changes: dict[str, Annotation | None]
+
+
 class Logged(msgspec.Struct, frozen=True, tag=True):
     """The function has logged a line and continues."""
 
@@ -124,7 +131,7 @@ class ArgumentsRejected(msgspec.Struct, frozen=True, tag=True):
 Answer = ReturnedValue | Raised | ResultNotStorable | ArgumentsRejected
 """What ends a request."""
 
-Update = CostSettled | Progressed | Logged
+Update = CostSettled | Progressed | Annotated | Logged
 """What a function sends while it runs."""
 
 MessageBody = Ready | ImportFailed | StartupFailed | Update | Answer

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headgate.engine.child_messages import (
+    Annotated,
     Answer,
     AttemptRequest,
     ChildHook,
@@ -104,7 +105,7 @@ class Child:
             message = self._receive()
             is_about_it = (message.job, message.fence) == attempt
             match message.body:
-                case CostSettled() | Progressed() | Logged() as update:
+                case CostSettled() | Progressed() | Annotated() | Logged() as update:
                     # A thread that outlived its function may still send updates of an attempt that has ended.
                     if is_about_it:
                         on_update(update)

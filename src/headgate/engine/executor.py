@@ -44,7 +44,7 @@ from headgate.jobs.outcome import (
 from headgate.jobs.retry import RetryPolicy
 from headgate.tasks.attempt_context import AttemptContext, read_arguments
 from headgate.tasks.callbacks import CallbackKind
-from headgate.tasks.context import JobContext, enter, set_cancelled
+from headgate.tasks.context import JobContext, enter, note_annotations, set_cancelled
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import AroundAttempt
 from headgate.tasks.job_log import Reports
@@ -349,7 +349,8 @@ class RunningAttempt:
             arguments, named = task.payload.decode(payload)
             job = replace(job, payload=payload)
         if task.executor is Executor.PROCESS:
-            return self._result_of_child(await self._in_child(replace(job, headers=context.headers or None)))
+            job = replace(job, headers=context.headers or None, annotations=dict(context.annotations) or None)
+            return self._result_of_child(await self._in_child(job))
         if task.needs:
             await self._with_resources(arguments, named)
             return self.result
@@ -478,6 +479,8 @@ class RunningAttempt:
                 needs_result=self.keeps_result or self._uses_result,
                 hides_values=task.payload.hides_values,
             )
+            # Made here: annotations of the child come in a thread.
+            self._context = self.context
             run = partial(call.run, request, self._handle_update)
             answer: child_messages.Answer = await self._shielded(in_thread(self._dependencies.pool, run))
         except asyncio.CancelledError:
@@ -512,6 +515,8 @@ class RunningAttempt:
                     self.charge.settle(limit, actual)
             case child_messages.Progressed(fraction, message):
                 reports.progress(self.job, fraction, message)
+            case child_messages.Annotated(changes):
+                note_annotations(self.context, changes)
             case child_messages.Logged(level, logger, message):
                 reports.log(self.job, level, logger, message)
 

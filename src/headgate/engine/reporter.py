@@ -1,4 +1,4 @@
-"""The reporter: stores the progress and log lines of running attempts in batches, once a second."""
+"""The reporter: stores the progress, annotations and log lines of running attempts in batches, once a second."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from headgate.clock import Clock, sleep
 from headgate.engine.bus import EventBus
 from headgate.engine.error_text import summarize_error
 from headgate.errors import StorageUnavailable
+from headgate.jobs.annotation import Annotation, applied
 from headgate.jobs.event import JobProgressed, ReportDropped, StorageFailed
 from headgate.jobs.job import ClaimedJob, Progress
 from headgate.jobs.report import PLACES, AttemptReport, LogLine, kept_level, kept_line, kept_message, kept_name
@@ -26,7 +27,7 @@ CHARACTERS_AT_ONCE = 4_000_000
 
 
 class Reporter:
-    """Holds the output of attempts on one node until it is stored; `progress` and `log` may be called in any thread.
+    """Holds the output of attempts on one node until it is stored; its verbs may be called in any thread.
 
     Of each attempt it keeps the first `most_lines` log lines at the `lowest` level and above, and the last progress.
     The recorder flushes it before it records endings, so that a reader of a final job finds all its output.
@@ -67,6 +68,15 @@ class Reporter:
             output = self._output_of(job)
             if output is not None:
                 output.progress = progress
+                self._note_new(job)
+
+    def annotate(self, job: ClaimedJob, changes: Mapping[str, Annotation | None]) -> None:
+        """Hold changed annotations of an attempt; None removes one."""
+        with self._lock:
+            output = self._output_of(job)
+            if output is not None:
+                output.annotations = applied(output.annotations, changes)
+                output.has_annotated = True
                 self._note_new(job)
 
     def log(self, job: ClaimedJob, level: int, logger: str, message: str) -> None:
@@ -188,9 +198,11 @@ class Reporter:
                     output = self._outputs[id]
                     lines, output.lines = output.lines, []
                     progress, output.progress = output.progress, None
+                    annotations = output.annotations if output.has_annotated else None
+                    output.has_annotated = False
                     # A line that was logged while another was being added comes before it in the list.
                     lines.sort(key=_number)
-                    taken.append((output.job, AttemptReport(id, output.job.fence, progress, tuple(lines))))
+                    taken.append((output.job, AttemptReport(id, output.job.fence, progress, tuple(lines), annotations)))
                     characters += sum(len(line.message) for line in lines)
         return taken
 
@@ -201,6 +213,7 @@ class Reporter:
                 if output is not None and output.job.fence == report.fence:
                     output.lines[:0] = report.lines
                     output.progress = output.progress or report.progress
+                    output.has_annotated |= report.annotations is not None
                     self._new[report.id] = None
 
     def forget(self, jobs: Iterable[str]) -> None:
@@ -220,13 +233,16 @@ class Reporter:
 class _AttemptOutput:
     """The output of one attempt that is not stored yet, and how many lines it has logged in all."""
 
-    __slots__ = ("is_warned", "job", "lines", "logged", "progress")
+    __slots__ = ("annotations", "has_annotated", "is_warned", "job", "lines", "logged", "progress")
 
     def __init__(self, job: ClaimedJob) -> None:
         self.job = job
         self.logged = 0
         self.lines: list[LogLine] = []
         self.progress: Progress | None = None
+        # All of the job, and whether they differ from the stored ones.
+        self.annotations: dict[str, Annotation] = job.annotations or {}
+        self.has_annotated = False
         self.is_warned = False
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headgate.admin import Admin, Overview
 from headgate.errors import PayloadError
@@ -52,14 +53,14 @@ class Caller:
         if not self.redaction:
             return NO_SECRETS
         record = (await self.admin.job(job_id)).record
-        return self.secrets_of(record.payload, record.result, headers=record.headers)
+        return self.secrets_of(record.payload, record.result, fields=(record.headers, record.annotations))
 
-    def secrets_of(self, *stored: str | None, headers: Mapping[str, str] | None) -> Secrets:
-        """Return the hidden values of stored payloads and results, encoded or not, and of headers."""
+    def secrets_of(self, *stored: str | None, fields: Sequence[Mapping[str, Any] | None]) -> Secrets:
+        """Return the hidden values of stored payloads and results, encoded or not, of headers and annotations."""
         if not self.redaction:
             return NO_SECRETS
         texts = [None if text is None else self._opened(text) for text in stored]
-        return self.redaction.secrets(*texts, headers=headers)
+        return self.redaction.secrets(*texts, fields=fields)
 
     def visible(self, stored: str) -> str:
         """Return a stored payload or result; an encoded one decoded for operators, if the app has the codec."""

@@ -122,7 +122,8 @@ ENDPOINTS: Sequence[Endpoint] = (
 def _shown(group: FailureGroup, caller: Caller, *, has_traceback: bool) -> FailureView:
     error, cause = group.newest.status.error, group.cause
     if caller.redaction:
-        secrets = caller.secrets_of(group.newest.payload, headers=group.newest.headers)
+        fields = (group.newest.headers, group.newest.status.annotations)
+        secrets = caller.secrets_of(group.newest.payload, fields=fields)
         error = caller.redaction.error(error, secrets)
         # What is hidden in the error is hidden in what is read from it.
         cause = replace(cause, message="" if error is None else root_cause(error).message)

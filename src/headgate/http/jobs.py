@@ -97,6 +97,7 @@ class ListedJobView(msgspec.Struct, frozen=True):
     follows: str | None
     lane_waiting: int
     progress: JobProgress | None
+    tags: Sequence[str]
     unreadable: str | None
     payload: str
 
@@ -202,6 +203,8 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     payload: Any
     result: Any
     error: JobError | None
+    tags: Sequence[str]
+    annotations: Mapping[str, Any]
     headers: Mapping[str, str] | None
     options: JobOptions | None
     draws: Sequence[DrawView]
@@ -219,7 +222,7 @@ class JobDetailsView(msgspec.Struct, frozen=True):
 
 
 async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
-    """Return a page of the jobs that match the query; where fields are redacted, `text` is for admins only.
+    """Return a page of the jobs that match the query; where fields are redacted, filters by them are for admins only.
 
     At most 5,000 jobs are read for it, so it may have fewer than `count`, or none, while `next` is not null.
     """
@@ -322,9 +325,18 @@ def _wanted(caller: Caller, body: BulkRequest) -> JobQuery | Sequence[str]:
 def _allowed(caller: Caller, query: JobQuery) -> JobQuery:
     """Return the query. Raises HttpError for a query that would reveal what is hidden.
 
-    A user who may search for a text in a hidden value can read it, letter by letter.
+    A user who may search for a text in a hidden value can read it, letter by letter; one who may filter by a hidden
+    value can guess it.
     """
-    if query.text is not None and caller.redaction and not caller.user.may("admin"):
+    if not caller.redaction or caller.user.may("admin"):
+        return query
+    for name in ("header", "annotation"):
+        asked = getattr(query, name)
+        if asked is not None and caller.redaction.hides(asked.partition("=")[0]):
+            raise HttpError(
+                403, f"{name}_is_redacted", f"this {name} is redacted here, and a filter would reveal it; ask an admin"
+            )
+    if query.text is not None:
         raise HttpError(
             403,
             "text_is_redacted",
@@ -356,7 +368,8 @@ def _status_view(status: JobStatus, paused: Paused) -> JobStatusView:
 def _listed(job: ListedJob, caller: Caller, paused: Paused) -> ListedJobView:
     redaction = caller.redaction
     is_read = len(job.payload) <= LONGEST_PREVIEWED or job.status.error is not None or job.status.progress is not None
-    secrets = caller.secrets_of(job.payload, headers=job.headers) if is_read else NO_SECRETS
+    fields = (job.headers, job.status.annotations)
+    secrets = caller.secrets_of(job.payload, fields=fields) if is_read else NO_SECRETS
     status = _status(job.status, redaction, secrets)
     return ListedJobView(
         id=status.id,
@@ -378,6 +391,7 @@ def _listed(job: ListedJob, caller: Caller, paused: Paused) -> ListedJobView:
         follows=status.follows,
         lane_waiting=status.lane_waiting,
         progress=status.progress,
+        tags=status.tags,
         unreadable=status.unreadable,
         payload=redaction.preview(caller.visible(job.payload) if is_read else job.payload, secrets),
     )
@@ -401,7 +415,7 @@ def _short(error: JobError | None) -> JobError | None:
 
 def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
     record, redaction = job.record, caller.redaction
-    secrets = caller.secrets_of(record.payload, record.result, headers=record.headers)
+    secrets = caller.secrets_of(record.payload, record.result, fields=(record.headers, record.annotations))
     origin = record.origin
     error = redaction.error(record.error, secrets)
     return JobDetailsView(
@@ -409,8 +423,10 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
         payload=redaction.json(caller.visible(record.payload), secrets),
         result=redaction.json(None if record.result is None else caller.visible(record.result), secrets),
         error=error,
+        tags=job.status.tags,
+        annotations=redaction.mapping(job.status.annotations, secrets) or {},
         headers=redaction.mapping(record.headers, secrets),
-        options=record.options,
+        options=None if record.options is None else msgspec.structs.replace(record.options, tags=()),
         draws=_draws(record),
         unique_key=record.unique_key,
         schedule=None if origin is None else origin.schedule,

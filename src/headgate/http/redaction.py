@@ -1,9 +1,9 @@
-"""Redaction: which parts of payloads, results, headers and texts are hidden from all users."""
+"""Redaction: which parts of payloads, results, headers, annotations and texts are hidden from all users."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import translate
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -98,6 +98,10 @@ class Redaction:
     def __bool__(self) -> bool:
         return self._path is not None
 
+    def hides(self, name: str) -> bool:
+        """Return whether a field of this name, at the top of a value, is hidden."""
+        return self._is_hidden(f"$.{name.lower()}")
+
     def json(self, text: str | None, secrets: Secrets = NO_SECRETS) -> msgspec.Raw | None:
         """Return a stored JSON text for an answer; text that is not JSON is returned as a JSON string.
 
@@ -123,21 +127,22 @@ class Redaction:
         return text if len(text) <= PREVIEW else f"{text[: PREVIEW - 1]}…"
 
     def mapping(self, values: Mapping[str, Any] | None, secrets: Secrets = NO_SECRETS) -> dict[str, Any] | None:
-        """Return headers, or the data of an error."""
+        """Return headers, annotations, or the data of an error."""
         if values is None:
             return None
         hidden: dict[str, Any] = self._hide(dict(values), "$", secrets)
         return hidden
 
-    def secrets(self, *texts: str | None, headers: Mapping[str, str] | None = None) -> Secrets:
-        """Return the values that are hidden in these JSON texts and headers."""
+    def secrets(self, *texts: str | None, fields: Sequence[Mapping[str, Any] | None] = ()) -> Secrets:
+        """Return the values that are hidden in these JSON texts, and in these headers and annotations."""
         if self._path is None:
             return NO_SECRETS
         found: set[str] = set()
         for text in texts:
             if text is not None:
                 self._collect(_decoded(text), "$", found, is_hidden=False)
-        self._collect(dict(headers or {}), "$", found, is_hidden=False)
+        for each in fields:
+            self._collect(dict(each or {}), "$", found, is_hidden=False)
         return frozenset(each for value in found if len(value) >= SHORTEST_SECRET for each in _written(value))
 
     def text(self, text: str, secrets: Secrets = NO_SECRETS) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from headgate.jobs.annotation import Annotation
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
 from headgate.jobs.identity import process_name
@@ -54,10 +55,11 @@ class RetentionTerms(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The options of its task that one job overrides, and its own retention, also if its task has declared it.
+    """The options of its task that one job overrides; its own retention and tags, also if its task has declared them.
 
     `timeout` is in seconds. Statements find jobs with their own retention by the text `"retention":` of the options.
-    Further enqueues postpone the start of a job with a `latest_start` (wall microseconds), but not beyond that.
+    Further enqueues postpone the start of a job with a `latest_start` (wall microseconds), but not beyond that. `tags`
+    are sorted; an index has a row for each of them.
     """
 
     timeout: float | None = None
@@ -65,6 +67,7 @@ class JobOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     retention: RetentionTerms | None = None
     keep_result: bool | None = None
     latest_start: int | None = None
+    tags: tuple[str, ...] = ()
 
 
 class UniqueTerms(msgspec.Struct, frozen=True, gc=False):
@@ -179,8 +182,8 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     the limit time at which its start counts in the buckets it draws on. `draws` and `costs` are what this start was
     charged for: a retry may be exempt from some limits of its task. `remote_charges` has an entry for each of these
     draws, None for a local one; it is None if all are local. From `run_at` on it waited `throttled_for` microseconds
-    for a limit, then until `started_at` for a slot. `unreadable` names a part of its row that cannot be read, with the
-    reason; the handler of such a job is not called.
+    for a limit, then until `started_at` for a slot. `annotations` are those of earlier attempts. `unreadable` names a
+    part of its row that cannot be read, with the reason; the handler of such a job is not called.
     """
 
     id: str
@@ -201,6 +204,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     options: JobOptions | None = None
     origin: Origin | None = None
     throttled_for: int = 0
+    annotations: dict[str, Annotation] | None = None
     unreadable: str | None = None
 
     @property
@@ -254,6 +258,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     origin: Origin | None = None
     audit: AuditLevel = AuditLevel.FULL
     progress: Progress | None = None
+    annotations: dict[str, Annotation] | None = None
     is_blocked: bool = False
     enqueued_by: str | None = None
     deferrals: int | None = None
@@ -279,6 +284,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
             self.headers,
             self.options,
             self.origin,
+            annotations=self.annotations,
             unreadable=self.unreadable,
         )
 

@@ -1,9 +1,10 @@
-"""The output of a running attempt: its progress and its log lines."""
+"""The output of a running attempt: its progress, its annotations and its log lines."""
 
 from __future__ import annotations
 
 import msgspec
 
+from headgate.jobs.annotation import Annotation
 from headgate.jobs.job import Progress, storable
 
 LONGEST_LINE = 8192
@@ -39,13 +40,15 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
 class AttemptReport(msgspec.Struct, frozen=True, array_like=True):
     """The output of one attempt since its last report; the lines in the order of their numbers.
 
-    A repeated report has no effect: its lines have their numbers, and only the last progress is stored.
+    A repeated report has no effect: its lines have their numbers, and only the last progress is stored. `annotations`
+    are all of the job, if some have changed.
     """
 
     id: str
     fence: int
     progress: Progress | None = None
     lines: tuple[LogLine, ...] = ()
+    annotations: dict[str, Annotation] | None = None
 
 
 def kept_level(level: object) -> int:

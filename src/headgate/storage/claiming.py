@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
+from headgate.jobs.annotation import Annotation
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, difference, draws_where, size, spread, union, without
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, Origin, truncated_error
 from headgate.jobs.terms import GateTerms, variant_discards
@@ -104,6 +105,7 @@ class LaneHead(msgspec.Struct):
     held: DrawSet
     passed: DrawSet
     give_up_at: int | None
+    annotations: dict[str, Annotation] | None
     draws: tuple[Draw, ...] | None
     """All draws of the job, if it holds permits of some."""
     gate: str
@@ -779,6 +781,7 @@ class ClaimPlan:
                 head.options,
                 head.origin,
                 throttled_for(head.run_at, now, opened_at),
+                head.annotations,
                 head.unreadable,
             )
             for head in visit.heads[: visit.taken]

@@ -330,7 +330,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     `cursor` is the last id of the page before. Instants are wall microseconds; each range is from `…_from` up to, but
     not including, `…_until`. `limit` and `key` match one draw of the job. `node` is the node that runs it or ran it
     last. `error` is the beginning of the type of its last error. `text` is part of its payload, which is JSON text;
-    encoded ones are not searched.
+    encoded ones are not searched. `header` is a header of the job with its value, `annotation` an annotation with its
+    value as text.
     """
 
     state: JobState | None = None
@@ -349,6 +350,9 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     finished_from: int | None = None
     finished_until: int | None = None
     text: str | None = None
+    tag: str | None = None
+    header: tuple[str, str] | None = None
+    annotation: tuple[str, str] | None = None
     oldest_first: bool = False
     cursor: str | None = None
     count: int = 50

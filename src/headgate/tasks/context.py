@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import HeadgateError
+from headgate.jobs.annotation import Annotation, annotated, applied
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.report import kept_level
 from headgate.tasks.job_log import JobLog, Reports, format_record
@@ -41,7 +42,16 @@ class JobContext:
     `id` is the same in all attempts, so it can serve as an idempotency key for outside systems.
     """
 
-    __slots__ = ("_cancelled", "_charge", "_completion", "_job", "_limits", "_reports", "may_be_complete")
+    __slots__ = (
+        "_annotations",
+        "_cancelled",
+        "_charge",
+        "_completion",
+        "_job",
+        "_limits",
+        "_reports",
+        "may_be_complete",
+    )
 
     def __init__(
         self,
@@ -58,6 +68,7 @@ class JobContext:
         self._charge = charge
         self._reports = reports
         self._completion = completion
+        self._annotations: Mapping[str, Annotation] | None = None
         self._cancelled: threading.Event | None = None
         self.may_be_complete: bool = False
         """Whether the handler has called `complete` or `transaction`."""
@@ -92,6 +103,11 @@ class JobContext:
     @property
     def headers(self) -> Mapping[str, str]:
         return self._job.headers or {}
+
+    @property
+    def tags(self) -> Sequence[str]:
+        """The tags of its task and of its call, sorted."""
+        return () if self._job.options is None else self._job.options.tags
 
     @property
     def batch(self) -> str | None:
@@ -192,6 +208,22 @@ class JobContext:
         if self._reports is not None:
             self._reports.progress(self._job, float(fraction), message)
 
+    def annotate(self, **annotations: Annotation | None) -> None:
+        """Note something about the job: `current_job().annotate(invoice=42)`. None removes an annotation.
+
+        Values are text, numbers, True and False: up to 32 of a job, of up to 4096 bytes as JSON. They are stored within
+        about a second, and before the end of the attempt, however that ends; the next attempt reads them. A node that
+        dies before loses them. It returns at once, and may be called from any thread. Raises ValueError.
+        """
+        self._annotations = annotated(self.annotations, annotations)
+        if self._reports is not None:
+            self._reports.annotate(self._job, annotations)
+
+    @property
+    def annotations(self) -> Mapping[str, Annotation]:
+        """The annotations of the job, those of earlier attempts included."""
+        return self._annotations if self._annotations is not None else self._job.annotations or {}
+
     @property
     def log(self) -> JobLog:
         """A logger whose lines are kept with the job, and also go to the logger `headgate.job`."""
@@ -262,6 +294,13 @@ def set_cancelled(context: JobContext) -> None:
     """Set the cancel flag of a handler in a thread."""
     if context._cancelled is not None:
         context._cancelled.set()
+
+
+def note_annotations(context: JobContext, changes: Mapping[str, Annotation | None]) -> None:
+    """Take over annotations that a child process has made and checked."""
+    context._annotations = applied(context.annotations, changes)
+    if context._reports is not None:
+        context._reports.annotate(context._job, changes)
 
 
 class JobLogCapture:

@@ -10,6 +10,7 @@ from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.labels import parse_labels
 from headgate.jobs.retention import own_retention
 from headgate.jobs.retry import require_policy
+from headgate.jobs.tags import parse_tags
 from headgate.tasks.chunk import Chunk, function_of_one
 from headgate.tasks.executor_kind import Executor, executor_of
 from headgate.tasks.gate import bind_limits
@@ -118,6 +119,7 @@ def declare_task(
         keep_result=keep_result,
         aliases=_checked_aliases(options.get("aliases", ()), where),
         requires=parse_labels(options.get("requires", ()), f"{where}: requires"),
+        tags=parse_tags(options.get("tags", ()), where),
         executor=body.executor,
         needs=needs,
         handler=body.handler,

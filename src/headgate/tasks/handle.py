@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headgate.arguments import parse_wait
 from headgate.clock import SECOND, Duration, to_datetime
+from headgate.jobs.annotation import Annotation
 from headgate.jobs.job import JobError, JobRecord, JobState
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ class JobStatus:
     `is_scheduled`. `progress` is what its handler reported last. A job that `is_blocked` waits until the job or batch
     that it `follows` (an id) is final; it is in no lane before that. `enqueued_by` is the process that enqueued it, as
     `host:pid`, or the node of its schedule. `deferrals` is how many of its starts a limit delayed, without a wait that
-    still lasts. `unreadable` names the parts of its stored row that cannot be read, with the reason: its attempts fail
+    still lasts. `tags` are those of its task and its call, `annotations` what its handler has noted. `unreadable`
+    names the parts of its stored row that cannot be read, with the reason: its attempts fail
     with a `PayloadError` until they are repaired.
     """
 
@@ -64,6 +67,8 @@ class JobStatus:
     enqueued_by: str | None = None
     deferrals: int = 0
     unreadable: str | None = None
+    tags: Sequence[str] = ()
+    annotations: Mapping[str, Annotation] = field(default_factory=dict)
 
 
 def status_of(record: JobRecord, now: int) -> JobStatus:
@@ -91,6 +96,8 @@ def status_of(record: JobRecord, now: int) -> JobStatus:
         enqueued_by=record.enqueued_by,
         deferrals=record.deferrals or 0,
         unreadable=record.unreadable,
+        tags=() if record.options is None else record.options.tags,
+        annotations=record.annotations or {},
     )
 
 

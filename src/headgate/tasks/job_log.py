@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from headgate.jobs.annotation import Annotation
 from headgate.jobs.job import ClaimedJob
 
 LOGGER = "headgate.job"
@@ -22,6 +23,8 @@ class Reports(Protocol):
         ...
 
     def progress(self, job: ClaimedJob, fraction: float, message: str | None) -> None: ...
+
+    def annotate(self, job: ClaimedJob, changes: Mapping[str, Annotation | None]) -> None: ...
 
     def log(self, job: ClaimedJob, level: int, logger: str, message: str) -> None: ...
 

@@ -14,6 +14,7 @@ from headgate.jobs.audit import AuditWord, audit_level
 from headgate.jobs.job import MAX_PRIORITY, JobOptions, OnConflict
 from headgate.jobs.retention import OwnRetention, own_retention
 from headgate.jobs.retry import RetryPolicy, require_policy
+from headgate.jobs.tags import parse_tags
 from headgate.limits.key import named_arguments
 from headgate.limits.limit import Limit, RateOptions
 from headgate.suggestion import did_you_mean
@@ -87,6 +88,9 @@ class HandlerOptions(TypedDict, total=False):
     """The labels that a node needs to run its jobs, such as {"gpu"} (default: none). `headgate worker --label gpu`
     starts one with that label. The limits count as for all other tasks."""
 
+    tags: Collection[str]
+    """Words that its jobs are found by, such as ["import"] (default: none): up to 20, of up to 64 characters."""
+
     upgrade: Upgrade | None
     """Returns arguments that fit the current signature for those that an older release has stored.
 
@@ -128,6 +132,9 @@ class EnqueueOptions(TypedDict, total=False):
 
     headers: Mapping[str, str] | None
     """Text stored with the job, up to 16 KiB; added to the headers of the `using(…)` before."""
+
+    tags: Collection[str] | None
+    """Words that the job is found by; added to the tags of its task and of the `using(…)` before."""
 
     retry: RetryPolicy | None
     """Replaces the task's own policy. It is stored with the job, so it has no function and no filters; those of the
@@ -219,6 +226,8 @@ def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOption
         task._client.registry.require_queue(cast(str, new["queue"]), where)
     if "headers" in new:
         new["headers"] = {**(before.get("headers") or {}), **cast(Mapping[str, str], new["headers"])}
+    if "tags" in new:
+        new["tags"] = (*parse_tags(new["tags"], where), *(before.get("tags") or ()))
     if "id" in new:
         new["id"] = _own_id(new["id"], where)
     options = _merged(before, new)
@@ -233,6 +242,7 @@ def options_of_call(own: EnqueueOptions, others: EnqueueOptions) -> EnqueueOptio
     """Return the options of a call: its own, and for those left out the options of the task that enqueues it."""
     new: dict[str, Any] = {name: value for name, value in own.items() if name != "connection"}
     new["headers"] = {**(others.get("headers") or {}), **(own.get("headers") or {})}
+    new["tags"] = (*(others.get("tags") or ()), *(own.get("tags") or ()))
     if "unique_key" in own:
         # The other options of unique keys belong to the key.
         others = cast(EnqueueOptions, {name: value for name, value in others.items() if name not in UNIQUE_OPTIONS})
@@ -285,7 +295,9 @@ def _expiry(
 
 def _job_options(task: Task[Any, Any], options: EnqueueOptions, where: str) -> JobOptions | None:
     retry, timeout, retention = options.get("retry"), options.get("timeout"), options.get("retention")
-    keep_result = options.get("keep_result")
+    keep_result, tags = options.get("keep_result"), task.tags
+    if own_tags := options.get("tags"):
+        tags = parse_tags((*tags, *own_tags), where)
     if retry is not None:
         require_policy(retry, where)
     if keep_result is not None:
@@ -293,13 +305,14 @@ def _job_options(task: Task[Any, Any], options: EnqueueOptions, where: str) -> J
     kept = task.retention
     if retention is not None:
         kept = own_retention(retention, kept or task._client.registry.retention.terms, where)
-    if retry is None and timeout is None and kept is None and keep_result is None:
+    if retry is None and timeout is None and kept is None and keep_result is None and not tags:
         return None
     return JobOptions(
         timeout=None if timeout is None else checked_timeout(timeout, where),
         retry=None if retry is None else retry.terms(where),
         retention=kept,
         keep_result=keep_result,
+        tags=tags,
     )
 
 

@@ -68,6 +68,7 @@ class Task(Generic[P, R]):
         keep_result: bool = True,
         aliases: Sequence[str] = (),
         requires: frozenset[str] = frozenset(),
+        tags: tuple[str, ...] = (),
         executor: Executor | None = None,
         needs: Mapping[str, Resource] | None = None,
         handler: type[Any] | None = None,
@@ -83,6 +84,7 @@ class Task(Generic[P, R]):
         self.gate = gate
         self.aliases: tuple[str, ...] = tuple(aliases)
         self.requires: frozenset[str] = requires
+        self.tags = tags
         self.priority = priority
         self.audit = audit
         self.expires_in = expires_in

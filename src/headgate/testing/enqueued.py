@@ -35,6 +35,7 @@ class Enqueued:
     run_at: datetime
     priority: int
     headers: Mapping[str, str]
+    tags: Sequence[str]
     unique_key: str | None
     connection: Any = field(default=None, repr=False)
 
@@ -46,6 +47,8 @@ class Enqueued:
             said += f"  delay={self.delay:g} s"
         if self.priority:
             said += f"  priority={self.priority}"
+        if self.tags:
+            said += f"  tags={list(self.tags)}"
         if self.unique_key is not None:
             said += f"  unique_key={self.unique_key!r}"
         if self.connection is not None:
@@ -71,6 +74,7 @@ def enqueued(record: JobRecord, task: Task[Any, Any] | None, connection: Any = N
         run_at=to_datetime(record.run_at),
         priority=record.priority,
         headers=record.headers or {},
+        tags=() if record.options is None else record.options.tags,
         unique_key=record.unique_key,
         connection=connection,
     )
@@ -88,6 +92,7 @@ class EnqueuedQuery:
     within: float = 1.0
     priority: int | None = None
     headers: Mapping[str, str] | None = None
+    tags: Sequence[str] | None = None
     unique_key: str | None = None
     connection: Any = None
 
@@ -97,7 +102,7 @@ class EnqueuedQuery:
             said += f"  delay={self.delay:g} s"
         if self.at is not None:
             said += f"  at={self.at.isoformat()}"
-        for name in ("queue", "priority", "headers", "unique_key"):
+        for name in ("queue", "priority", "headers", "tags", "unique_key"):
             value = getattr(self, name)
             if value is not None:
                 said += f"  {name}={value!r}"
@@ -122,6 +127,9 @@ class EnqueuedQuery:
         for name, text in (self.headers or {}).items():
             if job.headers.get(name) != text:
                 found.append(f"header {name!r} {job.headers.get(name)!r}, not {text!r}")
+        lacking = [tag for tag in self.tags or () if tag not in job.tags]
+        if lacking:
+            found.append(f"without {_tags(lacking)}, with {_tags(job.tags)}")
         if self.unique_key is not None and job.unique_key != self.unique_key:
             found.append(f"unique_key {job.unique_key!r}, not {self.unique_key!r}")
         if self.connection is not None and job.connection is not self.connection:
@@ -153,6 +161,10 @@ def present_message(expected: EnqueuedQuery, found: Sequence[Enqueued]) -> str:
 
 def _distance(differences: Sequence[str]) -> tuple[bool, int]:
     return any(each.startswith("another task") for each in differences), len(differences)
+
+
+def _tags(tags: Sequence[str]) -> str:
+    return f"tags {', '.join(tags)}" if tags else "no tags"
 
 
 def _listed(arguments: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -15,6 +15,7 @@ from headgate.engine.call_groups import CallGroup
 from headgate.engine.result import result_of
 from headgate.errors import JobFailed
 from headgate.jobs.job import JobState, NewJob
+from headgate.jobs.tags import parse_tags
 from headgate.storage.enlisting import run_at_once
 from headgate.storage.records import Claim, JobFilter, Room
 from headgate.tasks.handle import Job
@@ -103,6 +104,7 @@ class Workbench:
         within: Duration = 1.0,
         priority: int | None = None,
         headers: dict[str, str] | None = None,
+        tags: Collection[str] | None = None,
         unique_key: str | None = None,
         connection: Any = None,
         count: int | None = None,
@@ -125,6 +127,7 @@ class Workbench:
             within=parse_seconds(within, "within", "assert_enqueued"),
             priority=priority,
             headers=headers,
+            tags=None if tags is None else parse_tags(tags, "assert_enqueued"),
             unique_key=unique_key,
             connection=connection,
         )

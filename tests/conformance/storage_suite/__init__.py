@@ -37,6 +37,7 @@ from tests.conformance.storage_suite.reports import ReportsConformance
 from tests.conformance.storage_suite.rescheduling import ReschedulingConformance
 from tests.conformance.storage_suite.schedules import SchedulesConformance
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, most_in_a_window, rate, recover, strict
+from tests.conformance.storage_suite.tags import TagsConformance
 from tests.conformance.storage_suite.terms import TermsConformance
 from tests.conformance.storage_suite.unique_keys import UniqueKeysConformance
 from tests.conformance.storage_suite.unique_terms import UniqueTermsConformance
@@ -66,6 +67,7 @@ class StorageConformance(
     RefusalsConformance,
     ReschedulingConformance,
     ListingConformance,
+    TagsConformance,
     UniqueKeysConformance,
     UniqueTermsConformance,
     OwnIdsConformance,

@@ -55,6 +55,7 @@ def make_app(url: str, **settings: Any) -> Headgate:
         job = current_job()
         job.log.info("waits for %s", HOSTILE)
         job.progress(0.4, HOSTILE)
+        job.annotate(invoice=42, note=HOSTILE)
         while not Path(file).exists():  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.02)
         return "told"

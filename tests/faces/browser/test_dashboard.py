@@ -588,6 +588,16 @@ async def test_lists_are_filtered_paged_and_copied_as_a_command(browser: Browser
         await page.get_by_label("Unique key", exact=True).fill("nobody's")
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("No matching jobs")).to_be_visible()
+        await page.get_by_label("Unique key", exact=True).fill("")
+        for label, text, url in (
+            ("Tag", "pages", "tag=pages"),
+            ("Header", "source=api", "header=source%3Dapi"),
+            ("Annotation", "invoice=42", "annotation=invoice%3D42"),
+        ):
+            await page.get_by_label(label, exact=True).fill(text)
+            await page.keyboard.press("Enter")
+            await expect(page).to_have_url(re.compile(re.escape(url)))
+        await expect(page.get_by_text("No matching jobs")).to_be_visible()
         await page.get_by_role("link", name="Clear filters").click()
         await expect(page).to_have_url(f"{shop.base}jobs?view=scheduled")
         await visit.press("Cancel all matching the filter")
@@ -682,6 +692,26 @@ async def test_updates_appear_without_a_reload_and_keep_the_focus(browser: Brows
         await expect(other.page.locator(f'a[href="jobs/{job.id}"]')).to_be_visible()
         await expect(typed).to_be_focused()
         await expect(typed).to_have_value("half a w")
+
+
+@of_one_store
+async def test_tags_and_annotations_of_a_job_are_shown_and_lead_to_the_jobs_with_the_tag(
+    browser: Browser, shop: Shop
+) -> None:
+    received = shop.seeds.signal.with_name(f"told {uuid.uuid4()}")
+    job = await shop.app.tasks["until_told"].using(tags=["vip", "2026"]).enqueue(str(received))
+    await until(lambda: is_in(shop, job.id, "running"))
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"jobs/{job.id}")
+        main = visit.page.locator("main")
+        await expect(main).to_contain_text("invoice")
+        await expect(main).to_contain_text("42")
+        await visit.page.get_by_role("link", name="vip", exact=True).click()
+        await expect(visit.page).to_have_url(f"{shop.base}jobs?tag=vip")
+        rows = visit.page.get_by_role("table", name="Jobs", exact=True).locator("tbody tr")
+        await expect(rows).to_have_count(1)
+        await expect(rows).to_contain_text("2026 vip")
+    received.touch()
 
 
 @of_one_store

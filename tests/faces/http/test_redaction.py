@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headgate import JobFailed, JobState, RetryPolicy
+from headgate import JobFailed, JobState, RetryPolicy, current_job
 from headgate.admin import JobQuery
 from headgate.clock import SystemClock
 from headgate.http import BearerAuth, Dashboard, User, dashboard
@@ -257,6 +257,55 @@ async def test_a_search_does_not_reveal_a_hidden_value() -> None:
             if role != "viewer":
                 body = {"action": "cancel", "query": {"text": "c"}, "dry_run": True}
                 assert (await caller.post("/api/jobs/bulk", json=body)).status_code == status
+
+
+async def test_annotations_are_hidden_as_headers_are_and_no_filter_reveals_them() -> None:
+    app = make_app()
+
+    @app.task(retry=RetryPolicy(retries=0))
+    async def call() -> None:
+        current_job().annotate(password="of-an-annotation", tenant="acme", note="password=another1")
+        current_job().log.info("signed in with of-an-annotation")
+        raise ValueError("the server refused of-an-annotation")
+
+    auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator", "admin")})
+    async with app:
+        job = await call.using(headers={"password": "of-a-header", "source": "api"}, tags=["vip"]).enqueue()
+        with suppress(JobFailed):
+            await job.result()
+        async with client(dashboard(app, auth=auth, redact=["password"])) as caller:
+            for role, status in (("viewer", 403), ("operator", 403), ("admin", 200)):
+                caller.headers["Authorization"] = f"Bearer {role}-0123456789abcdef"
+                for path in (f"/api/jobs/{job.id}", "/api/jobs", "/api/failures?span=3600", f"/api/jobs/{job.id}/logs"):
+                    answer = await caller.get(path)
+                    assert answer.status_code == 200
+                    assert "of-an-annotation" not in answer.text
+                    assert "another1" not in answer.text
+                details = (await caller.get(f"/api/jobs/{job.id}")).json()
+                assert details["annotations"]["password"] == HIDDEN
+                assert details["annotations"]["tenant"] == "acme"
+                for name, value in (("header", "of-a-header"), ("annotation", "of-an-annotation")):
+                    guesses = {name: f"PassWord={value}"}
+                    for path in ("/api/jobs", "/api/jobs/count"):
+                        answer = await caller.get(path, params=guesses)
+                        assert answer.status_code == status
+                        assert status == 200 or answer.json()["error"]["code"] == f"{name}_is_redacted"
+                    if role != "viewer":
+                        body = {"action": "retry", "query": guesses, "dry_run": True}
+                        assert (await caller.post("/api/jobs/bulk", json=body)).status_code == status
+                # What is shown may be filtered by.
+                for shown in ({"header": "source=api"}, {"annotation": "tenant=acme"}, {"tag": "vip"}):
+                    assert [each["id"] for each in (await caller.get("/api/jobs", params=shown)).json()["items"]] == [
+                        job.id
+                    ]
+                    assert (await caller.get("/api/jobs/count", params=shown)).json()["count"] == 1
+            (listed,) = (await caller.get("/api/jobs")).json()["items"]
+            assert listed["tags"] == details["tags"] == ["vip"]
+            assert details["options"] == {}
+            for refused in ({"tag": "two words"}, {"header": "source"}, {"annotation": "=1"}):
+                answer = await caller.get("/api/jobs", params=refused)
+                assert answer.status_code in (400, 422), answer.text
+                assert "must be a word" in answer.text or "is not a name with its value" in answer.text
 
 
 class BlockedStorage(MemoryStorage):

@@ -27,7 +27,8 @@ def test_every_field_of_a_query_reaches_the_store() -> None:
         field.name: instant if field.name.endswith(("_after", "_before")) else "words"
         for field in msgspec.structs.fields(JobQuery)
     }
-    query = JobQuery(**{**fields, "state": JobState.FAILED, "view": "ready"})  # type: ignore[arg-type]
+    pairs = {"header": "source=api", "annotation": "invoice=42"}
+    query = JobQuery(**{**fields, **pairs, "state": JobState.FAILED, "view": "ready"})  # type: ignore[arg-type]
     filter = query.filter(cursor="id", count=7, oldest_first=True)
     unsaid = [name for name in JobFilter.__struct_fields__ if getattr(filter, name) == getattr(JobFilter(), name)]
     assert unsaid == []
@@ -38,3 +39,11 @@ def test_invalid_values_are_refused() -> None:
     for said in ({"text": ""}, {"text": "x" * 201}, {"view": "never"}, {"state": "lost"}):
         with pytest.raises(DeclarationError):
             JobQuery(**said)  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="the filter: tag 'two words' must be a word"):
+        JobQuery(tag="two words")
+    with pytest.raises(DeclarationError, match="header='source' is not a name with its value; write header=\"source="):
+        JobQuery(header="source")
+    with pytest.raises(DeclarationError, match='write annotation="invoice=42"'):
+        JobQuery(annotation="=42")
+    with pytest.raises(DeclarationError, match="header="):
+        JobQuery(header="source=\ud800")

@@ -71,7 +71,7 @@ JOBS_HISTORY = {
     "runs": "[1]",
 }
 LIMIT_HISTORY = {"step": 10, "limit_name": "calls", "of_all": 0, "key": "acme", "at": 0, "used": 1}
-ROWS = {
+ROWS: dict[str, dict[str, object]] = {
     "lane": LANE,
     "bucket": BUCKET,
     "job": JOB,
@@ -79,6 +79,7 @@ ROWS = {
     "limit_time": LIMIT_TIME,
     "attempt": ATTEMPT,
     "kept_key": {"task": "work", "unique_key": "acme", "job": "job-1", "until": 0},
+    "job_tag": {"tag": "vip", "job": "job-1"},
     "jobs_history": JOBS_HISTORY,
     "limit_history": LIMIT_HISTORY,
 }
@@ -95,6 +96,7 @@ def test_the_rows_of_these_tests_are_sound(schema: sqlite3.Connection) -> None:
         ("lane", {"draws": "not json"}),
         ("lane", {"behind": "bucket-1", "since": None, "wakes_at": 5}),
         ("job", {"state": "lost", "waiting": 0}),
+        ("job", {"annotations": "not json"}),
         ("job", {"waiting": 0}),
         ("job", {"waiting": 2}),
         ("job", {"attempt": -1}),
@@ -162,6 +164,7 @@ def test_what_a_row_needs_cannot_be_left_out(schema: sqlite3.Connection, table: 
         ("node", {"name": "b"}),
         ("limit_time", {"ahead": 5}),
         ("kept_key", {"job": "job-2", "until": 5}),
+        ("job_tag", {}),
     ],
 )
 def test_what_is_there_once_cannot_be_there_twice(

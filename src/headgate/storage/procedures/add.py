@@ -1,7 +1,7 @@
 """Adding jobs: they are inserted with their arrivals, without locking rows that other transactions need.
 
-Where several clients write, one statement inserts the jobs and notes their arrivals. So jobs without leaders and
-batches are stored without a transaction around it, and a repeat after a lost reply, which finds them stored, notes
+Where several clients write, one statement inserts the jobs and notes their arrivals. So jobs without leaders, batches
+and tags are stored without a transaction around it, and a repeat after a lost reply, which finds them stored, notes
 nothing.
 """
 
@@ -20,6 +20,7 @@ from headgate.storage.following import FollowerPlacement, leaders_of, rejected
 from headgate.storage.procedures.following import placements_of, store_ties
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
+from headgate.storage.procedures.tags import add_tags, has_tags
 from headgate.storage.statements import columns_of
 
 INSERTED_AT_ONCE = 5000
@@ -50,9 +51,9 @@ class _LaneRow(NamedTuple):
     place: int
 
 
-def needs_transaction(jobs: Iterable[NewJob], batches: Sequence[NewBatch]) -> bool:
+def needs_transaction(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
     """Whether storing these jobs takes more than one statement where several clients write."""
-    return bool(batches) or any(job.origin is not None or job.rejection is not None for job in jobs)
+    return bool(batches) or any(job.origin is not None or job.rejection is not None for job in jobs) or has_tags(jobs)
 
 
 def follows_stored(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
@@ -95,6 +96,7 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, 
         places = enumerate(lanes.items())
         known = [_LaneRow(id, lane.queue, lane.draws, lane.variant, place) for place, (id, lane) in places]
         await tx.execute("add_jobs", new=rows, lanes=known, since=tx.limit_now)
+    await add_tags(tx, jobs)
     await note_unrun(tx, final)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
+from headgate.jobs.annotation import Annotation
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.draw_set import DrawSet, union
 from headgate.jobs.gating import GatedJob, KnownGates
@@ -17,7 +18,7 @@ from headgate.jobs.terms import GateTerms
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import demand_of
 from headgate.storage.driver import Transaction
-from headgate.storage.json_text import as_json, limit_needle
+from headgate.storage.json_text import as_json, limit_needle, member_needle, tag_needle
 from headgate.storage.procedures.buckets import BucketName
 from headgate.storage.procedures.lanes import Lane, lane_of
 from headgate.storage.records import (
@@ -128,19 +129,26 @@ async def page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -
     asked, known = await _known(tx, filter, FEW)
     if known <= FEW:
         return await _page(tx, filter, "jobs_known", asked)
-    is_failed = asked["by"] == "failed"
     order = "_oldest" if filter.oldest_first else ""
-    last = await _last_read(tx, f"last_read{'_failed' * is_failed}{order}", filter.cursor, most)
-    walked = await _page(tx, filter, "failed_jobs" if is_failed else "jobs", {**asked, "last": last})
+    match asked["by"]:
+        case "failed":
+            last = await _last_read(tx, f"last_read_failed{order}", filter.cursor, most)
+            walked = await _page(tx, filter, "failed_jobs", {**asked, "last": last})
+        case "tag":
+            last = await _last_read(tx, f"last_read_tagged{order}", filter.cursor, most, tag=filter.tag)
+            return await _page(tx, filter, "tagged_jobs", {**asked, "last": last})
+        case _:
+            last = await _last_read(tx, f"last_read{order}", filter.cursor, most)
+            walked = await _page(tx, filter, "jobs", {**asked, "last": last})
     if walked.is_cut and await _count_known(tx, asked, most) <= most:
         # The matching jobs are further away than that, but few enough to be sorted.
         return await _page(tx, filter, "jobs_known", asked)
     return walked
 
 
-async def _last_read(tx: Transaction, statement: str, cursor: str | None, most: int) -> str | None:
+async def _last_read(tx: Transaction, statement: str, cursor: str | None, most: int, **values: Any) -> str | None:
     """Return the id of the last of `most` jobs, if there are more."""
-    last, *others = [*await tx.values(statement, cursor=cursor, skip=most - 1), None]
+    last, *others = [*await tx.values(statement, cursor=cursor, skip=most - 1, **values), None]
     return last if len(others) == 2 else None
 
 
@@ -158,7 +166,7 @@ async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
     if filter.text is not None:
         # In one statement: the time of a search is bounded.
         asked = {**_asked(filter), **_instants(tx), "last": None}
-        return list((await _page(tx, filter, "jobs", asked)).jobs)
+        return list((await _page(tx, filter, "jobs" if filter.tag is None else "tagged_jobs", asked)).jobs)
     found: list[JobRecord] = []
     while True:
         rest = msgspec.structs.replace(filter, count=filter.count - len(found))
@@ -188,7 +196,8 @@ async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
         if known <= MORE_AT_ONCE or count >= most:
             return min(most, count)
     before, after = (None, filter.cursor) if filter.oldest_first else (filter.cursor, None)
-    return int(await tx.value("count_jobs", most=most, before=before, after=after, **asked))
+    statement = "count_tagged_jobs" if asked["by"] == "tag" else "count_jobs"
+    return int(await tx.value(statement, most=most, before=before, after=after, **asked))
 
 
 async def _known(tx: Transaction, filter: JobFilter, most: int) -> tuple[dict[str, Any], float]:
@@ -212,8 +221,30 @@ def _instants(tx: Transaction) -> dict[str, int]:
 def _asked(filter: JobFilter) -> dict[str, Any]:
     """Return the conditions of a filter, without its page, as parameters of statements."""
     asked = asdict(filter)
-    del asked["limit"], asked["key"], asked["cursor"], asked["oldest_first"], asked["count"]
-    return {**asked, "needle": _needle(filter.limit, filter.key)}
+    for name in ("limit", "key", "header", "annotation", "cursor", "oldest_first", "count"):
+        del asked[name]
+    annotation, annotation_as_text = _annotation_needles(filter.annotation)
+    return {
+        **asked,
+        "needle": _needle(filter.limit, filter.key),
+        "tag_needle": None if filter.tag is None else tag_needle(filter.tag),
+        "header_needle": None if filter.header is None else member_needle(*filter.header),
+        "annotation_needle": annotation,
+        "annotation_as_text": annotation_as_text,
+    }
+
+
+def _annotation_needles(annotation: tuple[str, str] | None) -> tuple[str | None, str | None]:
+    """Return two texts, one of which is in the annotations of a job: `invoice=42` is found as a number and as text."""
+    if annotation is None:
+        return None, None
+    name, text = annotation
+    as_text = f"{member_needle(name, text)},"
+    try:
+        value = msgspec.json.decode(text, type=Annotation)
+    except (msgspec.DecodeError, UnicodeError):
+        return as_text, as_text
+    return f"{member_needle(name, value)},", as_text
 
 
 def _needle(limit: str | None, key: str | None) -> str | None:
@@ -245,6 +276,10 @@ def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:
             return "batch"
         case JobFilter(schedule=str()):
             return "schedule"
+        case JobFilter(state=JobState.RUNNING):
+            return "running"
+        case JobFilter(tag=str()):
+            return "tag"
         case JobFilter(view="blocked"):
             return "blocked"
         case _ if knows_lanes:
@@ -253,8 +288,6 @@ def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:
             return view
         case JobFilter(state=JobState.WAITING, view=None):
             return "waiting"
-        case JobFilter(state=JobState.RUNNING):
-            return "running"
         case JobFilter(state=JobState.FAILED | JobState.CANCELLED):
             return "failed"
         case _:

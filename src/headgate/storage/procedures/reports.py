@@ -1,4 +1,4 @@
-"""Reports of running attempts: their progress and log lines."""
+"""Reports of running attempts: their progress, annotations and log lines."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ async def report(tx: Transaction, node: str, reports: Sequence[AttemptReport], m
     progress_rows = [(each.id, each.progress) for each in kept if each.progress is not None]
     if progress_rows:
         await tx.execute("set_progress", reported=progress_rows)
+    annotation_rows = [(each.id, each.annotations) for each in kept if each.annotations is not None]
+    if annotation_rows:
+        await tx.execute("set_annotations", reported=annotation_rows)
     lines = [(each.id, *astuple(line)) for each in kept for line in each.lines]
     if lines:
         await tx.execute("keep_lines", logged=lines, most=most_lines, marker=too_many(most_lines))

@@ -53,6 +53,7 @@ from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.history import note_enqueued
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of
 from headgate.storage.procedures.replacement_notes import ReplacementNote, give_back, keep_notes, note_of
+from headgate.storage.procedures.tags import add_tags, remove_tags
 from headgate.storage.stored_rows import RowDecoder
 
 TRIES = 100
@@ -261,6 +262,7 @@ class _Addition:
             # A deleted row stays in the index until the commit: the running job could not wait again.
             raise ClaimedMeanwhile
         await self._tx.execute("delete_job", id=job.id)
+        await remove_tags(self._tx, [job])
         if next(row for row in rows if row.id == job.id).state == "waiting":
             await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.draws, job.variant), -1)])
         return False
@@ -333,6 +335,8 @@ class _Addition:
         )
         if not after.draws_alike:
             await self._tx.execute("forget_starts", id=now.id)
+        await remove_tags(self._tx, [now])
+        await add_tags(self._tx, [job])
         in_lane = now.state == "waiting"
         given = None
         if after.gone and now.terms is not None:

@@ -8,7 +8,7 @@ import msgspec
 
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen
-from headgate.jobs.job import Draw, JobState
+from headgate.jobs.job import Draw, JobOptions, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import dump_permits
 from headgate.storage import permits
@@ -22,6 +22,7 @@ from headgate.storage.procedures.permits import return_permits
 from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.schedules import evict_schedule_notes
 from headgate.storage.procedures.settings import read_settings
+from headgate.storage.procedures.tags import remove_tags
 from headgate.storage.stored_rows import RowDecoder
 
 
@@ -32,6 +33,7 @@ class _Prunable(msgspec.Struct, array_like=True):
     terms: GateTerms | None
     lines: int
     batch: str | None
+    options: JobOptions | None
 
 
 class _LockedFinalJob(msgspec.Struct, array_like=True):
@@ -86,6 +88,7 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> i
     if any(job.lines for job in found):
         await tx.execute("prune_lines", ids=gone)
     await tx.execute("prune_job_audit", ids=gone)
+    await remove_tags(tx, [job for job in found if job.id in set(gone)])
     pruned = await tx.execute("prune_jobs", ids=gone)
     batches = {job.batch for job in found if job.batch is not None}
     if batches:

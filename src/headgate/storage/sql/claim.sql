@@ -388,13 +388,13 @@ LEFT JOIN (
 -- The columns of a job that a claim reads.
 job.id, job.lane, job.task, job.queue, job.payload, job.rank, job.run_at, job.attempt, job.fence, job.lost,
 job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed, job.give_up_at,
-CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
+job.annotations, CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
 
 -- part: head_as_text
 -- As head, for a database that stores values of any type in a column.
 job.id, job.lane, job.task, job.queue, CAST(job.payload AS text) AS payload, job.rank, job.run_at, job.attempt, job.fence,
 job.lost, job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed,
-job.give_up_at, CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
+job.give_up_at, job.annotations, CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
 
 -- part: not_locked
 -- Whether a job is not one that this process has found locked, by id and fence.

@@ -43,6 +43,13 @@ AND (:finished_until::bigint IS NULL OR job.finished_at < :finished_until)
 AND (:needle::text IS NULL OR {position}(job.draws, :needle) > 0)
 AND (:error::text IS NULL OR substr({field:job.error.type}, 1, length(:error)) = :error)
 AND (:text::text IS NULL OR ({position}(job.payload, :text) > 0 AND substr(job.payload, 1, 8) <> 'encoded:'))
+AND (
+    :annotation_needle::text IS NULL
+    OR {position}(@annotations_in_commas, :annotation_needle) > 0
+    OR {position}(@annotations_in_commas, :annotation_as_text) > 0
+)
+AND (:tag_needle::text IS NULL OR {position}(replace(job.options, ']', ','), :tag_needle) > 0)
+AND (:header_needle::text IS NULL OR {position}(',' || substr(job.headers, 2), :header_needle) > 0)
 AND (:view::text IS NULL OR :view = 'blocked' OR job.waiting)
 AND (coalesce(:view::text, '') <> 'blocked' OR job.state = 'blocked')
 AND (coalesce(:view::text, '') <> 'scheduled' OR (job.delayed AND job.run_at > :now))
@@ -53,6 +60,10 @@ AND (:view::text IS NULL OR :view NOT IN ('throttled', 'ready') OR (:view = 'thr
         > :limit_now,
     false
 )))
+
+-- part: annotations_in_commas
+-- The annotations of a job with commas in place of the braces around them.
+',' || substr(job.annotations, 2, {greatest}(length(job.annotations) - 2, 0)) || ','
 
 -- part: place [postgres]
 id
@@ -97,6 +108,18 @@ CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE lane = line.id AND waiting
 -- part: its_delayed_jobs [sqlite]
 CROSS JOIN job ON job.lane = line.id AND job.waiting AND job.delayed
 
+-- part: its_job [postgres]
+CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = job_tag.job OFFSET 0) AS job
+
+-- part: its_job [sqlite]
+CROSS JOIN job ON job.id = job_tag.job
+
+-- part: place_of_tagged [postgres]
+job_tag.job
+
+-- part: place_of_tagged [sqlite]
+(SELECT job.rowid FROM job WHERE job.id = job_tag.job)
+
 -- part: known_jobs
 -- The jobs that can match a filter, where an index finds them; :by names the index. Jobs that wait in :lanes for some
 -- draws and pass them are in other lanes.
@@ -128,6 +151,8 @@ UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'batch' AND batch = :batch
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'schedule' AND schedule = :schedule
+UNION ALL
+SELECT @place_of_tagged FROM headgate.job_tag WHERE :by = 'tag' AND job_tag.tag = :tag
 
 -- part: beyond_cursor
 {no index}job.id < coalesce(:before::text, '~') AND {no index}job.id > coalesce(:after::text, '')
@@ -193,6 +218,31 @@ FROM (
 ) AS job @with_lane
 ORDER BY job.id
 
+-- name: tagged_jobs
+-- As `jobs`, for jobs with the tag of a filter.
+SELECT @job_record
+FROM (
+    SELECT job.*
+    FROM headgate.job_tag @its_job
+    WHERE job_tag.tag = :tag AND job_tag.job < coalesce(:cursor::text, '~') AND job_tag.job >= coalesce(:last::text, '')
+        AND @job_filter
+    ORDER BY job_tag.job DESC
+    LIMIT :count
+) AS job @with_lane
+ORDER BY job.id DESC
+
+-- name: tagged_jobs_oldest
+SELECT @job_record
+FROM (
+    SELECT job.*
+    FROM headgate.job_tag @its_job
+    WHERE job_tag.tag = :tag AND job_tag.job > coalesce(:cursor::text, '') AND job_tag.job <= coalesce(:last::text, '~')
+        AND @job_filter
+    ORDER BY job_tag.job
+    LIMIT :count
+) AS job @with_lane
+ORDER BY job.id
+
 -- name: last_read
 -- Return the id of the last job that is read if so many are read, newest first, and the id of the next job.
 SELECT id FROM headgate.job WHERE id < coalesce(:cursor::text, '~') ORDER BY id DESC LIMIT 2 OFFSET :skip
@@ -208,6 +258,14 @@ ORDER BY id DESC LIMIT 2 OFFSET :skip
 SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled') AND id > coalesce(:cursor::text, '')
 ORDER BY id LIMIT 2 OFFSET :skip
 
+-- name: last_read_tagged
+SELECT job FROM headgate.job_tag WHERE tag = :tag AND job < coalesce(:cursor::text, '~')
+ORDER BY job DESC LIMIT 2 OFFSET :skip
+
+-- name: last_read_tagged_oldest
+SELECT job FROM headgate.job_tag WHERE tag = :tag AND job > coalesce(:cursor::text, '')
+ORDER BY job LIMIT 2 OFFSET :skip
+
 -- name: count_jobs
 -- Count the jobs that match a filter, up to a maximum.
 SELECT count(*) FROM (SELECT 1 FROM headgate.job WHERE @beyond_cursor AND @job_filter LIMIT :most) AS passing
@@ -220,6 +278,15 @@ FROM (SELECT 1 FROM headgate.job WHERE id >= coalesce(:last::text, '') AND @job_
 -- name: count_known
 -- Count the jobs that an index finds, up to a maximum.
 SELECT count(*) FROM (SELECT 1 FROM (@known_jobs) AS known LIMIT :most) AS counted
+
+-- name: count_tagged_jobs
+-- Count the jobs with the tag of a filter that match it, up to a maximum.
+SELECT count(*)
+FROM (
+    SELECT 1 FROM headgate.job_tag @its_job
+    WHERE job_tag.tag = :tag AND @beyond_cursor AND @job_filter
+    LIMIT :most
+) AS passing
 
 -- name: count_known_jobs
 -- Count the matching jobs among the first that an index finds.

@@ -22,6 +22,12 @@ UPDATE headgate.job SET progress = reported.progress
 FROM {rows:reported(id text, progress json)}
 WHERE job.id = reported.id
 
+-- name: set_annotations
+-- Store the annotations of running attempts.
+UPDATE headgate.job SET annotations = reported.annotations
+FROM {rows:reported(id text, annotations json)}
+WHERE job.id = reported.id
+
 -- name: keep_lines
 -- Store log lines of running attempts, as far as there is room; a stored line stays.
 INSERT INTO headgate.log_line (job, number, at, attempt, level, logger, message)

@@ -71,7 +71,8 @@ SET payload = :payload, queue = :queue, priority = :priority::smallint, delayed 
     rank = :run_at::bigint - :priority::smallint * coalesce(:aging::bigint, @no_aging), expires_at = :expires_at::bigint,
     give_up_at = CASE WHEN state = 'waiting' THEN :give_up_at::bigint END, draws = :draws, costs = :costs,
     headers = :headers, options = :options, terms = :terms, gate = :gate, audit = :audit::smallint, lane = :lane,
-    held = :held::bigint, passed = 0, attempt = 0, lost = 0, fence = fence + 1, error = NULL, progress = NULL
+    held = :held::bigint, passed = 0, attempt = 0, lost = 0, fence = fence + 1, error = NULL, progress = NULL,
+    annotations = NULL
 WHERE id = :id
 RETURNING rank
 

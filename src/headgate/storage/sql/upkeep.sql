@@ -1,13 +1,14 @@
 -- What nodes do about once a minute, what operators do to queues, and checks that rows agree.
 
 -- part: prunable_job
-job.id, job.held, job.draws, job.terms, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch
+job.id, job.held, job.draws, job.terms, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch,
+job.options
 
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, draws, terms, batch FROM headgate.job
+    SELECT id, held, draws, terms, batch, options FROM headgate.job
     WHERE state {any:states text} AND finished_at < :before AND finished_at >= :since AND NOT @has_own_retention
     LIMIT :count
 ) AS job
@@ -47,7 +48,7 @@ END
 -- Return the same for jobs whose own retention has ended, without those that a waiting or running job follows.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, draws, terms, batch FROM headgate.job
+    SELECT id, held, draws, terms, batch, options FROM headgate.job
     WHERE options IS NOT NULL AND finished_at IS NOT NULL AND {position}(options, '"retention":') > 0
         AND @kept_until <= :now
         AND NOT (
@@ -65,7 +66,7 @@ FROM (
 -- Return those of these jobs that finished in these states before then.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, draws, terms, batch FROM headgate.job
+    SELECT id, held, draws, terms, batch, options FROM headgate.job
     WHERE id {any:ids text} AND {no index}state {any:states text} AND {no index}finished_at < :before
     LIMIT :count
 ) AS job
@@ -290,6 +291,12 @@ UNION ALL
 SELECT 'job ' || id || ' has the rank ' || rank || ' instead of ' || (run_at - priority * @step)
 FROM headgate.job
 WHERE finished_at IS NULL AND rank <> run_at - priority * @step
+UNION ALL
+SELECT 'tag ' || tag || ' has job ' || job || ', which does not have it'
+FROM headgate.job_tag
+WHERE NOT EXISTS (
+    SELECT 1 FROM headgate.job WHERE job.id = job_tag.job AND {position}(replace(job.options, ']', ','), '"' || tag || '",') > 0
+)
 UNION ALL
 SELECT 'schedule ' || name || ' counts ' || counted || ' jobs that are not final, and has ' || found
 FROM (

@@ -205,6 +205,7 @@ CREATE TABLE headgate.job (
     is_followed       boolean NOT NULL DEFAULT false,
     audit             smallint NOT NULL DEFAULT 3 CHECK (audit BETWEEN 0 AND 3),
     progress          text,
+    annotations       text,
     CHECK (state <> 'blocked' OR (follows IS NOT NULL AND node IS NULL AND held = 0)),
     CHECK (origin IS NOT NULL OR coalesce(follows, batch, schedule) IS NULL),
     CHECK (waiting = (state = 'waiting')),
@@ -243,6 +244,13 @@ CREATE INDEX job_schedule ON headgate.job (schedule, id) WHERE schedule IS NOT N
 -- pruning and looking at starts need.
 CREATE INDEX job_times ON headgate.job USING brin (finished_at, charged_at)
     WITH (pages_per_range = 32, autosummarize = on);
+
+-- A row for each tag of a job, so that jobs are found by it, newest first; the tags are in the options of the job.
+CREATE TABLE headgate.job_tag (
+    tag  text COLLATE "C" NOT NULL,
+    job  text COLLATE "C" NOT NULL,
+    PRIMARY KEY (tag, job)
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- Unique keys that stay taken until then, whatever becomes of the job: it may have ended, and been deleted.
 CREATE TABLE headgate.kept_key (

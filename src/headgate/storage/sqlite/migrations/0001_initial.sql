@@ -156,6 +156,7 @@ CREATE TABLE job (
     is_followed       INTEGER NOT NULL DEFAULT 0,
     audit             INTEGER NOT NULL DEFAULT 3 CHECK (audit BETWEEN 0 AND 3),
     progress          TEXT CHECK (progress IS NULL OR json_valid(progress)),
+    annotations       TEXT CHECK (annotations IS NULL OR json_valid(annotations)),
     -- What goes with each state. Without a list after IN: SQLite makes that anew for each row, for a quarter of the time
     -- that a finish takes.
     CHECK (
@@ -199,6 +200,13 @@ CREATE INDEX job_failed ON job (id) WHERE state IN ('failed', 'cancelled');
 CREATE INDEX job_follows ON job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
 CREATE INDEX job_schedule ON job (schedule) WHERE schedule IS NOT NULL;
+
+-- A row for each tag of a job, so that jobs are found by it, newest first; the tags are in the options of the job.
+CREATE TABLE job_tag (
+    tag  TEXT NOT NULL,
+    job  TEXT NOT NULL,
+    PRIMARY KEY (tag, job)
+) WITHOUT ROWID;
 
 -- Unique keys that stay taken until then, whatever becomes of the job: it may have ended, and been deleted.
 CREATE TABLE kept_key (

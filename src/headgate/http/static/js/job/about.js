@@ -39,6 +39,11 @@ export function about(job) {
   if (job.expires_at && status.state === "waiting") items.push(["Expires", both(job.expires_at)]);
   if (job.unique_key)
     items.push(["Unique key", link(address(["jobs"], { unique_key: job.unique_key }), job.unique_key)]);
+  if (job.tags.length)
+    items.push([
+      "Tags",
+      job.tags.map((/** @type {string} */ tag) => [link(address(["jobs"], { tag }), tag), " "]),
+    ]);
   if (job.schedule) items.push(["Schedule", link(address(["schedules", job.schedule]), job.schedule)]);
   if (job.batch)
     items.push([
@@ -68,6 +73,7 @@ export function values(job) {
   return [
     panel("Payload", {}, jsonView(job.payload ?? {}, "Payload")),
     isDone && panel("Result", {}, jsonView(job.result ?? null, "Result")),
+    Object.keys(job.annotations).length > 0 && panel("Annotations", {}, jsonView(job.annotations, "Annotations")),
     job.headers && Object.keys(job.headers).length > 0 && panel("Headers", {}, jsonView(job.headers, "Headers")),
     job.options && Object.keys(job.options).length > 0 && panel("Options", {}, jsonView(job.options, "Options")),
   ];

@@ -36,6 +36,9 @@ const TEXT_FILTERS = /** @type {[string, string, string][]} */ ([
   ["limit", "Limit", "any"],
   ["key", "Limit key", "tenant:42"],
   ["text", "Payload text", "part of the JSON"],
+  ["tag", "Tag", "vip"],
+  ["header", "Header", "source=api"],
+  ["annotation", "Annotation", "invoice=42"],
   ["error", "Error type", "TimeoutError"],
   ["unique_key", "Unique key", ""],
   ["schedule", "Schedule", ""],
@@ -341,6 +344,12 @@ function payloadCell(job) {
   const draw = job.waits_for;
   return [
     payload,
+    job.tags.length > 0 &&
+      h(
+        "span",
+        { class: "cell-below one-line", key: "tags" },
+        job.tags.map((/** @type {string} */ tag) => [link(address(["jobs"], { tag }), tag), " "]),
+      ),
     job.unreadable &&
       h("span", { class: "cell-below bad-text one-line", title: job.unreadable }, `cannot be read: ${job.unreadable}`),
     job.error &&

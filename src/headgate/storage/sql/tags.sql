@@ -1,0 +1,16 @@
+-- The index of tags: a row for each tag of a job. The tags themselves are in the options of the job.
+
+-- name: add_tags
+-- Store the tags of new jobs. Jobs that were not stored, or were stored before with other tags, get none.
+INSERT INTO headgate.job_tag (tag, job)
+SELECT tagged.tag, tagged.job
+FROM {rows:tagged(tag text, job text)}
+CROSS JOIN headgate.job
+WHERE job.id = tagged.job AND job.options IS NOT NULL
+    AND {position}(replace(job.options, ']', ','), '"' || tagged.tag || '",') > 0
+ON CONFLICT DO NOTHING
+
+-- name: remove_tags
+-- Remove the tags of jobs that are deleted or replaced.
+DELETE FROM headgate.job_tag
+WHERE (tag, job) IN (SELECT tag, job FROM {rows:tagged(tag text, job text)})
