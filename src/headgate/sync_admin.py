@@ -144,6 +144,8 @@ class SyncAdmin(SyncVerbs[Admin]):
     logs: Final = Blocking(Admin.logs)
     audit_log: Final = Blocking(Admin.audit_log)
     explain: Final = Blocking(Admin.explain)
+    enqueue: Final = Blocking(Admin.enqueue)
+    run_again: Final = Blocking(Admin.run_again)
     retry: Final = Blocking(Admin.retry)
     cancel: Final = Blocking(Admin.cancel)
     run_now: Final = Blocking(Admin.run_now)

@@ -290,6 +290,46 @@ async def test_jobs_are_retried_cancelled_and_run_before_their_time(browser: Bro
         assert [(entry.actor, entry.action) for entry in entries] == [("ada", "cancel")]
 
 
+async def test_jobs_are_enqueued_and_run_again_with_other_arguments(browser: Browser, shop: Shop) -> None:
+    tasks = shop.app.tasks
+    async with visiting(browser, shop, who="olga") as visit:
+        dialog, arguments = visit.page.get_by_role("dialog"), visit.page.get_by_label("Arguments (JSON)")
+        old = await tasks["send_mail"].using(priority=3).enqueue("first", {"id": 2**60 + 1})
+        await until(lambda: is_in(shop, old.id, "succeeded"))
+        await visit.go(f"jobs/{old.id}")
+        await visit.press("Run again")
+        await expect(arguments).to_have_value(re.compile(r'"to": "first"[^}]*"id": 1152921504606846977'))
+        await arguments.fill('{"to": 7}')
+        await dialog.get_by_role("button", name="Run again", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("argument 'to' of task 'send_mail' does not fit")
+        await expect(arguments).to_have_attribute("aria-invalid", "true")
+        await arguments.fill("{")
+        await dialog.get_by_role("button", name="Run again", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("This is not JSON")
+        await arguments.fill('{"to": "second", "words": {"id": 1152921504606846977}}')
+        await visit.agree("Run again")
+        await expect(visit.page).not_to_have_url(shop.base + f"jobs/{old.id}")
+        new = visit.page.url.rpartition("/")[2]
+        record = (await shop.app.admin.job(new)).record
+        assert (json.loads(record.payload), record.priority) == (
+            {"to": "second", "words": {"id": 2**60 + 1}}, 3
+        )  # fmt: skip
+        await expect(visit.page.locator("main")).to_contain_text(f"again, as job {old.id}")
+
+        await visit.go("jobs?task=send_mail")
+        await visit.press("Enqueue")
+        await expect(arguments).to_have_value('{\n  "to": null\n}')
+        await dialog.get_by_role("button", name="Enqueue", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("argument 'to' of task 'send_mail' does not fit")
+        await arguments.fill('{"to": "third"}')
+        await visit.page.get_by_label("Delay in seconds").fill("3600")
+        await visit.agree("Enqueue")
+        await expect(visit.page.locator("main")).to_contain_text("scheduled")
+        entries = await shop.app.admin.audit_log(subject=visit.page.url.rpartition("/")[2])
+        assert [(entry.actor, entry.action) for entry in entries] == [("olga", "enqueue")]
+        visit.forget_refusals(422)
+
+
 async def test_many_jobs_are_changed_after_they_were_counted(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["send_mail"]
     jobs = [await task.using(delay=3600).enqueue("bulk me", {"number": number}) for number in range(5)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,7 +12,7 @@ import pytest
 
 from headgate import Headgate, JobState, StrictRate
 from headgate.storage.records import NodeSetting
-from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
+from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, seed
 
 NAME = quote(HOSTILE, safe="")
 API = quote(LIMIT, safe="")
@@ -53,6 +54,47 @@ async def test_jobs_are_retried_cancelled_and_run_now(app: Headgate) -> None:
             assert await act(client, "/jobs/nobody/cancel", expected=404) == "job_not_found"
             entries = await app.admin.audit_log(subject=seeds.failed)
             assert [(entry.actor, entry.action) for entry in entries] == [("local", "cancel"), ("local", "retry")]
+
+
+async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgate) -> None:
+    async with app.open():
+        seeds = await seed(app)
+        async with browser(app) as client:
+            declared = {each["task"]: each for each in (await client.get("/api/tasks")).json()["items"]}
+            assert (declared["sync"]["arguments"], declared["sync"]["required"]) == (["tenant", "secret"], ["tenant"])
+            enqueue = "/tasks/answer/enqueue"
+            new = await act(client, enqueue, {"payload": {"question": "how?"}, "delay": 60, "priority": 4})
+            status = await app.admin.status(new["job"])
+            assert (status.task, status.priority, status.is_scheduled) == ("answer", 4, True)
+            huge = await act(client, "/tasks/sync/enqueue", {"payload": {"tenant": "a\x00b", "secret": None}})
+            assert "a\\u0000b" in (await app.admin.job(huge["job"])).record.payload
+            for body, code, expected in (
+                ({}, "payload_error", 422),
+                ({"payload": {"question": 7}}, "payload_error", 422),
+                ({"payload": {"question": "why?"}, "delay": 1, "at": "2099-01-01T00:00:00Z"}, "declaration_error", 422),
+                ({"payload": {"question": "why?"}, "queue": "nowhere"}, "unknown_queue", 404),
+                ({"payload": ["why?"]}, "bad_request", 400),
+                ({"payload": {"question": "[redacted]"}}, "payload_is_redacted", 422),
+            ):
+                assert await act(client, enqueue, body, expected=expected) == code
+            assert await act(client, "/tasks/nobody/enqueue", {}, expected=404) == "unknown_task"
+
+            again = f"/jobs/{seeds.failed}/run-again"
+            same, other = (
+                await act(client, again),
+                await act(client, again, {"payload": {"user": "b", "password": "p"}}),
+            )
+            first, second, third = [
+                json.loads((await app.admin.job(id)).record.payload) for id in (seeds.failed, same["job"], other["job"])
+            ]
+            assert (first, third) == (second, {"user": "b", "password": "p"})
+            shown = (await client.get(f"/api/jobs/{seeds.failed}")).json()["payload"]
+            assert await act(client, again, {"payload": shown}, expected=422) == "payload_is_redacted"
+            assert await act(client, again, {"payload": {"user": "b"}}, expected=422) == "payload_error"
+            assert await act(client, "/jobs/nobody/run-again", expected=404) == "job_not_found"
+            entries = await app.admin.audit_log(subject=seeds.failed)
+            assert [(entry.actor, entry.action) for entry in entries] == [("local", "run again")] * 2
+            assert PASSWORD not in (await client.get("/api/audit")).text
 
 
 async def test_many_jobs_are_counted_first_and_changed_then(app: Headgate) -> None:

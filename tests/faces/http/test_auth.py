@@ -50,6 +50,7 @@ def test_the_roles_of_the_endpoints_are_these() -> None:
     assert needs["operator"] == [
         "cancel_job",
         "change_jobs",
+        "enqueue_job",
         "pause_queue",
         "pause_schedule",
         "quiet_node",
@@ -58,6 +59,7 @@ def test_the_roles_of_the_endpoints_are_these() -> None:
         "resume_queue",
         "resume_schedule",
         "retry_job",
+        "run_job_again",
         "run_job_now",
         "set_node_slots",
         "skip_schedule",
