@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from headgate.admin.actor import this_process
-from headgate.clock import to_datetime
+from headgate.clock import SECOND, to_datetime
 from headgate.engine.declaration import trigger_of
 from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.errors import DeclarationError, HeadgateError, ScheduleNotFound, UnknownTask, UnreadableSchedule
@@ -17,8 +17,9 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.identity import IdSource
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.cron import Cron
+from headgate.schedules.restricted import RestrictedTrigger
 from headgate.schedules.schedule import LATE, is_over, resume, skip_next, upcoming
-from headgate.schedules.stored_trigger import load_trigger
+from headgate.schedules.stored_trigger import StoredTrigger, load_trigger
 from headgate.schedules.trigger import Trigger
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.store import Store
@@ -107,7 +108,8 @@ class SchedulesAdmin:
                 )
             now = self._storage.now()
             follows = await last_job_of(self._storage, record) if record.rules.overlap == "queue" else None
-            job = occurrence(record, self._registry, id=self._ids.next(now), occurs_at=now, now=now, follows=follows)
+            at_once = replace(record, rules=replace(record.rules, jitter=None))
+            job = occurrence(at_once, self._registry, id=self._ids.next(now), occurs_at=now, now=now, follows=follows)
             course = record.course
             if (await self._storage.fire([Fired(name, record.revision, course.next_at, course.last_at, [job])]))[0]:
                 await self._note("trigger", name, f"job {job.id}")
@@ -174,7 +176,7 @@ class SchedulesAdmin:
         try:
             trigger = load_trigger(rules.trigger)
             described = trigger.describe()
-            tz = trigger.tz if isinstance(trigger, Cron | Calendar) else None
+            tz = _zone_of(trigger)
         except DeclarationError as error:
             described = "unreadable"
             unreadable = unreadable or str(error)
@@ -201,6 +203,8 @@ class SchedulesAdmin:
             skipped=record.skipped,
             skipped_at=_optional(record.skipped_at),
             tz=tz,
+            jitter=None if rules.jitter is None else rules.jitter / SECOND,
+            is_declared=record.is_declared,
             is_overdue=overdue is not None,
             problem=f"cannot be read: {unreadable}"
             if unreadable
@@ -221,6 +225,12 @@ class SchedulesAdmin:
         except HeadgateError:
             return "overdue: this app does not declare its trigger"
         return "overdue: no worker enqueues its jobs"
+
+
+def _zone_of(trigger: StoredTrigger) -> str | None:
+    if isinstance(trigger, RestrictedTrigger):
+        return trigger.terms.tz
+    return trigger.tz if isinstance(trigger, Cron | Calendar) else None
 
 
 def _optional(instant: int | None) -> datetime | None:

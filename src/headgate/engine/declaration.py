@@ -45,6 +45,7 @@ async def declare(
             max_runs=spec.max_runs,
             misfire=spec.misfire,
             overlap=spec.overlap,
+            jitter=spec.jitter,
         )
         found = await storage.schedules(name=spec.name)
         known = found[0] if found else None
@@ -124,7 +125,9 @@ def trigger_of(record: ScheduleRecord, declared: Mapping[str, Trigger]) -> Trigg
     if not isinstance(stored, CodeOnlyTrigger):
         return counted_from(stored, record.course.started_at)
     own = declared.get(record.name)
-    return own if own is not None and own.describe() == stored.description else None
+    if own is None or own.describe() != stored.description:
+        return None
+    return counted_from(own, record.course.started_at)
 
 
 def slower_limit(
