@@ -276,7 +276,7 @@ class Client:
             self.storage,
             remote_stores,
             self.registry,
-            SchedulesAdmin(self.storage, self.registry, self._ids),
+            SchedulesAdmin(self.storage, self.registry, self._ids, self.enqueuer),
             enqueue=self.enqueue,
             address=self.address.shown,
         )

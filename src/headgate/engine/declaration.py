@@ -38,15 +38,7 @@ async def declare(
     """
     while True:
         now = storage.now()
-        rules = ScheduleRules(
-            trigger=dump_trigger(spec.trigger),
-            first_at=now if spec.first == "now" else spec.first_at,
-            until=spec.until,
-            max_runs=spec.max_runs,
-            misfire=spec.misfire,
-            overlap=spec.overlap,
-            jitter=spec.jitter,
-        )
+        rules = rules_of(spec, now)
         found = await storage.schedules(name=spec.name)
         known = found[0] if found else None
         before = None if code is None else await _before(storage, spec.name, code, is_stored=known is not None)
@@ -83,6 +75,19 @@ async def declare(
             # A release without the alias has stored it under its new name as well; remove the old one.
             await storage.remove_schedule(before.name)
             return record, before.name
+
+
+def rules_of(spec: ScheduleSpec, now: int) -> ScheduleRules:
+    """Return the rules of a declaration as they are stored."""
+    return ScheduleRules(
+        trigger=dump_trigger(spec.trigger),
+        first_at=now if spec.first == "now" else spec.first_at,
+        until=spec.until,
+        max_runs=spec.max_runs,
+        misfire=spec.misfire,
+        overlap=spec.overlap,
+        jitter=spec.jitter,
+    )
 
 
 class Code(NamedTuple):

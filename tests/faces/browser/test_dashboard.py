@@ -463,6 +463,48 @@ async def test_queues_and_schedules_are_changed(browser: Browser, shop: Shop) ->
             await admin.schedules.status(gone)
 
 
+async def test_schedules_are_created_and_edited(browser: Browser, shop: Shop) -> None:
+    admin, name = shop.app.admin.schedules, f"made {uuid.uuid4()}"
+    async with visiting(browser, shop, who="olga") as visit:
+        page, dialog = visit.page, visit.page.get_by_role("dialog")
+        await visit.go("schedules")
+        await visit.press("Create")
+        await page.get_by_label("Name of the schedule").fill(name)
+        await page.get_by_label("Task of the schedule").select_option("send_mail")
+        await page.get_by_label("Expression").fill("0 99 * * *")
+        await page.get_by_label("Zone of the schedule").fill("Europe/Zurich")
+        await page.get_by_label("Not on").fill("12-25, 12-31..01-02")
+        await page.get_by_label("Arguments (JSON)").fill('{"to": "ops"}')
+        await dialog.get_by_role("button", name="Create", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("cron '0 99 * * *'")
+        await page.get_by_label("Expression").fill("0 9 * * *")
+        await visit.agree("Create")
+        await expect(page.get_by_role("heading", level=1)).to_contain_text(name)
+        status = await admin.status(name)
+        assert status.trigger == "cron 0 9 * * * (Europe/Zurich), except 12-25, 12-31..01-02 (Europe/Zurich)"
+
+        await visit.press("Edit")
+        await expect(page.get_by_label("Not on")).to_have_value("12-25, 12-31..01-02")
+        await page.get_by_label("Runs by").select_option("every")
+        await page.get_by_label("Every", exact=True).fill("2h")
+        await page.get_by_label("Only between").fill("8:00 - 18:00")
+        await page.get_by_label("Not on").fill("")
+        await page.get_by_label("Jitter in seconds").fill("30")
+        await visit.agree("Save")
+        await expect(visit.page.locator("main")).to_contain_text(
+            "every 2 hours, between 8:00 and 18:00 (Europe/Zurich)"
+        )
+        status, definition = await admin.status(name), await admin.definition(name)
+        assert (status.jitter, json.loads(definition.payload)) == (30, {"to": "ops"})
+        await visit.press("Remove")
+        await visit.agree("Remove the schedule")
+        await expect(page).to_have_url(shop.base + "schedules")
+
+        await visit.go("schedules/nightly")
+        await expect(page.get_by_role("button", name="Edit", exact=True)).to_have_attribute("aria-disabled", "true")
+        visit.forget_refusals(422)
+
+
 async def test_limits_are_changed(browser: Browser, shop: Shop) -> None:
     limits = shop.app.admin.limits
     key = f"tenant {HOSTILE}"

@@ -239,6 +239,69 @@ async def test_schedules_are_paused_fired_skipped_and_removed(app: Headgate) -> 
             assert [entry.action for entry in entries] == ["remove", "resume", "pause", "trigger", "skip"]
 
 
+async def test_schedules_are_created_and_edited(app: Headgate) -> None:
+    async with app.open():
+        await seed(app)
+        async with browser(app) as client:
+            new = {"name": HOSTILE + "2", "task": "answer", "payload": {"question": "how?"}, "priority": 4}
+            windows = {"between": ["8:00", "18:00"], "on": ["weekday"], "exclude": ["12-25"], "jitter": 30}
+            created = await act(client, "/schedules", new | windows | {"every": "10m", "tz": "Europe/Rome"})
+            assert (created["state"], created["is_declared"], created["jitter"]) == ("active", False, 30)
+            path = f"/schedules/{quote(HOSTILE + '2', safe='')}"
+            shown = (await client.get(f"/api{path}")).json()
+            assert shown["definition"] == {
+                "payload": {"question": "how?"}, "queue": "default", "priority": 4, "cron": None, "every": "10m",
+                "tz": "Europe/Rome", "between": ["8:00", "18:00"], "on": ["weekday"], "exclude": ["12-25"],
+            }  # fmt: skip
+            edited = await act(client, f"{path}/edit", {"cron": "0 6 * * *", "tz": "Asia/Tokyo", "max_runs": 9})
+            assert (edited["trigger"], edited["max_runs"], edited["jitter"], edited["tz"]) == (
+                "cron 0 6 * * * (Asia/Tokyo)", 9, None, "Asia/Tokyo",
+            )  # fmt: skip
+            definition = (await client.get(f"/api{path}")).json()["definition"]
+            assert (definition["payload"], definition["priority"]) == ({"question": "how?"}, 4)
+            await act(client, f"{path}/edit", {"payload": {"question": "when?"}})
+            assert (await client.get(f"/api{path}")).json()["definition"]["payload"] == {"question": "when?"}
+            assert (await app.admin.schedules.status(HOSTILE + "2")).trigger == "cron 0 6 * * * (Asia/Tokyo)"
+
+            for body, code, expected in (
+                (new | {"every": "10m"}, "schedule_exists", 409),
+                (new | {"name": "hourly", "every": "10m"}, "schedule_exists", 409),
+                (new | {"name": "x", "task": "nobody", "every": "10m"}, "unknown_task", 404),
+                (new | {"name": "x"}, "declaration_error", 422),
+                (new | {"name": "x", "cron": "61 * * * *"}, "declaration_error", 422),
+                (new | {"name": "x", "every": "10m", "cron": "0 6 * * *"}, "declaration_error", 422),
+                (new | {"name": "x", "every": "10m", "tz": "Europe/Rome"}, "declaration_error", 422),
+                (new | {"name": "x", "every": "10m", "payload": {"question": 7}}, "payload_error", 422),
+                (
+                    new | {"name": "x", "every": "10m", "payload": {"question": "[redacted]"}},
+                    "payload_is_redacted",
+                    422,
+                ),
+                (new | {"name": "x", "every": "10m", "until": "2099-01-01"}, "bad_request", 400),
+            ):
+                assert await act(client, "/schedules", body, expected=expected) == code
+            # One of the code is the code's, and so is one that the code would store.
+            assert await act(client, "/schedules/hourly/edit", {"every": "5m"}, expected=409) == "schedule_declared"
+            assert await act(client, "/schedules/nobody/edit", {"every": "5m"}, expected=404) == "schedule_not_found"
+            assert (await client.delete(f"/api{path}")).json() == {"changed": True}
+            entries = await app.admin.audit_log(kind="schedule", actor="local")
+            assert [(entry.action, entry.detail) for entry in entries] == [
+                ("remove", None),
+                ("edit", "arguments"),
+                ("edit", "cron 0 6 * * * (Asia/Tokyo)"),
+                ("create", "every 10 minutes, between 8:00 and 18:00, on weekday, except 12-25 (Europe/Rome)"),
+            ]
+
+
+async def test_the_arguments_of_a_schedule_are_redacted(app: Headgate) -> None:
+    async with app.open(), browser(app) as client:
+        payload = {"user": "ada", "password": PASSWORD}
+        await act(client, "/schedules", {"name": "logins", "task": "login", "every": "1h", "payload": payload})
+        answer = await client.get("/api/schedules/logins")
+        assert PASSWORD not in answer.text
+        assert answer.json()["definition"]["payload"] == {"user": "ada", "password": "[redacted]"}
+
+
 async def test_a_change_is_visible_to_its_author_immediately(app: Headgate) -> None:
     async with app.open(), browser(app) as client:
         for is_paused, action in ((True, "pause"), (False, "resume"), (True, "pause")):
