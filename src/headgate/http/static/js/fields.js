@@ -99,6 +99,6 @@ export function area(label, value, placeholder, changed, error = "", props = {})
       oninput: (/** @type {any} */ event) => changed(event.target.value),
       ...props,
     }),
-    h("p", { class: "bad-text", id: `${id}-error`, role: "alert" }, error),
+    error && h("p", { class: "bad-text", id: `${id}-error`, role: "alert" }, error),
   );
 }

@@ -159,7 +159,8 @@ function fields(form, kinds, update, placeholder) {
       ],
       set("overlap"),
     ),
-    argumentsField(form, update, placeholder),
+    argumentsField(form, update, placeholder, ""),
+    form.error && h("p", { class: "bad-text", role: "alert" }, form.error),
   ];
 }
 

@@ -14,14 +14,14 @@ import { toast } from "../toasts.js";
 
 const HIDDEN = "[redacted]";
 
-/** The field of a job's arguments. @param {{payload: string, error: string}} form @param {() => void} update @param {string} [placeholder] */
-export function argumentsField(form, update, placeholder = "") {
+/** The field of a job's arguments, with the error below it. @param {{payload: string, error: string}} form @param {() => void} update @param {string} [placeholder] @param {string} [error] */
+export function argumentsField(form, update, placeholder = "", error = form.error) {
   const changed = (/** @type {string} */ value) => {
     form.payload = value;
     form.error = "";
     update();
   };
-  return area("Arguments (JSON)", form.payload, placeholder, changed, form.error);
+  return area("Arguments (JSON)", form.payload, placeholder, changed, error);
 }
 
 /** Return the arguments of a text; those of an empty one are null. Throws an Error that says what to write. @param {string} text */
@@ -49,7 +49,7 @@ export function requiredText(task) {
   return JSON.stringify(Object.fromEntries((task?.required ?? []).map((name) => [name, null])), null, 2);
 }
 
-/** Run what sends a form; its error is shown below the arguments. Returns whether it was sent. @param {{error: string}} form @param {() => Promise<void>} send */
+/** Run what sends a form; the form then has its error. Returns whether it was sent. @param {{error: string}} form @param {() => Promise<void>} send */
 export async function isSent(form, send) {
   try {
     form.error = "";
