@@ -279,6 +279,7 @@ class Client:
             SchedulesAdmin(self.storage, self.registry, self._ids, self.enqueuer),
             enqueue=self.enqueue,
             address=self.address.shown,
+            codecs=self.registry.codecs,
         )
 
     def job(self, job_id: str) -> Job[Any]:
@@ -297,7 +298,7 @@ class Client:
         """As `Job.result`; `timeout` is in seconds."""
         self.lifecycle.require()
         record = await self._final_record(job_id, timeout)
-        return result_of(record, self.registry.find(record.task))
+        return result_of(record, self.registry.find(record.task), self.registry.codecs)
 
     async def _final_record(self, job_id: str, timeout: float | None) -> JobRecord:
         """Wait for the end of a job. If it takes long and no worker serves its queue, say so."""

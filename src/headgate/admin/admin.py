@@ -51,6 +51,7 @@ from headgate.storage.records import (
     WaitingCount,
 )
 from headgate.storage.store import Store
+from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.handle import JobStatus, status_of
 from headgate.tasks.options import EnqueueOptions, require_priority
 from headgate.tasks.registry import Registry
@@ -81,6 +82,7 @@ class DeclaredTask:
 class JobDetails:
     """A job with its payload and result, the attempts that did not succeed, its timeline, and its last log lines.
 
+    Payload and result are as they are stored; `Admin.decoded` decodes those that a codec has encoded.
     The job's audit level determines how much of its timeline is stored beside its row.
     """
 
@@ -109,8 +111,10 @@ class Admin:
         enqueue: EnqueueCalls,
         actor: str | None = None,
         address: str = "",
+        codecs: Codecs = NO_CODECS,
     ) -> None:
         self._storage = storage
+        self._codecs = codecs
         self.address = address
         self._registry = registry
         self._rules = rules = registry.rules
@@ -137,6 +141,10 @@ class Admin:
     def now(self) -> datetime:
         """Return the store's wall time, aware: all instants in answers are comparable with it."""
         return to_datetime(self._storage.now())
+
+    def decoded(self, stored: str) -> str:
+        """Return a stored payload or result as JSON. Raises PayloadError if this app cannot decode it."""
+        return self._codecs.decode(stored, "it")
 
     async def counts(self) -> Sequence[QueueCounts]:
         """Return the numbers of jobs by queue and state."""
