@@ -14,7 +14,6 @@ from headgate.errors import DeclarationError, ScheduleNotFound
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
 from headgate.http.page import Count, Name, Page
-from headgate.http.redaction import Redaction
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.schedules.cron import Cron
@@ -132,7 +131,7 @@ async def schedule(caller: Caller, name: str) -> ScheduleDetails:
     status = await admin.status(name)
     if status.unreadable:
         return ScheduleDetails(status, (), None)
-    definition = _defined(await admin.definition(name), caller.redaction)
+    definition = _defined(await admin.definition(name), caller)
     return ScheduleDetails(status, await admin.next_runs(name), definition)
 
 
@@ -196,7 +195,9 @@ ENDPOINTS: Sequence[Endpoint] = (
 )
 
 
-def _defined(definition: ScheduleDefinition, redaction: Redaction) -> DefinitionView:
+def _defined(definition: ScheduleDefinition, caller: Caller) -> DefinitionView:
     shown = {name: getattr(definition, name) for name in DefinitionView.__struct_fields__}
-    secrets = redaction.secrets(definition.payload)
-    return DefinitionView(**{**shown, "payload": redaction.json(definition.payload, secrets)})
+    payload = caller.redaction.json(
+        caller.visible(definition.payload), caller.secrets_of(definition.payload, headers=None)
+    )
+    return DefinitionView(**{**shown, "payload": payload})

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from headgate import Headgate, JobState, StrictRate
+from headgate import AesGcm, Headgate, JobState, StrictRate
+from headgate.http import CallbackAuth, User
 from headgate.storage.records import NodeSetting
 from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, seed
 
@@ -300,6 +301,25 @@ async def test_the_arguments_of_a_schedule_are_redacted(app: Headgate) -> None:
         answer = await client.get("/api/schedules/logins")
         assert PASSWORD not in answer.text
         assert answer.json()["definition"]["payload"] == {"user": "ada", "password": "[redacted]"}
+
+
+async def test_encoded_arguments_are_run_again_and_those_of_a_schedule_are_shown_to_operators() -> None:
+    app = make_app(codec=AesGcm("2026-11", AesGcm.new_key()))
+    async with app.open(), browser(app) as client:
+        old = await app.tasks["answer"].enqueue("why?")
+        for payload, question in ((None, "why?"), ({"question": "how?"}, "how?")):
+            new = (await act(client, f"/jobs/{old.id}/run-again", {"payload": payload}))["job"]
+            stored = (await app.admin.job(new)).record.payload
+            assert stored.startswith("encoded:")
+            assert json.loads(app.admin.decoded(stored)) == {"question": question}
+        body = {"name": "x", "task": "answer", "every": "1h", "payload": {"question": "when?"}}
+        await act(client, "/schedules", body)
+        assert (await app.admin.schedules.definition("x")).payload.startswith("encoded:")
+        assert (await client.get("/api/schedules/x")).json()["definition"]["payload"] == {"question": "when?"}
+        viewer = CallbackAuth(lambda request: User("vic", "viewer"))
+        async with browser(app, auth=viewer) as other:
+            shown = (await other.get("/api/schedules/x")).json()["definition"]["payload"]
+            assert shown == "[encoded: aes-gcm.2026-11]"
 
 
 async def test_a_change_is_visible_to_its_author_immediately(app: Headgate) -> None:

@@ -38,8 +38,9 @@ export function argumentsOf(text) {
   return value;
 }
 
-/** The text of arguments for their field; empty if a part of them is hidden. @param {any} payload */
+/** The text of arguments for their field; empty if they or a part of them are hidden. @param {any} payload */
 export function argumentsText(payload) {
+  if (typeof payload !== "object") return "";
   const text = JSON.stringify(payload ?? {}, null, 2);
   return text.includes(HIDDEN) ? "" : text;
 }
