@@ -272,15 +272,12 @@ class Client:
         """The operations for operators. Raises NotOpen."""
         self.lifecycle.require()
         remote_stores = {name: limit.store for name, limit in self.remote_limits.limits.items()}
-        tasks = {name: task.queue for name, task in self.registry.named()}
         return Admin(
             self.storage,
-            self.registry.rules,
             remote_stores,
-            tasks,
-            frozenset(self.registry.queues),
-            SchedulesAdmin(self.storage, self.registry, self._ids),
-            requires={name: task.requires for name, task in self.registry.named() if task.requires},
+            self.registry,
+            SchedulesAdmin(self.storage, self.registry, self._ids, self.enqueuer),
+            enqueue=self.enqueue,
             address=self.address.shown,
             codecs=self.registry.codecs,
         )

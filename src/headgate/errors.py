@@ -140,6 +140,21 @@ class ScheduleNotFound(HeadgateError, LookupError):
         self.name = name
 
 
+class ScheduleExists(HeadgateError):
+    """A schedule of this name is stored already, or declared by the code; nothing was changed."""
+
+
+class ScheduleDeclared(HeadgateError):
+    """A schedule is declared by the code, so only the code changes it; nothing was changed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"schedule {name!r} is declared by code, which stores it again whenever a worker starts: change it there; "
+            "pausing, skipping and triggering it work here, too"
+        )
+        self.name = name
+
+
 class NodeNotFound(HeadgateError, LookupError):
     """No running node has this id or name."""
 

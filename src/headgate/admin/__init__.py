@@ -14,6 +14,7 @@ from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overvi
 from headgate.admin.purge import Purged
 from headgate.admin.query import JobQuery
 from headgate.admin.queues import QueuesAdmin, QueueStatus
+from headgate.admin.schedules import ScheduleDefinition
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import TimelineEntry
 from headgate.storage.records import JobCount
@@ -53,6 +54,7 @@ __all__ = [
     "QueueStatus",
     "QueuesAdmin",
     "RateBound",
+    "ScheduleDefinition",
     "SlowCounts",
     "TimelineEntry",
     "UnknownTaskCount",

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 from msgspec.structs import replace as replaced
@@ -15,6 +15,7 @@ from msgspec.structs import replace as replaced
 from headgate.admin.actor import this_process
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many
 from headgate.admin.checkup import Checkup, unknown_tasks
+from headgate.admin.enqueueing import EnqueueCalls, Payload, call_of, declared_task, options_of, stored_call_of
 from headgate.admin.explain import Explanation, LimitInfo, reason_for
 from headgate.admin.failures import FailureDetails, FailureReport, failures, failures_like
 from headgate.admin.history import HistoryAdmin
@@ -32,11 +33,10 @@ from headgate.admin.timeline import TimelineEntry, timeline
 from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant
 from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobNotFound
-from headgate.jobs.audit import AuditEntry, AuditFilter, AuditRecord, SubjectKind
+from headgate.jobs.audit import AuditEntry, AuditFilter, AuditLevel, AuditRecord, SubjectKind
 from headgate.jobs.job import AttemptRecord, JobRecord, JobState
 from headgate.jobs.report import LogLine
 from headgate.limits.bucket_store import BucketStore
-from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
@@ -53,7 +53,9 @@ from headgate.storage.records import (
 from headgate.storage.store import Store
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.handle import JobStatus, status_of
-from headgate.tasks.options import require_priority
+from headgate.tasks.options import EnqueueOptions, require_priority
+from headgate.tasks.registry import Registry
+from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import BatchStatus, batch_status
 
 LAST_LINES = 20
@@ -65,10 +67,15 @@ NEXT_AMONG = 100
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTask:
-    """A task that an app declares, and the queue of its jobs unless a call names another."""
+    """A task that an app declares: the queue of its jobs unless a call names another, and its arguments by name.
+
+    `required` are those of its arguments that have no default.
+    """
 
     task: str
     queue: str
+    arguments: Sequence[str] = ()
+    required: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +104,11 @@ class Admin:
     def __init__(
         self,
         storage: Store,
-        rules: Mapping[str, AnyRule],
         other_stores: Mapping[str, BucketStore],
-        tasks: Mapping[str, str],
-        queues: frozenset[str],
+        registry: Registry,
         schedules: SchedulesAdmin,
         *,
-        requires: Mapping[str, frozenset[str]],
+        enqueue: EnqueueCalls,
         actor: str | None = None,
         address: str = "",
         codecs: Codecs = NO_CODECS,
@@ -111,11 +116,13 @@ class Admin:
         self._storage = storage
         self._codecs = codecs
         self.address = address
-        self._rules = rules
-        self._tasks = tasks
-        self._requires = requires
+        self._registry = registry
+        self._rules = rules = registry.rules
+        self._tasks = {name: task.queue for name, task in registry.named()}
+        self._requires = {name: task.requires for name, task in registry.named() if task.requires}
+        self._enqueue = enqueue
         self.actor: str = actor or this_process()
-        self.queues: QueuesAdmin = QueuesAdmin(storage, queues, self.actor)
+        self.queues: QueuesAdmin = QueuesAdmin(storage, frozenset(registry.queues), self.actor)
         # The order of a fair queue makes no job wait, so it is not shown as a limit.
         limits = {name: rule for name, rule in rules.items() if not rule.orders_turns}
         self.limits: LimitsAdmin = LimitsAdmin(storage, limits, other_stores, self.actor)
@@ -170,7 +177,10 @@ class Admin:
     @property
     def declared_tasks(self) -> Sequence[DeclaredTask]:
         """The tasks that this app declares, and their aliases, by name."""
-        return [DeclaredTask(name, queue) for name, queue in sorted(self._tasks.items())]
+        return [
+            DeclaredTask(name, task.queue, task.payload.parameters, task.payload.required)
+            for name, task in sorted(self._registry.named(), key=lambda named: named[0])
+        ]
 
     async def overview(self, counts: SlowCounts | None = None) -> Overview:
         """Return an overview of queues, nodes, limits and problems.
@@ -378,6 +388,40 @@ class Admin:
         return Explanation(status=status, reason=reason, limits=limits)
 
     # ---------------------------------------------------------------------------------------------- changing
+
+    async def enqueue(self, task: str, payload: Payload = "{}", **options: Unpack[EnqueueOptions]) -> str:
+        """Store a job of a declared task, with these arguments by name: JSON text, or a dict. Returns its id.
+
+        `options` are those of `task.using(…)`. If a unique key or an own id finds a stored job, that one's id is
+        returned. Raises UnknownTask, PayloadError for arguments that do not fit, and what `Task.enqueue` raises.
+        """
+        found = declared_task(self._registry, task)
+        chosen = found.using(**options)
+        return await self._enqueue_call(chosen, call_of(chosen, payload))
+
+    async def run_again(self, job_id: str, payload: Payload | None = None) -> str:
+        """Store a new job like this one, with these arguments (default: the same ones). Returns its id.
+
+        It has the task, queue, priority, headers, timeout, retries and retention of the old job, in whatever state that
+        is; not its time, its own id, nor its chain, batch or schedule. A unique key that the task declares is computed
+        from the arguments. The audit entries of both jobs name the other. Raises JobNotFound, UnknownTask,
+        PayloadError, and what `Task.enqueue` raises.
+        """
+        record = await self._record(job_id)
+        if record.unreadable is not None:
+            raise IllegalTransition(f"job {job_id} cannot be run again: it cannot be read ({record.unreadable})")
+        chosen = declared_task(self._registry, record.task).using(**options_of(record))
+        call = stored_call_of(chosen, record) if payload is None else call_of(chosen, payload)
+        new = await self._enqueue_call(chosen, call, f"again, as job {job_id}")
+        if record.audit >= AuditLevel.FULL:
+            await self._storage.add_audit_record(self._audit_record("run again", job_id, f"as job {new}"))
+        return new
+
+    async def _enqueue_call(self, task: Task[Any, Any], call: Call[Any], detail: str | None = None) -> str:
+        (job,) = await self._enqueue(task, (call,))
+        if task.template.fields["audit"] >= AuditLevel.FULL:
+            await self._storage.add_audit_record(self._audit_record("enqueue", job.id, detail))
+        return job.id
 
     async def retry(self, job_id: str) -> None:
         """Let a failed or cancelled job wait again, with all its attempts.

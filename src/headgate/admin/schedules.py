@@ -3,40 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Literal
+from datetime import datetime, timedelta
+from typing import Literal, Unpack
 
+import msgspec
 from msgspec.structs import replace
 
 from headgate.admin.actor import this_process
-from headgate.clock import to_datetime
-from headgate.engine.declaration import trigger_of
+from headgate.admin.enqueueing import Payload, call_of, declared_task
+from headgate.clock import SECOND, to_datetime
+from headgate.engine.declaration import rules_of, trigger_of
+from headgate.engine.enqueuer import Enqueuer
 from headgate.engine.occurrence import last_job_of, occurrence
-from headgate.errors import DeclarationError, HeadgateError, ScheduleNotFound, UnknownTask, UnreadableSchedule
+from headgate.errors import (
+    DeclarationError,
+    HeadgateError,
+    ScheduleDeclared,
+    ScheduleExists,
+    ScheduleNotFound,
+    UnknownTask,
+    UnreadableSchedule,
+)
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.encoded import codecs_of
 from headgate.jobs.identity import IdSource
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.cron import Cron
-from headgate.schedules.schedule import LATE, is_over, resume, skip_next, upcoming
-from headgate.schedules.stored_trigger import load_trigger
+from headgate.schedules.every import Every
+from headgate.schedules.restricted import RestrictedTrigger, WindowTerms
+from headgate.schedules.schedule import LATE, first_progress, is_over, resume, skip_next, upcoming, updated_progress
+from headgate.schedules.stored_trigger import (
+    CodeOnlyTrigger,
+    StoredTrigger,
+    counted_from,
+    is_storable,
+    load_trigger,
+)
 from headgate.schedules.trigger import Trigger
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.codec import Codecs
 from headgate.tasks.registry import Registry
-from headgate.tasks.schedule import ScheduleStatus
+from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, ScheduleStatus, schedule_spec
 
 PAGE = 1000
+
+
+class ScheduleDefinition(msgspec.Struct, frozen=True):
+    """What a schedule enqueues, and when, in the form in which `create` and `edit` take it.
+
+    `cron` and `every` are None for another trigger.
+    """
+
+    task: str
+    payload: str
+    queue: str
+    priority: int
+    cron: str | None
+    every: str | None
+    tz: str | None
+    between: tuple[str, str] | None
+    on: Sequence[str]
+    exclude: Sequence[str]
 
 
 class SchedulesAdmin:
     """The schedules of a store, whichever process declared them."""
 
-    def __init__(self, storage: Store, registry: Registry, ids: IdSource) -> None:
+    def __init__(self, storage: Store, registry: Registry, ids: IdSource, enqueuer: Enqueuer) -> None:
         self._storage = storage
         self._registry = registry
         self._ids = ids
+        self._enqueuer = enqueuer
         self.actor: str = this_process()
 
     async def list(self) -> Sequence[ScheduleStatus]:
@@ -70,6 +108,87 @@ class SchedulesAdmin:
             return ()
         trigger = self._trigger(record)
         return [to_datetime(instant) for instant in upcoming(record.rules, trigger, record.course, count)]
+
+    async def definition(self, name: str) -> ScheduleDefinition:
+        """Return what it enqueues, and when. Raises ScheduleNotFound, UnreadableSchedule."""
+        record = await self._readable(name)
+        trigger, terms = _parts(self._stored_trigger(record))
+        return ScheduleDefinition(
+            task=record.call.task,
+            payload=record.call.payload,
+            queue=record.call.queue,
+            priority=record.call.priority,
+            cron=trigger.expression if isinstance(trigger, Cron) else None,
+            every=trigger.text if isinstance(trigger, Every) else None,
+            tz=terms.tz if terms is not None else None if trigger is None else getattr(trigger, "tz", None),
+            between=None if terms is None else terms.between,
+            on=() if terms is None else terms.on,
+            exclude=() if terms is None else terms.exclude,
+        )
+
+    async def create(
+        self,
+        name: str,
+        task: str,
+        trigger: Trigger,
+        payload: Payload = "{}",
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleStatus:
+        """Store a new schedule of a declared task, with these arguments by name: JSON text, or a dict.
+
+        It stays until it is removed, whatever later releases declare. `options` are those of `task.schedule(…)`. Raises
+        ScheduleExists, UnknownTask, PayloadError, and DeclarationError for a trigger that cannot be stored.
+        """
+        spec = _storable_spec(name, trigger, options)
+        if name in self._registry.schedules or await self._storage.schedules(name=name):
+            raise ScheduleExists(f"there is a schedule {name!r} already; edit it, or choose another name")
+        chosen = declared_task(self._registry, task).using(queue=queue, priority=priority)
+        call = self._enqueuer.scheduled_call(chosen, spec, call_of(chosen, payload))
+        now = self._storage.now()
+        rules = rules_of(spec, now)
+        record = ScheduleRecord(name, call, rules, first_progress(rules, counted_from(spec.trigger, now), now))
+        if not await self._storage.put_schedule(record, replaces=None):
+            raise ScheduleExists(f"there is a schedule {name!r} already; edit it, or choose another name")
+        await self._note("create", name, spec.trigger.describe())
+        return await self.status(name)
+
+    async def edit(
+        self,
+        name: str,
+        trigger: Trigger | None = None,
+        payload: Payload | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleStatus:
+        """Change a schedule that no code declares: its trigger, the arguments of its jobs, or options.
+
+        What is left out stays, as do its number of runs, its rhythm, its pause, and jobs that it has enqueued; `first`
+        cannot be changed. Raises ScheduleDeclared for a schedule of the code, ScheduleNotFound, UnreadableSchedule,
+        UnknownTask, PayloadError, DeclarationError.
+        """
+        if "first" in options:
+            raise DeclarationError(f"schedule {name!r}: first= applies once, when the schedule is stored")
+        while True:
+            record = await self._readable(name)
+            if record.is_declared or name in self._registry.schedules:
+                raise ScheduleDeclared(name)
+            spec = _edited_spec(record, self._stored_trigger(record), trigger, options)
+            call = record.call
+            if payload is not None:
+                chosen = declared_task(self._registry, call.task).using(queue=call.queue)
+                new = self._enqueuer.scheduled_call(chosen, spec, call_of(chosen, payload))
+                call = replace(call, payload=new.payload)
+            now = self._storage.now()
+            rules = replace(rules_of(spec, now), first_at=record.rules.first_at)
+            course = updated_progress(record.course, rules, counted_from(spec.trigger, record.course.started_at), now)
+            edited = replace(record, call=call, rules=rules, course=course)
+            if await self._storage.put_schedule(edited, replaces=record.revision):
+                changed = ["arguments"] if call != record.call else []
+                changed += [spec.trigger.describe()] if rules.trigger != record.rules.trigger else []
+                await self._note("edit", name, ", ".join(changed) or None)
+                return await self.status(name)
 
     async def pause(self, name: str) -> bool:
         """Enqueue none of its jobs until `resume`; False if it was already paused. Raises ScheduleNotFound."""
@@ -110,7 +229,8 @@ class SchedulesAdmin:
             self._registry.codecs.decode(record.call.payload, f"the payload of schedule {name!r}")
             now = self._storage.now()
             follows = await last_job_of(self._storage, record) if record.rules.overlap == "queue" else None
-            job = occurrence(record, self._registry, id=self._ids.next(now), occurs_at=now, now=now, follows=follows)
+            at_once = replace(record, rules=replace(record.rules, jitter=None))
+            job = occurrence(at_once, self._registry, id=self._ids.next(now), occurs_at=now, now=now, follows=follows)
             course = record.course
             if (await self._storage.fire([Fired(name, record.revision, course.next_at, course.last_at, [job])]))[0]:
                 await self._note("trigger", name, f"job {job.id}")
@@ -185,6 +305,12 @@ class SchedulesAdmin:
             raise UnreadableSchedule(name, record.unreadable)
         return record
 
+    def _stored_trigger(self, record: ScheduleRecord) -> StoredTrigger:
+        try:
+            return load_trigger(record.rules.trigger)
+        except DeclarationError as error:
+            raise UnreadableSchedule(record.name, str(error)) from None
+
     def _trigger(self, record: ScheduleRecord) -> Trigger:
         declared = {name: schedule.spec.trigger for name, schedule in self._registry.schedules.items()}
         try:
@@ -205,7 +331,7 @@ class SchedulesAdmin:
         try:
             trigger = load_trigger(rules.trigger)
             described = trigger.describe()
-            tz = trigger.tz if isinstance(trigger, Cron | Calendar) else None
+            tz = _zone_of(trigger)
         except DeclarationError as error:
             described = "unreadable"
             unreadable = unreadable or str(error)
@@ -232,6 +358,8 @@ class SchedulesAdmin:
             skipped=record.skipped,
             skipped_at=_optional(record.skipped_at),
             tz=tz,
+            jitter=None if rules.jitter is None else rules.jitter / SECOND,
+            is_declared=record.is_declared,
             is_overdue=overdue is not None,
             problem=f"cannot be read: {unreadable}"
             if unreadable
@@ -252,6 +380,55 @@ class SchedulesAdmin:
         except HeadgateError:
             return "overdue: this app does not declare its trigger"
         return "overdue: no worker enqueues its jobs"
+
+
+def _parts(trigger: StoredTrigger) -> tuple[Cron | Every | Calendar | None, WindowTerms | None]:
+    """Return the trigger itself, None for one that exists only in code, and its windows."""
+    if isinstance(trigger, RestrictedTrigger):
+        return trigger.trigger, trigger.terms
+    return None if isinstance(trigger, CodeOnlyTrigger) else trigger, None
+
+
+def _storable_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> ScheduleSpec:
+    spec = schedule_spec(name, trigger, options)
+    if not is_storable(spec.trigger):
+        raise DeclarationError(
+            f"schedule {name!r}: a custom trigger, or a function in exclude=, exists only in code; declare the "
+            "schedule there with @app.schedule"
+        )
+    return spec
+
+
+def _edited_spec(
+    record: ScheduleRecord, stored: StoredTrigger, trigger: Trigger | None, changes: ScheduleOptions
+) -> ScheduleSpec:
+    """Return the declaration of a stored schedule with these changes. Raises DeclarationError."""
+    own, terms = _parts(stored)
+    rules = record.rules
+    options: ScheduleOptions = {
+        "misfire": rules.misfire,
+        "overlap": rules.overlap,
+        "max_runs": rules.max_runs,
+        "until": _optional(rules.until),
+        "jitter": None if rules.jitter is None else timedelta(microseconds=rules.jitter),
+    }
+    if terms is not None:
+        options |= {"between": terms.between, "on": terms.on or None, "exclude": terms.exclude or None}
+        # The zone of windows follows that of a new trigger.
+        if trigger is None or not hasattr(trigger, "tz"):
+            options["tz"] = terms.tz
+    options |= changes
+    if "tz" not in changes and all(options.get(name) is None for name in ("between", "on", "exclude")):
+        options["tz"] = None
+    chosen = own if trigger is None else trigger
+    assert chosen is not None, "a trigger that exists only in code belongs to a schedule of the code"
+    return _storable_spec(record.name, chosen, options)
+
+
+def _zone_of(trigger: StoredTrigger) -> str | None:
+    if isinstance(trigger, RestrictedTrigger):
+        return trigger.terms.tz
+    return trigger.tz if isinstance(trigger, Cron | Calendar) else None
 
 
 def _optional(instant: int | None) -> datetime | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -195,6 +197,28 @@ def reschedule(
         return JobReport(id, True, f"waits {when}, with priority {status.priority}")
 
     _change_each(target, ids, change, as_json=as_json)
+
+
+@jobs.command(name="run-again")
+@takes_app_and("ID")
+@click.option("--payload", metavar="JSON", help="Other arguments, as a JSON object; - reads it from stdin.")
+@json_option
+def run_again(target: str, words: tuple[str], payload: str | None, as_json: bool) -> None:
+    """Enqueue a new job like this one, with the same or with other arguments. Prints the id of the new job.
+
+    It has the task, queue, priority, headers and options of the old job, which stays as it is. The arguments are
+    checked as in `jobs enqueue`.
+
+    \b
+      headgate jobs run-again shop:app 01970b4e-… --payload '{"tenant": "acme", "since": "2026-01-01"}'
+    """
+    (id,) = words
+    given = sys.stdin.buffer.read() if payload == "-" else payload and os.fsencode(payload)
+    new = ask(target, lambda admin: admin.run_again(id, given))
+    if as_json:
+        print_json({"job": new, "run_again": id})
+    else:
+        click.echo(new)
 
 
 @jobs.command()

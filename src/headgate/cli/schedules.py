@@ -1,18 +1,27 @@
-"""`headgate schedules`: list, pause and trigger recurring jobs."""
+"""`headgate schedules`: list, create, edit, pause and trigger recurring jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import Any, get_args
 
 import click
 
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, print_json, print_table, say_change, say_done, until
 from headgate.cli.pausing import add_pausing
+from headgate.cli.query import instant, seconds
 from headgate.cli.question import confirm, require_answer
-from headgate.escaping import printable
+from headgate.escaping import one_line, printable
+from headgate.jobs.job import MAX_PRIORITY
 from headgate.plural import counted
+from headgate.schedules.cron import Cron
+from headgate.schedules.every import Every
+from headgate.schedules.schedule import Misfire, Overlap
+from headgate.schedules.trigger import Trigger
 from headgate.tasks.schedule import ScheduleStatus
 
 _SKIPPED = {
@@ -25,7 +34,7 @@ _SKIPPED = {
 
 @click.group()
 def schedules() -> None:
-    """List, pause, resume, trigger, skip and remove schedules."""
+    """List, create, edit, pause, resume, trigger, skip and remove schedules."""
 
 
 @schedules.command(name="list")
@@ -66,6 +75,122 @@ def next_(target: str, words: tuple[str], count: int, as_json: bool) -> None:
         return
     rows: Sequence[Sequence[object]] = [(instant, until(instant, now)) for instant in found]
     print_table(f"Next runs of {printable(name)}", ("at", "in"), rows, empty="none; the schedule is paused or over")
+
+
+def _takes_definition(function: Callable[..., None]) -> Callable[..., None]:
+    """Pass the options of a schedule, as `task.schedule(…)` takes them; None for those that are not given."""
+    for option in reversed(
+        (
+            click.option("--cron", metavar="EXPRESSION", help='When it runs: "0 6 * * *".'),
+            click.option("--every", metavar="PERIOD", help="When it runs, instead of --cron: 90s, 15m, 2h."),
+            click.option("--tz", metavar="ZONE", help="The zone of --cron and of the windows. Default: UTC."),
+            click.option("--payload", metavar="JSON", help="The arguments as a JSON object; - reads it from stdin."),
+            click.option("--until", type=instant, metavar="INSTANT", help="It ends before this instant."),
+            click.option("--max-runs", type=click.IntRange(1), help="It ends after this many runs."),
+            click.option(
+                "--misfire",
+                type=click.Choice(get_args(Misfire)),
+                help="What runs of missed occurrences. Default: run_once.",
+            ),
+            click.option(
+                "--overlap",
+                type=click.Choice(get_args(Overlap)),
+                help="What happens while the job before is open. Default: skip.",
+            ),
+            click.option("--jitter", type=seconds, metavar="TIME", help="Jobs are ready up to this time later."),
+            click.option("--between", nargs=2, metavar="TIME TIME", help="Run only between: 8:00 18:00."),
+            click.option("--on", multiple=True, metavar="DAY", help="Run only on: weekday, mon. Repeatable."),
+            click.option("--exclude", multiple=True, metavar="DAY", help="Not on: 12-25, 12-24..01-06. Repeatable."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def _trigger(cron: str | None, every: str | None, tz: str | None) -> Trigger | None:
+    if cron is not None and every is not None:
+        raise click.UsageError("--cron and --every exclude each other")
+    if cron is not None:
+        return Cron(cron, tz=tz or "UTC")
+    return None if every is None else Every(every)
+
+
+def _payload(given: str | None) -> bytes | None:
+    if given is None:
+        return None
+    return sys.stdin.buffer.read() if given == "-" else os.fsencode(given)
+
+
+def _given(options: dict[str, Any], cron: str | None, tz: str | None) -> Any:
+    """Return the options that were given; those of windows on a cron expression have its zone."""
+    given = {name: value for name, value in options.items() if value is not None and value != ()}
+    return given if tz is None or cron is not None else {**given, "tz": tz}
+
+
+@schedules.command()
+@takes_app_and("SCHEDULE", "TASK")
+@_takes_definition
+@click.option("--queue", metavar="NAME", help="The queue of its jobs, instead of the task's.")
+@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="The priority of its jobs.")
+@json_option
+def create(
+    target: str,
+    words: tuple[str, str],
+    cron: str | None,
+    every: str | None,
+    tz: str | None,
+    payload: str | None,
+    queue: str | None,
+    priority: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Store a new schedule of TASK. It stays until it is removed, whatever later releases declare.
+
+    \b
+      headgate schedules create shop:app sync-acme sync --every 5m --payload '{"tenant": "acme"}'
+      headgate schedules create shop:app report report --cron '0 6 * * *' --tz Europe/Rome --exclude 12-25
+    """
+    name, task = words
+    trigger = _trigger(cron, every, tz)
+    if trigger is None:
+        raise click.UsageError("add --cron or --every")
+    given, arguments = _given(options, cron, tz), _payload(payload) or b"{}"
+    status = ask(
+        target,
+        lambda admin: admin.schedules.create(name, task, trigger, arguments, queue=queue, priority=priority, **given),
+    )
+    _say_stored(status, "is stored", as_json=as_json)
+
+
+@schedules.command()
+@takes_app_and("SCHEDULE")
+@_takes_definition
+@json_option
+def edit(
+    target: str,
+    words: tuple[str],
+    cron: str | None,
+    every: str | None,
+    tz: str | None,
+    payload: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Change a schedule that no code declares. What is left out stays, and so do its runs and its pause."""
+    (name,) = words
+    trigger, given, arguments = _trigger(cron, every, tz), _given(options, cron, tz), _payload(payload)
+    if trigger is None and not given and arguments is None:
+        raise click.UsageError("add an option: what should change?")
+    status = ask(target, lambda admin: admin.schedules.edit(name, trigger, arguments, **given))
+    _say_stored(status, "is changed", as_json=as_json)
+
+
+def _say_stored(status: ScheduleStatus, done: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(status)
+    else:
+        click.echo(one_line(f"{status.name} {done}: {status.trigger}; next run {_instant(status.next_run) or 'none'}"))
 
 
 add_pausing(

@@ -46,14 +46,7 @@ async def declare(
     """
     while True:
         now = storage.now()
-        rules = ScheduleRules(
-            trigger=dump_trigger(spec.trigger),
-            first_at=now if spec.first == "now" else spec.first_at,
-            until=spec.until,
-            max_runs=spec.max_runs,
-            misfire=spec.misfire,
-            overlap=spec.overlap,
-        )
+        rules = rules_of(spec, now)
         found = await storage.schedules(name=spec.name)
         known = found[0] if found else None
         before = None if code is None else await _before(storage, spec.name, code, is_stored=known is not None)
@@ -91,6 +84,19 @@ async def declare(
             # A release without the alias has stored it under its new name as well; remove the old one.
             await storage.remove_schedule(before.name)
             return record, before.name
+
+
+def rules_of(spec: ScheduleSpec, now: int) -> ScheduleRules:
+    """Return the rules of a declaration as they are stored."""
+    return ScheduleRules(
+        trigger=dump_trigger(spec.trigger),
+        first_at=now if spec.first == "now" else spec.first_at,
+        until=spec.until,
+        max_runs=spec.max_runs,
+        misfire=spec.misfire,
+        overlap=spec.overlap,
+        jitter=spec.jitter,
+    )
 
 
 class Code(NamedTuple):
@@ -144,7 +150,9 @@ def trigger_of(record: ScheduleRecord, declared: Mapping[str, Trigger]) -> Trigg
     if not isinstance(stored, CodeOnlyTrigger):
         return counted_from(stored, record.course.started_at)
     own = declared.get(record.name)
-    return own if own is not None and own.describe() == stored.description else None
+    if own is None or own.describe() != stored.description:
+        return None
+    return counted_from(own, record.course.started_at)
 
 
 def slower_limit(

@@ -25,9 +25,7 @@ from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob, Origin
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.jobs.uniqueness import replaces
-from headgate.schedules.calendar import Calendar
-from headgate.schedules.cron import Cron
-from headgate.schedules.every import Every
+from headgate.schedules.stored_trigger import is_storable
 from headgate.storage.store import Store
 from headgate.tasks.batch_gate import BatchGate
 from headgate.tasks.flow import FlowCall
@@ -183,10 +181,10 @@ class Enqueuer:
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> None:
         """Store a schedule at run time. Raises DeclarationError for options of one job and for a custom trigger."""
-        if not isinstance(spec.trigger, Cron | Every | Calendar):
+        if not is_storable(spec.trigger):
             raise DeclarationError(
-                f"schedule {spec.name!r}: a custom trigger cannot be stored, so other nodes cannot load it; declare "
-                "the schedule in the code with @app.schedule"
+                f"schedule {spec.name!r}: a custom trigger, or a function in exclude=, cannot be stored, so other "
+                "nodes cannot load it; declare the schedule in the code with @app.schedule"
             )
         scheduled = self.scheduled_call(task, spec, call)
         record, _ = await declare(self._storage, spec, scheduled, again=True, codecs=self._registry.codecs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.jobs.job import NewJob, Origin, truncated_error
 from headgate.jobs.terms import GateTerms
+from headgate.schedules.schedule import ready_at
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.gate import UNGATED
@@ -30,7 +31,8 @@ def occurrence(
             draws, costs, terms = gate.ask(task.payload.arguments(call.payload), call.headers or {}, _ignore_skip)
         except USER_CODE_ERRORS as error:  # including errors of the task's own key or cost
             rejection = truncated_error(error)
-    ends = [rules.until, None if call.expires_in is None else now + call.expires_in]
+    run_at = max(now, ready_at(record.name, rules, occurs_at))
+    ends = [rules.until, None if call.expires_in is None else run_at + call.expires_in]
     skipping = (terms or GateTerms()).skipping()
     return NewJob(
         id=id,
@@ -38,8 +40,8 @@ def occurrence(
         queue=call.queue,
         payload=call.payload,
         priority=call.priority,
-        delayed=False,
-        run_at=now,
+        delayed=run_at > now,
+        run_at=run_at,
         enqueued_at=now,
         aging=registry.aging(call.queue),
         expires_at=min((at for at in ends if at is not None), default=None),
@@ -49,7 +51,7 @@ def occurrence(
         options=call.options,
         terms=skipping if rejection is None else None,
         variant=skipping.variant(),
-        give_up_at=now + skipping.patience if skipping.patience else None,
+        give_up_at=run_at + skipping.patience if skipping.patience else None,
         rejection=rejection,
         origin=Origin(follows=follows, on="any", schedule=record.name, occurs_at=occurs_at),
         audit=call.audit,

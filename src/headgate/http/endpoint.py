@@ -39,7 +39,10 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class JsonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The JSON body of a request; a body whose fields all have defaults may be left out."""
+    """The JSON body of a request; a body whose fields all have defaults may be left out.
+
+    The arguments of a job in `payload` are checked by its task.
+    """
 
 
 class Acknowledgement(msgspec.Struct, frozen=True):
@@ -197,7 +200,7 @@ def parse_body(content: bytes, kind: type[JsonBody]) -> JsonBody:
         raise _bad_request(_worded(error, "field")) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad_request(f"the body is not JSON: {error}") from None
-    require_storable(msgspec.to_builtins(body))
+    require_storable({name: value for name, value in msgspec.to_builtins(body).items() if name != "payload"})
     return body
 
 

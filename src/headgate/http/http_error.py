@@ -24,6 +24,7 @@ from headgate.errors import (
     TooManySearches,
     UnknownLimit,
     UnknownQueue,
+    UnknownTask,
 )
 
 RETRY_AFTER = 5
@@ -67,7 +68,7 @@ def http_error_of(error: HeadgateError) -> HttpError:
     """Return the HTTP error for an error of Headgate."""
     code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
     match error:
-        case JobNotFound() | ScheduleNotFound() | NodeNotFound() | UnknownLimit() | UnknownQueue():
+        case JobNotFound() | ScheduleNotFound() | NodeNotFound() | UnknownLimit() | UnknownQueue() | UnknownTask():
             return HttpError(404, code, str(error))
         case DeclarationError() | PayloadError() | CostExceedsLimit():
             return HttpError(422, code, str(error))

@@ -18,6 +18,7 @@ from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, a
 from headgate.http.http_error import HttpError
 from headgate.http.page import Count, Cursor, Number, Page
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
+from headgate.http.tasks import Arguments, EnqueuedJob, require_no_mark
 from headgate.jobs.job import JobError, JobOptions, JobRecord
 from headgate.jobs.report import HIGHEST_LEVEL, LogLine
 from headgate.jobs.root_cause import RootCause, root_cause
@@ -73,6 +74,12 @@ class NewPlace(JsonBody, frozen=True, kw_only=True):
     at: Instant | None = None
     delay: Annotated[float, msgspec.Meta(ge=0, le=100 * 365 * 86400)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=0, le=9)] | None = None
+
+
+class AnotherRun(JsonBody, frozen=True, kw_only=True):
+    """The arguments of the new job; null: those of the old one."""
+
+    payload: Arguments | None = None
 
 
 class ListedJobView(msgspec.Struct, frozen=True):
@@ -281,6 +288,12 @@ async def run_job_now(caller: Caller, id: str) -> Acknowledgement:
     return Acknowledgement()
 
 
+async def run_job_again(caller: Caller, id: str, body: AnotherRun) -> EnqueuedJob:
+    """Enqueue a new job like this one, with the same or with other arguments; the old job stays as it is."""
+    require_no_mark(body.payload, caller.redaction)
+    return EnqueuedJob(await caller.admin.run_again(id, body.payload))
+
+
 async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Acknowledgement:
     """Change the time of a waiting job, its priority, or both; its limits still apply."""
     await caller.admin.reschedule(id, at=body.at, delay=body.delay, priority=body.priority)
@@ -309,6 +322,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     acts("/jobs/{id}/retry", retry_job, refuses=(404, 409)),
     acts("/jobs/{id}/cancel", cancel_job, refuses=(404, 409)),
     acts("/jobs/{id}/run-now", run_job_now, refuses=(404, 409)),
+    acts("/jobs/{id}/run-again", run_job_again, refuses=(404, 409, 422)),
     acts("/jobs/{id}/reschedule", reschedule_job, refuses=(404, 409, 422)),
 )
 

@@ -126,6 +126,15 @@ class Redaction:
             text = bytes(self.json(text, secrets) or b"").decode()
         return text if len(text) <= PREVIEW else f"{text[: PREVIEW - 1]}…"
 
+    def has_mark(self, value: Any) -> bool:
+        """Return whether a value contains the mark of a hidden value: it was copied from what is shown."""
+        match value:
+            case dict():
+                return any(map(self.has_mark, value.values()))
+            case list():
+                return any(map(self.has_mark, value))
+        return self._path is not None and isinstance(value, str) and HIDDEN in value
+
     def mapping(self, values: Mapping[str, Any] | None, secrets: Secrets = NO_SECRETS) -> dict[str, Any] | None:
         """Return headers, annotations, or the data of an error."""
         if values is None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-from headgate.errors import ScheduleNotFound
+from headgate.admin.query import Instant
+from headgate.admin.schedules import ScheduleDefinition
+from headgate.errors import DeclarationError, ScheduleNotFound
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, Query, acts, reads, removes
+from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
 from headgate.http.page import Count, Name, Page
-from headgate.tasks.schedule import ScheduleStatus
+from headgate.http.tasks import Arguments, require_no_mark
+from headgate.jobs.job import MAX_PRIORITY
+from headgate.schedules.cron import Cron
+from headgate.schedules.every import Every
+from headgate.schedules.schedule import Misfire, Overlap
+from headgate.schedules.trigger import Trigger
+from headgate.tasks.schedule import ScheduleOptions, ScheduleStatus
 
 
 class SchedulesQuery(Query, frozen=True, kw_only=True):
@@ -22,11 +30,81 @@ class SchedulesQuery(Query, frozen=True, kw_only=True):
     count: Count = 50
 
 
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class ScheduleBody(JsonBody, frozen=True, kw_only=True):
+    """A schedule: when it runs, and the arguments of its jobs. What is left out has its default.
+
+    `cron` is an expression, or `every` a period ("5m"); `tz` is the zone of `cron` and of the windows: `between` two
+    times of day, `on` weekdays, `exclude` days ("12-25") and ranges ("12-24..01-06"). `jitter` is in seconds.
+    """
+
+    cron: Text | None = None
+    every: Text | None = None
+    tz: Text | None = None
+    payload: Arguments | None = None
+    until: Instant | None = None
+    max_runs: Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None = None
+    misfire: Misfire = "run_once"
+    overlap: Overlap | None = None
+    jitter: Annotated[float, msgspec.Meta(gt=0, le=366 * 86400)] | None = None
+    between: tuple[Text, Text] | None = None
+    on: Annotated[Sequence[Text], msgspec.Meta(max_length=7)] = ()
+    exclude: Annotated[Sequence[Text], msgspec.Meta(max_length=1000)] = ()
+
+    def trigger(self) -> Trigger | None:
+        """Return its trigger; None without one. Raises DeclarationError."""
+        if self.cron is not None and self.every is not None:
+            raise DeclarationError("a schedule has a cron expression or a period; pass cron or every, not both")
+        if self.cron is not None:
+            return Cron(self.cron, tz=self.tz or "UTC")
+        return None if self.every is None else Every(self.every)
+
+    def options(self) -> ScheduleOptions:
+        """Return its options; windows on a cron expression have its zone."""
+        return {
+            "until": self.until,
+            "max_runs": self.max_runs,
+            "misfire": self.misfire,
+            "overlap": self.overlap,
+            "jitter": self.jitter,
+            "between": self.between,
+            "on": self.on or None,
+            "exclude": self.exclude or None,
+            "tz": None if self.cron is not None else self.tz,
+        }
+
+
+class NewSchedule(ScheduleBody, frozen=True, kw_only=True):
+    """A schedule to store, under a new name, of a task that this app declares."""
+
+    name: Name
+    task: Name
+    queue: Name | None = None
+    priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] | None = None
+
+
+class DefinitionView(msgspec.Struct, frozen=True):
+    """What a schedule enqueues, and when. A calendar, or a trigger of the code, has neither `cron` nor `every`."""
+
+    payload: Any
+    queue: str
+    priority: int
+    cron: str | None
+    every: str | None
+    tz: str | None
+    between: tuple[str, str] | None
+    on: Sequence[str]
+    exclude: Sequence[str]
+
+
 class ScheduleDetails(msgspec.Struct, frozen=True):
-    """A schedule, and when it is due next if nothing changes."""
+    """A schedule, when it is due next if nothing changes, and its definition, if it can be read."""
 
     status: ScheduleStatus
     next_runs: Sequence[datetime]
+    definition: DefinitionView | None
 
 
 class Triggered(msgspec.Struct, frozen=True):
@@ -48,9 +126,33 @@ async def schedules(caller: Caller, query: SchedulesQuery) -> Page[ScheduleStatu
 
 
 async def schedule(caller: Caller, name: str) -> ScheduleDetails:
-    """Return one schedule, with its next five runs."""
-    status = await caller.admin.schedules.status(name)
-    return ScheduleDetails(status, () if status.unreadable else await caller.admin.schedules.next_runs(name))
+    """Return one schedule, with its next five runs and its definition."""
+    admin = caller.admin.schedules
+    status = await admin.status(name)
+    if status.unreadable:
+        return ScheduleDetails(status, (), None)
+    definition = _defined(await admin.definition(name), caller)
+    return ScheduleDetails(status, await admin.next_runs(name), definition)
+
+
+async def create_schedule(caller: Caller, body: NewSchedule) -> ScheduleStatus:
+    """Store a new schedule of a task that this app declares; it stays until it is removed."""
+    require_no_mark(body.payload, caller.redaction)
+    trigger = body.trigger()
+    if trigger is None:
+        raise DeclarationError(f"schedule {body.name!r} needs cron or every")
+    return await caller.admin.schedules.create(
+        body.name, body.task, trigger, body.payload or {}, queue=body.queue, priority=body.priority, **body.options()
+    )
+
+
+async def edit_schedule(caller: Caller, name: str, body: ScheduleBody) -> ScheduleStatus:
+    """Replace the definition of a schedule that no code declares; its runs, its rhythm and its pause stay.
+
+    Without `cron` and `every` its trigger stays, and without `payload` its arguments.
+    """
+    require_no_mark(body.payload, caller.redaction)
+    return await caller.admin.schedules.edit(name, body.trigger(), body.payload, **body.options())
 
 
 async def pause_schedule(caller: Caller, name: str) -> Acknowledgement:
@@ -82,10 +184,20 @@ async def remove_schedule(caller: Caller, name: str) -> Acknowledgement:
 
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/schedules", schedules),
+    acts("/schedules", create_schedule, refuses=(404, 409, 422)),
     reads("/schedules/{name}", schedule, refuses=(404, 409)),
+    acts("/schedules/{name}/edit", edit_schedule, refuses=(404, 409, 422)),
     acts("/schedules/{name}/pause", pause_schedule, refuses=(404,)),
     acts("/schedules/{name}/resume", resume_schedule, refuses=(404, 409)),
     acts("/schedules/{name}/trigger", trigger_schedule, refuses=(404, 409, 422)),
     acts("/schedules/{name}/skip", skip_schedule, refuses=(404, 409)),
-    removes("/schedules/{name}", remove_schedule, refuses=(404,)),
+    removes("/schedules/{name}", remove_schedule, needs="operator", refuses=(404,)),
 )
+
+
+def _defined(definition: ScheduleDefinition, caller: Caller) -> DefinitionView:
+    shown = {name: getattr(definition, name) for name in DefinitionView.__struct_fields__}
+    payload = caller.redaction.json(
+        caller.visible(definition.payload), caller.secrets_of(definition.payload, headers=None)
+    )
+    return DefinitionView(**{**shown, "payload": payload})

@@ -332,7 +332,7 @@ async def _lifespan(site: Any) -> AsyncIterator[None]:
 
 def _path(endpoint: Endpoint) -> str:
     """Return the path for the router. Names may contain a slash, even escaped; ids do not."""
-    return re.sub(r"{(limit|name)}", r"{\1:path}", endpoint.path)
+    return re.sub(r"{(limit|name|task)}", r"{\1:path}", endpoint.path)
 
 
 def _require_own_address(request: Request) -> None:

@@ -1,13 +1,39 @@
-"""Tasks: what this app declares."""
+"""Tasks: what this app declares, and enqueueing a job of one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
 
 from headgate.admin import DeclaredTask
+from headgate.admin.query import Instant
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, reads
-from headgate.http.page import Page
+from headgate.http.endpoint import Endpoint, JsonBody, acts, reads
+from headgate.http.http_error import HttpError
+from headgate.http.page import Name, Page
+from headgate.http.redaction import HIDDEN, Redaction
+from headgate.jobs.job import MAX_PRIORITY
+from headgate.tasks.options import EnqueueOptions
+
+Arguments = Annotated[Mapping[str, Any], msgspec.Meta(description="The arguments of the job by name.")]
+
+
+class NewJobBody(JsonBody, frozen=True, kw_only=True):
+    """A job to enqueue: its arguments, and what differs from its task. `delay` is in seconds."""
+
+    payload: Arguments | None = None
+    queue: Name | None = None
+    delay: Annotated[float, msgspec.Meta(ge=0, le=100 * 365 * 86400)] | None = None
+    at: Instant | None = None
+    priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] | None = None
+
+
+class EnqueuedJob(msgspec.Struct, frozen=True):
+    """The id of the job; under a unique key it may be one that was there before."""
+
+    job: str
 
 
 async def tasks(caller: Caller) -> Page[DeclaredTask]:
@@ -15,4 +41,26 @@ async def tasks(caller: Caller) -> Page[DeclaredTask]:
     return Page(caller.admin.declared_tasks)
 
 
-ENDPOINTS: Sequence[Endpoint] = (reads("/tasks", tasks),)
+async def enqueue_job(caller: Caller, task: str, body: NewJobBody) -> EnqueuedJob:
+    """Enqueue a job of a task; its arguments are checked as in a program."""
+    require_no_mark(body.payload, caller.redaction)
+    options: EnqueueOptions = {
+        "queue": body.queue, "delay": body.delay, "at": body.at, "priority": body.priority
+    }  # fmt: skip
+    return EnqueuedJob(await caller.admin.enqueue(task, body.payload or {}, **options))
+
+
+def require_no_mark(payload: Mapping[str, Any] | None, redaction: Redaction) -> None:
+    """Raise HttpError for arguments that were copied with a redacted value: the job would get the mark itself."""
+    if payload is not None and redaction.has_mark(dict(payload)):
+        raise HttpError(
+            422,
+            "payload_is_redacted",
+            f"the arguments contain {HIDDEN!r}, which this dashboard shows in place of a hidden value; write the value",
+        )
+
+
+ENDPOINTS: Sequence[Endpoint] = (
+    reads("/tasks", tasks),
+    acts("/tasks/{task}/enqueue", enqueue_job, refuses=(404, 409, 422)),
+)

@@ -106,7 +106,7 @@ class Calendar(
             return unit, count
         if self.on is None:
             return ("day" if self.in_months is None else "month"), 1
-        is_weekly = all(_weekdays_named(day) for day in _listed(self.on))
+        is_weekly = all(weekdays_named(day) for day in _listed(self.on))
         return ("week" if is_weekly else "month"), 1
 
     @cached_property
@@ -205,7 +205,7 @@ class _DayOfMonth:
         return days[-1] if self.clamps else None
 
 
-def _weekdays_named(name: str | int) -> frozenset[int] | None:
+def weekdays_named(name: object) -> frozenset[int] | None:
     """Return the weekdays of a word; None for any other value."""
     if not isinstance(name, str):
         return None
@@ -221,7 +221,7 @@ def _weekdays_named(name: str | int) -> frozenset[int] | None:
 
 
 def _weekly(day: str | int) -> frozenset[int]:
-    found = _weekdays_named(day)
+    found = weekdays_named(day)
     if found is None:
         raise _error(f"on={day!r} is not a day of a week")
     return found
@@ -230,7 +230,7 @@ def _weekly(day: str | int) -> frozenset[int]:
 def _monthly(day: str | int) -> _DayOfMonth:
     if isinstance(day, str):
         ordinal, _, name = day.strip().lower().partition(" ")
-        weekdays = _weekdays_named(name)
+        weekdays = weekdays_named(name)
         if ordinal in _ORDINALS and weekdays is not None:
             return _DayOfMonth(_ORDINALS[ordinal], weekdays)
     elif not isinstance(day, bool) and isinstance(day, int) and 1 <= day <= 31:
@@ -248,13 +248,21 @@ def _month(month: str | int) -> int:
     raise _error(f"in_months={month!r} is not a month")
 
 
-def _time(text: str | int) -> int:
+def time_of_day(text: object) -> int | None:
+    """Return the seconds since midnight of a time such as "9:00" or "17:30:15"; None for any other value."""
     match = _TIME.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is not None:
         hour, minute, second = (int(part or 0) for part in match.groups())
         if hour < 24 and minute < 60 and second < 60:
             return hour * 3600 + minute * 60 + second
-    raise _error(f'at={text!r} is not a time of day such as "9:00" or "17:30:15"')
+    return None
+
+
+def _time(text: str | int) -> int:
+    found = time_of_day(text)
+    if found is None:
+        raise _error(f'at={text!r} is not a time of day such as "9:00" or "17:30:15"')
+    return found
 
 
 def _listed(given: str | int | Sequence[str | int]) -> tuple[str | int, ...]:

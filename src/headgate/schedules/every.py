@@ -98,6 +98,14 @@ class Every(
         """The microseconds between two occurrences."""
         return sum(microseconds(getattr(self, unit) * seconds) for unit, seconds in _UNITS.items())
 
+    @property
+    def text(self) -> str:
+        """The period as `Every` takes it as text: "5m", "90s"."""
+        for letter, unit in (("w", 7 * 86400), ("d", 86400), ("h", 3600), ("m", 60)):
+            if self.period % (unit * SECOND) == 0:
+                return f"{self.period // (unit * SECOND)}{letter}"
+        return f"{self.period / SECOND:g}s" if self.period % SECOND else f"{self.period // SECOND}s"
+
     def starting(self, instant: int) -> Every:
         """Return the trigger counted from that instant, unless it has its own start."""
         return self if self.start is not None else replace(self, start=to_datetime(instant))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -29,7 +30,7 @@ class ScheduleRules(msgspec.Struct, frozen=True, omit_defaults=True):
     """The declared rules of a schedule, without its job; instants are wall microseconds.
 
     `trigger` is text from `dump_trigger`. `first_at` is a separate instant for the first occurrence. No occurrence is
-    due at or after `until`.
+    due at or after `until`. The jobs are ready up to `jitter` microseconds after their occurrences.
     """
 
     trigger: str
@@ -38,6 +39,7 @@ class ScheduleRules(msgspec.Struct, frozen=True, omit_defaults=True):
     max_runs: int | None = None
     misfire: Misfire = "run_once"
     overlap: Overlap = "skip"
+    jitter: int | None = None
 
 
 class ScheduleProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -154,6 +156,15 @@ def without_refused(
         next_at = _before(_after(trigger, opens_at - 1), rules.until)
     left = tuple(each for each in firing.occurrences if each not in refused)
     return DueOccurrences(left, next_at, firing.last_at, "limit")
+
+
+def ready_at(name: str, rules: ScheduleRules, occurs_at: int) -> int:
+    """Return when the job of an occurrence is ready: a time within the jitter that is the same on all nodes."""
+    if rules.jitter is None:
+        return occurs_at
+    digest = blake2b(f"{name} {occurs_at}".encode(), digest_size=8).digest()
+    at = occurs_at + int.from_bytes(digest) % (rules.jitter + 1)
+    return at if rules.until is None else max(occurs_at, min(at, rules.until - 1))
 
 
 def is_over(rules: ScheduleRules, progress: ScheduleProgress) -> bool:

@@ -8,6 +8,7 @@ from headgate.errors import DeclarationError
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
+from headgate.schedules.restricted import CodeRestrictedTrigger, RestrictedTrigger
 from headgate.schedules.trigger import Trigger
 
 
@@ -20,14 +21,19 @@ class CodeOnlyTrigger(msgspec.Struct, frozen=True, tag_field="kind", tag="own"):
         return self.description
 
 
-StoredTrigger = Cron | Every | Calendar | CodeOnlyTrigger
+StoredTrigger = Cron | Every | Calendar | RestrictedTrigger | CodeOnlyTrigger
 
 _decode = msgspec.json.Decoder(StoredTrigger).decode
 
 
+def is_storable(trigger: Trigger) -> bool:
+    """Return whether every node can load the trigger; a custom one exists only in the code that declares it."""
+    return isinstance(trigger, Cron | Every | Calendar | RestrictedTrigger)
+
+
 def dump_trigger(trigger: Trigger) -> str:
     """Return the trigger as JSON, with its kind as the tag; equal triggers give the same text."""
-    stored = trigger if isinstance(trigger, Cron | Every | Calendar) else CodeOnlyTrigger(trigger.describe())
+    stored = trigger if is_storable(trigger) else CodeOnlyTrigger(trigger.describe())
     return msgspec.json.encode(stored).decode()
 
 
@@ -42,4 +48,6 @@ def load_trigger(text: str) -> StoredTrigger:
 
 def counted_from(trigger: Trigger, instant: int) -> Trigger:
     """Return the trigger with `instant` as its start, if it needs a start and has none."""
-    return trigger.starting(instant) if isinstance(trigger, Every | Calendar) else trigger
+    if isinstance(trigger, Every | Calendar | RestrictedTrigger | CodeRestrictedTrigger):
+        return trigger.starting(instant)
+    return trigger

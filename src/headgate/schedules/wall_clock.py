@@ -22,10 +22,10 @@ MONTHS_OF_A_CYCLE = 400 * 12
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of the wall clock
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
-_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 # Slightly inside the range of datetime, so that no offset leaves it.
-_FIRST = -(_EPOCH_ORDINAL - 2) * DAY
-_LAST = (date(MAXYEAR, 12, 28).toordinal() - _EPOCH_ORDINAL) * DAY
+FIRST = -(EPOCH_ORDINAL - 2) * DAY
+LAST = (date(MAXYEAR, 12, 28).toordinal() - EPOCH_ORDINAL) * DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class WallClock:
     def next_after(self, instant: int) -> int | None:
         """Return the first occurrence later than `instant` (microseconds)."""
         second = instant // SECOND
-        if second < _FIRST:
-            second = _FIRST
-        if second >= _LAST:
+        if second < FIRST:
+            second = FIRST
+        if second >= LAST:
             return None
         found = self._next_reading(second + 1) if self.repeats else self._next_once(second)
         return None if found is None else found * SECOND
@@ -53,9 +53,9 @@ class WallClock:
     def latest_at_or_before(self, instant: int) -> int | None:
         """Return the last occurrence not later than `instant` (microseconds)."""
         second = instant // SECOND
-        if second > _LAST:
-            second = _LAST
-        if second <= _FIRST:
+        if second > LAST:
+            second = LAST
+        if second <= FIRST:
             return None
         found = self._last_reading(second) if self.repeats else self._last_once(second)
         return None if found is None else found * SECOND
@@ -132,7 +132,7 @@ class WallClock:
     # ------------------------------------------------------------------------------------------------ the zone
 
     def _offset_at(self, second: int) -> int:
-        return _seconds((_EPOCH_UTC + timedelta(seconds=second)).astimezone(self.zone).utcoffset())
+        return offset_at(self.zone, second)
 
     def _offsets(self, local: int) -> tuple[int, int]:
         """Return the offsets before and after a change at this local time; equal without a change."""
@@ -179,28 +179,33 @@ class WallClock:
         return None if found is None else found * DAY + of_day
 
     def _first_day(self, day: int) -> int | None:
-        start = date.fromordinal(day + _EPOCH_ORDINAL)
+        start = date.fromordinal(day + EPOCH_ORDINAL)
         year, month, least = start.year, start.month, start.day
         for _ in range(MONTHS_OF_A_CYCLE + 1):
             for found in self.days_in(year, month):
                 if found >= least:
-                    return date(year, month, found).toordinal() - _EPOCH_ORDINAL
+                    return date(year, month, found).toordinal() - EPOCH_ORDINAL
             year, month, least = (year, month + 1, 1) if month < 12 else (year + 1, 1, 1)
             if year > MAXYEAR:
                 return None
         return None
 
     def _last_day(self, day: int) -> int | None:
-        start = date.fromordinal(day + _EPOCH_ORDINAL)
+        start = date.fromordinal(day + EPOCH_ORDINAL)
         year, month, most = start.year, start.month, start.day
         for _ in range(MONTHS_OF_A_CYCLE + 1):
             for found in reversed(self.days_in(year, month)):
                 if found <= most:
-                    return date(year, month, found).toordinal() - _EPOCH_ORDINAL
+                    return date(year, month, found).toordinal() - EPOCH_ORDINAL
             year, month, most = (year, month - 1, 31) if month > 1 else (year - 1, 12, 31)
             if year < 1:
                 return None
         return None
+
+
+def offset_at(zone: ZoneInfo, second: int) -> int:
+    """Return the seconds by which the clock of the zone is ahead of UTC at this second since 1970."""
+    return _seconds((_EPOCH_UTC + timedelta(seconds=second)).astimezone(zone).utcoffset())
 
 
 def _seconds(offset: timedelta | None) -> int:

@@ -81,6 +81,7 @@ class PayloadType:
         self._positional_only = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY)
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._required = frozenset(p.name for p in parameters if p.default is p.empty)
+        self.required: tuple[str, ...] = tuple(name for name in self.parameters if name in self._required)
         self._names = frozenset(self.parameters)
         types = {name: hints.get(name, Any) for name in self.parameters}
         self.fields: ArgumentFields = ArgumentFields(types)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, TypedDict, TypeVar, get_args
 
-from headgate.arguments import parse_count, parse_instant
+from headgate.arguments import parse_count, parse_duration, parse_instant
+from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.scheduled import ScheduledCall
+from headgate.schedules.restricted import Excluded, restricted
 from headgate.schedules.schedule import Misfire, Overlap, Skipped
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.handle import Job
@@ -38,6 +40,7 @@ class ScheduleSpec:
     max_runs: int | None
     misfire: Misfire
     overlap: Overlap
+    jitter: int | None = None
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -65,6 +68,26 @@ class ScheduleOptions(TypedDict, total=False):
     "skip" (default) leaves it out, "queue" lets it wait for the one before (default with `misfire="run_all"`), "allow"
     lets both run.
     """
+
+    jitter: Duration | None
+    """The job of each occurrence is ready up to this long after it: a time that is computed from the name and the
+    occurrence, so that all nodes agree (default: none)."""
+
+    between: tuple[str, str] | None
+    """The times of day from which and before which it runs, as ("8:00", "18:00"); occurrences outside are left out.
+
+    ("22:00", "6:00") is open over midnight.
+    """
+
+    on: str | Collection[str] | None
+    """The days of a week on which it runs: "weekday", ["mon", "wed"]; occurrences on other days are left out."""
+
+    exclude: Excluded | Collection[Excluded] | None
+    """Days on which it does not run: dates, "2026-12-25" or "12-25" (each year), ranges "12-24..01-06", and functions
+    that get a date and return whether it is excluded."""
+
+    tz: str | None
+    """The zone of `between`, `on` and `exclude` (default: that of the trigger, else UTC)."""
 
 
 def schedule_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> ScheduleSpec:
@@ -94,15 +117,18 @@ def schedule_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> Sche
         raise DeclarationError(
             f'{where}: misfire="run_all" with overlap="skip" would skip all but one; use overlap="queue" or "allow"'
         )
+    windows = {option: options.get(option) for option in ("between", "on", "exclude", "tz")}
+    jitter = options.get("jitter")
     return ScheduleSpec(
         name,
-        trigger,
+        restricted(trigger, where, **windows),
         "at" if isinstance(first, datetime) else first,
         first_at,
         ends_at,
         max_runs,
         misfire,
         overlap or ("queue" if misfire == "run_all" else "skip"),
+        None if jitter is None else parse_duration(jitter, "jitter", where, allow_zero=False),
     )
 
 
@@ -128,7 +154,8 @@ class ScheduleStatus:
     was last skipped, because of `misfire`, `overlap` or `max_runs`. `problem` says what is wrong as this app sees it:
     no node fires it (`is_overdue`), or this app does not declare it. `unreadable` names the parts of its stored row
     that cannot be read, with the reason: only the release that stored it runs it. `tz` is the time zone on whose wall
-    clock its trigger is (None: it has none).
+    clock its trigger is (None: it has none). Its jobs are ready up to `jitter` seconds after their occurrences.
+    With `is_declared`, code has declared it, and only the code changes it.
     """
 
     name: str
@@ -151,6 +178,8 @@ class ScheduleStatus:
     problem: str | None = None
     unreadable: str | None = None
     tz: str | None = None
+    jitter: float | None = None
+    is_declared: bool = False
 
 
 class Schedule(Generic[R_co]):

@@ -119,9 +119,9 @@ class Visit:
         await self.settled()
         self.forget_refusals()
 
-    def forget_refusals(self) -> None:
-        """A browser complains of each answer with the status 401; the sign-in page is one."""
-        self.complaints[:] = [each for each in self.complaints if "status of 401" not in each]
+    def forget_refusals(self, status: int = 401) -> None:
+        """A browser complains of each answer with such a status; the sign-in page is one with 401."""
+        self.complaints[:] = [each for each in self.complaints if f"status of {status}" not in each]
 
     async def look(self, size: str, scheme: Any) -> None:
         """Look at the same page on another screen, in light or in dark colours."""

@@ -290,6 +290,46 @@ async def test_jobs_are_retried_cancelled_and_run_before_their_time(browser: Bro
         assert [(entry.actor, entry.action) for entry in entries] == [("ada", "cancel")]
 
 
+async def test_jobs_are_enqueued_and_run_again_with_other_arguments(browser: Browser, shop: Shop) -> None:
+    tasks = shop.app.tasks
+    async with visiting(browser, shop, who="olga") as visit:
+        dialog, arguments = visit.page.get_by_role("dialog"), visit.page.get_by_label("Arguments (JSON)")
+        old = await tasks["send_mail"].using(priority=3).enqueue("first", {"id": 2**60 + 1})
+        await until(lambda: is_in(shop, old.id, "succeeded"))
+        await visit.go(f"jobs/{old.id}")
+        await visit.press("Run again")
+        await expect(arguments).to_have_value(re.compile(r'"to": "first"[^}]*"id": 1152921504606846977'))
+        await arguments.fill('{"to": 7}')
+        await dialog.get_by_role("button", name="Run again", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("argument 'to' of task 'send_mail' does not fit")
+        await expect(arguments).to_have_attribute("aria-invalid", "true")
+        await arguments.fill("{")
+        await dialog.get_by_role("button", name="Run again", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("This is not JSON")
+        await arguments.fill('{"to": "second", "words": {"id": 1152921504606846977}}')
+        await visit.agree("Run again")
+        await expect(visit.page).not_to_have_url(shop.base + f"jobs/{old.id}")
+        new = visit.page.url.rpartition("/")[2]
+        record = (await shop.app.admin.job(new)).record
+        assert (json.loads(record.payload), record.priority) == (
+            {"to": "second", "words": {"id": 2**60 + 1}}, 3
+        )  # fmt: skip
+        await expect(visit.page.locator("main")).to_contain_text(f"again, as job {old.id}")
+
+        await visit.go("jobs?task=send_mail")
+        await visit.press("Enqueue")
+        await expect(arguments).to_have_value('{\n  "to": null\n}')
+        await dialog.get_by_role("button", name="Enqueue", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("argument 'to' of task 'send_mail' does not fit")
+        await arguments.fill('{"to": "third"}')
+        await visit.page.get_by_label("Delay in seconds").fill("3600")
+        await visit.agree("Enqueue")
+        await expect(visit.page.locator("main")).to_contain_text("scheduled")
+        entries = await shop.app.admin.audit_log(subject=visit.page.url.rpartition("/")[2])
+        assert [(entry.actor, entry.action) for entry in entries] == [("olga", "enqueue")]
+        visit.forget_refusals(422)
+
+
 async def test_many_jobs_are_changed_after_they_were_counted(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["send_mail"]
     jobs = [await task.using(delay=3600).enqueue("bulk me", {"number": number}) for number in range(5)]
@@ -421,6 +461,48 @@ async def test_queues_and_schedules_are_changed(browser: Browser, shop: Shop) ->
         await expect(visit.page).to_have_url(shop.base + "schedules")
         with pytest.raises(ScheduleNotFound):
             await admin.schedules.status(gone)
+
+
+async def test_schedules_are_created_and_edited(browser: Browser, shop: Shop) -> None:
+    admin, name = shop.app.admin.schedules, f"made {uuid.uuid4()}"
+    async with visiting(browser, shop, who="olga") as visit:
+        page, dialog = visit.page, visit.page.get_by_role("dialog")
+        await visit.go("schedules")
+        await visit.press("Create")
+        await page.get_by_label("Name of the schedule").fill(name)
+        await page.get_by_label("Task of the schedule").select_option("send_mail")
+        await page.get_by_label("Expression").fill("0 99 * * *")
+        await page.get_by_label("Zone of the schedule").fill("Europe/Zurich")
+        await page.get_by_label("Not on").fill("12-25, 12-31..01-02")
+        await page.get_by_label("Arguments (JSON)").fill('{"to": "ops"}')
+        await dialog.get_by_role("button", name="Create", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("hour 99 is not in 0-23")
+        await page.get_by_label("Expression").fill("0 9 * * *")
+        await visit.agree("Create")
+        await expect(page.get_by_role("heading", level=1)).to_contain_text(name)
+        status = await admin.status(name)
+        assert status.trigger == "cron 0 9 * * * (Europe/Zurich), except 12-25, 12-31..01-02 (Europe/Zurich)"
+
+        await visit.press("Edit")
+        await expect(page.get_by_label("Not on")).to_have_value("12-25, 12-31..01-02")
+        await page.get_by_label("Runs by").select_option("every")
+        await page.get_by_label("Every", exact=True).fill("2h")
+        await page.get_by_label("Only between").fill("8:00 - 18:00")
+        await page.get_by_label("Not on").fill("")
+        await page.get_by_label("Jitter in seconds").fill("30")
+        await visit.agree("Save")
+        await expect(visit.page.locator("main")).to_contain_text(
+            "every 2 hours, between 8:00 and 18:00 (Europe/Zurich)"
+        )
+        status, definition = await admin.status(name), await admin.definition(name)
+        assert (status.jitter, json.loads(definition.payload)) == (30, {"to": "ops"})
+        await visit.press("Remove")
+        await visit.agree("Remove the schedule")
+        await expect(page).to_have_url(shop.base + "schedules")
+
+        await visit.go("schedules/nightly")
+        await expect(page.get_by_role("button", name="Edit", exact=True)).to_have_attribute("aria-disabled", "true")
+        visit.forget_refusals(422)
 
 
 async def test_limits_are_changed(browser: Browser, shop: Shop) -> None:

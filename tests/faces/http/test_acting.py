@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -9,9 +10,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from headgate import Headgate, JobState, StrictRate
+from headgate import AesGcm, Headgate, JobState, StrictRate
+from headgate.http import CallbackAuth, User
 from headgate.storage.records import NodeSetting
-from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
+from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, seed
 
 NAME = quote(HOSTILE, safe="")
 API = quote(LIMIT, safe="")
@@ -53,6 +55,47 @@ async def test_jobs_are_retried_cancelled_and_run_now(app: Headgate) -> None:
             assert await act(client, "/jobs/nobody/cancel", expected=404) == "job_not_found"
             entries = await app.admin.audit_log(subject=seeds.failed)
             assert [(entry.actor, entry.action) for entry in entries] == [("local", "cancel"), ("local", "retry")]
+
+
+async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgate) -> None:
+    async with app.open():
+        seeds = await seed(app)
+        async with browser(app) as client:
+            declared = {each["task"]: each for each in (await client.get("/api/tasks")).json()["items"]}
+            assert (declared["sync"]["arguments"], declared["sync"]["required"]) == (["tenant", "secret"], ["tenant"])
+            enqueue = "/tasks/answer/enqueue"
+            new = await act(client, enqueue, {"payload": {"question": "how?"}, "delay": 60, "priority": 4})
+            status = await app.admin.status(new["job"])
+            assert (status.task, status.priority, status.is_scheduled) == ("answer", 4, True)
+            huge = await act(client, "/tasks/sync/enqueue", {"payload": {"tenant": "a\x00b", "secret": None}})
+            assert "a\\u0000b" in (await app.admin.job(huge["job"])).record.payload
+            for body, code, expected in (
+                ({}, "payload_error", 422),
+                ({"payload": {"question": 7}}, "payload_error", 422),
+                ({"payload": {"question": "why?"}, "delay": 1, "at": "2099-01-01T00:00:00Z"}, "declaration_error", 422),
+                ({"payload": {"question": "why?"}, "queue": "nowhere"}, "unknown_queue", 404),
+                ({"payload": ["why?"]}, "bad_request", 400),
+                ({"payload": {"question": "[redacted]"}}, "payload_is_redacted", 422),
+            ):
+                assert await act(client, enqueue, body, expected=expected) == code
+            assert await act(client, "/tasks/nobody/enqueue", {}, expected=404) == "unknown_task"
+
+            again = f"/jobs/{seeds.failed}/run-again"
+            same, other = (
+                await act(client, again),
+                await act(client, again, {"payload": {"user": "b", "password": "p"}}),
+            )
+            first, second, third = [
+                json.loads((await app.admin.job(id)).record.payload) for id in (seeds.failed, same["job"], other["job"])
+            ]
+            assert (first, third) == (second, {"user": "b", "password": "p"})
+            shown = (await client.get(f"/api/jobs/{seeds.failed}")).json()["payload"]
+            assert await act(client, again, {"payload": shown}, expected=422) == "payload_is_redacted"
+            assert await act(client, again, {"payload": {"user": "b"}}, expected=422) == "payload_error"
+            assert await act(client, "/jobs/nobody/run-again", expected=404) == "job_not_found"
+            entries = await app.admin.audit_log(subject=seeds.failed)
+            assert [(entry.actor, entry.action) for entry in entries] == [("local", "run again")] * 2
+            assert PASSWORD not in (await client.get("/api/audit")).text
 
 
 async def test_many_jobs_are_counted_first_and_changed_then(app: Headgate) -> None:
@@ -195,6 +238,88 @@ async def test_schedules_are_paused_fired_skipped_and_removed(app: Headgate) -> 
             assert (await client.get(f"/api{path}")).status_code == 404
             entries = await app.admin.audit_log(kind="schedule", actor="local")
             assert [entry.action for entry in entries] == ["remove", "resume", "pause", "trigger", "skip"]
+
+
+async def test_schedules_are_created_and_edited(app: Headgate) -> None:
+    async with app.open():
+        await seed(app)
+        async with browser(app) as client:
+            new = {"name": HOSTILE + "2", "task": "answer", "payload": {"question": "how?"}, "priority": 4}
+            windows = {"between": ["8:00", "18:00"], "on": ["weekday"], "exclude": ["12-25"], "jitter": 30}
+            created = await act(client, "/schedules", new | windows | {"every": "10m", "tz": "Europe/Rome"})
+            assert (created["state"], created["is_declared"], created["jitter"]) == ("active", False, 30)
+            path = f"/schedules/{quote(HOSTILE + '2', safe='')}"
+            shown = (await client.get(f"/api{path}")).json()
+            assert shown["definition"] == {
+                "payload": {"question": "how?"}, "queue": "default", "priority": 4, "cron": None, "every": "10m",
+                "tz": "Europe/Rome", "between": ["8:00", "18:00"], "on": ["weekday"], "exclude": ["12-25"],
+            }  # fmt: skip
+            edited = await act(client, f"{path}/edit", {"cron": "0 6 * * *", "tz": "Asia/Tokyo", "max_runs": 9})
+            assert (edited["trigger"], edited["max_runs"], edited["jitter"], edited["tz"]) == (
+                "cron 0 6 * * * (Asia/Tokyo)", 9, None, "Asia/Tokyo",
+            )  # fmt: skip
+            definition = (await client.get(f"/api{path}")).json()["definition"]
+            assert (definition["payload"], definition["priority"]) == ({"question": "how?"}, 4)
+            await act(client, f"{path}/edit", {"payload": {"question": "when?"}})
+            assert (await client.get(f"/api{path}")).json()["definition"]["payload"] == {"question": "when?"}
+            assert (await app.admin.schedules.status(HOSTILE + "2")).trigger == "cron 0 6 * * * (Asia/Tokyo)"
+
+            for body, code, expected in (
+                (new | {"every": "10m"}, "schedule_exists", 409),
+                (new | {"name": "hourly", "every": "10m"}, "schedule_exists", 409),
+                (new | {"name": "x", "task": "nobody", "every": "10m"}, "unknown_task", 404),
+                (new | {"name": "x"}, "declaration_error", 422),
+                (new | {"name": "x", "cron": "61 * * * *"}, "declaration_error", 422),
+                (new | {"name": "x", "every": "10m", "cron": "0 6 * * *"}, "declaration_error", 422),
+                (new | {"name": "x", "every": "10m", "tz": "Europe/Rome"}, "declaration_error", 422),
+                (new | {"name": "x", "every": "10m", "payload": {"question": 7}}, "payload_error", 422),
+                (
+                    new | {"name": "x", "every": "10m", "payload": {"question": "[redacted]"}},
+                    "payload_is_redacted",
+                    422,
+                ),
+                (new | {"name": "x", "every": "10m", "until": "2099-01-01"}, "bad_request", 400),
+            ):
+                assert await act(client, "/schedules", body, expected=expected) == code
+            # One of the code is the code's, and so is one that the code would store.
+            assert await act(client, "/schedules/hourly/edit", {"every": "5m"}, expected=409) == "schedule_declared"
+            assert await act(client, "/schedules/nobody/edit", {"every": "5m"}, expected=404) == "schedule_not_found"
+            assert (await client.delete(f"/api{path}")).json() == {"changed": True}
+            entries = await app.admin.audit_log(kind="schedule", actor="local")
+            assert [(entry.action, entry.detail) for entry in entries] == [
+                ("remove", None),
+                ("edit", "arguments"),
+                ("edit", "cron 0 6 * * * (Asia/Tokyo)"),
+                ("create", "every 10 minutes, between 8:00 and 18:00, on weekday, except 12-25 (Europe/Rome)"),
+            ]
+
+
+async def test_the_arguments_of_a_schedule_are_redacted(app: Headgate) -> None:
+    async with app.open(), browser(app) as client:
+        payload = {"user": "ada", "password": PASSWORD}
+        await act(client, "/schedules", {"name": "logins", "task": "login", "every": "1h", "payload": payload})
+        answer = await client.get("/api/schedules/logins")
+        assert PASSWORD not in answer.text
+        assert answer.json()["definition"]["payload"] == {"user": "ada", "password": "[redacted]"}
+
+
+async def test_encoded_arguments_are_run_again_and_those_of_a_schedule_are_shown_to_operators() -> None:
+    app = make_app(codec=AesGcm("2026-11", AesGcm.new_key()))
+    async with app.open(), browser(app) as client:
+        old = await app.tasks["answer"].enqueue("why?")
+        for payload, question in ((None, "why?"), ({"question": "how?"}, "how?")):
+            new = (await act(client, f"/jobs/{old.id}/run-again", {"payload": payload}))["job"]
+            stored = (await app.admin.job(new)).record.payload
+            assert stored.startswith("encoded:")
+            assert json.loads(app.admin.decoded(stored)) == {"question": question}
+        body = {"name": "x", "task": "answer", "every": "1h", "payload": {"question": "when?"}}
+        await act(client, "/schedules", body)
+        assert (await app.admin.schedules.definition("x")).payload.startswith("encoded:")
+        assert (await client.get("/api/schedules/x")).json()["definition"]["payload"] == {"question": "when?"}
+        viewer = CallbackAuth(lambda request: User("vic", "viewer"))
+        async with browser(app, auth=viewer) as other:
+            shown = (await other.get("/api/schedules/x")).json()["definition"]["payload"]
+            assert shown == "[encoded: aes-gcm.2026-11]"
 
 
 async def test_a_change_is_visible_to_its_author_immediately(app: Headgate) -> None:

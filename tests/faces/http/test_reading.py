@@ -67,7 +67,9 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
             assert (await ask(client, f"/batches/{seeds.batch}"))["total"] == 2
             assert [each["id"] for each in (await ask(client, "/batches"))["items"]] == [seeds.batch]
             assert (await ask(client, f"/batches?before={seeds.batch}"))["items"] == []
-            assert {"task": "answer", "queue": "default"} in (await ask(client, "/tasks"))["items"]
+            assert {
+                "task": "answer", "queue": "default", "arguments": ["question"], "required": ["question"]
+            } in (await ask(client, "/tasks"))["items"]  # fmt: skip
 
             (bucket,) = (await ask(client, f"/limits?limit={quote(LIMIT)}"))["items"]
             assert (bucket["limit"], bucket["key"], bucket["count"], bucket["used"]) == (LIMIT, HOSTILE, 1, 1)

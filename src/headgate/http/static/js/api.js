@@ -75,6 +75,11 @@ export async function signOut() {
   location.assign(new URL("login", document.baseURI));
 }
 
+/** Return the value of a JSON text, with the digits of large integers. Throws SyntaxError. @param {string} text @returns {any} */
+export function parseJson(text) {
+  return JSON.parse(text, keepLargeIntegers);
+}
+
 /** Join the parts of a path and escape them. @param {...string} parts */
 export function path(...parts) {
   return parts.map(encodeURIComponent).join("/");
@@ -109,7 +114,7 @@ async function request(url, init, signal) {
     throw new ApiError(0, isTimeout ? "timeout" : "unreachable", message);
   }
   const isJson = (response.headers.get("Content-Type") ?? "").includes("json");
-  const data = isJson ? JSON.parse(await response.text(), keepLargeIntegers) : null;
+  const data = isJson ? parseJson(await response.text()) : null;
   if (response.ok) return data;
   // The session has ended, here or in another tab: at this address the server now shows the sign-in page.
   if (response.status === 401) location.reload();

@@ -7,8 +7,10 @@ import { icon } from "./icons.js";
  * @typedef {{
  *   title: string, body?: import("./dom.js").Children, action?: string, dismiss?: string, danger?: boolean, wide?: boolean,
  *   fields?: (update: () => void) => import("./dom.js").Children,
- *   isReady?: () => boolean,
+ *   isReady?: () => boolean, submit?: () => Promise<boolean>,
  * }} Question
+ *
+ * `submit` sends the form when it is confirmed: the dialog stays open until it returns true.
  */
 
 /** Show a dialog and return whether it was confirmed. Escape and a click outside dismiss it. @param {Question} question @returns {Promise<boolean>} */
@@ -20,7 +22,18 @@ export function ask(question) {
     const close = (/** @type {boolean} */ isConfirmed) => {
       dialog.close(isConfirmed ? "yes" : "");
     };
-    const show = () => render(dialog, content(question, close, show));
+    let isSending = false;
+    const confirm = async () => {
+      if (isSending || !(question.isReady?.() ?? true)) return;
+      isSending = true;
+      try {
+        if (!question.submit || (await question.submit())) close(true);
+      } finally {
+        isSending = false;
+        show();
+      }
+    };
+    const show = () => render(dialog, content(question, close, confirm, show));
     dialog.addEventListener("close", () => {
       dialog.remove();
       resolve(dialog.returnValue === "yes");
@@ -34,8 +47,8 @@ export function ask(question) {
   });
 }
 
-/** @param {Question} question @param {(isConfirmed: boolean) => void} close @param {() => void} show */
-function content(question, close, show) {
+/** @param {Question} question @param {(isConfirmed: boolean) => void} close @param {() => Promise<void>} confirm @param {() => void} show */
+function content(question, close, confirm, show) {
   const isReady = question.isReady?.() ?? true;
   return h(
     "form",
@@ -43,7 +56,7 @@ function content(question, close, show) {
       class: "dialog-body",
       onsubmit: (/** @type {SubmitEvent} */ event) => {
         event.preventDefault();
-        if (question.action && (question.isReady?.() ?? true)) close(true);
+        if (question.action) void confirm();
       },
     },
     h(

@@ -78,3 +78,27 @@ export function select(label, value, choices, changed) {
     ),
   );
 }
+
+/** A field of several lines that calls `changed` on every keystroke; `error` is shown below it. @param {string} label @param {string} value @param {string} placeholder @param {(value: string) => void} changed @param {string} [error] */
+export function area(label, value, placeholder, changed, error = "", props = {}) {
+  const id = idOf(label);
+  return h(
+    "div",
+    { class: "field", key: label },
+    h("label", { for: id }, label),
+    h("textarea", {
+      id,
+      value,
+      placeholder,
+      class: "mono",
+      rows: "8",
+      autocomplete: "off",
+      spellcheck: "false",
+      "aria-invalid": error ? "true" : null,
+      "aria-describedby": error ? `${id}-error` : null,
+      oninput: (/** @type {any} */ event) => changed(event.target.value),
+      ...props,
+    }),
+    error && h("p", { class: "bad-text", id: `${id}-error`, role: "alert" }, error),
+  );
+}

@@ -5,6 +5,7 @@ import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { about, values } from "../job/about.js";
+import { runAgain } from "../job/enqueue.js";
 import { errors } from "../job/errors.js";
 import { loadLines, logs, emptyLog } from "../job/log.js";
 import { timeline } from "../job/timeline.js";
@@ -107,6 +108,7 @@ function actions(context) {
           ),
         }),
       ),
+    button("Run again", { icon: "retry", why: denied }, () => void runAgain(context)),
     copyCommand(command("jobs", "explain", id)),
   ];
 }

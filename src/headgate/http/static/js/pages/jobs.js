@@ -7,6 +7,7 @@ import { classes, h } from "../dom.js";
 import { select, text } from "../fields.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
+import { enqueueJob } from "../job/enqueue.js";
 import * as live from "../live.js";
 import { pager } from "../pager.js";
 import {
@@ -105,7 +106,16 @@ export const jobs = {
   view: (context) => {
     const { data, route, ui } = context;
     return [
-      heading("Jobs", { actions: copyCommand(command("jobs", "list", ...filterOptions(filterOf(route.query)))) }),
+      heading("Jobs", {
+        actions: [
+          button(
+            "Enqueue",
+            { icon: "bolt", why: context.denied("operate") },
+            () => void enqueueJob(route.query.get("task") ?? ""),
+          ),
+          copyCommand(command("jobs", "list", ...filterOptions(filterOf(route.query)))),
+        ],
+      }),
       viewTabs(context),
       filters(context),
       h(

@@ -4,6 +4,7 @@ import { get, path } from "../api.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { jsonView } from "../json.js";
 import {
   badge,
   clock,
@@ -32,10 +33,10 @@ export const schedule = {
       get(path("schedules", name), {}, signal),
       get("jobs", { schedule: name, count: 10 }, signal),
     ]);
-    return { schedule: found.status ?? found, next: found.next_runs ?? [], jobs: jobs.items };
+    return { schedule: found.status, next: found.next_runs, definition: found.definition, jobs: jobs.items };
   },
   view: (context) => {
-    const { schedule, next, jobs } = context.data;
+    const { schedule, next, jobs, definition } = context.data;
     return [
       heading(schedule.name, {
         crumbs: [["Schedules", "schedules"]],
@@ -130,6 +131,8 @@ export const schedule = {
                   : format.count(schedule.runs),
               ],
               ["Unfinished", format.plural(schedule.open, "job")],
+              ["Declared by", schedule.is_declared ? "the code" : "a user or a program"],
+              ...(schedule.jitter ? [/** @type {[string, any]} */ (["Jitter", format.duration(schedule.jitter)])] : []),
               ["Missed runs", schedule.misfire.replaceAll("_", " ")],
               ["Overlapping runs", schedule.overlap.replaceAll("_", " ")],
               ...(schedule.until ? [/** @type {[string, any]} */ (["Until", clock(schedule.until)])] : []),
@@ -143,6 +146,7 @@ export const schedule = {
                 : []),
             ]),
           ),
+          definition && panel("Arguments", {}, jsonView(definition.payload ?? {}, "Arguments")),
         ),
       ),
     ];

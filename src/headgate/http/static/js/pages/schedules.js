@@ -7,6 +7,7 @@ import { pager } from "../pager.js";
 import * as format from "../format.js";
 import { badge, button, copyCommand, countdown, empty, heading, jobLink, link, notice, panel, when } from "../parts.js";
 import { address, go } from "../router.js";
+import { createSchedule, editSchedule } from "../schedule_form.js";
 import { table } from "../table.js";
 
 /** @typedef {import("../page.js").Context} Context */
@@ -19,7 +20,12 @@ export const schedules = {
   view: (context) => {
     const { items } = context.data;
     return [
-      heading("Schedules", { actions: copyCommand(command("schedules", "list")) }),
+      heading("Schedules", {
+        actions: [
+          button("Create", { icon: "schedules", why: context.denied("operate") }, () => void createSchedule()),
+          copyCommand(command("schedules", "list")),
+        ],
+      }),
       panel(
         "All schedules",
         { class: "bare" },
@@ -195,9 +201,15 @@ export function rareActions(context, schedule) {
             },
           }),
       ),
+    context.data.definition &&
+      button(
+        "Edit",
+        { why: schedule.is_declared ? "The code declares this schedule: change it there" : context.denied("operate") },
+        () => void editSchedule(context),
+      ),
     button(
       "Remove",
-      { icon: "close", kind: "danger-quiet", why: context.denied("admin") },
+      { icon: "close", kind: "danger-quiet", why: context.denied("operate") },
       () =>
         void context
           .act({
