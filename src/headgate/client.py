@@ -8,7 +8,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Self
 
-from headgate.admin import Admin
+from headgate.admin import Admin, DeclaredTask
 from headgate.admin.actor import this_process
 from headgate.admin.nodes import Unserved, unserved
 from headgate.admin.schedules import SchedulesAdmin
@@ -272,7 +272,10 @@ class Client:
         """The operations for operators. Raises NotOpen."""
         self.lifecycle.require()
         remote_stores = {name: limit.store for name, limit in self.remote_limits.limits.items()}
-        tasks = {name: task.queue for name, task in self.registry.named()}
+        tasks = {
+            name: DeclaredTask(name, task.queue, self.registry.gate(task, task.queue).names)
+            for name, task in self.registry.named()
+        }
         return Admin(
             self.storage,
             self.registry.rules,

@@ -86,6 +86,7 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
     list: Final = Blocking(LimitsAdmin.list)
     bucket: Final = Blocking(LimitsAdmin.bucket)
     throttled: Final = Blocking(LimitsAdmin.throttled)
+    map: Final = Blocking(LimitsAdmin.map)
     totals: Final = Blocking(LimitsAdmin.totals)
     paused: Final = Blocking(LimitsAdmin.paused)
     settings: Final = Blocking(LimitsAdmin.settings)
@@ -117,6 +118,7 @@ class SyncHistoryAdmin(SyncVerbs[HistoryAdmin]):
     """As `HistoryAdmin`, for code that cannot await."""
 
     jobs: Final = Blocking(HistoryAdmin.jobs)
+    report: Final = Blocking(HistoryAdmin.report)
     limit: Final = Blocking(HistoryAdmin.limit)
 
 

@@ -269,10 +269,12 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     assert most["counts"] < 1.2 * size
     await storage.counts(finals=False)
     await storage.throttled()
+    assert len(await storage.buckets_by_trouble(501)) == 501
     await storage.buckets(prefix="k", after=BucketPlace(True, 10**9, "", ""))
     most = {each.statement: each.pages for each in store_user.ran()}
     assert most["counts"] < 30 * Backlog.LANES
     assert most["buckets_by_waiting"] < 10 * Backlog.LANES
+    assert most["buckets_by_trouble"] < 10 * Backlog.LANES
 
 
 async def charts_read_their_own_curves(store_user: StoreUser) -> None:

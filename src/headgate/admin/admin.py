@@ -64,10 +64,14 @@ NEXT_AMONG = 100
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTask:
-    """A task that an app declares, and the queue of its jobs unless a call names another."""
+    """A task that an app declares, the queue of its jobs unless a call names another, and the limits that they draw on.
+
+    `limits` are those of the task, then those of the queue.
+    """
 
     task: str
     queue: str
+    limits: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Admin:
         storage: Store,
         rules: Mapping[str, AnyRule],
         other_stores: Mapping[str, BucketStore],
-        tasks: Mapping[str, str],
+        tasks: Mapping[str, DeclaredTask],
         queues: frozenset[str],
         schedules: SchedulesAdmin,
         *,
@@ -162,7 +166,11 @@ class Admin:
     @property
     def declared_tasks(self) -> Sequence[DeclaredTask]:
         """The tasks that this app declares, and their aliases, by name."""
-        return [DeclaredTask(name, queue) for name, queue in sorted(self._tasks.items())]
+        # The order of a fair queue is not shown as a limit.
+        return [
+            replace(task, limits=[limit for limit in task.limits if not self._rules[limit].orders_turns])
+            for _, task in sorted(self._tasks.items())
+        ]
 
     async def overview(self, counts: SlowCounts | None = None) -> Overview:
         """Return an overview of queues, nodes, limits and problems.
@@ -275,13 +283,16 @@ class Admin:
         lines = await self._storage.logs(job_id, count=LAST_LINES, newest=True)
         return JobDetails(status, record, attempts, timeline(record, attempts, entries[::-1]), lines)
 
-    async def failures(self, *, span: Duration | None = 3600) -> FailureReport:
+    async def failures(
+        self, *, span: Duration | None = 3600, task: str | None = None, queue: str | None = None
+    ) -> FailureReport:
         """Return the jobs that failed in the last `span` (seconds), grouped by task and root cause, and their trends.
 
-        With None, all failed jobs that are kept. Jobs that wait for a retry after a failure belong to the groups too,
-        except those whose audit level keeps no attempts. The newest 10,000 failures are read. Raises DeclarationError.
+        Of one task, of one queue, or of all. With None, all failed jobs that are kept. Jobs that wait for a retry after
+        a failure belong to the groups too, except those whose audit level keeps no attempts. The newest 10,000 failures
+        are read. Raises DeclarationError.
         """
-        return await failures(self._storage, _span(span))
+        return await failures(self._storage, _span(span), task, queue)
 
     async def failures_like(
         self, job_id: str, *, span: Duration | None = 3600, most: int = 100

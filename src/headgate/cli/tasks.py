@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import click
 
 from headgate.admin import Admin
-from headgate.cli.locate import ask, locate, takes_app
+from headgate.cli.locate import ask, takes_app
 from headgate.cli.output import json_option, print_json, print_table
 
 
@@ -31,17 +31,12 @@ def tasks(target: str, as_json: bool) -> None:
 
     The first 100,000 waiting jobs are counted.
     """
-    declared = locate(target).tasks
 
     async def listed(admin: Admin) -> list[ListedTask]:
         waiting = Counter[str]()
         for each in await admin.waiting():
             waiting[each.task] += each.jobs
-        limits = {name: [limit.name for limit in task.gate.limits] for name, task in declared.items()}
-        return [
-            ListedTask(task.task, task.queue, limits.get(task.task, []), waiting[task.task])
-            for task in admin.declared_tasks
-        ]
+        return [ListedTask(task.task, task.queue, task.limits, waiting[task.task]) for task in admin.declared_tasks]
 
     found = ask(target, listed)
     if as_json:

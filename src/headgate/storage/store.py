@@ -432,6 +432,13 @@ class Store:
         """Return buckets that lanes wait behind, most waiting first; of over 5,000 it ranks those that open first."""
         return await self.driver.read(lambda tx: listing.throttled(tx, count), "scan")
 
+    async def buckets_by_trouble(self, count: int) -> Sequence[BucketRecord]:
+        """Return buckets: penalized ones that lanes wait behind, others by their waiting jobs, then the rest by name.
+
+        Where lanes wait behind more than 5,000 buckets, it ranks 2,500 that open first and 2,500 that open last.
+        """
+        return await self.driver.read(lambda tx: listing.buckets_by_trouble(tx, count), "scan")
+
     async def waiting_by_limit(self) -> WaitingByLimit:
         """Count the jobs that wait for each limit, behind the 5,000 buckets that open first."""
         return await self.driver.read(listing.waiting_by_limit, "scan")

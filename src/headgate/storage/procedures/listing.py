@@ -369,6 +369,14 @@ async def throttled(tx: Transaction, count: int) -> list[BucketRecord]:
     return await _buckets_by_waiting(tx, count, _BEFORE_ALL, limit=None, key=None, prefix=None)
 
 
+async def buckets_by_trouble(tx: Transaction, count: int) -> list[BucketRecord]:
+    """As `Store.buckets_by_trouble`."""
+    found = await tx.fetch(_BUCKETS, "buckets_by_trouble", most=AT_ONCE // 2, count=count, limit_now=tx.limit_now)
+    if len(found) < count:
+        found += await _buckets_by_name(tx, count - len(found), None, limit=None, key=None, prefix=None, idle=True)
+    return found
+
+
 async def waiting_by_limit(tx: Transaction) -> WaitingByLimit:
     """As `Store.waiting_by_limit`."""
     counts = await tx.fetch(_LIMITS_WAITING, "waiting_by_limit", most=AT_ONCE)

@@ -722,6 +722,22 @@ WHERE (-waiting, limit_name, key) > (-:after_waiting::bigint, :after_limit::text
 ORDER BY waiting DESC, limit_name, key
 LIMIT :count
 
+-- name: buckets_by_trouble
+-- Return buckets that lanes wait behind, penalized ones first, then by waiting jobs. If lanes wait behind more than
+-- twice :most, the :most that open first and the :most that open last.
+SELECT @bucket_record
+FROM (
+    SELECT id, limit_name, key, state, opens_at, closed_until, @waiting_behind AS waiting
+    FROM (
+        SELECT * FROM (SELECT * FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most) AS first_open
+        UNION
+        SELECT * FROM (SELECT * FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at DESC LIMIT :most) AS last_open
+    ) AS bucket
+    WHERE NOT (key = '' AND coalesce(state, '') LIKE '1:dynamic:%')
+) AS bucket
+ORDER BY closed_until > :limit_now::bigint DESC, waiting DESC, limit_name, key
+LIMIT :count
+
 -- name: waiting_by_limit
 -- Return how many jobs wait for each limit; if lanes wait behind more than :most buckets, behind those that open first.
 SELECT limit_name AS "limit", sum(waiting)::bigint AS jobs

@@ -8,6 +8,9 @@ const BASE = new URL(document.baseURI);
 const ROUTES = [
   [/^(?:overview)?$/, "overview", []],
   [/^queues$/, "queues", []],
+  [/^queues\/(.+)$/, "queue", ["name"]],
+  [/^tasks$/, "tasks", []],
+  [/^tasks\/(.+)$/, "task", ["name"]],
   [/^jobs$/, "jobs", []],
   [/^jobs\/([^/]+)$/, "job", ["id"]],
   [/^limits$/, "limits", []],
@@ -16,6 +19,7 @@ const ROUTES = [
   [/^schedules\/(.+)$/, "schedule", ["name"]],
   [/^nodes$/, "nodes", []],
   [/^audit$/, "audit", []],
+  [/^batches$/, "batches", []],
   [/^batches\/([^/]+)$/, "batch", ["id"]],
   [/^failures$/, "failures", []],
   [/^failures\/([^/]+)$/, "failure", ["id"]],

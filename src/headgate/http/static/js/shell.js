@@ -17,7 +17,9 @@ import { toast, toastContainer } from "./toasts.js";
 const PAGES = [
   ["Overview", "overview", "o"],
   ["Queues", "queues", "q"],
+  ["Tasks", "tasks", "t"],
   ["Jobs", "jobs", "j"],
+  ["Batches", "batches", "b"],
   ["Failures", "failures", "f"],
   ["Limits", "limits", "l"],
   ["Schedules", "schedules", "s"],
@@ -27,7 +29,9 @@ const PAGES = [
 /** The navigation entry of pages that have none of their own. */
 const PARENTS = /** @type {Record<string, string>} */ ({
   job: "jobs",
-  batch: "jobs",
+  batch: "batches",
+  queue: "queues",
+  task: "tasks",
   limit: "limits",
   key: "limits",
   schedule: "schedules",
