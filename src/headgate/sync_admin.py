@@ -143,6 +143,7 @@ class SyncAdmin(SyncVerbs[Admin]):
     failures_like: Final = Blocking(Admin.failures_like)
     batch: Final = Blocking(Admin.batch)
     batches: Final = Blocking(Admin.batches)
+    find: Final = Blocking(Admin.find)
     logs: Final = Blocking(Admin.logs)
     audit_log: Final = Blocking(Admin.audit_log)
     explain: Final = Blocking(Admin.explain)

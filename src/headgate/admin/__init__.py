@@ -5,6 +5,7 @@ from headgate.admin.audit import Audited
 from headgate.admin.bulk import BulkResult
 from headgate.admin.explain import Explanation, LimitInfo
 from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, FailureReport
+from headgate.admin.find import Found
 from headgate.admin.history import HistoryAdmin, JobsPoint, JobsReport, LimitHistory, LimitPoint, RateBound
 from headgate.admin.holders import PermitHolder
 from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitMap, LimitsAdmin, LimitTotals
@@ -31,6 +32,7 @@ __all__ = [
     "FailureDetails",
     "FailureGroup",
     "FailureReport",
+    "Found",
     "HistoryAdmin",
     "JobCount",
     "JobDetails",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,6 +17,7 @@ from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, ch
 from headgate.admin.checkup import Checkup, unknown_tasks
 from headgate.admin.explain import Explanation, LimitInfo, reason_for
 from headgate.admin.failures import FailureDetails, FailureReport, failures, failures_like
+from headgate.admin.find import Found, FoundKind, find
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.holders import holders_of
 from headgate.admin.limits import LimitsAdmin
@@ -321,6 +322,17 @@ class Admin:
         count = min(max(count, 1), 500)
         found = await self._storage.batches(pending_only=pending_only, cursor=before, count=count)
         return [batch_status(record) for record in found]
+
+    async def find(
+        self, text: str, *, kind: FoundKind | None = None, queues: Iterable[str] = (), count: int = 6
+    ) -> Sequence[Found]:
+        """Return what has this text in its name, best matches first, up to `count` of each kind, or of one kind.
+
+        Jobs, batches and keys of limits are found by how their id or key begins, everything else by any part of its
+        name. Searched are the tasks and limits that this app declares (keys in the first 100 limits), the first 1,000
+        schedules by name, the nodes, and these `queues`. Case is ignored, except in keys.
+        """
+        return await find(self, self._storage, text, kind, queues, count)
 
     async def logs(
         self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False, level: int = 0

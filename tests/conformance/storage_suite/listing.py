@@ -351,6 +351,24 @@ class ListingConformance(Conformance):
         assert not cut.is_exact
         assert 0 < sum(each.jobs for each in cut.counts) < 7
 
+    async def test_jobs_and_keys_are_found_by_how_they_begin(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "day": strict(1)}
+        for limit, key in (("api", "acme"), ("api", "acme:2"), ("api", "other"), ("day", "acme")):
+            await store_user.add(1, draws=[(limit, key)])
+        ids = sorted(record.id for record in await store_user.storage.jobs(JobFilter()))
+        await store_user.claim()
+        storage = store_user.storage
+        assert [job.id for job in await storage.names_of_jobs(ids[0], 5)] == [ids[0]]
+        assert [job.id for job in await storage.names_of_jobs(ids[0][:8], 3)] == ids[:0:-1]
+        assert await storage.names_of_jobs("ffff", 5) == []
+        assert await storage.batch_ids("0", 5) == []
+        limits = ["api", "day"]
+        both = [Draw("api", "acme"), Draw("api", "acme:2"), Draw("day", "acme")]
+        assert list(await storage.keys(limits, "acme", 5)) == both
+        assert list(await storage.keys(limits, "acme", 2)) == both[:2]
+        assert list(await storage.keys(["day"], "acme", 5)) == both[2:]
+        assert list(await storage.keys([], "acme", 5)) == []
+
     async def test_buckets_are_ranked_by_trouble(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         for key, jobs in (("a", 2), ("b", 4), ("c", 3), ("d", 2), ("idle", 1)):

@@ -26,6 +26,7 @@ from headgate.storage.records import (
     BucketRecord,
     JobCount,
     JobFilter,
+    JobName,
     JobPage,
     LimitWaiting,
     QueueCounts,
@@ -91,6 +92,7 @@ class _Start(msgspec.Struct, array_like=True):
     charged_at: int
 
 
+_JOB_NAMES = RowDecoder(JobName, "job")
 _JOBS = RowDecoder(JobRecord, "job", state=JobState.WAITING)
 _BATCHES = RowDecoder(BatchRecord, "batch")
 _ATTEMPTS = RowDecoder(AttemptRecord, "attempt")
@@ -120,6 +122,11 @@ async def job(tx: Transaction, job_id: str) -> JobRecord | None:
     """As `Store.job`."""
     found = await jobs_by_id(tx, [job_id])
     return found[0] if found else None
+
+
+async def names_of_jobs(tx: Transaction, prefix: str, count: int) -> list[JobName]:
+    """As `Store.names_of_jobs`."""
+    return await tx.fetch(_JOB_NAMES, "job_ids", prefix=prefix, count=count)
 
 
 async def page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> JobPage:
@@ -374,6 +381,18 @@ async def buckets_by_trouble(tx: Transaction, count: int) -> list[BucketRecord]:
     found = await tx.fetch(_BUCKETS, "buckets_by_trouble", most=AT_ONCE // 2, count=count, limit_now=tx.limit_now)
     if len(found) < count:
         found += await _buckets_by_name(tx, count - len(found), None, limit=None, key=None, prefix=None, idle=True)
+    return found
+
+
+async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) -> list[Draw]:
+    """As `Store.keys`."""
+    found: list[Draw] = []
+    for limit in limits:
+        if len(found) >= count:
+            break
+        wanted = {"limit": limit, "key": None, "prefix": prefix}
+        records = await _buckets_by_name(tx, count - len(found), None, idle=False, **wanted)
+        found += [record.draw for record in records]
     return found
 
 

@@ -313,6 +313,14 @@ WHERE id < coalesce(:cursor::text, '~')
 ORDER BY id DESC
 LIMIT :count
 
+-- name: job_ids
+-- Return the ids of jobs that begin so, with their tasks, newest first.
+SELECT id, task FROM headgate.job WHERE id >= :prefix::text AND id < :prefix::text || '~' ORDER BY id DESC LIMIT :count
+
+-- name: batch_ids
+-- Return the ids of batches that begin so, newest first.
+SELECT id FROM headgate.batch WHERE id >= :prefix::text AND id < :prefix::text || '~' ORDER BY id DESC LIMIT :count
+
 -- name: batches_pending
 -- Return a page of the batches that are not final, newest first.
 SELECT {record:batch}

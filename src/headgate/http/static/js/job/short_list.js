@@ -14,7 +14,7 @@ export function jobsPanel(title, jobs, { href, none, more }) {
           label: title,
           rows: jobs,
           key: (job) => job.id,
-          extra: "compact",
+          extra: "compact few",
           columns: [
             {
               name: "Job",
