@@ -146,8 +146,8 @@ class LimitsAdmin:
     async def map(self, count: int = 500) -> LimitMap:
         """Return the keys with most trouble: penalized or paused, then by waiting jobs, then by the used share.
 
-        Keys that no job waits for are added by name while there is room. Of more than 5,000 keys with waiting jobs, the
-        2,500 that open first and the 2,500 that open last are ranked.
+        Keys that no job waits for are added by name while there is room. Of more than 2,000 keys with waiting jobs, the
+        1,000 that open first and the 1,000 that open last are ranked.
         """
         live = LiveRules(await self._storage.settings())
         records = await self._storage.buckets_by_trouble(count + 1)

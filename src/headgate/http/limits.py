@@ -182,7 +182,7 @@ async def limit_map(caller: Caller, query: LimitMapQuery) -> LimitMap:
     """Return the keys with most trouble, worst first: penalized or paused, then by waiting jobs, then by used share.
 
     Keys that no job waits for follow by name while there is room; it `is_cut` if there are more keys. Of more than
-    5,000 keys with waiting jobs, the 2,500 that open first and the 2,500 that open last are ranked.
+    2,000 keys with waiting jobs, the 1,000 that open first and the 1,000 that open last are ranked.
     """
     return await caller.admin.limits.map(query.count)
 

@@ -436,7 +436,7 @@ class Store:
     async def buckets_by_trouble(self, count: int) -> Sequence[BucketRecord]:
         """Return buckets: penalized ones that lanes wait behind, others by their waiting jobs, then the rest by name.
 
-        Where lanes wait behind more than 5,000 buckets, it ranks 2,500 that open first and 2,500 that open last.
+        Where lanes wait behind more than 2,000 buckets, it ranks 1,000 that open first and 1,000 that open last.
         """
         return await self.driver.read(lambda tx: listing.buckets_by_trouble(tx, count), "scan")
 

@@ -385,7 +385,7 @@ class ListingConformance(Conformance):
         ]
         assert [each.draw.key for each in await store_user.storage.buckets_by_trouble(2)] == ["d", "b"]
         # Too many to be ranked: those that open first and those that open last.
-        with mock.patch.object(listing, "AT_ONCE", 2):
+        with mock.patch.object(listing, "RANKED", 1):
             few = await store_user.storage.buckets_by_trouble(2)
             assert len({each.draw for each in few}) == 2
 

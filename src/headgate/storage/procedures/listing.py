@@ -44,6 +44,9 @@ AT_ONCE = 5_000
 """How many jobs are read at most for a page or a bounded count: in order, or by an index if it finds few."""
 
 
+RANKED = 1_000
+"""How many buckets are ranked by trouble that open first, and how many that open last."""
+
 FEW = 500
 """How many jobs of an index are read and sorted at once; if it finds more, a page is first searched in order."""
 
@@ -378,7 +381,7 @@ async def throttled(tx: Transaction, count: int) -> list[BucketRecord]:
 
 async def buckets_by_trouble(tx: Transaction, count: int) -> list[BucketRecord]:
     """As `Store.buckets_by_trouble`."""
-    found = await tx.fetch(_BUCKETS, "buckets_by_trouble", most=AT_ONCE // 2, count=count, limit_now=tx.limit_now)
+    found = await tx.fetch(_BUCKETS, "buckets_by_trouble", most=RANKED, count=count, limit_now=tx.limit_now)
     if len(found) < count:
         found += await _buckets_by_name(tx, count - len(found), None, limit=None, key=None, prefix=None, idle=True)
     return found

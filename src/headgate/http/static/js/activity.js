@@ -144,7 +144,7 @@ export function totals(history, range, subject) {
   return h(
     "div",
     { class: "numbers", key: "totals" },
-    number("Finished", format.count(finished), `${format.rate(finished / range.span)} per second, ${range.name}`),
+    number("Finished", format.count(finished), `${rateOf(finished, range.span)}, ${range.name}`),
     h(
       "a",
       {
@@ -160,6 +160,11 @@ export function totals(history, range, subject) {
     number("Wait, p95", p95("wait"), percentiles("wait")),
     number("Run, p95", p95("run"), percentiles("run")),
   );
+}
+
+/** How many per second, or per minute if they are few. @param {number} count @param {number} seconds */
+function rateOf(count, seconds) {
+  return count < seconds ? `${format.rate((60 * count) / seconds)} per minute` : `${format.rate(count / seconds)} per second`;
 }
 
 /** A share with a decimal while it is small: 0.3 %. @param {number} part @param {number} whole */

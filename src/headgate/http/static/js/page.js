@@ -204,11 +204,11 @@ export class Page {
     this.isLoading = this.isBusy = false;
     this.loadTime = performance.now() - startedAt;
     this.show();
-    if (this.scrollY !== null) restoreScroll(this.scrollY);
-    this.scrollY = null;
     // On a narrow screen the current tab may be out of view.
     if (isFirst)
       this.container.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+    if (this.scrollY !== null) restoreScroll(this.scrollY);
+    this.scrollY = null;
     // An update arrived during the load.
     if (this.isStale) this.#scheduleRefresh();
   }
