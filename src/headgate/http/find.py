@@ -22,7 +22,7 @@ class FindQuery(Query, frozen=True, kw_only=True):
     q: Annotated[
         str,
         msgspec.Meta(max_length=LONGEST_TEXT, description="How an id or a key begins, or a part of any other name."),
-    ]
+    ] = ""
     kind: FoundKind | None = None
 
 
