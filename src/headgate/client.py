@@ -279,7 +279,6 @@ class Client:
             SchedulesAdmin(self.storage, self.registry, self._ids, self.enqueuer),
             enqueue=self.enqueue,
             address=self.address.shown,
-            codecs=self.registry.codecs,
         )
 
     def job(self, job_id: str) -> Job[Any]:

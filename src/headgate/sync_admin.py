@@ -90,6 +90,7 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
     list: Final = Blocking(LimitsAdmin.list)
     bucket: Final = Blocking(LimitsAdmin.bucket)
     throttled: Final = Blocking(LimitsAdmin.throttled)
+    map: Final = Blocking(LimitsAdmin.map)
     totals: Final = Blocking(LimitsAdmin.totals)
     paused: Final = Blocking(LimitsAdmin.paused)
     settings: Final = Blocking(LimitsAdmin.settings)
@@ -121,6 +122,7 @@ class SyncHistoryAdmin(SyncVerbs[HistoryAdmin]):
     """As `HistoryAdmin`, for code that cannot await."""
 
     jobs: Final = Blocking(HistoryAdmin.jobs)
+    report: Final = Blocking(HistoryAdmin.report)
     limit: Final = Blocking(HistoryAdmin.limit)
 
 
@@ -145,6 +147,7 @@ class SyncAdmin(SyncVerbs[Admin]):
     failures_like: Final = Blocking(Admin.failures_like)
     batch: Final = Blocking(Admin.batch)
     batches: Final = Blocking(Admin.batches)
+    find: Final = Blocking(Admin.find)
     logs: Final = Blocking(Admin.logs)
     audit_log: Final = Blocking(Admin.audit_log)
     explain: Final = Blocking(Admin.explain)

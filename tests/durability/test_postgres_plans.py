@@ -286,10 +286,16 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     assert most["counts"] < 1.2 * size
     await storage.counts(finals=False)
     await storage.throttled()
+    assert len(await storage.buckets_by_trouble(501)) == 501
+    assert len(await storage.names_of_jobs("0000", 6)) == 6
+    assert await storage.batch_ids("0000", 6) == []
+    assert len(await storage.keys(["absent", "api"], "1", 6)) == 6
     await storage.buckets(prefix="k", after=BucketPlace(True, 10**9, "", ""))
     most = {each.statement: each.pages for each in store_user.ran()}
     assert most["counts"] < 30 * Backlog.LANES
     assert most["buckets_by_waiting"] < 10 * Backlog.LANES
+    assert most["buckets_by_trouble"] < 10 * Backlog.LANES
+    assert most["job_ids"] + most["batch_ids"] + most["buckets_by_name"] < 200
 
 
 async def charts_read_their_own_curves(store_user: StoreUser) -> None:

@@ -158,6 +158,15 @@ def test_waits_count_from_when_a_job_was_due_and_runs_from_its_claim() -> None:
             await work.using(delay=600).enqueue_many([()] * 10)
             await asyncio.sleep(700)
             (point,) = await app.admin.history.jobs(task="work", step=3600, span=3600)
+            report = await app.admin.history.report(task="work", step=10, span=3600)
+            nothing = await app.admin.history.report(task="absent", step=10, span=3600)
+        # The percentiles of the sum are of all jobs, not of the steps.
+        assert len(report.points) > 1
+        assert report.total is not None
+        assert (report.total.started, report.total.wait_p50) == (10, point.wait_p50)
+        assert report.total.at == report.points[0].at
+        assert (list(nothing.points), nothing.total) == ([], None)
+        assert point.wait_p99 == pytest.approx(18, rel=0.26)
         assert point.wait_max == pytest.approx(18, abs=0.1)
         assert point.wait_p50 == pytest.approx(8, rel=0.26)
         assert point.wait_p95 == pytest.approx(18, rel=0.26)

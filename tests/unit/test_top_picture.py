@@ -40,7 +40,7 @@ def shown(look: LiveSnapshot | None, view: LiveView, width: int = 120) -> list[s
 def point(seconds_ago: int, **counts: int) -> JobsPoint:
     at = datetime.fromtimestamp((NOW.timestamp() - seconds_ago) // 10 * 10, UTC)
     nothing = dict.fromkeys(("enqueued", "started", "succeeded", "failed", "cancelled", "retried"), 0)
-    empty = dict.fromkeys(("wait_p50", "wait_p95", "wait_max", "run_p50", "run_p95", "run_max"))
+    empty = dict.fromkeys(("wait_p50", "wait_p95", "wait_p99", "wait_max", "run_p50", "run_p95", "run_p99", "run_max"))
     return JobsPoint(at=at, **{**nothing, **counts}, **empty)  # type: ignore[arg-type]
 
 

@@ -5,9 +5,10 @@ from headgate.admin.audit import Audited
 from headgate.admin.bulk import BulkResult
 from headgate.admin.explain import Explanation, LimitInfo
 from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, FailureReport
-from headgate.admin.history import HistoryAdmin, JobsPoint, LimitHistory, LimitPoint, RateBound
+from headgate.admin.find import Found
+from headgate.admin.history import HistoryAdmin, JobsPoint, JobsReport, LimitHistory, LimitPoint, RateBound
 from headgate.admin.holders import PermitHolder
-from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitsAdmin, LimitTotals
+from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitMap, LimitsAdmin, LimitTotals
 from headgate.admin.listed import ListedJob, ListedPage
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
@@ -32,14 +33,17 @@ __all__ = [
     "FailureDetails",
     "FailureGroup",
     "FailureReport",
+    "Found",
     "HistoryAdmin",
     "JobCount",
     "JobDetails",
     "JobQuery",
     "JobTotals",
     "JobsPoint",
+    "JobsReport",
     "LimitHistory",
     "LimitInfo",
+    "LimitMap",
     "LimitPoint",
     "LimitTotals",
     "LimitsAdmin",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,6 +18,7 @@ from headgate.admin.checkup import Checkup, unknown_tasks
 from headgate.admin.enqueueing import EnqueueCalls, Payload, call_of, declared_task, options_of, stored_call_of
 from headgate.admin.explain import Explanation, LimitInfo, reason_for
 from headgate.admin.failures import FailureDetails, FailureReport, failures, failures_like
+from headgate.admin.find import Found, FoundKind, find
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.holders import holders_of
 from headgate.admin.limits import LimitsAdmin
@@ -51,7 +52,6 @@ from headgate.storage.records import (
     WaitingCount,
 )
 from headgate.storage.store import Store
-from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.handle import JobStatus, status_of
 from headgate.tasks.options import EnqueueOptions, require_priority
 from headgate.tasks.registry import Registry
@@ -69,13 +69,15 @@ NEXT_AMONG = 100
 class DeclaredTask:
     """A task that an app declares: the queue of its jobs unless a call names another, and its arguments by name.
 
-    `required` are those of its arguments that have no default.
+    `required` are those of its arguments that have no default. `limits` are those that its jobs draw on: those of the
+    task, then those of the queue.
     """
 
     task: str
     queue: str
     arguments: Sequence[str] = ()
     required: Sequence[str] = ()
+    limits: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,9 @@ class Admin:
         enqueue: EnqueueCalls,
         actor: str | None = None,
         address: str = "",
-        codecs: Codecs = NO_CODECS,
     ) -> None:
         self._storage = storage
-        self._codecs = codecs
+        self._codecs = registry.codecs
         self.address = address
         self._registry = registry
         self._rules = rules = registry.rules
@@ -177,8 +178,19 @@ class Admin:
     @property
     def declared_tasks(self) -> Sequence[DeclaredTask]:
         """The tasks that this app declares, and their aliases, by name."""
+        # The order of a fair queue is not shown as a limit.
         return [
-            DeclaredTask(name, task.queue, task.payload.parameters, task.payload.required)
+            DeclaredTask(
+                name,
+                task.queue,
+                task.payload.parameters,
+                task.payload.required,
+                [
+                    limit
+                    for limit in self._registry.gate(task, task.queue).names
+                    if not self._registry.rules[limit].orders_turns
+                ],
+            )
             for name, task in sorted(self._registry.named(), key=lambda named: named[0])
         ]
 
@@ -293,13 +305,16 @@ class Admin:
         lines = await self._storage.logs(job_id, count=LAST_LINES, newest=True)
         return JobDetails(status, record, attempts, timeline(record, attempts, entries[::-1]), lines)
 
-    async def failures(self, *, span: Duration | None = 3600) -> FailureReport:
+    async def failures(
+        self, *, span: Duration | None = 3600, task: str | None = None, queue: str | None = None
+    ) -> FailureReport:
         """Return the jobs that failed in the last `span` (seconds), grouped by task and root cause, and their trends.
 
-        With None, all failed jobs that are kept. Jobs that wait for a retry after a failure belong to the groups too,
-        except those whose audit level keeps no attempts. The newest 10,000 failures are read. Raises DeclarationError.
+        Of one task, of one queue, or of all. With None, all failed jobs that are kept. Jobs that wait for a retry after
+        a failure belong to the groups too, except those whose audit level keeps no attempts. The newest 10,000 failures
+        are read. Raises DeclarationError.
         """
-        return await failures(self._storage, _span(span))
+        return await failures(self._storage, _span(span), task, queue)
 
     async def failures_like(
         self, job_id: str, *, span: Duration | None = 3600, most: int = 100
@@ -328,6 +343,17 @@ class Admin:
         count = min(max(count, 1), 500)
         found = await self._storage.batches(pending_only=pending_only, cursor=before, count=count)
         return [batch_status(record) for record in found]
+
+    async def find(
+        self, text: str, *, kind: FoundKind | None = None, queues: Iterable[str] = (), count: int = 6
+    ) -> Sequence[Found]:
+        """Return what has this text in its name, best matches first, up to `count` of each kind, or of one kind.
+
+        Jobs, batches and keys of limits are found by how their id or key begins, everything else by any part of its
+        name. Searched are the tasks and limits that this app declares (keys in the first 100 limits), the first 1,000
+        schedules by name, the nodes, and these `queues`. Case is ignored, except in keys.
+        """
+        return await find(self, self._storage, text, kind, queues, count)
 
     async def logs(
         self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False, level: int = 0

@@ -129,11 +129,15 @@ class _Reading(NamedTuple):
     is_cut: bool
 
 
-async def failures(storage: Store, span: int | None) -> FailureReport:
-    """Return the failures of the last `span` microseconds; None: of all jobs that are kept."""
+async def failures(
+    storage: Store, span: int | None, task: str | None = None, queue: str | None = None
+) -> FailureReport:
+    """Return the failures of the last `span` microseconds, of a task and a queue; None: of all."""
     found = await _read(storage, span)
     groups: dict[_Key, list[_Failure]] = {}
     for failure in found.failures:
+        if task not in (None, failure.key.task) or queue not in (None, failure.queue):
+            continue
         groups.setdefault(failure.key, []).append(failure)
     largest = sorted(groups.values(), key=lambda group: (len(group), group[0].at), reverse=True)[:MOST_GROUPS]
     newest = {record.id: record for record in await storage.jobs_by_id([group[0].id for group in largest])}

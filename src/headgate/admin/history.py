@@ -27,8 +27,9 @@ class JobsPoint:
 
     `wait_…` is how long the started jobs had been due: since their `run_at`, or since they were enqueued. `run_…` is
     how long attempts took, from claim to end, with any outcome. Half of them took no longer than `…_p50`, 95 of 100 no
-    longer than `…_p95` (estimated, to a tenth or so), and none longer than `…_max`. `retried` counts attempts that
-    failed and are tried again; `cancelled` and `failed` also count jobs that ended without running.
+    longer than `…_p95`, 99 of 100 no longer than `…_p99` (estimated, to a tenth or so), and none longer than `…_max`.
+    `retried` counts attempts that failed and are tried again; `cancelled` and `failed` also count jobs that ended
+    without running.
     """
 
     at: datetime
@@ -40,10 +41,20 @@ class JobsPoint:
     retried: int
     wait_p50: float | None
     wait_p95: float | None
+    wait_p99: float | None
     wait_max: float | None
     run_p50: float | None
     run_p95: float | None
+    run_p99: float | None
     run_max: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobsReport:
+    """What jobs did in each step, and in all steps together: `total` begins with the first; None without steps."""
+
+    points: Sequence[JobsPoint]
+    total: JobsPoint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +121,20 @@ class HistoryAdmin:
         `step` is 10, 60 or 3600 seconds; the steps are kept for an hour, a day and 60 days. At most 1,440 points.
         Raises DeclarationError.
         """
+        return (await self.report(queue, task, step, span)).points
+
+    async def report(
+        self,
+        queue: str | None = None,
+        task: str | None = None,
+        step: Duration = 60,
+        span: Duration = 3600,
+    ) -> JobsReport:
+        """As `jobs`, with the sum of all steps, whose percentiles are of all their jobs.
+
+        `step` is 10, 60 or 3600 seconds; the steps are kept for an hour, a day and 60 days. At most 1,440 points.
+        Raises DeclarationError.
+        """
         seconds, rest = divmod(parse_duration(step, "step", "history"), SECOND)
         if rest or seconds not in KEPT_FOR:
             raise DeclarationError(f"step={step!r} must be one of {', '.join(map(str, KEPT_FOR))} seconds")
@@ -118,7 +143,8 @@ class HistoryAdmin:
             seconds, ALL if queue is None else queue, ALL if task is None else task, since
         )
         # A task that runs in several queues has a row in each.
-        return [_point(reduce(JobsStep.plus, of_one)) for _, of_one in groupby(rows, key=attrgetter("at"))]
+        steps = [reduce(JobsStep.plus, of_one) for _, of_one in groupby(rows, key=attrgetter("at"))]
+        return JobsReport([_point(each) for each in steps], _point(reduce(JobsStep.plus, steps)) if steps else None)
 
     async def limit(self, name: str, key: str | None = None, span: Duration = 3600) -> LimitHistory:
         """Return what was charged to a key of a limit in the last `span` (seconds, up to a day); None: to all together.
@@ -164,8 +190,7 @@ def _point(row: JobsStep) -> JobsPoint:
     )
 
 
-def _durations(counts: Sequence[int], longest: int) -> tuple[float | None, float | None, float | None]:
-    half, most = percentile(counts, 0.5, longest), percentile(counts, 0.95, longest)
-    if half is None or most is None:
-        return None, None, None
-    return half / SECOND, most / SECOND, longest / SECOND
+def _durations(counts: Sequence[int], longest: int) -> tuple[float | None, ...]:
+    """Return the percentiles and the longest duration, in seconds."""
+    found = [percentile(counts, fraction, longest) for fraction in (0.5, 0.95, 0.99)]
+    return tuple(None if None in found or each is None else each / SECOND for each in (*found, longest))

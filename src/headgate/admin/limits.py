@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -75,6 +76,14 @@ class LimitTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitMap:
+    """The keys with most trouble, worst first; it `is_cut` if there are more keys."""
+
+    keys: Sequence[BucketStatus]
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DeclaredLimit:
     """A limit as the code declares it: its name, its rule in words, and its kind.
 
@@ -135,6 +144,19 @@ class LimitsAdmin:
         """Return the limits that jobs wait for, most waiting first; of over 5,000, those that open first are ranked."""
         live = LiveRules(await self._storage.settings())
         return [await self._status(record, live, ()) for record in await self._storage.throttled(count)]
+
+    async def map(self, count: int = 500) -> LimitMap:
+        """Return the keys with most trouble: penalized or paused, then by waiting jobs, then by the used share.
+
+        Keys that no job waits for are added by name while there is room. Of more than 2,000 keys with waiting jobs, the
+        1,000 that open first and the 1,000 that open last are ranked.
+        """
+        live = LiveRules(await self._storage.settings())
+        records = await self._storage.buckets_by_trouble(count + 1)
+        # Together, as other stores answer many at once in the time of one.
+        found = await asyncio.gather(*(self._status(record, live, ()) for record in records[:count]))
+        now = to_datetime(self._storage.now())
+        return LimitMap(sorted(found, key=lambda bucket: _calmness(bucket, now)), len(records) > count)
 
     async def totals(self) -> LimitTotals:
         """Return how many jobs wait for each limit, for all its keys."""
@@ -395,6 +417,19 @@ class LimitsAdmin:
             is_waited_for=record.opens_at is not None,
             present=None if rule is None else self.present(record, rule),
         )
+
+
+def _calmness(bucket: BucketStatus, now: datetime) -> tuple[bool, int, float, str, str]:
+    """Return what a map of keys is sorted by: the smaller, the more trouble."""
+    is_closed = bucket.is_paused or (bucket.penalized_until is not None and bucket.penalized_until > now)
+    return not is_closed, -bucket.waiting, -_used_share(bucket), bucket.limit, bucket.key
+
+
+def _used_share(bucket: BucketStatus) -> float:
+    if bucket.used is None or bucket.available is None:
+        return 0.0
+    allowed = bucket.used + bucket.available
+    return bucket.used / allowed if allowed else 1.0
 
 
 def _about(limit: str, key: str | None, pattern: str | None, tier: str | None) -> LimitSetting:

@@ -48,17 +48,15 @@ def tasks(target: str, as_json: bool) -> None:
     The first 100,000 waiting jobs are counted. With a limit it says what a job does that finds it closed, unless it
     waits without a maximum, and what sets that: the limit itself, the queue or the app.
     """
-    declared = locate(target).tasks
-    gates = {name: task.whole_gate for name, task in declared.items()}
+    gates = {name: task.whole_gate for name, task in locate(target).tasks.items()}
 
     async def listed(admin: Admin) -> list[ListedTask]:
         waiting = Counter[str]()
         for each in await admin.waiting():
             waiting[each.task] += each.jobs
-        limits = {name: [limit.name for limit in task.gate.limits] for name, task in declared.items()}
         waits = {name: _waits(gate) for name, gate in gates.items()}
         return [
-            ListedTask(task.task, task.queue, limits.get(task.task, []), waiting[task.task], waits.get(task.task, []))
+            ListedTask(task.task, task.queue, task.limits, waiting[task.task], waits.get(task.task, []))
             for task in admin.declared_tasks
         ]
 

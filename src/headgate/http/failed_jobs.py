@@ -13,6 +13,7 @@ from headgate.admin import FailedJob, FailureGroup
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, Query, reads
 from headgate.http.http_error import HttpError
+from headgate.http.page import Name
 from headgate.jobs.job import JobError
 from headgate.jobs.root_cause import RootCause, root_cause
 
@@ -27,6 +28,8 @@ Span = Annotated[
 
 class FailuresQuery(Query, frozen=True, kw_only=True):
     span: Span | None = None
+    task: Name | None = None
+    queue: Name | None = None
 
 
 class FailureQuery(Query, frozen=True, kw_only=True):
@@ -84,7 +87,7 @@ async def failures(caller: Caller, query: FailuresQuery) -> FailurePage:
 
     The newest 10,000 are read.
     """
-    found = await caller.admin.failures(span=query.span)
+    found = await caller.admin.failures(span=query.span, task=query.task, queue=query.queue)
     return FailurePage(
         items=[_shown(group, caller, has_traceback=False) for group in found.groups],
         total=found.total,

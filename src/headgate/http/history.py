@@ -31,16 +31,17 @@ class LimitHistoryQuery(Query, frozen=True, kw_only=True):
 
 
 class JobsHistory(msgspec.Struct, frozen=True):
-    """What jobs did, in steps of `step` seconds; steps in which nothing happened are missing."""
+    """What jobs did, in steps of `step` seconds, and in all of them together; steps without jobs are missing."""
 
     step: int
     points: Sequence[JobsPoint]
+    total: JobsPoint | None
 
 
 async def history(caller: Caller, query: HistoryQuery) -> JobsHistory:
     """Return what jobs did over time, of a queue, of a task, or of all; oldest first, up to 1,440 points."""
-    points = await caller.admin.history.jobs(query.queue, query.task, step=query.step, span=query.span)
-    return JobsHistory(query.step, points)
+    found = await caller.admin.history.report(query.queue, query.task, step=query.step, span=query.span)
+    return JobsHistory(query.step, found.points, found.total)
 
 
 async def limit_history(caller: Caller, limit: str, query: LimitHistoryQuery) -> LimitHistory:

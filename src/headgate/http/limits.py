@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitTotals
+from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitMap, LimitTotals
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
 from headgate.http.http_error import HttpError
@@ -32,6 +32,10 @@ class LimitsQuery(Query, frozen=True, kw_only=True):
     prefix: Annotated[Name | None, msgspec.Meta(description="How keys begin.")] = None
     before: Cursor | None = None
     count: Count = 50
+
+
+class LimitMapQuery(Query, frozen=True, kw_only=True):
+    count: Count = MOST
 
 
 class LimitQuery(Query, frozen=True, kw_only=True):
@@ -174,6 +178,15 @@ async def limits(caller: Caller, query: LimitsQuery) -> Page[BucketStatus]:
     return Page(found, to_cursor(found[-1].place) if len(found) == query.count else None)
 
 
+async def limit_map(caller: Caller, query: LimitMapQuery) -> LimitMap:
+    """Return the keys with most trouble, worst first: penalized or paused, then by waiting jobs, then by used share.
+
+    Keys that no job waits for follow by name while there is room; it `is_cut` if there are more keys. Of more than
+    2,000 keys with waiting jobs, the 1,000 that open first and the 1,000 that open last are ranked.
+    """
+    return await caller.admin.limits.map(query.count)
+
+
 async def declared_limits(caller: Caller) -> Page[DeclaredLimit]:
     """Return the limits that this app declares."""
     return Page(caller.admin.limits.all_declared())
@@ -311,6 +324,7 @@ STEERED = (404, 422)
 
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/limits", limits),
+    reads("/limits/map", limit_map),
     reads("/limits/declared", declared_limits),
     reads("/limits/totals", limit_totals),
     reads("/limits/settings", limit_settings),

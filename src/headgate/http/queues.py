@@ -7,9 +7,10 @@ from datetime import datetime
 
 import msgspec
 
-from headgate.admin import QueueOverview
+from headgate.admin import DeclaredLimit, QueueOverview
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, acts, reads
+from headgate.http.tasks import limits_named
 
 
 class QueuePage(msgspec.Struct, frozen=True):
@@ -21,10 +22,36 @@ class QueuePage(msgspec.Struct, frozen=True):
     next: None = None
 
 
+class QueueDetails(msgspec.Struct, frozen=True):
+    """A queue, null if it is not declared, has no jobs and is not paused; its tasks, and the limits that they draw on.
+
+    Its unfinished jobs were counted at `counted_at` (null: not yet).
+    """
+
+    queue: QueueOverview | None
+    tasks: Sequence[str]
+    limits: Sequence[DeclaredLimit]
+    now: datetime
+    counted_at: datetime | None
+
+
 async def queues(caller: Caller) -> QueuePage:
     """Return all queues by name: those that are declared, have jobs or are paused."""
     overview = await caller.overview()
     return QueuePage(overview.queues, overview.now, overview.counted_at)
+
+
+async def queue(caller: Caller, name: str) -> QueueDetails:
+    """Return one queue, the tasks that this app declares for it, and the limits that their jobs draw on."""
+    overview = await caller.overview()
+    declared = [each for each in caller.admin.declared_tasks if each.queue == name]
+    return QueueDetails(
+        queue=next((each for each in overview.queues if each.queue == name), None),
+        tasks=[each.task for each in declared],
+        limits=limits_named(caller, [limit for each in declared for limit in each.limits]),
+        now=overview.now,
+        counted_at=overview.counted_at,
+    )
 
 
 async def pause_queue(caller: Caller, name: str) -> Acknowledgement:
@@ -39,6 +66,7 @@ async def resume_queue(caller: Caller, name: str) -> Acknowledgement:
 
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/queues", queues),
+    reads("/queues/{name}", queue),
     acts("/queues/{name}/pause", pause_queue, refuses=(404,)),
     acts("/queues/{name}/resume", resume_queue),
 )

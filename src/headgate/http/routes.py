@@ -8,6 +8,7 @@ from headgate.http import (
     audit,
     batches,
     failed_jobs,
+    find,
     history,
     jobs,
     limits,
@@ -23,6 +24,7 @@ from headgate.http.endpoint import Endpoint
 ENDPOINTS: Sequence[Endpoint] = (
     *session.ENDPOINTS,
     *overview.ENDPOINTS,
+    *find.ENDPOINTS,
     *history.ENDPOINTS,
     *queues.ENDPOINTS,
     *jobs.ENDPOINTS,

@@ -198,6 +198,6 @@ ENDPOINTS: Sequence[Endpoint] = (
 def _defined(definition: ScheduleDefinition, caller: Caller) -> DefinitionView:
     shown = {name: getattr(definition, name) for name in DefinitionView.__struct_fields__}
     payload = caller.redaction.json(
-        caller.visible(definition.payload), caller.secrets_of(definition.payload, headers=None)
+        caller.visible(definition.payload), caller.secrets_of(definition.payload, fields=())
     )
     return DefinitionView(**{**shown, "payload": payload})

@@ -23,6 +23,9 @@ PAGES = (
     "/",
     "/overview",
     "/queues",
+    "/queues/{name:path}",
+    "/tasks",
+    "/tasks/{name:path}",
     "/jobs",
     "/jobs/{id}",
     "/limits",
@@ -31,6 +34,7 @@ PAGES = (
     "/schedules/{name:path}",
     "/nodes",
     "/audit",
+    "/batches",
     "/batches/{id}",
     "/failures",
     "/failures/{id}",
@@ -42,7 +46,7 @@ FOR_GOOD = "private, max-age=31536000, immutable"
 SCRIPT = "theme.js"
 """The script that is loaded by itself: it runs before the page is shown, and is no module."""
 
-SHEETS = ("tokens", "base", "frame", "parts", "tables", "charts", "pages")
+SHEETS = ("tokens", "base", "frame", "parts", "tables", "charts", "heat_map", "pages")
 """The stylesheets, in the order in which later ones override earlier ones."""
 
 SMALL = 9

@@ -324,6 +324,13 @@ CountedView = Literal["scheduled", "throttled", "ready", "blocked", "running"]
 FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
 
+class JobName(msgspec.Struct, frozen=True):
+    """The id of a job, and its task."""
+
+    id: str
+    task: str
+
+
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs to list, by id and so by when they were enqueued; newest first unless `oldest_first`.
 

@@ -67,6 +67,7 @@ from headgate.storage.records import (
     EndedAttempt,
     JobCount,
     JobFilter,
+    JobName,
     JobPage,
     NodeRecord,
     NodeSetting,
@@ -431,6 +432,25 @@ class Store:
     async def throttled(self, count: int = 10) -> Sequence[BucketRecord]:
         """Return buckets that lanes wait behind, most waiting first; of over 5,000 it ranks those that open first."""
         return await self.driver.read(lambda tx: listing.throttled(tx, count), "scan")
+
+    async def buckets_by_trouble(self, count: int) -> Sequence[BucketRecord]:
+        """Return buckets: penalized ones that lanes wait behind, others by their waiting jobs, then the rest by name.
+
+        Where lanes wait behind more than 2,000 buckets, it ranks 1,000 that open first and 1,000 that open last.
+        """
+        return await self.driver.read(lambda tx: listing.buckets_by_trouble(tx, count), "scan")
+
+    async def keys(self, limits: Sequence[str], prefix: str, count: int) -> Sequence[Draw]:
+        """Return up to `count` keys of these limits that begin so, by limit and key; each limit is looked up once."""
+        return await self.driver.read(lambda tx: listing.keys(tx, limits, prefix, count), "lookup")
+
+    async def names_of_jobs(self, prefix: str, count: int) -> Sequence[JobName]:
+        """Return the ids of jobs that begin so, with their tasks, newest first."""
+        return await self.driver.read(lambda tx: listing.names_of_jobs(tx, prefix, count), "lookup")
+
+    async def batch_ids(self, prefix: str, count: int) -> Sequence[str]:
+        """Return the ids of batches that begin so, newest first."""
+        return await self.driver.read(lambda tx: tx.values("batch_ids", prefix=prefix, count=count), "lookup")
 
     async def waiting_by_limit(self) -> WaitingByLimit:
         """Count the jobs that wait for each limit, behind the 5,000 buckets that open first."""

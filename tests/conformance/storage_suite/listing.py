@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
-from headgate.jobs.job import JobError, JobState, Origin
+from headgate.jobs.job import Draw, JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.procedures import listing
 from headgate.storage.records import (
@@ -356,6 +356,44 @@ class ListingConformance(Conformance):
             cut = await store_user.storage.waiting_by_limit()
         assert not cut.is_exact
         assert 0 < sum(each.jobs for each in cut.counts) < 7
+
+    async def test_jobs_and_keys_are_found_by_how_they_begin(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "day": strict(1)}
+        for limit, key in (("api", "acme"), ("api", "acme:2"), ("api", "other"), ("day", "acme")):
+            await store_user.add(1, draws=[(limit, key)])
+        ids = sorted(record.id for record in await store_user.storage.jobs(JobFilter()))
+        await store_user.claim()
+        storage = store_user.storage
+        assert [job.id for job in await storage.names_of_jobs(ids[0], 5)] == [ids[0]]
+        assert [job.id for job in await storage.names_of_jobs(ids[0][:8], 3)] == ids[:0:-1]
+        assert await storage.names_of_jobs("ffff", 5) == []
+        assert await storage.batch_ids("0", 5) == []
+        limits = ["api", "day"]
+        both = [Draw("api", "acme"), Draw("api", "acme:2"), Draw("day", "acme")]
+        assert list(await storage.keys(limits, "acme", 5)) == both
+        assert list(await storage.keys(limits, "acme", 2)) == both[:2]
+        assert list(await storage.keys(["day"], "acme", 5)) == both[2:]
+        assert list(await storage.keys([], "acme", 5)) == []
+
+    async def test_buckets_are_ranked_by_trouble(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        for key, jobs in (("a", 2), ("b", 4), ("c", 3), ("d", 2), ("idle", 1)):
+            await store_user.add(jobs, draws=[("api", key)])
+        await store_user.claim()
+        await store_user.storage.penalize(Draw("api", "d"), store_user.storage.limit_now() + 60 * SECOND)
+        ranked = await store_user.storage.buckets_by_trouble(10)
+        assert [(each.draw.key, each.waiting) for each in ranked] == [
+            ("d", 1),
+            ("b", 3),
+            ("c", 2),
+            ("a", 1),
+            ("idle", 0),
+        ]
+        assert [each.draw.key for each in await store_user.storage.buckets_by_trouble(2)] == ["d", "b"]
+        # Too many to be ranked: those that open first and those that open last.
+        with mock.patch.object(listing, "RANKED", 1):
+            few = await store_user.storage.buckets_by_trouble(2)
+            assert len({each.draw for each in few}) == 2
 
     async def test_buckets_come_in_pages_that_miss_nothing(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(1)}

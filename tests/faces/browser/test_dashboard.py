@@ -84,6 +84,12 @@ def pages(shop: Shop) -> dict[str, str]:
     return {
         "overview": "overview",
         "queues": "queues",
+        "queue": f"queues/{QUEUE}",
+        "queue-unknown": f"queues/{quote(HOSTILE, safe='')}",
+        "tasks": "tasks",
+        "task": "tasks/fail",
+        "task-limited": "tasks/sync_tenant",
+        "task-unknown": f"tasks/{quote(HOSTILE, safe='')}",
         "jobs": "jobs",
         "jobs-failed": "jobs?state=failed",
         "job-succeeded": f"jobs/{seeds.succeeded.id}",
@@ -99,6 +105,7 @@ def pages(shop: Shop) -> dict[str, str]:
         "schedule": f"schedules/{quote(SCHEDULE, safe='')}",
         "nodes": "nodes",
         "audit": "audit",
+        "batches": "batches",
         "batch": f"batches/{seeds.batch}",
         "failures": "failures",
         "failure": f"failures/{seeds.failed.id}",
@@ -148,7 +155,8 @@ async def axe_violations(visit: Visit, axe: str) -> list[str]:
     # Evaluated by the debugger, which the policy of the page does not concern.
     await visit.page.evaluate(axe)
     received = await visit.page.evaluate(
-        "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => JSON.stringify(violations.map("
+        "axe.run(document, {resultTypes: ['violations'], rules: {'target-size': {enabled: true}}})"
+        ".then(({violations}) => JSON.stringify(violations.map("
         "(each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.html.slice(0, 150)).join(' | ')}`)))"
     )
     return list(json.loads(received))

@@ -11,6 +11,7 @@ import pytest
 
 from headgate import Headgate
 from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
+from tests.until import until
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -67,9 +68,11 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
             assert (await ask(client, f"/batches/{seeds.batch}"))["total"] == 2
             assert [each["id"] for each in (await ask(client, "/batches"))["items"]] == [seeds.batch]
             assert (await ask(client, f"/batches?before={seeds.batch}"))["items"] == []
-            assert {
-                "task": "answer", "queue": "default", "arguments": ["question"], "required": ["question"]
-            } in (await ask(client, "/tasks"))["items"]  # fmt: skip
+            declared_tasks = {each["task"]: each for each in (await ask(client, "/tasks"))["items"]}
+            assert declared_tasks["answer"] == {
+                "task": "answer", "queue": "default", "arguments": ["question"], "required": ["question"], "limits": []
+            }  # fmt: skip
+            assert declared_tasks["sync"]["limits"] == [LIMIT]
 
             (bucket,) = (await ask(client, f"/limits?limit={quote(LIMIT)}"))["items"]
             assert (bucket["limit"], bucket["key"], bucket["count"], bucket["used"]) == (LIMIT, HOSTILE, 1, 1)
@@ -87,7 +90,8 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
             assert names == [HOSTILE, "hourly"]
             schedule = await ask(client, f"/schedules/{quote(HOSTILE, safe='')}")
             assert len(schedule["next_runs"]) == 5
-            assert (await ask(client, "/history?step=10&span=60&queue=default"))["step"] == 10
+            history = await ask(client, "/history?step=10&span=60&queue=default")
+            assert (history["step"], set(history)) == (10, {"step", "points", "total"})
             used = await ask(client, f"/limits/{quote(LIMIT)}/history?key={quote(HOSTILE)}")
             assert (used["step"], used["bound"]) == (10, {"count": 1, "per": 3600.0})
             assert (await ask(client, "/nodes"))["items"] == []
@@ -118,6 +122,63 @@ async def test_lists_come_in_pages_that_leave_nothing_out_and_repeat_nothing(app
                 everything = await ask(client, path.replace("count=2", "count=500"))
                 assert found == [each[name] for each in everything["items"]]
                 assert len(set(found)) == len(found) >= 5
+
+
+async def test_a_task_and_a_queue_name_the_limits_of_their_jobs(app: Headgate) -> None:
+    async with app.open():
+        await app.tasks["answer"].enqueue("why?")
+        async with browser(app) as client:
+            task = await ask(client, "/tasks/sync")
+            assert (task["task"], task["queue"]) == ("sync", "default")
+            assert [each["limit"] for each in task["limits"]] == [LIMIT]
+            # Another app may declare it, and its jobs are listed all the same.
+            assert await ask(client, f"/tasks/{quote(HOSTILE, safe='')}") == {
+                "task": HOSTILE,
+                "queue": None,
+                "limits": [],
+            }
+            queue = await ask(client, "/queues/default")
+            assert (queue["queue"]["queue"], queue["queue"]["ready"]) == ("default", 1)
+            assert {"answer", "hold", "sync"} <= set(queue["tasks"])
+            assert {each["limit"] for each in queue["limits"]} == {LIMIT, "permits"}
+            unknown = await ask(client, f"/queues/{quote(HOSTILE, safe='')}")
+            assert (unknown["queue"], unknown["tasks"], unknown["limits"]) == (None, [], [])
+
+
+async def test_failures_are_those_of_one_task_or_queue(app: Headgate) -> None:
+    async with app.open():
+        await seed(app)
+        async with browser(app) as client:
+            for query, groups in (("task=login", 1), ("task=answer", 0), ("queue=default", 1), ("queue=mail", 0)):
+                found = await ask(client, f"/failures?{query}")
+                assert (len(found["items"]), found["total"]) == (groups, groups)
+
+
+async def test_the_map_of_limits_has_the_keys_with_most_trouble_first(app: Headgate) -> None:
+    async with app:
+        for key, jobs in (("one", 1), ("three", 3), ("two", 2)):
+            first, *_ = await app.tasks["sync"].enqueue_many([(key,)] * jobs)
+            await first.result(timeout=10)
+        await app.admin.limits.penalize(LIMIT, "banned", 60)
+        await app.admin.limits.penalize("permits", "unused", 60)
+        await app.admin.limits.reset("permits", "unused")
+        async with browser(app) as client:
+
+            async def ranked(count: int) -> tuple[list[str], bool]:
+                found = await ask(client, f"/limits/map?count={count}")
+                return [each["key"] for each in found["keys"]], found["is_cut"]
+
+            async def is_behind_limits() -> bool:
+                return (await ranked(500))[0][1:3] == ["three", "two"]
+
+            await until(is_behind_limits)
+            assert await ranked(500) == (["banned", "three", "two", "one", "unused"], False)
+            assert await ranked(5) == (["banned", "three", "two", "one", "unused"], False)
+            keys, is_cut = await ranked(2)
+            assert (set(keys), is_cut) == ({"three", "two"}, True)
+            await app.admin.limits.pause(LIMIT, key="two")
+            assert (await ranked(500))[0][:2] == ["two", "banned"]
+            assert (await client.get("/api/limits/map?count=501")).status_code == 400
 
 
 async def test_keys_are_found_by_how_they_begin(app: Headgate) -> None:

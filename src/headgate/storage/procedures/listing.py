@@ -27,6 +27,7 @@ from headgate.storage.records import (
     BucketRecord,
     JobCount,
     JobFilter,
+    JobName,
     JobPage,
     LimitWaiting,
     QueueCounts,
@@ -43,6 +44,9 @@ from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 AT_ONCE = 5_000
 """How many jobs are read at most for a page or a bounded count: in order, or by an index if it finds few."""
 
+
+RANKED = 1_000
+"""How many buckets are ranked by trouble that open first, and how many that open last."""
 
 FEW = 500
 """How many jobs of an index are read and sorted at once; if it finds more, a page is first searched in order."""
@@ -92,6 +96,7 @@ class _Start(msgspec.Struct, array_like=True):
     charged_at: int
 
 
+_JOB_NAMES = RowDecoder(JobName, "job")
 _JOBS = RowDecoder(JobRecord, "job", state=JobState.WAITING)
 _BATCHES = RowDecoder(BatchRecord, "batch")
 _ATTEMPTS = RowDecoder(AttemptRecord, "attempt")
@@ -121,6 +126,11 @@ async def job(tx: Transaction, job_id: str) -> JobRecord | None:
     """As `Store.job`."""
     found = await jobs_by_id(tx, [job_id])
     return found[0] if found else None
+
+
+async def names_of_jobs(tx: Transaction, prefix: str, count: int) -> list[JobName]:
+    """As `Store.names_of_jobs`."""
+    return await tx.fetch(_JOB_NAMES, "job_ids", prefix=prefix, count=count)
 
 
 async def page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> JobPage:
@@ -400,6 +410,26 @@ async def buckets(
 async def throttled(tx: Transaction, count: int) -> list[BucketRecord]:
     """As `Store.throttled`."""
     return await _buckets_by_waiting(tx, count, _BEFORE_ALL, limit=None, key=None, prefix=None)
+
+
+async def buckets_by_trouble(tx: Transaction, count: int) -> list[BucketRecord]:
+    """As `Store.buckets_by_trouble`."""
+    found = await tx.fetch(_BUCKETS, "buckets_by_trouble", most=RANKED, count=count, limit_now=tx.limit_now)
+    if len(found) < count:
+        found += await _buckets_by_name(tx, count - len(found), None, limit=None, key=None, prefix=None, idle=True)
+    return found
+
+
+async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) -> list[Draw]:
+    """As `Store.keys`."""
+    found: list[Draw] = []
+    for limit in limits:
+        if len(found) >= count:
+            break
+        wanted = {"limit": limit, "key": None, "prefix": prefix}
+        records = await _buckets_by_name(tx, count - len(found), None, idle=False, **wanted)
+        found += [record.draw for record in records]
+    return found
 
 
 async def waiting_by_limit(tx: Transaction) -> WaitingByLimit:

@@ -380,6 +380,14 @@ WHERE id < coalesce(:cursor::text, '~')
 ORDER BY id DESC
 LIMIT :count
 
+-- name: job_ids
+-- Return the ids of jobs that begin so, with their tasks, newest first.
+SELECT id, task FROM headgate.job WHERE id >= :prefix::text AND id < :prefix::text || '~' ORDER BY id DESC LIMIT :count
+
+-- name: batch_ids
+-- Return the ids of batches that begin so, newest first.
+SELECT id FROM headgate.batch WHERE id >= :prefix::text AND id < :prefix::text || '~' ORDER BY id DESC LIMIT :count
+
 -- name: batches_pending
 -- Return a page of the batches that are not final, newest first.
 SELECT {record:batch}
@@ -787,6 +795,22 @@ FROM (
 ) AS bucket
 WHERE (-waiting, limit_name, key) > (-:after_waiting::bigint, :after_limit::text, :after_key::text)
 ORDER BY waiting DESC, limit_name, key
+LIMIT :count
+
+-- name: buckets_by_trouble
+-- Return buckets that lanes wait behind, penalized ones first, then by waiting jobs. If lanes wait behind more than
+-- twice :most, the :most that open first and the :most that open last.
+SELECT @bucket_record
+FROM (
+    SELECT id, limit_name, key, state, opens_at, closed_until, @waiting_behind AS waiting
+    FROM (
+        SELECT * FROM (SELECT * FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most) AS first_open
+        UNION
+        SELECT * FROM (SELECT * FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at DESC LIMIT :most) AS last_open
+    ) AS bucket
+    WHERE NOT (key = '' AND coalesce(state, '') LIKE '1:dynamic:%')
+) AS bucket
+ORDER BY closed_until > :limit_now::bigint DESC, waiting DESC, limit_name, key
 LIMIT :count
 
 -- name: waiting_by_limit

@@ -5,11 +5,13 @@ import * as format from "./format.js";
 import { onPreferenceChange } from "./prefs.js";
 
 /**
+ * With `onRange` a range of time can be selected, by dragging, or with Enter at its first and last value.
+ *
  * @typedef {{name: string, tone: string, kind: "line" | "area" | "step", values: [number, number | null][]}} Series
  * @typedef {{
  *   label: string, series: Series[], from: number, to: number, unit: (value: number) => string,
  *   bound?: {value: number, name: string} | null, step: number,
- *   isWhole?: boolean, isContinuous?: boolean,
+ *   isWhole?: boolean, isContinuous?: boolean, onRange?: (from: number, to: number) => void,
  * }} Chart
  */
 
@@ -29,6 +31,8 @@ class ChartElement extends HTMLElement {
   /** @type {number | null} */
   #pointedAt = null;
   #isTable = false;
+  /** Where a range of time begins that is being selected. @type {number | null} */
+  #rangeFrom = null;
   #resizes = new ResizeObserver(([entry]) => {
     const width = Math.round(entry.contentRect.width);
     if (width === this.#width) return;
@@ -116,6 +120,11 @@ class ChartElement extends HTMLElement {
     const x = (/** @type {number} */ at) =>
       MARGIN.left + ((at - chart.from) / (chart.to - chart.from)) * (width - MARGIN.left - MARGIN.right);
     const y = (/** @type {number} */ value) => HEIGHT - MARGIN.bottom - (value / top) * (HEIGHT - MARGIN.top - MARGIN.bottom);
+    const timeAt = (/** @type {PointerEvent} */ event) => {
+      const share = (event.clientX - this.getBoundingClientRect().left - MARGIN.left) / (width - MARGIN.left - MARGIN.right);
+      return chart.from + Math.min(1, Math.max(0, share)) * (chart.to - chart.from);
+    };
+    const range = this.#range(chart, selected);
     const ticks = [0, 0.5, 1].map((part) => part * top);
     return h(
       "div",
@@ -128,13 +137,22 @@ class ChartElement extends HTMLElement {
           height: HEIGHT,
           role: "img",
           "aria-label": summary(chart),
-          onpointermove: (/** @type {PointerEvent} */ event) => {
-            const box = this.getBoundingClientRect();
-            const share = (event.clientX - box.left - MARGIN.left) / (width - MARGIN.left - MARGIN.right);
-            this.#select(chart.from + share * (chart.to - chart.from));
-          },
-          onpointerleave: () => this.#select(null),
+          class: chart.onRange ? "has-ranges" : null,
+          onpointerdown: (/** @type {PointerEvent} */ event) => this.#beginDrag(chart, event, timeAt(event)),
+          onpointermove: (/** @type {PointerEvent} */ event) => this.#select(timeAt(event)),
+          onpointerup: (/** @type {PointerEvent} */ event) => this.#endDrag(chart, timeAt(event)),
+          onpointercancel: () => this.#cancelRange(),
+          onpointerleave: (/** @type {PointerEvent} */ event) => event.buttons === 0 && this.#select(null),
         },
+        range &&
+          h("rect", {
+            key: "range",
+            class: "range",
+            x: x(range.from),
+            y: MARGIN.top,
+            width: Math.max(1, x(range.to) - x(range.from)),
+            height: HEIGHT - MARGIN.top - MARGIN.bottom,
+          }),
         ticks.map((value) =>
           h("line", {
             key: `l${value}`,
@@ -176,12 +194,63 @@ class ChartElement extends HTMLElement {
           min: "0",
           max: times.length - 1,
           value: times.length - 1,
-          "aria-label": `${chart.label}: select a time`,
-          "aria-valuetext": valuesAt(chart, selected ?? times[times.length - 1]),
+          "aria-label": `${chart.label}: select a time${chart.onRange ? "; Enter begins and ends a range" : ""}`,
+          "aria-valuetext": `${valuesAt(chart, selected ?? times[times.length - 1])}${this.#rangeFrom === null ? "" : ", range begun"}`,
           oninput: (/** @type {any} */ event) => this.#select(times[Number(event.target.value)]),
-          onblur: () => this.#select(null),
+          onkeydown: (/** @type {any} */ event) => this.#onScrubKey(chart, event, times[Number(event.target.value)]),
+          onblur: () => this.#cancelRange(),
         }),
     );
+  }
+
+  /** The selected range, in whole steps, up to where the pointer is. @param {Chart} chart @param {number | null} selected */
+  #range(chart, selected) {
+    if (this.#rangeFrom === null || selected === null) return null;
+    const [first, last] = [this.#rangeFrom, selected].sort((a, b) => a - b);
+    const from = Math.floor(first / chart.step) * chart.step;
+    return { from: Math.max(chart.from, from), to: Math.min(chart.to, Math.floor(last / chart.step) * chart.step + chart.step) };
+  }
+
+  /** @param {Chart} chart @param {PointerEvent} event @param {number} at */
+  #beginDrag(chart, event, at) {
+    if (!chart.onRange || event.button !== 0) return;
+    /** @type {Element} */ (event.currentTarget).setPointerCapture(event.pointerId);
+    event.preventDefault();
+    this.#rangeFrom = at;
+    this.#select(at);
+  }
+
+  /** @param {Chart} chart @param {number} at */
+  #endDrag(chart, at) {
+    // A click selects nothing: only a drag over more than a step does.
+    const isDragged = this.#rangeFrom !== null && Math.abs(at - this.#rangeFrom) > chart.step / 2;
+    if (isDragged) this.#endRange(chart, at);
+    else this.#cancelRange();
+  }
+
+  /** @param {Chart} chart @param {KeyboardEvent} event @param {number} at */
+  #onScrubKey(chart, event, at) {
+    if (!chart.onRange) return;
+    if (event.key === "Escape") this.#cancelRange();
+    else if (event.key !== "Enter") return;
+    else if (this.#rangeFrom !== null) this.#endRange(chart, at);
+    else {
+      this.#rangeFrom = at;
+      this.#select(at);
+    }
+    event.preventDefault();
+  }
+
+  /** @param {Chart} chart @param {number} at */
+  #endRange(chart, at) {
+    const range = this.#range(chart, at);
+    this.#cancelRange();
+    if (range) chart.onRange?.(range.from, range.to);
+  }
+
+  #cancelRange() {
+    this.#rangeFrom = null;
+    this.#select(null);
   }
 
   /** @param {number | null} at */

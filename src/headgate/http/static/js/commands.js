@@ -17,6 +17,11 @@ export function option(option, value) {
   return value === null || value === undefined || value === "" ? [] : [option, value];
 }
 
+/** The names of all job filters, in addresses and in the search box. */
+export function filterNames() {
+  return Object.keys(OPTIONS);
+}
+
 /** @type {Record<string, string>} */
 const OPTIONS = {
   state: "--state",

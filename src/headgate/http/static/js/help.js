@@ -7,7 +7,7 @@ import { icon } from "./icons.js";
 /** @param {[string, string, string][]} pages name, address, second key after g */
 export function help(pages) {
   const keys = [
-    ["/", "Find a job"],
+    ["/", "Find anything; also Ctrl K"],
     ...pages.map(([name, , key]) => [`g ${key}`, `Go to ${name}`]),
     ["p", "Pause or resume live updates"],
     ["?", "Show this help"],

@@ -23,7 +23,7 @@ const POLL_AFTER = 3;
 /** @type {Live} */
 const live = { state: "connecting", overview: null, answeredAt: Date.now() };
 
-/** @type {Set<(hasUpdate: boolean) => void>} */
+/** @type {Set<(hasUpdate: boolean, readAt?: string) => void>} */
 const listeners = new Set();
 const channel = new BroadcastChannel(`headgate ${STREAM.pathname}`);
 
@@ -39,7 +39,12 @@ export function current() {
   return preferences().live ? live : { ...live, state: "paused" };
 }
 
-/** Call `listener` for each update and each change of the connection. Returns the function that unsubscribes. @param {(hasUpdate: boolean) => void} listener */
+/**
+ * Call `listener` for each update and each change of the connection; `readAt` is when the overview of an update was read.
+ * Returns the function that unsubscribes.
+ *
+ * @param {(hasUpdate: boolean, readAt?: string) => void} listener
+ */
 export function subscribe(listener) {
   listeners.add(listener);
   return () => void listeners.delete(listener);
@@ -47,12 +52,36 @@ export function subscribe(listener) {
 
 /** Start live updates. A tab without the stream receives its events from the tab that holds it. */
 export function start() {
-  channel.onmessage = ({ data }) => apply(data.state, data.overview, data.hasUpdate);
+  channel.onmessage = ({ data }) => {
+    if (!data.isQuestion) apply(data.state, data.overview, data.hasUpdate);
+    // A new tab asks for the overview, which would otherwise reach it with the next change.
+    else if (stream !== null && live.overview)
+      channel.postMessage({ state: live.state, overview: live.overview, hasUpdate: false });
+  };
+  channel.postMessage({ isQuestion: true });
   if (navigator.locks) void navigator.locks.request(`headgate ${STREAM.pathname}`, holdStream);
   else void holdStream();
   setInterval(checkWhenSilent, CHECK_EVERY);
   document.addEventListener("visibilitychange", () => {
     if (!document.hidden) checkWhenSilent();
+  });
+}
+
+/**
+ * Wait for the first overview, at most so many milliseconds. A page that loads afterwards need not load again for it.
+ *
+ * @param {number} patience
+ * @returns {Promise<void>}
+ */
+export function firstOverview(patience) {
+  return new Promise((resolve) => {
+    const unsubscribe = subscribe(() => live.overview && end());
+    const timer = setTimeout(end, patience);
+    function end() {
+      unsubscribe();
+      clearTimeout(timer);
+      resolve();
+    }
   });
 }
 
@@ -66,7 +95,8 @@ function connect() {
   stream = new EventSource(STREAM);
   stream.onopen = () => {
     failures = 0;
-    publish("connected", null);
+    // An overview follows if anything has changed since the last one.
+    publish("connected", null, live.state === "lost");
   };
   stream.addEventListener("overview", (event) => publish("connected", JSON.parse(event.data)));
   // This browser read too slowly and missed events: pages load their data again.
@@ -119,7 +149,7 @@ function apply(state, overview, hasUpdate = state !== "lost") {
     live.overview = overview;
     setNow(overview.now);
   }
-  for (const listener of listeners) listener(hasUpdate);
+  for (const listener of listeners) listener(hasUpdate, overview?.now);
 }
 
 /**

@@ -11,6 +11,9 @@ import { onPreferenceChange } from "./prefs.js";
 import { start } from "./router.js";
 import { Shell } from "./shell.js";
 
+/** Milliseconds that the first page waits for the first overview of the live stream. */
+const FIRST_PATIENCE = 250;
+
 /** @type {Page | null} */
 let page = null;
 
@@ -21,28 +24,28 @@ function identity(name, params) {
 
 async function main() {
   const shell = new Shell(document.body);
+  live.start();
   try {
-    shell.session = await fetchSession();
+    [shell.session] = await Promise.all([fetchSession(), live.firstOverview(FIRST_PATIENCE)]);
   } catch (error) {
     shell.showError(error, () => location.reload());
     return;
   }
   setNow(shell.session.now);
   const session = shell.session;
-  live.start();
-  start((route, isNew) => {
+  start((route, isNew, scrollY) => {
     const definition = definitions[route.page];
     const title = definition.title(route);
     document.title = `${title} · ${session.title}`;
     shell.show(route);
     if (page && identity(page.route.page, page.route.params) === identity(route.page, route.params)) {
-      void page.setRoute(route);
+      void page.setRoute(route, scrollY);
       return;
     }
     const isFirst = page === null;
     page?.close();
     const main = shell.replaceMain();
-    page = new Page(definition, route, main, session);
+    page = new Page(definition, route, main, session, scrollY);
     if (!isFirst && isNew) {
       scrollTo(0, 0);
       main.focus({ preventScroll: true });

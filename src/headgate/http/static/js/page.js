@@ -3,11 +3,11 @@
 import { ApiError, change } from "./api.js";
 import { ask } from "./dialogs.js";
 import { h, render } from "./dom.js";
-import { setNow } from "./format.js";
+import { now, setNow } from "./format.js";
 import * as live from "./live.js";
 import { button, empty, heading, skeleton } from "./parts.js";
 import { preferences } from "./prefs.js";
-import { address, go } from "./router.js";
+import { address, go, restoreScroll } from "./router.js";
 import { toast } from "./toasts.js";
 
 /** @typedef {import("./router.js").Route} Route */
@@ -131,8 +131,9 @@ export class Page {
    * @param {Route} route
    * @param {Element} container
    * @param {Session} session
+   * @param {number | null} [scrollY] where to scroll to once it is loaded
    */
-  constructor(definition, route, container, session) {
+  constructor(definition, route, container, session, scrollY = null) {
     this.definition = definition;
     this.route = route;
     this.container = container;
@@ -145,8 +146,10 @@ export class Page {
     this.isLoading = false;
     this.isClosed = false;
     this.loadTime = 0;
+    this.loadedFrom = 0;
+    this.scrollY = scrollY;
     this.request = new AbortController();
-    this.unsubscribe = live.subscribe((hasUpdate) => hasUpdate && this.#onUpdate());
+    this.unsubscribe = live.subscribe((hasUpdate, readAt) => hasUpdate && this.#onUpdate(readAt));
     this.refreshTimer = 0;
     this.interval = definition.every ? setInterval(() => this.#scheduleRefresh(), definition.every) : 0;
     this.onVisible = () => !document.hidden && this.isStale && this.#scheduleRefresh();
@@ -155,9 +158,10 @@ export class Page {
     void this.refresh();
   }
 
-  /** Show the same page with other filters. @param {Route} route */
-  setRoute(route) {
+  /** Show the same page with other filters. @param {Route} route @param {number | null} [scrollY] */
+  setRoute(route, scrollY = null) {
     this.route = route;
+    this.scrollY = scrollY;
     this.isBusy = true;
     this.show();
     return this.refresh();
@@ -182,6 +186,7 @@ export class Page {
     this.request.abort();
     const request = (this.request = new AbortController());
     const startedAt = performance.now();
+    this.loadedFrom = now();
     let isFirst = false;
     this.isLoading = true;
     try {
@@ -202,6 +207,8 @@ export class Page {
     // On a narrow screen the current tab may be out of view.
     if (isFirst)
       this.container.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+    if (this.scrollY !== null) restoreScroll(this.scrollY);
+    this.scrollY = null;
     // An update arrived during the load.
     if (this.isStale) this.#scheduleRefresh();
   }
@@ -221,7 +228,10 @@ export class Page {
     else render(this.container, this.#title(), h("div", { class: "panel loading", key: "skeleton" }, skeleton(8)));
   }
 
-  #onUpdate() {
+  /** @param {string} [readAt] when the overview of the update was read */
+  #onUpdate(readAt) {
+    // What the page shows was read later.
+    if (readAt !== undefined && Date.parse(readAt) <= this.loadedFrom && !this.definition.usesStream && !this.error) return;
     if (!this.definition.usesStream || this.error) this.#scheduleRefresh();
     else if (preferences().live && !document.hidden) this.show();
   }

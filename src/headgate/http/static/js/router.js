@@ -8,6 +8,9 @@ const BASE = new URL(document.baseURI);
 const ROUTES = [
   [/^(?:overview)?$/, "overview", []],
   [/^queues$/, "queues", []],
+  [/^queues\/(.+)$/, "queue", ["name"]],
+  [/^tasks$/, "tasks", []],
+  [/^tasks\/(.+)$/, "task", ["name"]],
   [/^jobs$/, "jobs", []],
   [/^jobs\/([^/]+)$/, "job", ["id"]],
   [/^limits$/, "limits", []],
@@ -16,6 +19,7 @@ const ROUTES = [
   [/^schedules\/(.+)$/, "schedule", ["name"]],
   [/^nodes$/, "nodes", []],
   [/^audit$/, "audit", []],
+  [/^batches$/, "batches", []],
   [/^batches\/([^/]+)$/, "batch", ["id"]],
   [/^failures$/, "failures", []],
   [/^failures\/([^/]+)$/, "failure", ["id"]],
@@ -52,13 +56,33 @@ export function currentRoute() {
   return { page: "missing", params: { path }, query: new URLSearchParams() };
 }
 
-/** @type {(route: Route, isNew: boolean) => void} */
-let changed = () => {};
+/** Milliseconds after the last scrolling until the position is noted. */
+const SCROLL_SETTLES = 250;
 
-/** Call `onChange` for the current address, and on each change of it. @param {typeof changed} onChange */
+/** @type {(route: Route, isNew: boolean, scrollY: number | null) => void} */
+let changed = () => {};
+let scrollTimer = 0;
+/** Whether the page of an earlier visit is loading: its position must not be replaced by that of the empty page. */
+let isReturning = false;
+
+/**
+ * Call `onChange` for the current address, and on each change of it. For a page that was visited before, it gets the
+ * scroll position, to pass to `restoreScroll` once the page is loaded.
+ *
+ * @param {typeof changed} onChange
+ */
 export function start(onChange) {
   changed = onChange;
-  addEventListener("popstate", () => changed(currentRoute(), false));
+  history.scrollRestoration = "manual";
+  addEventListener("scroll", () => {
+    clearTimeout(scrollTimer);
+    if (!isReturning) scrollTimer = window.setTimeout(noteScroll, SCROLL_SETTLES);
+  });
+  addEventListener("popstate", (event) => {
+    clearTimeout(scrollTimer);
+    isReturning = true;
+    changed(currentRoute(), false, event.state?.scrollY ?? 0);
+  });
   document.addEventListener("click", (event) => {
     const link = event.target instanceof Element ? event.target.closest("a[href]") : null;
     const isPlain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
@@ -67,16 +91,32 @@ export function start(onChange) {
     event.preventDefault();
     go(link.href);
   });
-  changed(currentRoute(), true);
+  isReturning = history.state?.scrollY > 0;
+  changed(currentRoute(), true, history.state?.scrollY ?? null);
+}
+
+/** Scroll to where an earlier visit of the page ended. @param {number} scrollY */
+export function restoreScroll(scrollY) {
+  scrollTo(0, scrollY);
+  isReturning = false;
+}
+
+function noteScroll() {
+  clearTimeout(scrollTimer);
+  history.replaceState({ scrollY }, "");
 }
 
 /** Go to an address inside the dashboard. @param {string} to @param {{replace?: boolean}} [how] */
 export function go(to, { replace = false } = {}) {
   const url = new URL(to, BASE);
   const isSame = url.href === location.href;
+  isReturning = false;
   if (replace || isSame) history.replaceState(null, "", url);
-  else history.pushState(null, "", url);
-  changed(currentRoute(), !replace);
+  else {
+    noteScroll();
+    history.pushState(null, "", url);
+  }
+  changed(currentRoute(), !replace, null);
 }
 
 /** @param {HTMLAnchorElement} link */

@@ -2,13 +2,14 @@
 
 import { canSearchText, signOut } from "./api.js";
 import { classes, h, render } from "./dom.js";
+import "./finder.js";
 import { coarse, now } from "./format.js";
 import { help } from "./help.js";
 import { icon } from "./icons.js";
 import * as live from "./live.js";
 import { button, empty } from "./parts.js";
 import { onPreferenceChange, preferences, setPreferences } from "./prefs.js";
-import { address, go } from "./router.js";
+import { go } from "./router.js";
 import { toast, toastContainer } from "./toasts.js";
 
 /** @typedef {import("./router.js").Route} Route */
@@ -17,7 +18,9 @@ import { toast, toastContainer } from "./toasts.js";
 const PAGES = [
   ["Overview", "overview", "o"],
   ["Queues", "queues", "q"],
+  ["Tasks", "tasks", "t"],
   ["Jobs", "jobs", "j"],
+  ["Batches", "batches", "b"],
   ["Failures", "failures", "f"],
   ["Limits", "limits", "l"],
   ["Schedules", "schedules", "s"],
@@ -27,7 +30,9 @@ const PAGES = [
 /** The navigation entry of pages that have none of their own. */
 const PARENTS = /** @type {Record<string, string>} */ ({
   job: "jobs",
-  batch: "jobs",
+  batch: "batches",
+  queue: "queues",
+  task: "tasks",
   limit: "limits",
   key: "limits",
   schedule: "schedules",
@@ -45,7 +50,7 @@ const LIVE_LABELS = {
 /** The icon of the page, which is in the page itself. */
 const ICON = document.querySelector("link[rel=icon]")?.getAttribute("href") ?? "";
 
-const JOB_ID = /^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$/i;
+const NEXT_THEME = /** @type {const} */ ({ auto: "light", light: "dark", dark: "auto" });
 
 export class Shell {
   /** @param {HTMLElement} body */
@@ -105,8 +110,7 @@ export class Shell {
     const title = this.session?.title ?? "Headgate";
     const current = this.route ? (PARENTS[this.route.page] ?? this.route.page) : "";
     const theme = preferences().theme;
-    const nextTheme = /** @type {const} */ ({ auto: "light", light: "dark", dark: "auto" })[theme];
-    const searchable = canSearchText(this.session) ? "payload text" : "task";
+    const nextTheme = NEXT_THEME[theme];
     const themeName = { auto: "System theme", light: "Light theme", dark: "Dark theme" }[theme];
     render(
       this.frame,
@@ -136,21 +140,7 @@ export class Shell {
           h("img", { src: ICON, alt: "", width: 26, height: 26 }),
           h("span", null, title),
         ),
-        h(
-          "form",
-          { class: "search", role: "search", onsubmit: (/** @type {SubmitEvent} */ event) => this.#search(event) },
-          icon("search"),
-          h("input", {
-            type: "search",
-            name: "text",
-            id: "search",
-            "aria-label": `Find jobs by id or ${searchable}`,
-            placeholder: `Job id or ${searchable}`,
-            autocomplete: "off",
-            spellcheck: "false",
-          }),
-          h("kbd", { "aria-hidden": "true" }, "/"),
-        ),
+        h("hg-finder", { class: "search", role: "search", context: this.#finderContext() }),
         this.#live(),
         h(
           "div",
@@ -295,24 +285,33 @@ export class Shell {
     this.main.focus();
   }
 
-  /** @param {SubmitEvent} event */
-  #search(event) {
-    event.preventDefault();
-    const input = /** @type {HTMLInputElement} */ (document.getElementById("search"));
-    const text = input.value.trim();
-    if (!text) return;
-    input.value = "";
-    input.blur();
-    if (JOB_ID.test(text)) go(address(["jobs", text]));
-    else go(address(["jobs"], canSearchText(this.session) ? { text: text.slice(0, 200) } : { task: text }));
+  /** What the search box offers besides what the API finds. */
+  #finderContext() {
+    const { live: isLive, theme, zone } = preferences();
+    const nextTheme = NEXT_THEME[theme];
+    return {
+      canSearchText: canSearchText(this.session),
+      pages: PAGES.map(([name, path]) => ({ name, href: path })),
+      actions: [
+        { name: isLive ? "Pause live updates" : "Resume live updates", act: () => setPreferences({ live: !isLive }) },
+        { name: zone === "utc" ? "Show local times" : "Show times in UTC", act: () => setPreferences({ zone: zone === "utc" ? "local" : "utc" }) },
+        { name: `Use the ${nextTheme === "auto" ? "system" : nextTheme} theme`, act: () => setPreferences({ theme: nextTheme }) },
+        { name: "Help and keyboard shortcuts", act: () => void help(PAGES) },
+        ...(this.session?.can_sign_out ? [{ name: "Sign out", act: () => void this.#signOut() }] : []),
+      ],
+    };
   }
 
   /** @param {KeyboardEvent} event */
   #onKey(event) {
+    if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !document.querySelector("dialog[open]")) {
+      event.preventDefault();
+      document.getElementById("search")?.focus();
+      return;
+    }
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const target = event.target instanceof Element ? event.target : null;
     if (event.key === "Escape" && this.isOpen) this.#toggle();
-    if (event.key === "Escape" && target?.id === "search") /** @type {HTMLElement} */ (target).blur();
     if (target?.closest("input, textarea, select, dialog, [contenteditable]")) return;
     const second = PAGES.find(([, , key]) => key === event.key);
     if (this.pressedG && event.timeStamp - this.pressedG < 1200 && second) go(second[1]);

@@ -52,7 +52,7 @@ export function mergeSteps(history, step) {
     for (const [name, value] of Object.entries(values)) {
       if (value === null) continue;
       const before = group[name] ?? 0;
-      group[name] = /_(p50|p95|max)$/.test(name) ? Math.max(before, value) : before + value;
+      group[name] = /_(p50|p95|p99|max)$/.test(name) ? Math.max(before, value) : before + value;
     }
     groups.set(begins, group);
   }

@@ -12,12 +12,12 @@ import { classes, h } from "./dom.js";
  * @typedef {{
  *   label: string, columns: Column<T>[], rows: T[], key: (row: T) => string | number,
  *   selected?: Set<string | number>, onSelect?: (selected: Set<string | number>) => void,
- *   tone?: (row: T) => string, empty?: import("./dom.js").Children,
+ *   tone?: (row: T) => string, extra?: string, empty?: import("./dom.js").Children,
  * }} Table
  */
 
 /** @template T @param {Table<T>} table */
-export function table({ label, columns, rows, key, selected, onSelect, tone, empty }) {
+export function table({ label, columns, rows, key, selected, onSelect, tone, extra, empty }) {
   const shown = columns.filter((column) => !column.isHidden);
   if (!rows.length && empty) return h("div", { key: "none" }, empty);
   const selection = selected && onSelect ? { selected, onSelect } : null;
@@ -26,7 +26,7 @@ export function table({ label, columns, rows, key, selected, onSelect, tone, emp
     { class: "table-wrap", key: "table" },
     h(
       "table",
-      { class: "table", "aria-label": label, role: "table" },
+      { class: classes("table", extra), "aria-label": label, role: "table" },
       h(
         "thead",
         { role: "rowgroup" },

@@ -20,8 +20,8 @@ export function about(job) {
   ];
   /** @type {[string, import("../dom.js").Children][]} */
   const items = [
-    ["Task", link(address(["jobs"], { task: status.task }), status.task)],
-    ["Queue", link(address(["jobs"], { queue: status.queue }), status.queue)],
+    ["Task", link(address(["tasks", status.task]), status.task)],
+    ["Queue", link(address(["queues", status.queue]), status.queue)],
     ["Priority", String(status.priority)],
     ["Attempt", status.attempt ? String(status.attempt) : "none yet"],
     ["Enqueued", both(status.enqueued_at)],

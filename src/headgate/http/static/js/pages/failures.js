@@ -22,6 +22,11 @@ export function spanOf(route) {
   return SPANS[route.query.get("span") ?? ""] ?? SPANS["1h"];
 }
 
+/** The task or queue in an address. @param {import("../router.js").Route} route @returns {Record<string, string>} */
+function subjectOf({ query }) {
+  return Object.fromEntries([...query].filter(([name]) => name === "task" || name === "queue"));
+}
+
 /** @type {import("../page.js").PageDefinition} */
 export const failures = {
   title: () => "Failures",
@@ -29,7 +34,7 @@ export const failures = {
   // Up to ten thousand errors are read for it, so not with each change of a job.
   usesStream: true,
   isFrozen: (context) => context.isListInUse,
-  load: ({ route }, signal) => get("failures", { span: spanOf(route).span }, signal),
+  load: ({ route }, signal) => get("failures", { span: spanOf(route).span, ...subjectOf(route) }, signal),
   view: ({ data, route }) => [
     heading("Failures", {
       actions: [
@@ -37,13 +42,16 @@ export const failures = {
           "Time range",
           Object.entries(SPANS).map(([name, each]) => ({
             name: each.name,
-            href: address(["failures"], { span: name === "1h" ? null : name }),
+            href: address(["failures"], { ...subjectOf(route), span: name === "1h" ? null : name }),
             isCurrent: spanOf(route) === each,
           })),
         ),
         copyCommand(command("failures", ...spanOf(route).options)),
       ],
     }),
+    Object.entries(subjectOf(route)).map(([kind, name]) =>
+      h("p", { class: "hint", key: kind }, `Only of ${kind} `, h("b", null, name), ". ", link("failures", "Show all"), "."),
+    ),
     data.is_cut &&
       h(
         "div",
@@ -63,7 +71,7 @@ export const failures = {
           {
             name: "Task",
             cell: (group) => [
-              link(address(["jobs"], { task: group.task, state: "failed" }), group.task),
+              link(address(["tasks", group.task]), group.task),
               h("span", { class: "cell-below faint" }, `queue ${group.queues.join(", ")}`),
             ],
           },
@@ -134,6 +142,6 @@ function noFailures(route) {
     span === null ? "No failures" : `No failures ${past}`,
     span === null
       ? "No job that is kept has failed, and none waits for a retry."
-      : [link(address(["failures"], { span: "all" }), "Show all failures that are kept"), "."],
+      : [link(address(["failures"], { ...subjectOf(route), span: "all" }), "Show all failures that are kept"), "."],
   );
 }

@@ -1,41 +1,29 @@
-/** The overview: problems, job counts, throughput, waits, queues, nodes and throttled keys. */
+/** The overview: problems, the keys of limits, job counts, throughput, waits, queues and nodes. */
 
-import { get, optional } from "../api.js";
-import { sparkline, timeChart } from "../charts.js";
+import { loadHistory, spanOf, spanTabs, throughputAndWait } from "../activity.js";
+import { get } from "../api.js";
+import { sparkline } from "../charts.js";
 import { command } from "../commands.js";
 import { classes, h } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
-import { nextSlot } from "../limits/buckets.js";
+import { heatMap } from "../limits/heat_map.js";
 import * as live from "../live.js";
 import {
-  allowed,
   badge,
-  bucketLink,
-  bucketBadges,
+  breakable,
   empty,
-  gauge,
   heading,
   link,
   notice,
   panel,
   START_WORKER,
-  tabs,
 } from "../parts.js";
 import { address } from "../router.js";
-import { fillSteps, mergeSteps } from "../steps.js";
+import { fillSteps } from "../steps.js";
 import { table } from "../table.js";
 
 /** @typedef {import("../page.js").Context} Context */
-
-/** The time ranges of the charts, and their steps, in seconds. @type {Record<string, {name: string, span: number, step: number}>} */
-const SPANS = {
-  "15m": { name: "15 min", span: 900, step: 10 },
-  "1h": { name: "1 h", span: 3600, step: 60 },
-  "24h": { name: "24 h", span: 86_400, step: 600 },
-};
-/** Steps of the stored history, in seconds. */
-const STEPS = [10, 60, 3600];
 
 /** @type {import("../page.js").PageDefinition} */
 export const overview = {
@@ -43,13 +31,12 @@ export const overview = {
   every: 10_000,
   usesStream: true,
   load: async ({ route }, signal) => {
-    const { span, step } = spanOf(route);
-    const stored = STEPS.filter((each) => each <= step).pop();
-    const [status, history] = await Promise.all([
+    const [status, history, map] = await Promise.all([
       get("overview", {}, signal),
-      optional(get("history", { span, step: stored }, signal)),
+      loadHistory(route, {}, signal),
+      get("limits/map", {}, signal),
     ]);
-    return { ...status, history: history && mergeSteps(history, step) };
+    return { ...status, history, map };
   },
   view: (context) => {
     const { data, route } = context;
@@ -58,32 +45,21 @@ export const overview = {
     const latest = update && Date.parse(update.now) > Date.parse(data.now) ? { ...data, ...update } : data;
     return [
       heading("Overview", {
-        actions: tabs(
-          "Time range",
-          Object.entries(SPANS).map(([name, each]) => ({
-            name: each.name,
-            href: address(["overview"], { span: name === "15m" ? null : name }),
-            isCurrent: spanOf(route) === each,
-          })),
-        ),
+        actions: spanTabs(route, ["overview"]),
       }),
       warnings(latest),
+      limitsPanel(latest.map),
       tiles(latest, data.history, spanOf(route)),
-      h("div", { class: "two charts", key: "charts" }, charts(data.history, spanOf(route))),
+      h("div", { class: "two charts", key: "charts" }, throughputAndWait(data.history, spanOf(route), {})),
       h(
         "div",
-        { class: "two wide-right", key: "tables" },
-        h("div", { class: "stack" }, queuesPanel(latest), nodesPanel(latest)),
-        throttledPanel(latest),
+        { class: "two wide-left", key: "tables" },
+        queuesPanel(latest),
+        nodesPanel(latest),
       ),
     ];
   },
 };
-
-/** @param {import("../router.js").Route} route */
-function spanOf(route) {
-  return SPANS[route.query.get("span") ?? ""] ?? SPANS["15m"];
-}
 
 /** @param {any} data */
 function warnings(data) {
@@ -224,55 +200,6 @@ function gaugeBar(part, whole) {
   );
 }
 
-/** @param {any} history @param {{span: number, step: number, name: string}} range */
-function charts(history, range) {
-  const to = format.now();
-  const from = to - range.span * 1000;
-  const points = history?.points ?? [];
-  if (!points.length) {
-    const why = history
-      ? "The history has no data for this time range. Recent activity appears after some seconds."
-      : "This store keeps no history.";
-    return [
-      panel("Throughput", {}, empty("No data", why)),
-      panel("Wait", { hint: "from due to started" }, empty("No data", why)),
-    ];
-  }
-  const { step } = history;
-  const chart = { from, to, step: step * 1000 };
-  const perSecond = (/** @type {string} */ name) => fillSteps(points, step, from, to, (point) => point[name] / step, 0);
-  const seconds = (/** @type {string} */ name) => fillSteps(points, step, from, to, (point) => point[name], null);
-  const aggregation = step > 60 ? `, maximum per ${format.duration(step)}` : "";
-  return [
-    panel(
-      "Throughput",
-      { hint: "jobs per second" },
-      timeChart({
-        ...chart,
-        label: `Throughput, jobs per second, ${range.name}`,
-        unit: format.rate,
-        series: [
-          { name: "Succeeded", tone: "green", kind: "area", values: perSecond("succeeded") },
-          { name: "Failed", tone: "red", kind: "area", values: perSecond("failed") },
-        ],
-      }),
-    ),
-    panel(
-      "Wait",
-      { hint: `from due to started${aggregation}` },
-      timeChart({
-        ...chart,
-        label: `Wait from due to started, ${range.name}`,
-        unit: format.duration,
-        series: [
-          { name: "p95", tone: "amber", kind: "area", values: seconds("wait_p95") },
-          { name: "p50", tone: "blue", kind: "line", values: seconds("wait_p50") },
-        ],
-      }),
-    ),
-  ];
-}
-
 /** The placeholder for a list of queues until their jobs are counted. */
 export function counting() {
   return empty("Counting jobs …", "This store holds many jobs. The counts appear here when they are ready.");
@@ -288,40 +215,87 @@ function finalsAgo({ now, finals_at: at }) {
   return at === null || Date.parse(now) - Date.parse(at) < 10_000 ? "" : `, counted ${format.relative(at)}`;
 }
 
+/** The keys of all limits, those with most trouble first. @param {any} map */
+function limitsPanel(map) {
+  const waiting = map.keys.filter((/** @type {any} */ each) => each.waiting > 0);
+  const jobs = waiting.reduce((/** @type {number} */ sum, /** @type {any} */ each) => sum + each.waiting, 0);
+  const shown = map.is_cut ? `the first ${format.count(map.keys.length)} keys` : format.plural(map.keys.length, "key");
+  const hint = waiting.length
+    ? `${shown}; ${format.plural(jobs, "job")} of ${format.plural(waiting.length, "key")} waiting`
+    : `${shown}; no job waits for a limit`;
+  return panel(
+    "Limits",
+    { aside: link("limits", "All limits"), hint: map.keys.length ? hint : null, class: "lead" },
+    map.keys.length
+      ? heatMap(map.keys)
+      : empty(
+          "No keys in use",
+          "A key appears here while part of its limit is used, or while jobs wait for it.",
+          command("demo"),
+        ),
+  );
+}
+
 /** @param {any} data */
 function queuesPanel(data) {
+  const ranked = [...data.queues].sort((a, b) => trouble(b) - trouble(a) || b.lag - a.lag || b.waiting - a.waiting);
+  const busy = ranked.filter((queue) => trouble(queue) > 0);
+  const idle = ranked.filter((queue) => trouble(queue) === 0);
   return panel(
     "Queues",
     { aside: link("queues", "All queues"), hint: countedAgo(data) },
-    table({
-      label: "Queues",
-      rows: data.queues,
-      key: (queue) => queue.queue,
-      empty: data.counted_at === null ? counting() : empty(
-        "No queues yet",
-        "A queue appears here when a job is enqueued. To try Headgate:",
-        command("demo"),
+    (busy.length > 0 || !idle.length) &&
+      table({
+        label: "Queues",
+        rows: busy,
+        key: (queue) => queue.queue,
+        extra: "compact",
+        empty: data.counted_at === null ? counting() : empty(
+          "No queues yet",
+          "A queue appears here when a job is enqueued. To try Headgate:",
+          command("demo"),
+        ),
+        columns: [
+          {
+            name: "Queue",
+            cell: (queue) => [
+              link(address(["queues", queue.queue]), h("b", null, breakable(queue.queue))),
+              " ",
+              queue.paused_at && badge("paused"),
+            ],
+          },
+          { name: "Lag", align: "right", cell: (queue) => lag(queue) },
+          { name: "Waiting", align: "right", cell: (queue) => format.count(queue.waiting) },
+          { name: "Running", align: "right", cell: (queue) => format.count(queue.running) },
+          {
+            name: "Failed",
+            align: "right",
+            cell: (queue) => h("span", { class: queue.failed ? "bad-text" : "faint" }, format.count(queue.failed)),
+          },
+        ],
+      }),
+    idle.length > 0 &&
+      h(
+        "details",
+        { class: "idle-queues", key: "idle" },
+        h("summary", null, format.plural(idle.length, "idle queue")),
+        h(
+          "p",
+          null,
+          idle.map((queue, at) => [
+            at > 0 && " · ",
+            h("a", { key: queue.queue, href: address(["queues", queue.queue]) }, breakable(queue.queue)),
+          ]),
+        ),
       ),
-      columns: [
-        {
-          name: "Queue",
-          cell: (queue) => [
-            link(address(["jobs"], { queue: queue.queue }), h("b", null, queue.queue)),
-            " ",
-            queue.paused_at && badge("paused"),
-          ],
-        },
-        { name: "Lag", align: "right", cell: (queue) => lag(queue) },
-        { name: "Waiting", align: "right", cell: (queue) => format.count(queue.waiting) },
-        { name: "Running", align: "right", cell: (queue) => format.count(queue.running) },
-        {
-          name: "Failed",
-          align: "right",
-          cell: (queue) => h("span", { class: queue.failed ? "bad-text" : "faint" }, format.count(queue.failed)),
-        },
-      ],
-    }),
   );
+}
+
+/** How much a queue needs attention: 3 paused, 2 its ready jobs wait for slots, 1 it has jobs, 0 idle. @param {any} queue */
+function trouble(queue) {
+  if (queue.paused_at) return 3;
+  if (queue.lag > 10) return 2;
+  return queue.waiting > 0 || queue.running > 0 ? 1 : 0;
 }
 
 /** @param {any} queue */
@@ -332,35 +306,6 @@ export function lag(queue) {
     { class: tone, title: "How long the oldest ready job has waited for a free slot" },
     queue.lag > 10 && icon("warning"),
     format.duration(queue.lag),
-  );
-}
-
-/** @param {any} data */
-function throttledPanel(data) {
-  return panel(
-    "Throttled keys",
-    { aside: link("limits", "All limits") },
-    table({
-      label: "Throttled keys",
-      rows: data.throttled,
-      key: (bucket) => `${bucket.limit} ${bucket.key}`,
-      empty: empty("No throttled keys", "No job waits for a limit."),
-      columns: [
-        { name: "Key", cell: (bucket) => [bucketLink(bucket.limit, bucket.key), " ", bucketBadges(bucket)] },
-        {
-          name: "Used",
-          cell: (bucket) =>
-            gauge({
-              used: bucket.used,
-              allowed: allowed(bucket),
-              label: `Used of ${bucket.limit} ${bucket.key}`,
-              state: bucket.is_paused ? "paused" : "",
-            }),
-        },
-        { name: "Waiting", align: "right", cell: (bucket) => format.count(bucket.waiting) },
-        { name: "Next slot", align: "right", extra: "time-cell", cell: nextSlot },
-      ],
-    }),
   );
 }
 

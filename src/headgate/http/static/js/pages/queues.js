@@ -1,10 +1,11 @@
 /** Queues: their jobs by state, their lag, and pausing them. */
 
-import { get, path } from "../api.js";
+import { get } from "../api.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { badge, button, copyCommand, empty, heading, link, panel, when } from "../parts.js";
+import { badge, breakable, copyCommand, empty, heading, link, panel, when } from "../parts.js";
+import { queueToggle } from "../queue_toggle.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
 import { countedAgo, counting, lag } from "./overview.js";
@@ -57,7 +58,7 @@ function queueTable(context) {
       {
         name: "Queue",
         cell: (queue) => [
-          link(address(["jobs"], { queue: queue.queue }), h("b", null, queue.queue)),
+          link(address(["queues", queue.queue]), h("b", null, breakable(queue.queue))),
           queue.paused_at && h("span", { class: "cell-below" }, badge("paused"), " ", when(queue.paused_at)),
         ],
       },
@@ -77,7 +78,7 @@ function queueTable(context) {
           h("span", { class: queue.failed ? "bad-text" : "" }, filter(queue, { state: "failed" }, queue.failed)),
       },
       { name: "Cancelled", align: "right", cell: (queue) => filter(queue, { state: "cancelled" }, queue.cancelled) },
-      { name: "Actions", align: "right", cell: (queue) => toggle(context, queue) },
+      { name: "Actions", align: "right", cell: (queue) => queueToggle(context, queue) },
     ],
   });
 }
@@ -97,41 +98,5 @@ function waitingFor(queue) {
         `${format.count(queue[view])} ${view}`,
       ),
     ]),
-  );
-}
-
-/** @param {Context} context @param {any} queue */
-function toggle(context, queue) {
-  const name = queue.queue;
-  const why = context.denied("operate");
-  if (queue.paused_at) {
-    return button(
-      "Resume",
-      { icon: "ready", kind: "small primary", why, name: `Resume queue ${name}` },
-      () => void context.act({ path: path("queues", name, "resume"), done: `Queue ${name} is resumed` }),
-    );
-  }
-  return button(
-    "Pause",
-    { icon: "paused", kind: "small", why, name: `Pause queue ${name}` },
-    () =>
-      void context.act({
-        path: path("queues", name, "pause"),
-        done: `Queue ${name} is paused`,
-        question: {
-          title: `Pause queue ${name}?`,
-          action: "Pause the queue",
-          body: [
-            h(
-              "p",
-              null,
-              "No job of this queue starts on any node until the queue is resumed. ",
-              `${format.plural(queue.running, "running job continues", "running jobs continue")}. `,
-              `${format.plural(queue.waiting, "waiting job stays", "waiting jobs stay")} in the queue, and so do new jobs.`,
-            ),
-            h("p", { class: "command-line" }, h("code", null, command("queues", "pause", name))),
-          ],
-        },
-      }),
   );
 }

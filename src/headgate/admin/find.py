@@ -1,0 +1,88 @@
+"""Find by name: jobs, batches, tasks, queues, limits, keys, schedules and nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from headgate.limits.key import bucket_key
+from headgate.storage.store import Store
+
+if TYPE_CHECKING:
+    from headgate.admin.admin import Admin
+
+FoundKind = Literal["job", "batch", "task", "queue", "limit", "key", "schedule", "node"]
+
+MOST_SCHEDULES = 1000
+"""How many schedules are searched, in the order of their names."""
+
+MOST_LIMITS = 100
+"""In how many limits a key is searched; each costs a lookup."""
+
+_BEGINS_AN_ID = re.compile(r"[0-9a-f]{4}[0-9a-f-]{0,32}", re.IGNORECASE)
+"""Fewer digits of an id match too many jobs to be of use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something with its name: the id of a job or a batch, the name of anything else.
+
+    `limit` is that of a key, `detail` the task of a job, the queue of a task, or the id of a node.
+    """
+
+    kind: FoundKind
+    name: str
+    limit: str | None = None
+    detail: str | None = None
+
+
+async def find(
+    admin: Admin, storage: Store, text: str, kind: FoundKind | None, queues: Iterable[str], count: int
+) -> Sequence[Found]:
+    """As `Admin.find`."""
+
+    def is_wanted(*kinds: FoundKind) -> bool:
+        return kind is None or kind in kinds
+
+    found: list[Found] = []
+    if is_wanted("job", "batch") and _BEGINS_AN_ID.fullmatch(text):
+        if is_wanted("job"):
+            jobs = await storage.names_of_jobs(text.lower(), count)
+            found += [Found("job", job.id, detail=job.task) for job in jobs]
+        if is_wanted("batch"):
+            found += [Found("batch", id) for id in await storage.batch_ids(text.lower(), count)]
+    if is_wanted("task"):
+        found += _best(text, (Found("task", each.task, detail=each.queue) for each in admin.declared_tasks), count)
+    if is_wanted("queue"):
+        found += _best(text, (Found("queue", queue) for queue in queues), count)
+    limits = [each.limit for each in admin.limits.all_declared()]
+    if is_wanted("limit"):
+        found += _best(text, (Found("limit", limit) for limit in limits), count)
+    if is_wanted("key") and text:
+        keys = await storage.keys(limits[:MOST_LIMITS], bucket_key(text), count)
+        found += [Found("key", draw.key, limit=draw.limit) for draw in keys]
+    if is_wanted("schedule"):
+        schedules = await storage.schedules(count=MOST_SCHEDULES)
+        found += _best(text, (Found("schedule", each.name) for each in schedules), count)
+    if is_wanted("node"):
+        nodes = await admin.nodes()
+        found += _best(text, (Found("node", each.name, detail=each.id) for each in nodes), count)
+    return sorted(found, key=lambda each: _distance(text, each))
+
+
+def _best(text: str, named: Iterable[Found], count: int) -> list[Found]:
+    """Return those with the text in their name, best matches first."""
+    matching = [each for each in named if text.casefold() in each.name.casefold()]
+    return sorted(matching, key=lambda each: (_distance(text, each), each.name))[:count]
+
+
+def _distance(text: str, found: Found) -> int:
+    """Return how well a name matches: 0 exactly, 1 at its begin, 2 at the begin of a word, 3 anywhere."""
+    name, part = found.name.casefold(), text.casefold()
+    if name == part:
+        return 0
+    if name.startswith(part):
+        return 1
+    return 2 if re.search(rf"(?<![^\W_]){re.escape(part)}", name) else 3

@@ -1,0 +1,186 @@
+/** What jobs did over time: of all, of a task or of a queue. A selected range of a chart leads to its jobs. */
+
+import { get, optional } from "./api.js";
+import { timeChart } from "./charts.js";
+import { h } from "./dom.js";
+import * as format from "./format.js";
+import { empty, panel, tabs } from "./parts.js";
+import { address, go } from "./router.js";
+import { fillSteps, mergeSteps } from "./steps.js";
+
+/** @typedef {{name: string, span: number, step: number}} Span */
+/** A task or a queue; all jobs without both. @typedef {{task?: string, queue?: string}} Subject */
+
+/** The time ranges of the charts, and their steps, in seconds. @type {Record<string, Span>} */
+const SPANS = {
+  "15m": { name: "15 min", span: 900, step: 10 },
+  "1h": { name: "1 h", span: 3600, step: 60 },
+  "24h": { name: "24 h", span: 86_400, step: 600 },
+};
+/** Steps of the stored history, in seconds. */
+const STEPS = [10, 60, 3600];
+
+/** @param {import("./router.js").Route} route @returns {Span} */
+export function spanOf(route) {
+  return SPANS[route.query.get("span") ?? ""] ?? SPANS["15m"];
+}
+
+/** @param {import("./router.js").Route} route @param {string[]} path of the page */
+export function spanTabs(route, path) {
+  return tabs(
+    "Time range",
+    Object.entries(SPANS).map(([name, each]) => ({
+      name: each.name,
+      href: address(path, { span: name === "15m" ? null : name }),
+      isCurrent: spanOf(route) === each,
+    })),
+  );
+}
+
+/** Load the history for the time range of an address; null if this store keeps none. @param {import("./router.js").Route} route @param {Subject} subject @param {AbortSignal} signal */
+export async function loadHistory(route, subject, signal) {
+  const { span, step } = spanOf(route);
+  const stored = STEPS.filter((each) => each <= step).pop();
+  const history = await optional(get("history", { ...subject, span, step: stored }, signal));
+  return history && { ...mergeSteps(history, step), total: history.total };
+}
+
+/** @param {any} history @param {Span} range @param {Subject} subject */
+export function throughputAndWait(history, range, subject) {
+  if (!history?.points.length) return noData(history, ["Throughput", "Wait"]);
+  return [throughput(history, range, subject), durations("Wait", "wait", "from due to started", history, range, subject)];
+}
+
+/** @param {any} history @param {Span} range @param {Subject} subject */
+export function threeCharts(history, range, subject) {
+  if (!history?.points.length) return noData(history, ["Throughput", "Wait", "Run"]);
+  return [
+    ...throughputAndWait(history, range, subject),
+    durations("Run", "run", "from claim to end", history, range, subject),
+  ];
+}
+
+/** @param {any} history @param {string[]} titles */
+function noData(history, titles) {
+  const why = history
+    ? "The history has no data for this time range. Recent activity appears after some seconds."
+    : "This store keeps no history.";
+  return titles.map((title) => panel(title, {}, empty("No data", why)));
+}
+
+/** @param {any} history @param {Span} range @param {Subject} subject */
+function throughput({ points, step }, range, subject) {
+  const to = format.now();
+  const from = to - range.span * 1000;
+  const perSecond = (/** @type {string} */ name) => fillSteps(points, step, from, to, (point) => point[name] / step, 0);
+  return panel(
+    "Throughput",
+    { hint: "jobs per second" },
+    timeChart({
+      from,
+      to,
+      step: step * 1000,
+      label: `Throughput, jobs per second, ${range.name}`,
+      unit: format.rate,
+      onRange: showJobs(subject),
+      series: [
+        { name: "Succeeded", tone: "green", kind: "area", values: perSecond("succeeded") },
+        { name: "Failed", tone: "red", kind: "area", values: perSecond("failed") },
+      ],
+    }),
+  );
+}
+
+/** @param {string} title @param {"wait" | "run"} kind @param {string} hint @param {any} history @param {Span} range @param {Subject} subject */
+function durations(title, kind, hint, { points, step }, range, subject) {
+  const to = format.now();
+  const from = to - range.span * 1000;
+  const seconds = (/** @type {string} */ name) => fillSteps(points, step, from, to, (point) => point[name], null);
+  const aggregation = step > 60 ? `, maximum per ${format.duration(step)}` : "";
+  const isOfOne = subject.task !== undefined || subject.queue !== undefined;
+  return panel(
+    title,
+    { hint: `${hint}${aggregation}` },
+    timeChart({
+      from,
+      to,
+      step: step * 1000,
+      label: `${title} ${hint}, ${range.name}`,
+      unit: format.duration,
+      onRange: showJobs(subject),
+      series: [
+        ...(isOfOne
+          ? [{ name: "p99", tone: "grey", kind: /** @type {const} */ ("line"), values: seconds(`${kind}_p99`) }]
+          : []),
+        { name: "p95", tone: "amber", kind: "area", values: seconds(`${kind}_p95`) },
+        { name: "p50", tone: "blue", kind: "line", values: seconds(`${kind}_p50`) },
+      ],
+    }),
+  );
+}
+
+/** Show the jobs that finished in a range of time. Its address has absolute times, so it can be shared. @param {Subject} subject */
+function showJobs(subject) {
+  return (/** @type {number} */ from, /** @type {number} */ to) =>
+    go(
+      address(["jobs"], {
+        ...subject,
+        finished_after: new Date(from).toISOString(),
+        finished_before: new Date(to).toISOString(),
+      }),
+    );
+}
+
+/** The sums of a time range: rate, share of failures, retries, and the percentiles of waits and runs. @param {any} history @param {Span} range @param {Subject} subject */
+export function totals(history, range, subject) {
+  const sum = history?.total;
+  const finished = sum ? sum.succeeded + sum.failed : 0;
+  const since = { finished_after: new Date(format.now() - range.span * 1000).toISOString() };
+  const percentiles = (/** @type {string} */ kind) =>
+    sum && sum[`${kind}_p50`] !== null
+      ? `p50 ${format.duration(sum[`${kind}_p50`])} · p99 ${format.duration(sum[`${kind}_p99`])}`
+      : "no data";
+  const p95 = (/** @type {string} */ kind) => (sum ? format.duration(sum[`${kind}_p95`]) : "–");
+  return h(
+    "div",
+    { class: "numbers", key: "totals" },
+    number("Finished", format.count(finished), `${rateOf(finished, range.span)}, ${range.name}`),
+    h(
+      "a",
+      {
+        key: "failed",
+        class: sum?.failed ? "number state-failed" : "number",
+        href: address(["jobs"], { ...subject, state: "failed", ...since }),
+      },
+      h("span", { class: "number-name" }, "Failed"),
+      h("span", { class: "number-value num" }, share(sum?.failed ?? 0, finished)),
+      h("span", { class: "number-below" }, `${format.plural(sum?.failed ?? 0, "job")} of ${format.count(finished)}`),
+    ),
+    number("Retries", format.count(sum?.retried ?? 0), "attempts that failed and are tried again"),
+    number("Wait, p95", p95("wait"), percentiles("wait")),
+    number("Run, p95", p95("run"), percentiles("run")),
+  );
+}
+
+/** How many per second, or per minute if they are few. @param {number} count @param {number} seconds */
+function rateOf(count, seconds) {
+  return count < seconds ? `${format.rate((60 * count) / seconds)} per minute` : `${format.rate(count / seconds)} per second`;
+}
+
+/** A share with a decimal while it is small: 0.3 %. @param {number} part @param {number} whole */
+function share(part, whole) {
+  if (!part || !whole) return "0 %";
+  const percent = (100 * part) / whole;
+  return percent < 10 ? `${Math.max(0.1, Number(percent.toFixed(1)))} %` : `${Math.round(percent)} %`;
+}
+
+/** @param {string} name @param {string} value @param {string} below */
+function number(name, value, below) {
+  return h(
+    "div",
+    { class: "number", key: name },
+    h("span", { class: "number-name" }, name),
+    h("span", { class: "number-value num" }, value),
+    h("span", { class: "number-below" }, below),
+  );
+}

@@ -1,0 +1,317 @@
+/** `<hg-finder>`: one box that finds jobs, tasks, queues, limits, keys, schedules, batches, nodes, pages and actions. */
+
+import { get } from "./api.js";
+import { filterNames } from "./commands.js";
+import { h, render } from "./dom.js";
+import * as format from "./format.js";
+import { icon } from "./icons.js";
+import { bucketHref } from "./parts.js";
+import { address, go } from "./router.js";
+
+/**
+ * An option of the list: `href` or `act` is what it does; `complete` is the text that it puts into the box instead.
+ *
+ * @typedef {{kind: string, name: string, detail?: string | null, href?: string, act?: () => void, complete?: string}} Option
+ * @typedef {{canSearchText: boolean, pages: {name: string, href: string}[], actions: {name: string, act: () => void}[]}} FinderContext
+ * @typedef {{name: string, value: string, isClosed: boolean}} Word
+ */
+
+/** Milliseconds after the last keystroke until the API is asked. */
+const DELAY = 120;
+const LONGEST = 200;
+const JOB_ID = /^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$/i;
+/** A filter, `name:value`, whose value may be quoted; or any other word. */
+const WORDS = /(?:(\w+):(?:"([^"]*)("?)|(\S*))|(\S+))(\s|$)/g;
+
+/** The values of filters that have few. @type {Record<string, string[]>} */
+const VALUES = {
+  state: ["waiting", "running", "succeeded", "failed", "cancelled"],
+  view: ["ready", "throttled", "scheduled", "blocked"],
+};
+/** The filters whose values the API completes. */
+const NAMED = ["task", "queue", "limit", "key", "schedule", "batch", "node"];
+
+class FinderElement extends HTMLElement {
+  /** @type {FinderContext} */
+  #context = { canSearchText: false, pages: [], actions: [] };
+  #text = "";
+  #isOpen = false;
+  #at = 0;
+  /** What the API has found, and for which question. @type {{question: string, items: any[]}} */
+  #found = { question: "", items: [] };
+  #error = "";
+  #timer = 0;
+  #request = new AbortController();
+
+  connectedCallback() {
+    this.#draw();
+  }
+
+  get context() {
+    return this.#context;
+  }
+
+  set context(context) {
+    this.#context = context;
+    this.#draw();
+  }
+
+  get #input() {
+    return /** @type {HTMLInputElement} */ (this.querySelector("input"));
+  }
+
+  #draw() {
+    if (!this.isConnected) return;
+    const options = this.#isOpen ? this.#options() : [];
+    this.#at = Math.min(this.#at, Math.max(0, options.length - 1));
+    const isShown = this.#isOpen && (options.length > 0 || this.#error !== "");
+    render(
+      this,
+      icon("search"),
+      h("input", {
+        type: "text",
+        id: "search",
+        role: "combobox",
+        "aria-label": "Find anything",
+        "aria-expanded": String(isShown),
+        "aria-controls": "finder-options",
+        "aria-autocomplete": "list",
+        "aria-activedescendant": isShown && options.length > 0 ? `finder-${this.#at}` : null,
+        placeholder: "Find anything",
+        autocomplete: "off",
+        spellcheck: "false",
+        maxlength: 1000,
+        oninput: () => this.#onInput(),
+        onfocus: () => this.#open(),
+        onblur: () => this.#close(),
+        onkeydown: (/** @type {KeyboardEvent} */ event) => this.#onKey(event, options),
+      }),
+      h("kbd", { "aria-hidden": "true" }, "/"),
+      h(
+        "div",
+        {
+          class: "finder",
+          hidden: !isShown,
+          // A press must not take the focus from the box, which would close the list before the click.
+          onpointerdown: (/** @type {Event} */ event) => event.preventDefault(),
+        },
+        h(
+          "ul",
+          { id: "finder-options", role: "listbox", "aria-label": "Found" },
+          options.map((option, at) =>
+            h(
+              "li",
+              {
+                key: at,
+                id: `finder-${at}`,
+                role: "option",
+                "aria-selected": String(at === this.#at),
+                onclick: () => this.#choose(option),
+              },
+              h("span", { class: "finder-kind" }, option.kind),
+              h("span", { class: "one-line" }, h("b", null, option.name), option.detail && h("span", { class: "faint" }, ` ${option.detail}`)),
+            ),
+          ),
+        ),
+        this.#error && h("p", { class: "bad-text" }, this.#error),
+        h("p", { class: "finder-hint" }, "Filters: task:sync state:failed key:\"acme corp\""),
+      ),
+    );
+  }
+
+  #open() {
+    this.#isOpen = true;
+    this.#at = 0;
+    this.#draw();
+  }
+
+  #close() {
+    this.#isOpen = false;
+    clearTimeout(this.#timer);
+    this.#request.abort();
+    this.#draw();
+  }
+
+  #onInput() {
+    this.#text = this.#input.value;
+    this.#at = 0;
+    this.#isOpen = true;
+    this.#error = "";
+    clearTimeout(this.#timer);
+    this.#request.abort();
+    const question = questionOf(this.#text);
+    if (question === null) this.#found = { question: "", items: [] };
+    else this.#timer = window.setTimeout(() => void this.#ask(question), DELAY);
+    this.#draw();
+  }
+
+  /** @param {{q: string, kind?: string}} question */
+  async #ask(question) {
+    const request = (this.#request = new AbortController());
+    try {
+      const { items } = await get("find", question, request.signal);
+      this.#found = { question: JSON.stringify(question), items };
+    } catch (error) {
+      if (request.signal.aborted) return;
+      this.#error = error instanceof Error ? error.message : String(error);
+    }
+    this.#draw();
+  }
+
+  /** @param {KeyboardEvent} event @param {Option[]} options */
+  #onKey(event, options) {
+    const count = options.length;
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      if (!this.#isOpen) this.#open();
+      else if (count > 0) this.#at = (this.#at + (event.key === "ArrowDown" ? 1 : count - 1)) % count;
+      this.#draw();
+      this.querySelector(`#finder-${this.#at}`)?.scrollIntoView({ block: "nearest" });
+    } else if (event.key === "Enter") {
+      if (this.#isOpen && options[this.#at]) this.#choose(options[this.#at]);
+    } else if (event.key === "Escape") {
+      if (this.#text) this.#write("");
+      else this.#input.blur();
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /** @param {Option} option */
+  #choose(option) {
+    if (option.complete !== undefined) {
+      this.#write(option.complete);
+      return;
+    }
+    this.#write("");
+    this.#input.blur();
+    if (option.href !== undefined) go(option.href);
+    else option.act?.();
+  }
+
+  /** Put a text into the box. @param {string} text */
+  #write(text) {
+    this.#input.value = text;
+    this.#onInput();
+  }
+
+  /** @returns {Option[]} */
+  #options() {
+    const text = this.#text.trim();
+    const { pages, actions } = this.#context;
+    if (!text) return pages.map(({ name, href }) => ({ kind: "page", name, href }));
+    const words = wordsOf(this.#text);
+    const { filters, rest, unknown } = sorted(words);
+    const known = JSON.stringify(questionOf(this.#text)) === this.#found.question ? this.#found.items : [];
+    const completions = this.#completions(words, known);
+    const jobs = Object.keys(filters).length > 0 && !unknown.length ? [this.#jobs(filters, rest)] : [];
+    if (Object.keys(filters).length || unknown.length) return isOpenWord(words) ? [...completions, ...jobs] : [...jobs, ...completions];
+    const named = (/** @type {{name: string}} */ { name }) => name.toLowerCase().includes(text.toLowerCase());
+    return [
+      ...(JOB_ID.test(text) && !known.some((each) => each.kind === "job") ? [{ kind: "job", name: text, href: address(["jobs", text]) }] : []),
+      ...pages.filter(named).map(({ name, href }) => ({ kind: "page", name, href })),
+      ...known.map(optionOf),
+      ...actions.filter(named).map(({ name, act }) => ({ kind: "action", name, act })),
+      ...completions,
+      this.#jobs({}, text),
+    ];
+  }
+
+  /** The list of jobs with these filters and this text. @param {Record<string, string>} filters @param {string} rest @returns {Option} */
+  #jobs(filters, rest) {
+    /** @type {Record<string, string>} */
+    const query = { ...filters };
+    if (rest && this.#context.canSearchText) query.text ??= rest.slice(0, LONGEST);
+    else if (rest) query.task ??= rest.slice(0, LONGEST);
+    const said = Object.entries(query).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
+    return { kind: "jobs", name: "Show jobs", detail: said.join(", "), href: address(["jobs"], query) };
+  }
+
+  /** What the last word may become: a filter, or the value of one. @param {Word[]} words @param {any[]} known @returns {Option[]} */
+  #completions(words, known) {
+    const last = words.at(-1);
+    if (!last || last.isClosed) return [];
+    const before = this.#text.slice(0, this.#text.length - lengthOf(last));
+    if (!last.name) {
+      const names = filterNames().filter((name) => name.startsWith(last.value.toLowerCase()));
+      return names.map((name) => ({ kind: "filter", name: `${name}:`, complete: `${before}${name}:` }));
+    }
+    const values = VALUES[last.name] ?? (NAMED.includes(last.name) ? known.map((each) => valueOf(each)) : []);
+    return values
+      .filter((value) => value !== last.value && value.toLowerCase().includes(last.value.toLowerCase()))
+      .map((value) => ({ kind: "filter", name: `${last.name}:${value}`, complete: `${before}${last.name}:${quoted(value)} ` }));
+  }
+}
+
+customElements.define("hg-finder", FinderElement);
+
+/** What the API is asked for a text: names, or the values of the filter at its end; null for nothing. @param {string} text @returns {{q: string, kind?: string} | null} */
+function questionOf(text) {
+  const words = wordsOf(text);
+  const last = words.at(-1);
+  if (!last) return null;
+  if (last.name) {
+    if (last.isClosed || !NAMED.includes(last.name) || last.value.length > LONGEST) return null;
+    return { q: last.value, kind: last.name };
+  }
+  const { filters, rest, unknown } = sorted(words);
+  return Object.keys(filters).length || unknown.length || rest.length > LONGEST ? null : { q: rest };
+}
+
+/** @param {string} text @returns {Word[]} */
+function wordsOf(text) {
+  return [...text.matchAll(WORDS)].map(([, name, inQuotes, endQuote, bare, word, space]) =>
+    name !== undefined && (inQuotes !== undefined || bare !== undefined)
+      ? { name: name.toLowerCase(), value: inQuotes ?? bare, isClosed: endQuote === '"' || space !== "" }
+      : { name: "", value: word, isClosed: space !== "" },
+  );
+}
+
+/** The filters of a text, the names that are none, and the other words. @param {Word[]} words */
+function sorted(words) {
+  const names = filterNames();
+  const filters = words.filter(({ name, value }) => names.includes(name) && value !== "");
+  return {
+    filters: Object.fromEntries(filters.map(({ name, value }) => [name, value])),
+    unknown: words.filter(({ name }) => name !== "" && !names.includes(name)).map(({ name }) => name),
+    rest: words
+      .filter(({ name }) => name === "")
+      .map(({ value }) => value)
+      .join(" "),
+  };
+}
+
+/** @param {Word[]} words */
+function isOpenWord(words) {
+  const last = words.at(-1);
+  return last !== undefined && !last.isClosed && (last.name === "" || last.value === "");
+}
+
+/** How many characters a word at the end of a text has. @param {Word} word */
+function lengthOf({ name, value }) {
+  return value.length + (name ? name.length + 1 : 0);
+}
+
+/** @param {string} value */
+function quoted(value) {
+  return /\s/.test(value) ? `"${value}"` : value;
+}
+
+/** The value that a filter takes for something found. @param {any} found */
+function valueOf({ kind, name, detail }) {
+  return kind === "node" ? detail : name;
+}
+
+/** @param {any} found @returns {Option} */
+function optionOf({ kind, name, limit, detail }) {
+  const places = /** @type {Record<string, string>} */ ({
+    job: address(["jobs", name]),
+    batch: address(["batches", name]),
+    task: address(["tasks", name]),
+    queue: address(["queues", name]),
+    limit: address(["limits", name]),
+    key: limit === null ? "" : bucketHref(limit, name),
+    schedule: address(["schedules", name]),
+    node: "nodes",
+  });
+  return { kind, name: kind === "key" ? format.keyName(name) : name, detail: limit ?? detail, href: places[kind] };
+}

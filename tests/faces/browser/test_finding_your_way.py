@@ -1,0 +1,360 @@
+"""The overview, the search box, ranges of charts and the pages of tasks, queues and batches, in a real browser."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import AsyncIterator
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, Route, expect
+
+from headgate import batch
+from tests.faces.browser.conftest import Shop, Visit, shop_on, visiting
+from tests.faces.browser.shop import HOSTILE, LIMIT, QUEUE
+from tests.until import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+
+SCREEN = 844
+"""The height of the narrow screen."""
+
+KEYS = 200
+"""How many keys a busy store has in these tests."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
+        yield shop
+
+
+def path_of(page: Page, shop: Shop) -> str:
+    """The address of a page below the dashboard, without its query."""
+    return unquote(urlsplit(page.url).path.removeprefix(urlsplit(shop.base).path))
+
+
+def query_of(page: Page) -> dict[str, str]:
+    return {name: value for name, (value,) in parse_qs(urlsplit(page.url).query).items()}
+
+
+async def of_many_keys(visit: Visit, keys: int) -> None:
+    """Let the page see a store with so many keys, of all levels of trouble."""
+
+    async def many(route: Route) -> None:
+        answer = await route.fetch()
+        found = await answer.json()
+        (first, *_) = found["keys"]
+        bucket = {**first, "is_paused": False, "penalized_until": None, "used": 0, "available": 1, "waiting": 0}
+        found["keys"] = [
+            {**bucket, "key": f"{number} {HOSTILE}", "used": number % 2, "waiting": max(0, keys // 2 - number)}
+            for number in range(keys)
+        ]
+        found["keys"][0]["is_paused"] = True
+        await route.fulfill(response=answer, json=found)
+
+    await visit.page.route("**/api/limits/map", many)
+
+
+async def test_the_overview_leads_with_the_keys_of_limits(browser: Browser, shop: Shop) -> None:
+    limits = shop.app.admin.limits
+    await limits.pause(LIMIT, key=HOSTILE)
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("overview")
+        await expect(page.get_by_role("heading", level=2).first).to_have_text("Limits")
+        tiles = page.locator("hg-heat-map li a")
+        first = tiles.first
+        await expect(first).to_have_accessible_name(re.compile(r"owned\(1\).* 1 job waiting.*paused", re.DOTALL))
+        await expect(first).to_have_class(re.compile("heat-closed"))
+        await first.focus()
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("button", name="Resume", exact=True)).to_be_visible()
+        assert path_of(page, shop) == f"limits/{LIMIT}"
+        assert query_of(page) == {"key": HOSTILE}
+        await visit.go("overview")
+        await page.locator("hg-heat-map").get_by_role("button", name="Table").click()
+        table = page.get_by_role("table", name="Limits by key")
+        await expect(table.locator("tbody tr").first).to_contain_text("paused")
+        await page.locator("hg-heat-map").get_by_role("button", name="Map").click()
+        await expect(first).to_be_visible()
+    await limits.resume(LIMIT, key=HOSTILE)
+
+
+async def test_arrow_keys_move_in_the_map_of_many_keys(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await of_many_keys(visit, KEYS)
+        await visit.go("overview")
+        tiles = page.locator("hg-heat-map li a")
+        await expect(tiles).to_have_count(KEYS)
+        # One stop for the Tab key, whatever the number of keys.
+        await expect(page.locator("hg-heat-map li a[tabindex='0']")).to_have_count(1)
+        await tiles.first.focus()
+        for key, at in (
+            ("ArrowRight", 1),
+            ("End", KEYS - 1),
+            ("ArrowRight", KEYS - 1),
+            ("Home", 0),
+            ("ArrowDown", None),
+        ):
+            await page.keyboard.press(key)
+            label = await page.evaluate("document.activeElement.getAttribute('aria-label')")
+            place = int(label.split(" ")[0])
+            assert 1 < place < KEYS if at is None else place == at
+            await expect(page.locator(".heat-detail")).to_contain_text(label.split(",")[0])
+
+
+@pytest.mark.parametrize("keys", [5, 60, KEYS])
+async def test_the_overview_takes_at_most_three_screens_of_a_phone(browser: Browser, shop: Shop, keys: int) -> None:
+    async with visiting(browser, shop) as visit:
+        await of_many_keys(visit, keys)
+        await visit.look("narrow", "light")
+        await visit.go("overview")
+        await expect(visit.page.locator("hg-heat-map")).to_be_visible()
+        assert await visit.page.evaluate("document.documentElement.scrollHeight") <= 3 * SCREEN
+        assert await visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+async def test_a_range_of_a_chart_leads_to_its_jobs(browser: Browser, shop: Shop) -> None:
+    async def with_history(route: Route) -> None:
+        answer = await route.fetch()
+        found = await answer.json()
+        now = await visit.page.evaluate("Date.now()")
+        nothing = dict.fromkeys(
+            (f"{kind}_{of}" for kind in ("wait", "run") for of in ("p50", "p95", "p99", "max")), 0.5
+        )
+        counts = dict.fromkeys(("enqueued", "started", "failed", "cancelled", "retried"), 0)
+        found["points"] = [
+            {"at": f"{await visit.page.evaluate(f'new Date({now // 10_000 * 10_000 - 10_000 * step}).toISOString()')}",
+             "succeeded": 5, **counts, **nothing}
+            for step in range(80, 2, -1)
+        ]  # fmt: skip
+        found["total"] = found["points"][0]
+        await route.fulfill(response=answer, json=found)
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.route("**/api/history?*", with_history)
+        await visit.go("tasks/send_mail")
+        plot = page.locator("hg-chart svg").first
+        await plot.scroll_into_view_if_needed()
+        box = await plot.bounding_box()
+        assert box is not None
+        middle = box["y"] + box["height"] / 2
+        await page.mouse.move(box["x"] + box["width"] * 0.5, middle)
+        await page.mouse.down()
+        await page.mouse.move(box["x"] + box["width"] * 0.6, middle)
+        await expect(page.locator("hg-chart rect.range")).to_have_count(1)
+        await page.mouse.move(box["x"] + box["width"] * 0.8, middle)
+        await page.mouse.up()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
+        dragged = query_of(page)
+        assert dragged["task"] == "send_mail"
+        # Absolute instants, in whole steps, so that the link can be shared.
+        instants = [dragged["finished_after"], dragged["finished_before"]]
+        assert instants == sorted(instants)
+        assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d0\.000Z", each) for each in instants)
+
+        await page.go_back()
+        await visit.settled()
+        scrub = page.get_by_role("slider", name=re.compile("Throughput.*Enter begins")).first
+        await scrub.focus()
+        await page.keyboard.press("Enter")
+        await expect(scrub).to_have_attribute("aria-valuetext", re.compile("range begun"))
+        await page.keyboard.press("Escape")
+        await expect(scrub).not_to_have_attribute("aria-valuetext", re.compile("range begun"))
+        for key in ("Enter", "ArrowLeft", "ArrowLeft", "Enter"):
+            await page.keyboard.press(key)
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
+        chosen = query_of(page)
+        took = await page.evaluate(
+            "([from, to]) => Date.parse(to) - Date.parse(from)", [chosen["finished_after"], chosen["finished_before"]]
+        )
+        assert took == 30_000
+
+
+async def test_a_task_and_a_queue_show_their_jobs_and_failures(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("failures?span=all")
+        await page.get_by_role("link", name="fail", exact=True).first.click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("fail")
+        failures = page.get_by_role("table", name="Recent failures")
+        await expect(failures.locator(f'a[href="jobs/{shop.seeds.failed.id}"]')).to_be_visible()
+        await page.get_by_role("link", name="By root cause").click()
+        await expect(page.get_by_text("Only of task fail")).to_be_visible()
+        await expect(page.get_by_role("table", name="Failures by root cause").locator("tbody tr")).not_to_have_count(0)
+        await visit.go("tasks/sync_tenant")
+        await expect(page.get_by_role("table", name="Limits")).to_contain_text("1 per h")
+        await visit.go(f"queues/{QUEUE}")
+        await expect(page.get_by_role("link", name="until_told", exact=True).first).to_be_visible()
+        await visit.press(f"Pause queue {QUEUE}")
+        await visit.agree("Pause the queue")
+        await expect(page.get_by_role("button", name=f"Resume queue {QUEUE}")).to_be_visible()
+        await visit.press(f"Resume queue {QUEUE}")
+        await expect(page.get_by_role("button", name=f"Pause queue {QUEUE}")).to_be_visible()
+
+
+async def test_a_batch_is_opened_from_the_menu_and_its_rest_is_cancelled(browser: Browser, shop: Shop) -> None:
+    task = shop.app.tasks["send_mail"]
+    call = task.using(delay=3600).call
+    pending = await batch([call("a"), call("b"), task.call("c")]).enqueue()
+
+    async def has_begun() -> bool:
+        return (await shop.app.admin.batch(pending.id)).pending == 2
+
+    await until(has_begun)
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("overview")
+        await page.get_by_role("navigation", name="Pages").get_by_role("link", name="Batches").click()
+        row = page.get_by_role("row", name=re.compile(pending.id[-10:]))
+        await expect(row).to_contain_text("1 of 3")
+        await row.get_by_role("link").click()
+        await expect(page.get_by_role("table", name="Jobs").locator("tbody tr")).to_have_count(3)
+        await visit.press("Cancel the pending jobs")
+        await expect(page.get_by_role("dialog").get_by_role("heading")).to_have_text("Cancel 2 jobs?")
+        await visit.agree("Cancel 2 jobs")
+        await expect(page.get_by_text("3 of 3 jobs finished")).to_be_visible()
+        await expect(page.get_by_role("button", name="Cancel the pending jobs")).to_have_count(0)
+        await page.get_by_role("table", name="Jobs").get_by_role("link").first.click()
+        await page.get_by_role("link", name=re.compile(pending.id[-10:])).click()
+        await expect(page).to_have_url(f"{shop.base}batches/{pending.id}")
+
+
+async def test_one_box_finds_everything_by_keyboard_alone(browser: Browser, shop: Shop) -> None:
+    seeds = shop.seeds
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        box = page.get_by_role("combobox", name="Find anything")
+
+        async def look_for(text: str, option: str) -> None:
+            await page.keyboard.press("/")
+            await expect(box).to_be_focused()
+            await page.keyboard.type(text)
+            wanted = page.get_by_role("option").filter(has_text=re.compile(option, re.DOTALL)).first
+            await expect(wanted).to_be_visible()
+            for _ in range(await page.get_by_role("option").count()):
+                if await wanted.get_attribute("aria-selected") == "true":
+                    break
+                await page.keyboard.press("ArrowDown")
+            await expect(wanted).to_have_attribute("aria-selected", "true")
+            assert await box.get_attribute("aria-activedescendant") == await wanted.get_attribute("id")
+            await page.keyboard.press("Enter")
+            await expect(box).to_have_value("")
+            await expect(page.get_by_role("listbox")).to_be_hidden()
+
+        await visit.go("nodes")
+        for text, option, where in (
+            (seeds.failed.id, "^job", f"jobs/{seeds.failed.id}"),
+            (seeds.batch, "^batch", f"batches/{seeds.batch}"),
+            ("until", "^task", "tasks/until_told"),
+            (QUEUE, f"^queue{QUEUE}", f"queues/{QUEUE}"),
+            ("lim/it", "^limit", f"limits/{LIMIT}"),
+            ("<img src=x onerror=owned(1)>", "^key", f"limits/{LIMIT}"),
+            ("night", "^schedule", "schedules/nightly"),
+            ("audi", "^page", "audit"),
+        ):
+            await look_for(text, option)
+            assert path_of(page, shop) == where
+            await page.locator("main[aria-busy=false] h1").wait_for()
+        await look_for("pause live", "^action")
+        await expect(page.get_by_role("button", name="Live updates: Paused")).to_be_visible()
+        await look_for("resume live", "^action")
+        await look_for("some text", "Show jobs text some text")
+        assert query_of(page) == {"text": "some text"}
+
+
+async def test_filters_are_typed_as_words_and_completed(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        box = page.get_by_role("combobox", name="Find anything")
+        await visit.go("nodes")
+        await page.keyboard.press("Control+k")
+        await expect(box).to_be_focused()
+        await page.keyboard.type("task:unt")
+        await expect(page.get_by_role("option").filter(has_text="task:until_told")).to_be_visible()
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("Enter")
+        await expect(box).to_have_value("task:until_told ")
+        await page.keyboard.type("state:run")
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("Enter")
+        await expect(box).to_have_value("task:until_told state:running ")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
+        assert query_of(page) == {"task": "until_told", "state": "running"}
+        await expect(page.locator(f'a[href="jobs/{shop.seeds.running.id}"]')).to_be_visible()
+
+        await page.keyboard.press("/")
+        await page.keyboard.type('key:"acme corp" nonsense:1')
+        await expect(page.get_by_role("option").filter(has_text="Show jobs")).to_have_count(0)
+        await page.keyboard.press("Escape")
+        await expect(box).to_have_value("")
+        await page.keyboard.type('key:"acme corp" queue:mail')
+        await page.keyboard.press("Enter")
+        assert query_of(page) == {"key": "acme corp", "queue": "mail"}
+
+
+async def test_back_returns_to_where_the_list_was_left(browser: Browser, shop: Shop) -> None:
+    task = shop.app.tasks["send_mail"].using(delay=3600)
+    await task.enqueue_many([(f"scrolled {number}",) for number in range(50)])
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("jobs?text=scrolled")
+        link = page.locator('tbody a[href^="jobs/"]').nth(40)
+        await link.scroll_into_view_if_needed()
+        left_at = await page.evaluate("scrollY")
+        assert left_at > 300
+        await link.click()
+        await expect(page.get_by_role("heading", level=1)).to_contain_text("send_mail")
+        await visit.settled()
+        assert await page.evaluate("scrollY") == 0
+
+        async def scrolled_to(place: int) -> bool:
+            return bool(await page.evaluate("scrollY") == place)
+
+        await page.go_back()
+        await until(functools.partial(scrolled_to, left_at))
+        await page.go_forward()
+        await expect(page.get_by_role("heading", level=1)).to_contain_text("send_mail")
+        await visit.settled()
+        await until(functools.partial(scrolled_to, 0))
+
+
+async def test_the_first_live_event_does_not_load_a_page_twice(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url) if "/api/audit" in request.url else None)
+
+        async def one_event(route: Route) -> None:
+            overview = await (await page.request.get(f"{shop.base}api/overview")).text()
+            body = f"retry: 600000\nevent: overview\nid: 1\ndata: {overview}\n\n"
+            await route.fulfill(content_type="text/event-stream", body=body)
+
+        await page.route("**/api/stream", one_event)
+        await page.clock.install()
+        await visit.go("audit")
+        await expect(page.get_by_role("button", name="Live updates: Live")).to_be_visible()
+        # Any refresh that an update has scheduled is due now.
+        await page.clock.fast_forward(5_000)
+        await page.evaluate("fetch('api/session').then((answer) => answer.text())")
+        assert len(asked) == 1, asked
+
+
+async def test_a_viewer_finds_tasks_and_cannot_cancel_a_batch(browser: Browser, shop: Shop) -> None:
+    task = shop.app.tasks["send_mail"].using(delay=3600)
+    pending = await batch([task.call("a")]).enqueue()
+    async with visiting(browser, shop, who="vic") as visit:
+        await visit.go(f"batches/{pending.id}")
+        cancel = visit.page.get_by_role("button", name="Cancel the pending jobs")
+        await expect(cancel).to_have_attribute("aria-disabled", "true")
+        await visit.page.keyboard.press("/")
+        # A search in the text of payloads would reveal what is hidden from them.
+        await visit.page.keyboard.type("anything")
+        await expect(visit.page.get_by_role("option").last).to_have_text("jobsShow jobs task anything")
