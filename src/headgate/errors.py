@@ -186,6 +186,10 @@ class LeaderNotSucceeded(HeadgateError):
     """Why a job was cancelled: the job or batch that it follows did not succeed."""
 
 
+class LeaderSucceeded(HeadgateError):
+    """Why a job was cancelled: it runs only if the job or batch that it follows does not succeed."""
+
+
 class SearchTooLong(HeadgateError):
     """A search in payloads was ended before it had read all jobs that its other words leave."""
 

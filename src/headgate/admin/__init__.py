@@ -16,7 +16,7 @@ from headgate.admin.query import JobQuery
 from headgate.admin.queues import QueuesAdmin, QueueStatus
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import TimelineEntry
-from headgate.storage.records import JobCount
+from headgate.storage.records import JobCount, TiedJob
 
 __all__ = [
     "Admin",
@@ -54,6 +54,7 @@ __all__ = [
     "QueuesAdmin",
     "RateBound",
     "SlowCounts",
+    "TiedJob",
     "TimelineEntry",
     "UnknownTaskCount",
 ]

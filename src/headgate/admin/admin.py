@@ -47,6 +47,7 @@ from headgate.storage.records import (
     JobCount,
     QueueCounts,
     QueuePosition,
+    Ties,
     ViewCount,
     WaitingCount,
 )
@@ -74,7 +75,8 @@ class DeclaredTask:
 class JobDetails:
     """A job with its payload and result, the attempts that did not succeed, its timeline, and its last log lines.
 
-    The job's audit level determines how much of its timeline is stored beside its row.
+    `ties` are the jobs and batches that it follows, and those that follow it, the first 100 of each. The job's audit
+    level determines how much of its timeline is stored beside its row.
     """
 
     status: JobStatus
@@ -82,6 +84,7 @@ class JobDetails:
     attempts: Sequence[AttemptRecord]
     timeline: Sequence[TimelineEntry]
     last_lines: Sequence[LogLine]
+    ties: Ties
 
 
 class Admin:
@@ -273,7 +276,8 @@ class Admin:
         attempts = await self._storage.attempts(job_id)
         entries = await self._storage.audit_log(AuditFilter(kind="job", subject=job_id, count=100))
         lines = await self._storage.logs(job_id, count=LAST_LINES, newest=True)
-        return JobDetails(status, record, attempts, timeline(record, attempts, entries[::-1]), lines)
+        life = timeline(record, attempts, entries[::-1])
+        return JobDetails(status, record, attempts, life, lines, await self._storage.ties(job_id))
 
     async def failures(self, *, span: Duration | None = 3600) -> FailureReport:
         """Return the jobs that failed in the last `span` (seconds), grouped by task and root cause, and their trends.
@@ -361,6 +365,7 @@ class Admin:
             limits,
             nodes,
             batch=batch,
+            leaders=(await self._storage.ties(job_id)).leaders if batch is not None and batch.is_join else (),
             is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
             is_known=record.task in self._tasks,
             is_paused=record.state is JobState.WAITING and await self.queues.is_paused(record.queue),

@@ -30,7 +30,7 @@ from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.storage.store import Store
 from headgate.tasks.batch_gate import BatchGate
-from headgate.tasks.flow import FlowCall
+from headgate.tasks.flow import FlowBatch, FlowCall
 from headgate.tasks.gate import UNGATED, GatedCall
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
@@ -103,8 +103,8 @@ class Enqueuer:
         if unique is not None:
             unique.key_for(arguments)
 
-    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
-        """Store the calls of a chain or batch in one commit, and the batches (id, size)."""
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
+        """Store the calls of a chain, a batch or a graph in one commit, and the batches."""
         counts = Counter(call.queue for call in calls)
         with await self._backlogs.admit(counts) as admitted:
             gates: dict[str, BatchGate] = {}
@@ -113,7 +113,7 @@ class Enqueuer:
                 jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
             now = self._storage.now()
             admitted.store()
-            await self._add(jobs, [NewBatch(id, total, now) for id, total in batches])
+            await self._add(jobs, [NewBatch(each.id, each.total, now, each.batch, each.leaders) for each in batches])
         self._publish_enqueued(jobs, {})
         self._publish_rejected(jobs)
 

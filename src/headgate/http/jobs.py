@@ -22,7 +22,7 @@ from headgate.jobs.job import JobError, JobOptions, JobRecord
 from headgate.jobs.report import HIGHEST_LEVEL, LogLine
 from headgate.jobs.root_cause import RootCause, root_cause
 from headgate.jobs.state import JobState
-from headgate.storage.records import JobView
+from headgate.storage.records import JobView, TiedJob
 from headgate.tasks.handle import JobProgress, JobStatus
 
 MOST_COUNTED = 10_000
@@ -214,6 +214,8 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     timeline: Sequence[MomentView]
     last_lines: Sequence[LogLineView]
     cause: RootCause | None
+    leaders: Sequence[TiedJob]
+    followers: Sequence[TiedJob]
 
 
 async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
@@ -442,6 +444,8 @@ def _details(job: JobDetails, redaction: Redaction, paused: Paused) -> JobDetail
         ],
         last_lines=[_line(line, redaction, secrets) for line in job.last_lines],
         cause=None if error is None else root_cause(error),
+        leaders=job.ties.leaders,
+        followers=job.ties.followers,
     )
 
 

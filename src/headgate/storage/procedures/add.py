@@ -16,7 +16,7 @@ from msgspec.structs import astuple
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import Draw, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
-from headgate.storage.following import FollowerPlacement, leaders_of, rejected
+from headgate.storage.following import NO_PLACEMENTS, FollowerPlacement, Placements, leaders_of, rejected
 from headgate.storage.procedures.following import placements_of, store_ties
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
@@ -57,7 +57,7 @@ def needs_transaction(jobs: Iterable[NewJob], batches: Sequence[NewBatch]) -> bo
 
 def follows_stored(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
     """Whether a job follows one that is not among these; that leader is locked until they are committed."""
-    return not leaders_of(jobs) <= {job.id for job in jobs} | {batch.id for batch in batches}
+    return not leaders_of(jobs, batches) <= {job.id for job in jobs} | {batch.id for batch in batches}
 
 
 async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> None:
@@ -66,7 +66,7 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
     The leaders of jobs are locked until the end of the transaction. Raises LeaderNotFound.
     """
     if not batches and all(job.origin is None for job in jobs):
-        await _insert(tx, jobs, {})
+        await _insert(tx, jobs, NO_PLACEMENTS)
         return
     placed = await placements_of(tx, jobs, batches)
     for start in range(0, len(jobs), INSERTED_AT_ONCE):
@@ -74,11 +74,11 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
     await store_ties(tx, jobs, batches, placed)
 
 
-async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]) -> None:
+async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Placements) -> None:
     if not jobs:
         return
     lanes: dict[str, Lane] = {}
-    rows = _rows(jobs, placed, lanes)
+    rows = _rows(jobs, placed.jobs, lanes)
     final = [row[_ID] for row in rows if row[_STATE] in ("failed", "cancelled")]
     if final:
         # A repeat after a lost reply: stored jobs stay as they are, and have been counted.

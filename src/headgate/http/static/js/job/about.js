@@ -44,7 +44,8 @@ export function about(job) {
       "Batch",
       link(address(["batches", job.batch]), h("span", { class: "mono" }, format.shortId(job.batch))),
     ]);
-  if (status.follows) items.push(["Follows", jobLink(status.follows)]);
+  if (job.leaders?.length) items.push([status.is_blocked ? "Waits for" : "Follows", tied(job.leaders)]);
+  if (job.followers?.length) items.push(["Followed by", tied(job.followers)]);
   if (job.draws?.length)
     items.push([
       "Limits",
@@ -59,6 +60,21 @@ export function about(job) {
     ]);
   items.push(["Audit", job.audit]);
   return panel("About", {}, facts(items));
+}
+
+/** Links to the jobs and batches before or after a job. @param {any[]} jobs */
+function tied(jobs) {
+  return jobs.map((each) =>
+    h(
+      "div",
+      { key: each.id },
+      each.task === null && each.state !== null
+        ? link(address(["batches", each.id]), h("span", { class: "mono" }, format.shortId(each.id)))
+        : jobLink(each.id),
+      h("span", { class: "faint" }, ` ${each.task ?? (each.state === null ? "" : "batch")} ${each.state ?? "deleted"}`),
+      each.needs && each.needs !== "success" && h("span", { class: "faint" }, ` · on ${each.needs}`),
+    ),
+  );
 }
 
 /** @param {any} job */
