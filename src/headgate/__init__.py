@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         PayloadError,
         ProcessDied,
         QueueFull,
+        ResultUnavailable,
         ScheduleNotFound,
         SearchTooLong,
         StorageUnavailable,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from headgate.schedules.every import Every
     from headgate.tasks.attempt_context import AttemptContext
     from headgate.tasks.context import JobContext, current_job, current_jobs
-    from headgate.tasks.flow import batch, chain
+    from headgate.tasks.flow import batch, chain, result_of
     from headgate.tasks.handle import Job, JobStatus
     from headgate.tasks.handler import Handler
     from headgate.tasks.job_draft import JobDraft
@@ -83,6 +84,7 @@ __all__ = [
     "JobState",
     "JobStatus",
     "chain",
+    "result_of",
     "batch",
     "Chain",
     "Batch",
@@ -145,6 +147,7 @@ __all__ = [
     "PayloadError",
     "ProcessDied",
     "QueueFull",
+    "ResultUnavailable",
     "ScheduleNotFound",
     "SearchTooLong",
     "StorageUnavailable",
@@ -183,6 +186,7 @@ _PLACES = {
     "PayloadError": "headgate.errors",
     "ProcessDied": "headgate.errors",
     "QueueFull": "headgate.errors",
+    "ResultUnavailable": "headgate.errors",
     "ScheduleNotFound": "headgate.errors",
     "SearchTooLong": "headgate.errors",
     "StorageUnavailable": "headgate.errors",
@@ -214,6 +218,7 @@ _PLACES = {
     "current_jobs": "headgate.tasks.context",
     "batch": "headgate.tasks.flow",
     "chain": "headgate.tasks.flow",
+    "result_of": "headgate.tasks.flow",
     "Job": "headgate.tasks.handle",
     "JobStatus": "headgate.tasks.handle",
     "Handler": "headgate.tasks.handler",

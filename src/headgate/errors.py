@@ -190,6 +190,10 @@ class LeaderSucceeded(HeadgateError):
     """Why a job was cancelled: it runs only if the job or batch that it follows does not succeed."""
 
 
+class ResultUnavailable(HeadgateError):
+    """An argument is the result of a job that did not succeed, has been pruned, or keeps no result; the job fails."""
+
+
 class SearchTooLong(HeadgateError):
     """A search in payloads was ended before it had read all jobs that its other words leave."""
 

@@ -212,7 +212,7 @@ class Enqueuer:
             gate = gates.get(batch) or BatchGate(batch, flow_call.limits, self._registry.limits)
             gates[batch] = gate
             asked = GatedCall(job.draws, job.costs, job.terms)
-            arguments = task.payload.arguments(job.payload)
+            arguments = task.payload.decode_part(job.payload, flow_call.call.later)
             draws, costs, terms = gate.joined(
                 asked, job.task, task.payload.parameters, arguments, job.headers or {}, task.payload.fields
             )
@@ -244,12 +244,17 @@ class Enqueuer:
         gate = self._registry.gate(task, queue, instead_of)
         gate_name = self._registry.gate_name(task.name, queue, instead_of)
         aging = self._registry.aging(queue)
-        encode, on_skip = task.payload.encode, partial(self._skip, task.name)
+        encode, skip = task.payload.encode, partial(self._skip, task.name)
         new_id = self._ids.next
         jobs: list[NewJob] = []
+        arguments: dict[str, Any]
         for call in group.calls:
-            payload, arguments = encode(call.args, call.kwargs)
+            if call.later:
+                payload, arguments = task.payload.encode_part(call.kwargs, call.later)
+            else:
+                payload, arguments = encode(call.args, call.kwargs)
             headers = shared_headers if call.headers is None else call.headers or None
+            on_skip = require_key if call.later else skip
             draws, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
             job = NewJob(
                 id=own_id or new_id(now),
@@ -298,3 +303,8 @@ class Enqueuer:
 def resolved_ids(jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[str]:
     """Return the ids that callers get: of the existing job where one was found, else of the new one."""
     return [others.get(job.id, job.id) for job in jobs]
+
+
+def require_key(limit: str, reason: str) -> None:
+    """Raise DeclarationError for a call whose key of a limit is not known before it starts."""
+    raise DeclarationError(f"limit {limit!r}: {reason}")

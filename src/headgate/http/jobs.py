@@ -214,6 +214,7 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     timeline: Sequence[MomentView]
     last_lines: Sequence[LogLineView]
     cause: RootCause | None
+    results: Mapping[str, str | list[str]] | None
     leaders: Sequence[TiedJob]
     followers: Sequence[TiedJob]
 
@@ -444,6 +445,7 @@ def _details(job: JobDetails, redaction: Redaction, paused: Paused) -> JobDetail
         ],
         last_lines=[_line(line, redaction, secrets) for line in job.last_lines],
         cause=None if error is None else root_cause(error),
+        results=None if origin is None else origin.results,
         leaders=job.ties.leaders,
         followers=job.ties.followers,
     )

@@ -89,7 +89,8 @@ class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     A job that `follows` a job or a batch (an id) is blocked until that is final; then it runs if that ended as `on`
     says, and is cancelled otherwise. `batch` is the batch that it is part of. `schedule` is the schedule that enqueued
-    it for the instant `occurs_at` (wall microseconds).
+    it for the instant `occurs_at` (wall microseconds). `results` are arguments that are not in its payload: by name,
+    the job or batch whose result each is, or several.
     """
 
     follows: str | None = None
@@ -97,6 +98,7 @@ class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     batch: str | None = None
     schedule: str | None = None
     occurs_at: int | None = None
+    results: dict[str, str | list[str]] | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
+import msgspec
+
 from headgate.errors import DeclarationError
 from headgate.jobs.job import On, Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, require_list
 from headgate.tasks.handle import Job
-from headgate.tasks.leading import Leader, require_on
+from headgate.tasks.leading import Leader, ResultOf, require_on, results_in
+from headgate.tasks.sync_job import SyncJob
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import Batch, Chain, SyncBatch, SyncChain
 
@@ -178,6 +181,27 @@ def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchP
     return BatchPlan(checked, limits)
 
 
+@overload
+def result_of(leader: Call[R] | ChainPlan[R] | Job[R] | SyncJob[R] | Chain[R] | SyncChain[R], /) -> R: ...
+@overload
+def result_of(leader: BatchPlan | Batch | SyncBatch, /) -> list[Any]: ...
+def result_of(leader: Leader, /) -> Any:
+    """Return an argument of a later call that is the result of a call, a chain or a batch, or of a stored one.
+
+    `chain(a, report.call(result_of(a)))`. It is read when the job starts, and not copied before that; a batch has a
+    list of the results of its jobs. The call is `after` it. An argument is the result itself, or a list of results.
+    """
+    if not isinstance(leader, Leader):
+        raise DeclarationError(
+            f"result_of() takes a call, a chain, a batch, or the handle of a stored one, not {leader!r:.80}"
+        )
+    if isinstance(leader, Call) and leader.task is not None:
+        task = leader.task
+        if not task.options.get("keep_result", task.keep_result):
+            raise DeclarationError(f"result_of(): task {task.name!r} has keep_result=False, so its jobs have no result")
+    return ResultOf(leader)
+
+
 class FlowCall(NamedTuple):
     """A call to store: its id, its chain and batch, and the limits of its batch."""
 
@@ -256,6 +280,8 @@ class _NewCall(NamedTuple):
     place: Following
     plan: BatchPlan | None
     batch: str | None
+    results: Mapping[str, Any]
+    """The arguments that are results."""
 
 
 class FlowBuilder:
@@ -267,6 +293,7 @@ class FlowBuilder:
         self._batches: dict[str, FlowBatch] = {}
         self._placed: dict[int, list[Placed]] = {}
         self._joins: dict[tuple[str, ...], str] = {}
+        self._places: dict[str, Following] = {}
 
     @property
     def jobs(self) -> list[str]:
@@ -286,7 +313,8 @@ class FlowBuilder:
                 place = last.follow
         else:
             id = self._new_id()
-            self._calls[id] = _NewCall(id, step, place, plan, batch)
+            self._places[id] = place
+            self._calls[id] = _NewCall(id, step, place, plan, batch, _results(step))
             self._grow(batch)
             last = PlacedJob(id)
         self._placed.setdefault(id_of(step), []).append(last)
@@ -298,6 +326,7 @@ class FlowBuilder:
         """Add a batch after others, and the steps after it, which are beside it in the outer batch."""
         id = self._new_id()
         self._batches[id] = FlowBatch(id, 0, outer)
+        self._places[id] = place
         self._grow(outer)
         first = len(self._calls)
         for step in plan.steps:
@@ -322,14 +351,19 @@ class FlowBuilder:
         calls = {
             new.id: FlowCall(
                 new.id,
-                new.call,
-                Origin(follows=leader.ids[0] if leader.ids else None, on=leader.on, batch=new.batch),
+                new.call if not new.results else self._without_results(new),
+                Origin(
+                    follows=leader.ids[0] if leader.ids else None,
+                    on=leader.on,
+                    batch=new.batch,
+                    results={name: self._ids_of_results(new, value) for name, value in new.results.items()} or None,
+                ),
                 () if new.plan is None else new.plan.limits,
             )
             for new in self._calls.values()
             if (leader := follows[new.id]) is not None
         }
-        is_in_order = not any(new.call.leaders for new in self._calls.values())
+        is_in_order = not any(new.call.leaders or new.results for new in self._calls.values())
         ids = self.jobs if is_in_order else self._in_order(calls)
         return [calls[id] for id in ids], list(self._batches.values())
 
@@ -341,9 +375,13 @@ class FlowBuilder:
     def _follow(self, new: _NewCall) -> Following:
         """Return the one job or batch that a call follows: by its place, and what it is after."""
         call, place = new.call, new.place
+        read = [each.leader for value in new.results.values() for each in results_in(value)]
+        results = [id for leader in read for id in self._ids_of(leader, call)]
         if not call.leaders:
-            return self._one(place)
+            ids = place.ids + tuple(id for id in results if not self._is_before(id, place.ids))
+            return self._one(Following(ids, place.on))
         own = [id for leader in call.leaders for id in self._ids_of(leader, call)]
+        own += results
         # What a call of the same batch follows, it has waited for.
         if place.ids and not any(self._batch_of(id) == new.batch for id in own):
             if place.on != call.on:
@@ -379,6 +417,33 @@ class FlowBuilder:
             # Not the steps after it, which a chain that ends with the batch waits for.
             return found_one.itself.ids
         return found_one.follow.ids
+
+    def _is_before(self, wanted: str, ids: Sequence[str]) -> bool:
+        """Whether one of these is that job or batch, or is final only after it, by the places of new calls."""
+        left, seen = list(ids), set(ids)
+        while left:
+            id = left.pop()
+            if id == wanted or (id in self._batches and self._batch_of(wanted) == id):
+                return True
+            before = self._places.get(id, NOTHING).ids
+            left += [each for each in before if each not in seen]
+            seen.update(before)
+        return False
+
+    def _ids_of_results(self, new: _NewCall, value: Any) -> str | list[str]:
+        ids: list[str] = []
+        for each in results_in(value):
+            found = self._ids_of(each.leader, new.call)
+            if len(found) != 1:
+                raise DeclarationError(f"{shown(new.call)}: {each!r} is no single result; name a call or a batch")
+            ids += found
+        return ids if isinstance(value, list) else ids[0]
+
+    def _without_results(self, new: _NewCall) -> Call[Any]:
+        assert new.call.task is not None
+        given = new.call.task.payload.bind(new.call.args, new.call.kwargs)
+        kept = {name: value for name, value in given.items() if name not in new.results}
+        return msgspec.structs.replace(new.call, args=(), kwargs=kept, later=frozenset(new.results))
 
     def _batch_of(self, id: str) -> str | None:
         """Return the batch of a new job or batch; "" if it is not new."""
@@ -469,6 +534,14 @@ def _calls(step: Step) -> Iterable[Call[Any]]:
 
 def _has_batch(step: Step) -> bool:
     return isinstance(step, BatchPlan) or (isinstance(step, ChainPlan) and any(map(_has_batch, step.steps)))
+
+
+def _results(call: Call[Any]) -> Mapping[str, Any]:
+    """Return the arguments of a call that are results, by name."""
+    if call.task is None or not any(results_in(value) for value in (*call.args, *call.kwargs.values())):
+        return {}
+    given = call.task.payload.bind(call.args, call.kwargs)
+    return {name: value for name, value in given.items() if results_in(value)}
 
 
 def _require_no_leaders(step: Step, where: str) -> None:

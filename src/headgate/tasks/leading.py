@@ -9,6 +9,25 @@ from headgate.errors import DeclarationError
 from headgate.jobs.job import On
 
 
+class ResultOf:
+    """An argument that is the result of a job or a batch; `result_of(…)` makes it."""
+
+    def __init__(self, leader: Leader) -> None:
+        self.leader = leader
+
+    def __repr__(self) -> str:
+        return f"result_of({self.leader!r:.60})"
+
+
+def results_in(value: object) -> Sequence[ResultOf]:
+    """Return the results that an argument is: one, or a list of nothing else; empty for any other value."""
+    if isinstance(value, ResultOf):
+        return [value]
+    if isinstance(value, list) and value and all(isinstance(each, ResultOf) for each in value):
+        return value
+    return ()
+
+
 @runtime_checkable
 class Leader(Protocol):
     """A call, a chain or a batch; or the handle of a stored one, whose id a job can follow."""

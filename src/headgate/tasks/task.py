@@ -39,7 +39,8 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
 
     `task` is the task that it calls, with the options of `task.using(…)`; None for arguments without a task. `headers`
     are those that a function of `@app.around_enqueue` has left it with; None: those of its options. `leaders` are what
-    the job is `after`, and `on` which end of theirs it needs.
+    the job is `after`, and `on` which end of theirs it needs. The arguments `later` are results: they are added when
+    the job starts, and its other arguments are all in `kwargs`.
     """
 
     args: tuple[Any, ...]
@@ -48,6 +49,7 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
     headers: dict[str, str] | None = None
     leaders: tuple[Leader, ...] = ()
     on: On = "success"
+    later: frozenset[str] = frozenset()
     leader_id: ClassVar[None] = None
 
     def after(self, *leaders: Leader, on: On = "success") -> Call[R]:

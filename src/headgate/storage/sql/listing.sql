@@ -916,7 +916,8 @@ EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits te
 
 -- part: gated_job
 -- Waiting jobs with their draws, costs and terms.
-SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate FROM headgate.job
+SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate, origin
+FROM headgate.job
 
 -- name: gated_jobs
 -- Return waiting jobs of these tasks that carry other gates than these, by id; with :limits, only those that draw on a

@@ -82,6 +82,7 @@ export function values(job) {
   const isDone = job.status.state === "succeeded";
   return [
     panel("Payload", {}, jsonView(job.payload ?? {}, "Payload")),
+    job.results && panel("Results as arguments", {}, jsonView(job.results, "Results as arguments")),
     isDone && panel("Result", {}, jsonView(job.result ?? null, "Result")),
     job.headers && Object.keys(job.headers).length > 0 && panel("Headers", {}, jsonView(job.headers, "Headers")),
     job.options && Object.keys(job.options).length > 0 && panel("Options", {}, jsonView(job.options, "Options")),
