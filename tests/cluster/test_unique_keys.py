@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from headgate.errors import DuplicateJob, IllegalTransition
-from headgate.jobs.job import JobState, NewJob
+from headgate.jobs.job import JobState, NewJob, UniqueTerms
+from headgate.storage.postgres.database import Session
 from tests.cluster.test_overtaken import TwoStores, stores  # noqa: F401  # a fixture
 from tests.cluster.unique_key_load import UniqueKeyLoad
 from tests.conformance.storage_suite.store_user import StoreUser, at_once
@@ -166,19 +167,70 @@ async def test_under_load_one_job_waits_for_each_key_and_the_last_arguments_run(
     assert load.accepted > 100
 
 
-async def test_concurrent_replacements_in_any_order_do_not_deadlock(stores: TwoStores) -> None:  # noqa: F811
+@pytest.mark.parametrize("policy", ["keep", "replace"])
+async def test_concurrent_additions_in_any_order_do_not_deadlock(stores: TwoStores, policy: Any) -> None:  # noqa: F811
     stores.set_rules(r=at_once(1000))
     keys = [f"k{number}" for number in range(10)]
 
     async def add(store_user: StoreUser, ordered: list[str], number: int) -> None:
         draws = [("r", str(number % 3))]
         await store_user.storage.add(
-            [unique(store_user, key, on_conflict="replace", draws=draws, payload=str(number)) for key in ordered]
+            [unique(store_user, key, on_conflict=policy, draws=draws, payload=str(number)) for key in ordered]
         )
 
-    for number in range(4):
-        await add(stores.left, keys, number)
-        await add(stores.right, keys[::-1], number)
-    jobs = await stores.left.take()
-    assert sorted(job.payload for job in jobs) == ["3"] * 10
-    assert replace(jobs[0], payload="") != jobs[1]
+    for number in range(5):
+        both = asyncio.gather(add(stores.left, keys, number), add(stores.right, keys[::-1], number))
+        while not (await asyncio.wait([both], timeout=0.1))[0]:
+            # An insertion that meets a key at the same instant may be repeated, after a pause of that clock.
+            stores.clock.advance(0.1)
+        await both
+    jobs = await stores.left.take(100)
+    assert sorted(job.payload for job in jobs) == ["4" if policy == "replace" else "0"] * 10
+
+
+async def test_of_many_jobs_those_whose_keys_another_client_takes_meanwhile_are_not_stored(
+    stores: TwoStores,  # noqa: F811
+) -> None:
+    """All of them are inserted by one statement; some keys were taken after it was decided which are free."""
+    keys = [f"k{number:02}" for number in range(30)]
+    new = [unique(stores.left, key) for key in keys]
+    waiting, ran = unique(stores.right, keys[3]), unique(stores.right, keys[20])
+
+    async def take_keys() -> None:
+        await stores.right.storage.add([ran])
+        await stores.right.take_one()
+        await stores.right.storage.add([waiting])
+
+    taking = stores.after("jobs_under_keys", take_keys)
+    assert await stores.left.storage.add(new) == {new[3].id: waiting.id, new[20].id: ran.id}
+    await taking
+    ids = {job.id for job in new} - {new[3].id, new[20].id} | {waiting.id}
+    assert set(await stores.left.take_ids(100)) == ids
+    assert await stores.left.storage.check() == []
+
+
+async def test_many_jobs_under_free_keys_take_as_many_statements_as_one(
+    stores: TwoStores,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[str] = []
+    for name in ("fetch", "execute"):
+        run = getattr(Session, name)
+
+        async def counted(session: Session, statement: str, /, run: Any = run, **values: Any) -> Any:
+            ran.append(statement)
+            return await run(session, statement, **values)
+
+        monkeypatch.setattr(Session, name, counted)
+
+    async def add(count: int) -> list[str]:
+        ran.clear()
+        terms = UniqueTerms(taken_for=60)
+        assert not await stores.left.storage.add(
+            [replace(unique(stores.left, f"{count}-{number}"), unique_terms=terms) for number in range(count)]
+        )
+        # A notification is sent by a task of its own.
+        return [statement for statement in ran if statement != "notify"]
+
+    assert await add(3000) == await add(1)
+    assert await stores.left.storage.check() == []

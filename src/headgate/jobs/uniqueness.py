@@ -5,8 +5,9 @@ Also ids that callers choose: decides whether a stored job is the one that is en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
@@ -174,6 +175,35 @@ def key_taken(job_id: str, waiting: str) -> IllegalTransition:
         f"job {job_id} cannot wait again: job {waiting} waits with the same unique key; "
         "cancel that job first, or let it run"
     )
+
+
+def in_lock_order(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+    """Return the jobs by their keys, so that of two additions that meet the same keys one waits for the other.
+
+    Jobs under one key keep their order. Where one job follows another, all do: a leader comes first.
+    """
+    if any(job.origin is not None and job.origin.follows is not None for job in jobs):
+        return jobs
+    return sorted(jobs, key=lambda job: key_of(job) or ("", ""))
+
+
+def in_sets(jobs: Iterable[NewJob], stored: Mapping[Key, KeyHolders]) -> list[tuple[bool, list[NewJob]]]:
+    """Group consecutive jobs, each group with whether one statement may store it.
+
+    It may if the jobs have no keys, or if all have different keys that nobody holds, and follow no other job: for that
+    one an existing job may be returned.
+    """
+    seen: set[Key] = set()
+
+    def kind(job: NewJob) -> str:
+        key = key_of(job)
+        if key is None:
+            return "without keys"
+        is_first, follows = key not in seen, job.origin is not None and job.origin.follows is not None
+        seen.add(key)
+        return "free" if is_first and not follows and is_free(job, stored.get(key, KeyHolders())) else "others"
+
+    return [(name != "others", list(group)) for name, group in groupby(jobs, key=kind)]
 
 
 def require_no_duplicate(jobs: Iterable[NewJob], stored: Mapping[Key, KeyHolders]) -> None:

@@ -13,8 +13,9 @@ or the running one that gets a successor.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,6 +35,8 @@ from headgate.jobs.uniqueness import (
     StoreNew,
     decide,
     following,
+    in_lock_order,
+    in_sets,
     is_free,
     key_of,
     may_have_duplicates,
@@ -88,6 +91,15 @@ class UniqueJob(msgspec.Struct):
     options: JobOptions | None
 
 
+class KeptKey(NamedTuple):
+    """A key that stays taken for a job until then."""
+
+    task: str
+    unique_key: str
+    job: str
+    until: int
+
+
 class StoredJob(msgspec.Struct):
     """A stored job: its task, and the enqueue that has stored it."""
 
@@ -135,11 +147,12 @@ async def add_unique(
     require_no_duplicate(new, addition.holders)
     if batches:
         await add_jobs(tx, (), batches)
-    for is_unique, group in groupby(new, key=lambda job: job.unique_key is not None):
-        if not is_unique:
-            await add_jobs(tx, [following(job, others) for job in group])
-            continue
-        for job in group:
+    if not tx.has_one_writer:
+        new = list(in_lock_order(new))
+    for are_free, group in in_sets(new, addition.holders):
+        placed = [following(job, others) for job in group]
+        # Of those that seemed free, other clients may have taken the keys of some.
+        for job in await addition.insert(placed) if are_free else placed:
             other = await addition.add(following(job, others))
             if other is not None:
                 others[job.id] = other
@@ -158,7 +171,7 @@ async def _stored_before(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, s
 
 
 class _Addition:
-    """Stores one job after the other."""
+    """Stores jobs in sets if they meet no other, and one after the other if they do."""
 
     def __init__(self, tx: Transaction, *, is_users: bool) -> None:
         self._tx = tx
@@ -168,10 +181,9 @@ class _Addition:
 
     async def read(self, keys: Iterable[Key]) -> None:
         """Read the jobs under these keys."""
-        self._known = {key: [] for key in keys}
-        rows = list(self._known)
-        for row in await self._under_keys(rows):
-            self._known[row.task, row.unique_key].append(row)
+        wanted = list(dict.fromkeys(keys))
+        known = _by_key(await self._under_keys(wanted))
+        self._known = {key: known[key] for key in wanted}
 
     @property
     def holders(self) -> dict[Key, KeyHolders]:
@@ -184,7 +196,7 @@ class _Addition:
             rows = await self._read_key(job)
             match decide(job, _key_holders(rows)):
                 case StoreNew():
-                    if await self._try_insert(job):
+                    if not await self.insert([job]):
                         return None
                 case KeepExisting(id):
                     return id
@@ -218,31 +230,40 @@ class _Addition:
     async def _under_keys(self, keys: Sequence[Key]) -> list[UniqueJob]:
         return await self._tx.fetch(_KEYED, "jobs_under_keys", keys=keys, now=self._tx.now) if keys else []
 
-    async def _try_insert(self, job: NewJob) -> bool:
-        """Insert a job. Returns whether it is stored, and no other job under the key had begun to run before."""
-        await add_jobs(self._tx, [job])
-        if job.rejection is not None:
-            # A rejected job is not waiting, so it conflicts with no other.
-            return True
-        if self._tx.has_one_writer:
-            await self._keep_key(job)
-            return True
-        if await _stored_before(self._tx, [job]):
-            # Under its own id, by another client meanwhile.
-            return True
-        rows = await self._read_key(job)
-        is_there = _is_waiting(job, rows)
-        if is_there and not is_free(job, _key_holders(rows)._replace(waiting=None)):
-            if self._is_users:
-                # A deleted row stays in the index until the commit: the running job could not wait again.
-                raise ClaimedMeanwhile
-            await self._tx.execute("delete_job", id=job.id)
-            if next(row for row in rows if row.id == job.id).state == "waiting":
-                await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.draws, job.variant), -1)])
+    async def insert(self, jobs: Sequence[NewJob]) -> list[NewJob]:
+        """Insert jobs without a key, or each the only one under its key. Returns those that are not stored.
+
+        Their keys had become taken by the time of the insertion, or a job under the key had begun to run before.
+        """
+        await add_jobs(self._tx, jobs)
+        # A rejected job is not waiting, so it conflicts with no other.
+        keyed = {key: job for job in jobs if job.rejection is None and (key := key_of(job)) is not None}
+        for key in keyed:
+            self._known.pop(key, None)
+        again: list[NewJob] = []
+        if not self._tx.has_one_writer and keyed:
+            # Under their own ids, by another client meanwhile.
+            stored = await _stored_before(self._tx, list(keyed.values()))
+            keyed = {key: job for key, job in keyed.items() if job.id not in stored}
+            under = _by_key(await self._under_keys(list(keyed)))
+            again = [job for key, job in keyed.items() if not await self._is_first(job, under[key])]
+        left = {job.id for job in again}
+        await self._keep_keys([job for job in keyed.values() if job.id not in left])
+        return again
+
+    async def _is_first(self, job: NewJob, rows: Sequence[UniqueJob]) -> bool:
+        """Whether an inserted job is stored and no other under its key had begun to run before; else it is deleted."""
+        if not _is_waiting(job, rows):
             return False
-        if is_there:
-            await self._keep_key(job)
-        return is_there
+        if is_free(job, _key_holders(rows)._replace(waiting=None)):
+            return True
+        if self._is_users:
+            # A deleted row stays in the index until the commit: the running job could not wait again.
+            raise ClaimedMeanwhile
+        await self._tx.execute("delete_job", id=job.id)
+        if next(row for row in rows if row.id == job.id).state == "waiting":
+            await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.draws, job.variant), -1)])
+        return False
 
     async def _try_follow(self, job: NewJob) -> bool:
         """Insert a job that follows the running one, locked so that it ends later. Returns whether it is stored."""
@@ -257,14 +278,18 @@ class _Addition:
             return True
         if not _is_waiting(job, await self._read_key(job)):
             return False
-        await self._keep_key(job)
+        await self._keep_keys([job])
         return True
 
-    async def _keep_key(self, job: NewJob) -> None:
-        """Keep the key of a stored job taken, if it asks for that."""
-        if job.unique_terms.taken_for is not None:
-            until = job.enqueued_at + job.unique_terms.taken_for
-            await self._tx.execute("keep_key", task=job.task, unique_key=job.unique_key, job=job.id, until=until)
+    async def _keep_keys(self, jobs: Iterable[NewJob]) -> None:
+        """Keep the keys of stored jobs taken, of those that ask for that."""
+        kept = [
+            KeptKey(job.task, job.unique_key, job.id, job.enqueued_at + job.unique_terms.taken_for)
+            for job in jobs
+            if job.unique_key is not None and job.unique_terms.taken_for is not None
+        ]
+        if kept:
+            await self._tx.execute("keep_keys", kept=kept)
 
     async def _cancel(self, running: str, job: NewJob) -> None:
         """Request the cancellation of a running job for the job that comes instead."""
@@ -322,6 +347,13 @@ class _Addition:
             arrival = arrival_of(lane, job.run_at, rank, delayed=job.delayed)
             await add_arrivals(self._tx, [Arrival(before, -1), arrival])
         return True
+
+
+def _by_key(rows: Iterable[UniqueJob]) -> defaultdict[Key, list[UniqueJob]]:
+    by_key: defaultdict[Key, list[UniqueJob]] = defaultdict(list)
+    for row in rows:
+        by_key[row.task, row.unique_key].append(row)
+    return by_key
 
 
 def _key_holders(rows: Iterable[UniqueJob]) -> KeyHolders:

@@ -42,9 +42,11 @@ FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.kept_key
 WHERE kept_key.task = keys.task AND kept_key.unique_key = keys.unique_key AND kept_key.until > :now
 
--- name: keep_key
--- Keep a unique key taken until then, for a job that has just been stored under it.
-INSERT INTO headgate.kept_key (task, unique_key, job, until) VALUES (:task, :unique_key, :job, :until)
+-- name: keep_keys
+-- Keep unique keys taken until then, for jobs that have just been stored under them.
+INSERT INTO headgate.kept_key (task, unique_key, job, until)
+SELECT task, unique_key, job, until FROM {rows:kept(task text, unique_key text, job text, until bigint)}
+WHERE true
 ON CONFLICT (task, unique_key) DO UPDATE SET job = excluded.job, until = excluded.until
 
 -- name: cancel_running
