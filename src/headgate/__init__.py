@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headgate.errors import (
         AmbiguousNode,
         AttemptLost,
+        BatchClosed,
         BatchNotFound,
         CostExceedsLimit,
         DeclarationError,
@@ -134,6 +135,7 @@ __all__ = [
     "JobCancelled",
     "JobExpired",
     "JobFailed",
+    "BatchClosed",
     "BatchNotFound",
     "JobNotFound",
     "LeaderNotFound",
@@ -173,6 +175,7 @@ _PLACES = {
     "JobCancelled": "headgate.errors",
     "JobExpired": "headgate.errors",
     "JobFailed": "headgate.errors",
+    "BatchClosed": "headgate.errors",
     "BatchNotFound": "headgate.errors",
     "JobNotFound": "headgate.errors",
     "LeaderNotFound": "headgate.errors",

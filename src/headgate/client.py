@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Self
@@ -43,7 +43,7 @@ from headgate.storage.address import StoreAddress
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.store import Store
 from headgate.tasks.child_mark import IN_CHILD
-from headgate.tasks.flow import FlowBatch, FlowCall
+from headgate.tasks.flow import FlowBatch, FlowCall, Step, growth
 from headgate.tasks.handle import EnqueuePrediction, Job
 from headgate.tasks.portal import Portal, WaitingThread
 from headgate.tasks.registry import Registry
@@ -254,6 +254,14 @@ class Client:
             return [call.id for call in calls]
 
         await call_around_enqueue(functions, drafts, store_drafts)
+
+    async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[Job[Any]]:
+        """As `Batch.add`."""
+        self.lifecycle.require()
+        builder = growth(self, batch_id, steps)
+        if builder.jobs:
+            await self.enqueue_flow(*builder.flow())
+        return [Job(id, self) for id in builder.jobs]
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
         """Store a schedule at run time. Raises as `Task.enqueue`, and DeclarationError."""

@@ -132,6 +132,10 @@ class BatchNotFound(JobNotFound):
         self.job_id = batch_id
 
 
+class BatchClosed(HeadgateError):
+    """No job can be added to a batch: it is final, or it holds limits for its jobs. Nothing was stored."""
+
+
 class ScheduleNotFound(HeadgateError, LookupError):
     """No schedule of this name is stored, or it has been removed."""
 

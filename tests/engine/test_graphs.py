@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headgate import Headgate, Mutex, RetryPolicy, batch, chain
-from headgate.errors import DeclarationError, JobCancelled, JobFailed, LeaderNotFound
+from headgate import Headgate, Mutex, RetryPolicy, batch, chain, current_job
+from headgate.errors import BatchClosed, BatchNotFound, DeclarationError, JobCancelled, JobFailed, LeaderNotFound
 from headgate.jobs.state import JobState
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
@@ -185,6 +185,44 @@ def test_an_empty_batch_in_a_batch_is_final_from_the_start() -> None:
             assert (await stored.status()).succeeded == 1
             assert (await stored.wait(timeout=60)).succeeded == 2
             assert (await (await batch([batch([]), own.work.call("b")]).enqueue()).wait(timeout=60)).total == 2
+
+    run_virtual(main)
+
+
+def test_a_job_adds_jobs_to_its_own_batch() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+
+        @own.app.task
+        async def crawl(depth: int) -> int:
+            batch_id = current_job().batch
+            assert batch_id is not None
+            if depth:
+                again = crawl.using(delay=1)
+                await own.app.batch(batch_id).add(
+                    [again.call(depth - 1), chain(own.work.call("x"), own.work.call("y"))]
+                )
+            return depth
+
+        async with own.app:
+            stored = await batch([crawl.call(3)]).then(own.work.call("end")).enqueue()
+            assert await stored.then[0].result(timeout=60) == "end"
+            status = await stored.status()
+            assert (status.total, status.succeeded) == (10, 10)
+            assert own.ran == ["x", "y"] * 3 + ["end"]
+            with pytest.raises(BatchClosed, match=r"is final \(succeeded\)"):
+                await own.app.batch(stored.id).add([own.work.call("late")])
+            with pytest.raises(BatchNotFound):
+                await own.app.batch("gone").add([own.work.call("late")])
+            assert await own.app.batch(stored.id).add([]) == []
+            held = await batch([own.work.using(delay=5).call("a")], limits=[Mutex("m")]).enqueue()
+            with pytest.raises(BatchClosed, match="holds limits"):
+                await held.add([own.work.call("b")])
+            with pytest.raises(DeclarationError, match="calls and chains of calls"):
+                await held.add([batch([own.work.call("b")])])
+            with pytest.raises(DeclarationError, match="wait for each other"):
+                await held.add([own.work.call("b").after(held)])
+            assert (await held.status()).total == 1
 
     run_virtual(main)
 

@@ -11,7 +11,8 @@ class NewBatch(msgspec.Struct, frozen=True, array_like=True):
     """A new batch, enqueued with all its `total` members: jobs, which name it in their origin, and batches.
 
     `batch` is the outer batch that it is part of. A join has `leaders` instead of members of its own: stored or new
-    jobs and batches, which it counts; a job that follows the join follows all of them.
+    jobs and batches, which it counts; a job that follows the join follows all of them. One that `grows` is stored
+    already, and gets the new jobs that name it.
     """
 
     id: str
@@ -19,6 +20,7 @@ class NewBatch(msgspec.Struct, frozen=True, array_like=True):
     enqueued_at: int
     batch: str | None = None
     leaders: tuple[str, ...] = ()
+    grows: bool = False
 
 
 class BatchRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -256,7 +256,7 @@ class _Ends:
                     id, state, None, None if cause is None else cause.error, is_batch=bool(cause and cause.is_batch)
                 )
         for batch in batches:
-            if not batch.total:
+            if not batch.total and not batch.grows:
                 self.add(batch.id, JobState.SUCCEEDED, batch.batch, None)
 
     def add(
@@ -275,7 +275,7 @@ class _Ends:
                 counted.append(state)
                 if state is not JobState.SUCCEEDED:
                     self._note_cause(self.batches[counting], id, state)
-                if len(counted) == self.batches[counting].total:
+                if len(counted) == self.batches[counting].total and not self.batches[counting].grows:
                     left.append((counting, _batch_end(counted), self.batches[counting].batch))
 
     def _note_cause(self, batch: NewBatch, member: str, state: JobState) -> None:

@@ -227,6 +227,7 @@ class FlowBatch(NamedTuple):
     total: int
     batch: str | None = None
     leaders: tuple[str, ...] = ()
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +341,13 @@ class FlowBuilder:
             for step, on in plan.next
         )
         return replace(placed, then=then)
+
+    def grow(self, batch: str, steps: Iterable[Step]) -> None:
+        """Add calls and chains to a stored batch."""
+        self._batches[batch] = FlowBatch(batch, 0, grows=True)
+        self._places[batch] = NOTHING
+        for step in steps:
+            self.add(step, NOTHING, None, batch)
 
     def placed(self, step: Step) -> Sequence[Placed]:
         """Return the parts that were added for a call, a chain or a batch: one for each place that it has."""
@@ -496,6 +504,18 @@ def shown(leader: Leader) -> str:
     if isinstance(leader, Call):
         return "a call" if leader.task is None else f"{leader.task.name}.call(…)"
     return "a chain" if isinstance(leader, ChainPlan) else "a batch" if isinstance(leader, BatchPlan) else repr(leader)
+
+
+def growth(client: Client, batch_id: str, steps: Iterable[Step]) -> FlowBuilder:
+    """Return what to store to add calls and chains to a stored batch. Raises DeclarationError."""
+    checked = [_step(step, "batch.add()") for step in steps]
+    if any(_has_batch(step) for step in checked):
+        raise DeclarationError("batch.add() takes calls and chains of calls; a batch in a batch is enqueued with it")
+    if any(_client_of(step) is not client for step in checked):
+        raise DeclarationError("the calls for batch.add() belong to another app than the batch")
+    builder = FlowBuilder(client.new_id)
+    builder.grow(batch_id, checked)
+    return builder
 
 
 def _handle(added: PlacedJob | PlacedBatch, client: Client) -> Job[Any] | Batch:

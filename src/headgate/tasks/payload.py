@@ -32,7 +32,7 @@ _MISFIT = re.compile(r"(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`", re
 
 
 class KnownArguments(dict[str, Any]):
-    """The arguments of a call that are known when it is enqueued; to read one that is a result raises DeclarationError."""
+    """The arguments of a call that are known at its enqueue; to read one that is a result raises DeclarationError."""
 
     def __init__(self, known: Mapping[str, Any], later: frozenset[str]) -> None:
         super().__init__({name: value for name, value in known.items() if name not in later})

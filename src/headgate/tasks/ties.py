@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -16,6 +16,7 @@ from headgate.tasks.sync_job import SyncJob
 
 if TYPE_CHECKING:
     from headgate.client import Client
+    from headgate.tasks.flow import Step
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -90,6 +91,15 @@ class Batch:
         JobNotFound.
         """
         return await self._client.wait_for_batch(self.id, wait_seconds(timeout, "batch.wait"))
+
+    async def add(self, calls: Iterable[Step]) -> list[Job[Any]]:
+        """Add calls, and chains of calls, to a batch that is not final, in one commit; return their handles.
+
+        A job of the batch may add to it: `await app.batch(id).add(…)` with `current_job().batch`. The batch is not
+        final before the new jobs are. Raises BatchClosed if it is final or holds limits, BatchNotFound, and what
+        `Task.enqueue` raises.
+        """
+        return await self._client.add_to_batch(self.id, calls)
 
     async def result(self, timeout: Duration | None = None) -> list[Any]:
         """Wait for all jobs and return their results, in order. Raises as `Job.result` for the first without one."""
@@ -172,6 +182,10 @@ class SyncBatch:
     def wait(self, timeout: Duration | None = None) -> BatchStatus:
         """Same as `Batch.wait`; blocks this thread."""
         return self._portal.run(self._batch.wait(timeout))
+
+    def add(self, calls: Iterable[Step]) -> list[SyncJob[Any]]:
+        """Same as `Batch.add`."""
+        return [SyncJob(job, self._portal) for job in self._portal.run(self._batch.add(calls))]
 
     def result(self, timeout: Duration | None = None) -> list[Any]:
         """Same as `Batch.result`; blocks this thread."""

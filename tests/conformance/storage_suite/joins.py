@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
-from headgate.errors import IllegalTransition, LeaderNotFound
+from headgate.errors import BatchClosed, IllegalTransition, LeaderNotFound
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import JobState, NewJob, Origin
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.records import TiedJob
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.store_user import Conformance, StoreUser
+from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser
 from tests.conformance.storage_suite.ties import (
     On,
     add_batch,
@@ -158,6 +160,34 @@ class JoinsConformance(Conformance):
         assert await is_blocked(store_user, after.id)
         await store_user.succeed(await store_user.take_one())
         assert await store_user.take_ids() == [after.id]
+
+    async def test_a_batch_that_grows_is_final_after_the_new_jobs(self, store_user: StoreUser) -> None:
+        batch, _ = await add_batch(store_user, 1)
+        after = await follow(store_user, batch)
+        new = [replace(store_user.new(), origin=Origin(batch=batch)) for _ in range(2)]
+        grown = NewBatch(batch, 2, store_user.clock.now(), grows=True)
+        rejected = replace(store_user.new(rejection=BOOM), origin=Origin(batch=batch))
+        await store_user.storage.add([*new, rejected], [grown])
+        # A repeat after a lost reply counts nothing twice.
+        await store_user.storage.add([*new, rejected], [grown])
+        record = await batch_of(store_user, batch)
+        assert (record.total, record.pending, record.failed) == (4, 3, 1)
+        await store_user.succeed(*await store_user.take())
+        assert (await batch_of(store_user, batch)).ended_as is JobState.FAILED
+        assert (await store_user.record(after)).state is JobState.CANCELLED
+        late = replace(store_user.new(), origin=Origin(batch=batch))
+        with pytest.raises(BatchClosed):
+            await store_user.storage.add([late], [grown])
+        assert await store_user.storage.job(late.id) is None
+
+    async def test_two_additions_to_a_batch_at_once_are_both_counted(self, store_user: StoreUser) -> None:
+        batch, _ = await add_batch(store_user, 1)
+        grown = NewBatch(batch, 1, store_user.clock.now(), grows=True)
+        new = [replace(store_user.new(), origin=Origin(batch=batch)) for _ in range(8)]
+        await asyncio.gather(*(store_user.storage.add([job], [grown]) for job in new))
+        assert (await batch_of(store_user, batch)).pending == 9
+        await store_user.succeed(*await store_user.take())
+        assert (await batch_of(store_user, batch)).succeeded == 9
 
     async def test_joins_are_not_listed_and_show_what_they_count(self, store_user: StoreUser) -> None:
         batch, _ = await add_batch(store_user, 1)

@@ -17,7 +17,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import Draw, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
 from headgate.storage.following import NO_PLACEMENTS, FollowerPlacement, Placements, leaders_of, rejected
-from headgate.storage.procedures.following import placements_of, store_ties
+from headgate.storage.procedures.following import grow_batches, placements_of, store_ties
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
 from headgate.storage.statements import columns_of
@@ -56,19 +56,22 @@ def needs_transaction(jobs: Iterable[NewJob], batches: Sequence[NewBatch]) -> bo
 
 
 def follows_stored(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
-    """Whether a job follows one that is not among these; that leader is locked until they are committed."""
+    """Whether a job follows one that is not among these, or a stored batch grows: then that is locked until the end."""
+    if any(batch.grows for batch in batches):
+        return True
     return not leaders_of(jobs, batches) <= {job.id for job in jobs} | {batch.id for batch in batches}
 
 
 async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> None:
     """Store waiting jobs, and rejected ones as final; jobs that are stored already stay as they are.
 
-    The leaders of jobs are locked until the end of the transaction. Raises LeaderNotFound.
+    The leaders of jobs are locked until the end of the transaction. Raises LeaderNotFound, BatchNotFound, BatchClosed.
     """
     if not batches and all(job.origin is None for job in jobs):
         await _insert(tx, jobs, NO_PLACEMENTS)
         return
     placed = await placements_of(tx, jobs, batches)
+    await grow_batches(tx, jobs, batches, placed)
     for start in range(0, len(jobs), INSERTED_AT_ONCE):
         await _insert(tx, jobs[start : start + INSERTED_AT_ONCE], placed)
     await store_ties(tx, jobs, batches, placed)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from headgate.errors import BatchClosed, BatchNotFound
 from headgate.jobs.batch import NewBatch, ended_as
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.terms import GateTerms
@@ -26,6 +27,7 @@ from headgate.storage.following import (
     FollowerBudget,
     LeaderError,
     Placements,
+    batch_count,
     batch_counts,
     leader_error,
     leaders_of,
@@ -156,11 +158,52 @@ async def placements_of(tx: Transaction, jobs: Sequence[NewJob], batches: Sequen
     return placements(jobs, batches, ends, await _causes(tx, not_succeeded(ends)))
 
 
+async def grow_batches(
+    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Placements
+) -> None:
+    """Count the new jobs of stored batches, which are locked. Raises BatchNotFound, BatchClosed."""
+    growing = sorted({batch.id for batch in batches if batch.grows})
+    if not growing:
+        return
+    members = {job.id: job.origin.batch for job in jobs if job.origin is not None and job.origin.batch in growing}
+    # A repeat after a lost reply: they have been counted.
+    stored = set(await tx.values("stored_ids", ids=list(members)))
+    before = {batch.id: batch for batch in await tx.fetch(_BATCHES, "counts_of_leaders", ids=growing)}
+    for id in growing:
+        new = [job for job, batch in members.items() if batch == id and job not in stored]
+        if not new:
+            continue
+        if id not in before:
+            raise BatchNotFound(id)
+        await _require_open(tx, before[id])
+        states = [placed.jobs[job].state for job in new if placed.jobs[job].state.is_final]
+        count = batch_count(id, states)
+        await tx.execute(
+            "grow_batch",
+            id=id,
+            count=len(new),
+            succeeded=count.succeeded,
+            failed=count.failed,
+            cancelled=count.cancelled,
+        )
+
+
+async def _require_open(tx: Transaction, batch: _BatchState) -> None:
+    if batch.is_join:
+        raise BatchClosed(f"{batch.id} is no batch but counts what a job with several leaders follows")
+    if batch.ended is not None:
+        raise BatchClosed(f"batch {batch.id} is final ({batch.ended.state}), and what follows it may have run")
+    for member in await tx.fetch(_MEMBERS, "member_of_batch", batch=batch.id):
+        if draws_of_batch(member.draws, member.terms):
+            raise BatchClosed(f"batch {batch.id} holds limits for all its jobs, so it takes no jobs later")
+
+
 async def store_ties(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Placements) -> None:
     """Mark the leaders of new jobs as followed, and store the batches."""
     followed = leaders_of(jobs, batches)
     if followed:
         await tx.execute("mark_followed", ids=sorted(followed))
+    batches = [batch for batch in batches if not batch.grows]
     if not batches:
         return
     rows = [

@@ -73,6 +73,16 @@ WHERE true
 ORDER BY id
 ON CONFLICT (id) DO NOTHING
 
+-- name: grow_batch
+-- Count new jobs of a batch, which is locked and not final; of some the end is known from the start.
+UPDATE headgate.batch
+SET total = total + :count::integer,
+    pending = pending + :count::integer - :succeeded::integer - :failed::integer - :cancelled::integer,
+    succeeded = succeeded + :succeeded::integer,
+    failed = failed + :failed::integer,
+    cancelled = cancelled + :cancelled::integer
+WHERE id = :id AND pending > 0
+
 -- name: add_awaited_leaders
 -- Store which leaders new joins count, and how those ended that are final.
 INSERT INTO headgate.awaited_leader (batch, leader, ended_as)
