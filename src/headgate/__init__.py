@@ -62,7 +62,9 @@ if TYPE_CHECKING:
     from headgate.schedules.calendar import Calendar
     from headgate.schedules.cron import Cron
     from headgate.schedules.every import Every
+    from headgate.tasks.aes_gcm import AesGcm
     from headgate.tasks.attempt_context import AttemptContext
+    from headgate.tasks.codec import Codec
     from headgate.tasks.context import JobContext, current_job, current_jobs
     from headgate.tasks.flow import batch, chain, result_of
     from headgate.tasks.handle import Job, JobStatus
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from headgate.tasks.signals import Cancel, Fail, RateLimited, Retry, Snooze
     from headgate.tasks.task import Task
     from headgate.tasks.ties import Batch, BatchStatus, Chain
+    from headgate.tasks.zlib import Zlib
     from headgate.version import __version__
 
 __all__ = [
@@ -90,6 +93,10 @@ __all__ = [
     "Chain",
     "Batch",
     "BatchStatus",
+    # how payloads and results are stored
+    "AesGcm",
+    "Codec",
+    "Zlib",
     # limits
     "RateLimit",
     "StrictRate",
@@ -215,7 +222,9 @@ _PLACES = {
     "Calendar": "headgate.schedules.calendar",
     "Cron": "headgate.schedules.cron",
     "Every": "headgate.schedules.every",
+    "AesGcm": "headgate.tasks.aes_gcm",
     "AttemptContext": "headgate.tasks.attempt_context",
+    "Codec": "headgate.tasks.codec",
     "JobContext": "headgate.tasks.context",
     "current_job": "headgate.tasks.context",
     "current_jobs": "headgate.tasks.context",
@@ -238,6 +247,7 @@ _PLACES = {
     "Batch": "headgate.tasks.ties",
     "BatchStatus": "headgate.tasks.ties",
     "Chain": "headgate.tasks.ties",
+    "Zlib": "headgate.tasks.zlib",
     "__version__": "headgate.version",
 }
 """The module of each name: the same as the imports above, which only type checkers follow."""

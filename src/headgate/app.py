@@ -44,6 +44,7 @@ from headgate.suggestion import did_you_mean
 from headgate.sync import SyncApp
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.chunk import Chunk, chunk_of
+from headgate.tasks.codec import Codec, Codecs
 from headgate.tasks.declaration import TaskBody, body_of_function, body_of_handler, declare_task
 from headgate.tasks.decorators import ChunkDecorator, ScheduleDecorator, TaskDecorator
 from headgate.tasks.handle import Job
@@ -79,6 +80,9 @@ class Headgate:
 
     `imports` names the modules that declare tasks on this app, besides its own: `imports=["tasks", "billing.tasks"]`.
     They are imported when jobs are run, and by the `headgate` command.
+
+    `codec` encodes payloads and results before they are stored: `AesGcm`, `Zlib` or your own `Codec`, or several, the
+    first one first. `old_codecs` only decode what was stored with them.
 
     `clock` and `random` are for tests: with both, a run is reproducible. Raises DeclarationError for invalid settings,
     and for a `url` together with a `storage`.
@@ -122,6 +126,8 @@ class Headgate:
         schema: str | None = None,
         connections: int | None = None,
         listen_url: str | None = None,
+        codec: Codec | Sequence[Codec] | None = None,
+        old_codecs: Sequence[Codec] = (),
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
@@ -170,7 +176,10 @@ class Headgate:
                 connections=self._settings.connections,
             )
         self._registry = Registry(
-            retry=self._settings.retry, timeout=self._settings.timeout, retention=self._settings.retention
+            retry=self._settings.retry,
+            timeout=self._settings.timeout,
+            retention=self._settings.retention,
+            codecs=Codecs(codec, old_codecs),
         )
         self._ids = IdSource(random)
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)

@@ -289,6 +289,7 @@ class Client:
             SchedulesAdmin(self.storage, self.registry, self._ids),
             requires={name: task.requires for name, task in self.registry.named() if task.requires},
             address=self.address.shown,
+            codecs=self.registry.codecs,
         )
 
     def job(self, job_id: str) -> Job[Any]:
@@ -307,7 +308,7 @@ class Client:
         """As `Job.result`; `timeout` is in seconds."""
         self.lifecycle.require()
         record = await self._final_record(job_id, timeout)
-        return result_of(record, self.registry.find(record.task))
+        return result_of(record, self.registry.find(record.task), self.registry.codecs)
 
     async def _final_record(self, job_id: str, timeout: float | None) -> JobRecord:
         """Wait for the end of a job. If it takes long and no worker serves its queue, say so."""

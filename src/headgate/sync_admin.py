@@ -77,6 +77,7 @@ class SyncSchedulesAdmin(SyncVerbs[SchedulesAdmin]):
     resume: Final = Blocking(SchedulesAdmin.resume)
     trigger: Final = Blocking(SchedulesAdmin.trigger)
     skip: Final = Blocking(SchedulesAdmin.skip)
+    reencode: Final = Blocking(SchedulesAdmin.reencode)
     remove: Final = Blocking(SchedulesAdmin.remove)
 
 
@@ -156,6 +157,10 @@ class SyncAdmin(SyncVerbs[Admin]):
     resume_node: Final = Blocking(Admin.resume_node)
     stop_node: Final = Blocking(Admin.stop_node)
     set_node_slots: Final = Blocking(Admin.set_node_slots)
+
+    def decoded(self, stored: str) -> str:
+        """As `Admin.decoded`."""
+        return str(self._run(Admin.decoded, stored))
 
     def now(self) -> datetime:
         """As `Admin.now`."""

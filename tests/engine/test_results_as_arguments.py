@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from headgate import Headgate, RateLimit, RetryPolicy, batch, chain, result_of
+from headgate import Headgate, RateLimit, RetryPolicy, Zlib, batch, chain, result_of
 from headgate.errors import DeclarationError, JobFailed, PayloadError
 from headgate.tasks.job_draft import JobDraft
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -130,6 +130,25 @@ def test_hooks_and_limits_see_the_other_arguments() -> None:
             assert seen == [{"tenant": "acme"}, {"tenant": "acme"}]
             with pytest.raises(DeclarationError, match="size"):
                 await chain(first, by_size.call(result_of(first))).enqueue()
+
+    run_virtual(main)
+
+
+def test_encoded_results_are_arguments() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, codec=Zlib(above=1))
+
+        @app.task
+        async def text(length: int, before: str = "") -> str:
+            return before + "x" * length
+
+        first = text.call(1000)
+        async with app:
+            stored = await chain(first, text.call(2, before=result_of(first))).enqueue()
+            assert await stored.result(timeout=10) == "x" * 1002
+            record = (await app.admin.job(stored.jobs[0].id)).record
+            assert record.result is not None
+            assert record.result.startswith("encoded:")
 
     run_virtual(main)
 

@@ -14,6 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 PAGES = [
     "dashboard.md",
+    "encryption.md",
     "enqueueing.md",
     "gates.md",
     "metrics.md",

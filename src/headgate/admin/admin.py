@@ -52,6 +52,7 @@ from headgate.storage.records import (
     WaitingCount,
 )
 from headgate.storage.store import Store
+from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.handle import JobStatus, status_of
 from headgate.tasks.options import require_priority
 from headgate.tasks.ties import BatchStatus, batch_status
@@ -75,8 +76,9 @@ class DeclaredTask:
 class JobDetails:
     """A job with its payload and result, the attempts that did not succeed, its timeline, and its last log lines.
 
-    `ties` are the jobs and batches that it follows, and those that follow it, the first 100 of each. The job's audit
-    level determines how much of its timeline is stored beside its row.
+    `ties` are the jobs and batches that it follows, and those that follow it, the first 100 of each. Payload and result
+    are as they are stored; `Admin.decoded` decodes those that a codec has encoded. The job's audit level determines how
+    much of its timeline is stored beside its row.
     """
 
     status: JobStatus
@@ -107,8 +109,10 @@ class Admin:
         requires: Mapping[str, frozenset[str]],
         actor: str | None = None,
         address: str = "",
+        codecs: Codecs = NO_CODECS,
     ) -> None:
         self._storage = storage
+        self._codecs = codecs
         self.address = address
         self._rules = rules
         self._tasks = tasks
@@ -133,6 +137,10 @@ class Admin:
     def now(self) -> datetime:
         """Return the store's wall time, aware: all instants in answers are comparable with it."""
         return to_datetime(self._storage.now())
+
+    def decoded(self, stored: str) -> str:
+        """Return a stored payload or result as JSON. Raises PayloadError if this app cannot decode it."""
+        return self._codecs.decode(stored, "it")
 
     async def counts(self) -> Sequence[QueueCounts]:
         """Return the numbers of jobs by queue and state."""

@@ -10,7 +10,7 @@ from headgate.tasks.handle import JobStatus
 
 @dataclass(frozen=True, slots=True)
 class ListedJob:
-    """A job in a list: its status, its headers, and its payload as it is stored, which is JSON text."""
+    """A job in a list: its status, its headers, and its payload as it is stored: JSON, or encoded."""
 
     status: JobStatus
     payload: str

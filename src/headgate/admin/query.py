@@ -34,8 +34,9 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `view` is what a waiting job waits for: "scheduled" (its time), "throttled" (a limit), "ready" (a slot), "blocked"
     (another job). `limit` and `key` match one draw. `node` is the node that runs it or ran it last. `error` is how the
-    type of its last error begins, `text` a part of its payload as JSON, of up to 200 characters. Instants are aware;
-    each range begins with `…_after` and ends before `…_before`. Raises DeclarationError for invalid values.
+    type of its last error begins, `text` a part of its payload as JSON, of up to 200 characters; encoded payloads
+    are not searched. Instants are aware; each range begins with `…_after` and ends before `…_before`. Raises
+    DeclarationError for invalid values.
     """
 
     state: Annotated[JobState | None, _field("Only jobs in this state.")] = None
@@ -53,7 +54,9 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     enqueued_before: Annotated[Instant | None, _field("Only jobs enqueued before.")] = None
     finished_after: Annotated[Instant | None, _field("Only jobs that finished since.")] = None
     finished_before: Annotated[Instant | None, _field("Only jobs that finished before.")] = None
-    text: Annotated[Text | None, _field("Only jobs with this in their payload, which is JSON.")] = None
+    text: Annotated[
+        Text | None, _field("Only jobs with this in their payload, which is JSON; encoded payloads are not searched.")
+    ] = None
 
     def __post_init__(self) -> None:
         if self.state is not None and self.state not in list(JobState):

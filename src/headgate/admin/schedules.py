@@ -14,6 +14,7 @@ from headgate.engine.declaration import trigger_of
 from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.errors import DeclarationError, HeadgateError, ScheduleNotFound, UnknownTask, UnreadableSchedule
 from headgate.jobs.audit import AuditRecord
+from headgate.jobs.encoded import codecs_of
 from headgate.jobs.identity import IdSource
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.cron import Cron
@@ -22,6 +23,7 @@ from headgate.schedules.stored_trigger import load_trigger
 from headgate.schedules.trigger import Trigger
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.store import Store
+from headgate.tasks.codec import Codecs
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleStatus
 
@@ -96,7 +98,7 @@ class SchedulesAdmin:
         """Enqueue its job now, whatever its state; its next occurrences stay. Returns the id of the job.
 
         It counts as one of its runs, and waits for the job before if its jobs queue up. Raises ScheduleNotFound,
-        UnknownTask if this app does not declare its task.
+        UnknownTask if this app does not declare its task, PayloadError if it lacks the codec of its payload.
         """
         while True:
             record = await self._readable(name)
@@ -105,6 +107,7 @@ class SchedulesAdmin:
                     f"schedule {name!r} enqueues task {record.call.task!r}, which this app does not declare; trigger "
                     "it from the app that does"
                 )
+            self._registry.codecs.decode(record.call.payload, f"the payload of schedule {name!r}")
             now = self._storage.now()
             follows = await last_job_of(self._storage, record) if record.rules.overlap == "queue" else None
             job = occurrence(record, self._registry, id=self._ids.next(now), occurs_at=now, now=now, follows=follows)
@@ -127,6 +130,34 @@ class SchedulesAdmin:
             if await self._storage.put_schedule(replace(record, course=course), replaces=record.revision):
                 await self._note("skip", name, f"what was due at {to_datetime(left_out):%Y-%m-%d %H:%M:%S} UTC")
                 return to_datetime(left_out)
+
+    async def reencode(self) -> int:
+        """Encode the payloads of all schedules as new ones are, so that an old codec can be removed.
+
+        Returns how many have changed. Raises PayloadError for one that this app cannot decode.
+        """
+        codecs, changed, after = self._registry.codecs, 0, ""
+        while page := await self._storage.schedules(after=after, count=PAGE):
+            for record in page:
+                changed += record.unreadable is None and await self._reencode(record, codecs)
+            after = page[-1].name
+        return changed
+
+    async def _reencode(self, record: ScheduleRecord, codecs: Codecs) -> bool:
+        what = f"the payload of schedule {record.name!r}"
+        while True:
+            call = record.call
+            payload = codecs.encode(codecs.decode(call.payload, what).encode(), what)
+            if codecs_of(payload) == codecs_of(call.payload):
+                return False
+            encoded = replace(record, call=replace(call, payload=payload))
+            if await self._storage.put_schedule(encoded, replaces=record.revision):
+                await self._note("reencode", record.name, ", ".join(codecs_of(payload)) or "no codec")
+                return True
+            found = await self._storage.schedules(name=record.name)
+            if not found or found[0].unreadable is not None:
+                return False
+            record = found[0]
 
     async def remove(self, name: str) -> bool:
         """Delete a schedule; jobs that it has enqueued stay. Returns whether there was one.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 import click
 import msgspec
+from msgspec import structs
 
 from headgate.admin import Admin, Explanation, JobDetails, TiedJob
 from headgate.cli.bulk import change_many, takes_many
@@ -27,6 +28,7 @@ from headgate.cli.query import instant, query_at, seconds, takes_query
 from headgate.clock import SystemClock, sleep, to_datetime
 from headgate.errors import BatchNotFound, HeadgateError, JobNotFound
 from headgate.escaping import indented, one_line
+from headgate.jobs.encoded import is_encoded, shown_encoded
 from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobRecord, JobState
 from headgate.jobs.report import LogLine
 from headgate.plural import counted
@@ -97,13 +99,16 @@ def count(target: str, as_json: bool, wanted: dict[str, Any], most: int) -> None
 
 @jobs.command()
 @takes_app_and_ids
+@click.option("--decode", is_flag=True, help="Decode payload and result, by the codecs of the app.")
 @json_option
-def show(target: str, ids: Sequence[str], as_json: bool) -> None:
+def show(target: str, ids: Sequence[str], decode: bool, as_json: bool) -> None:
     """Show jobs in full: why they wait, payload, result, limits, attempts, last log lines.
+
+    Of an encoded payload or result, the names of its codecs are shown, unless --decode is given and the app has them.
 
     With --json: an array, one object for each id.
     """
-    found, now = ask_with_time(target, partial(_details, ids=ids))
+    found, now = ask_with_time(target, partial(_details, ids=ids, decode=decode))
     if as_json:
         print_json([each if isinstance(each, BatchStatus) else _as_data(each[0], each[1].reason) for each in found])
         return
@@ -226,11 +231,16 @@ def logs(target: str, words: tuple[str], count: int | None, follow: bool, as_jso
 # ------------------------------------------------------------------------------------------------ reading
 
 
-async def _details(admin: Admin, *, ids: Sequence[str]) -> list[tuple[JobDetails, Explanation] | BatchStatus]:
+async def _details(
+    admin: Admin, *, ids: Sequence[str], decode: bool
+) -> list[tuple[JobDetails, Explanation] | BatchStatus]:
     found: list[tuple[JobDetails, Explanation] | BatchStatus] = []
     for id in ids:
         try:
-            found.append((await admin.job(id), await admin.explain(id)))
+            details = await admin.job(id)
+            if decode:
+                details = replace(details, record=_decoded(admin, details.record))
+            found.append((details, await admin.explain(id)))
         except JobNotFound as error:
             found.append(await _batch_of(admin, id, error))
     return found
@@ -461,8 +471,8 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
         "retention": None if record.options is None else record.options.retention,
         "cancel_requested": record.cancel_requested,
         "lost_attempts": record.lost,
-        "payload": msgspec.Raw(record.payload.encode()),
-        "result": None if record.result is None else msgspec.Raw(record.result.encode()),
+        "payload": _as_json(record.payload),
+        "result": _as_json(record.result),
         "headers": record.headers or {},
         "schedule": None if record.origin is None else record.origin.schedule,
         "occurs_at": _occurs_at(record),
@@ -473,6 +483,21 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
         "timeline": details.timeline,
         "last_lines": [_line(line) for line in details.last_lines],
     }
+
+
+def _decoded(admin: Admin, record: JobRecord) -> JobRecord:
+    """Return a job with its payload and result in clear. Raises PayloadError if the app cannot decode them."""
+    result = None if record.result is None else admin.decoded(record.result)
+    return structs.replace(record, payload=admin.decoded(record.payload), result=result)
+
+
+def _as_json(stored: str | None) -> object:
+    """Return a stored payload or result for --json: JSON as it is, or a text that it is encoded."""
+    return stored and (shown_encoded(stored) if is_encoded(stored) else msgspec.Raw(stored.encode()))
+
+
+def _as_text(stored: str | None) -> str | None:
+    return shown_encoded(stored) if stored is not None and is_encoded(stored) else stored
 
 
 def _occurs_at(record: JobRecord) -> datetime | None:
@@ -548,9 +573,9 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             *_occurrence(record),
             ("limits", ", ".join(f"{draw.limit} key {draw.key!r}" for draw in record.draws) or None),
             ("headers", record.headers),
-            ("payload", record.payload),
+            ("payload", _as_text(record.payload)),
             ("results as arguments", None if record.origin is None else record.origin.results),
-            ("result", record.result),
+            ("result", _as_text(record.result)),
         ],
         empty="",
     )

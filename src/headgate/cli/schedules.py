@@ -113,6 +113,18 @@ def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
     say_done(f"{name} is removed", as_json=as_json, schedule=name)
 
 
+@schedules.command()
+@takes_app
+@json_option
+def reencode(target: str, as_json: bool) -> None:
+    """Encode the payloads of all schedules with the present codecs of the app, before an old codec is removed.
+
+    Schedules that the code declares are encoded anew by the next worker that starts.
+    """
+    changed = ask(target, lambda admin: admin.schedules.reencode())
+    say_done(f"{counted(changed, 'schedule')} encoded anew", as_json=as_json, changed=changed)
+
+
 def _next_run(schedule: ScheduleStatus, now: datetime) -> str | None:
     return "overdue" if schedule.is_overdue else until(schedule.next_run, now)
 

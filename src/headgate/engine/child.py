@@ -235,9 +235,17 @@ class _Functions:
             self.load(request.module)
             found = find_function(*key)
             if isinstance(found, Task):
-                self._known[key] = found.function, found.payload
+                self._known[key] = found.function, found.payload.in_clear()
             else:
-                self._known[key] = found, PayloadType(found, f"task {request.job.task!r}", request.max_payload)
+                self._known[key] = (
+                    found,
+                    PayloadType(
+                        found,
+                        f"task {request.job.task!r}",
+                        request.max_payload,
+                        hides_values=request.hides_values,
+                    ),
+                )
         return self._known[key]
 
 

@@ -27,7 +27,7 @@ class ChildSetup(msgspec.Struct, frozen=True):
 
 
 class AttemptRequest(msgspec.Struct, frozen=True):
-    """A request to run one attempt of the job."""
+    """A request to run one attempt of the job; its payload is JSON, which the node has decoded."""
 
     module: str
     function: str
@@ -38,6 +38,8 @@ class AttemptRequest(msgspec.Struct, frozen=True):
     """The lowest level of log lines that are kept; None: none are."""
     needs_result: bool = True
     """Whether the node uses the returned value; otherwise the answer has null instead."""
+    hides_values: bool = False
+    """Whether errors about arguments and results leave out their values."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock
 from headgate.engine.bus import EventBus
 from headgate.engine.occurrence import occurrence
+from headgate.jobs.encoded import codecs_of
 from headgate.jobs.event import ScheduleTooFast
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.limits.limit import AnyRule
@@ -21,6 +22,7 @@ from headgate.schedules.stored_trigger import CodeOnlyTrigger, counted_from, dum
 from headgate.schedules.trigger import Trigger
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.store import Store
+from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
 
@@ -29,7 +31,13 @@ SAMPLES = (50, 1000)
 
 
 async def declare(
-    storage: Store, spec: ScheduleSpec, call: ScheduledCall, *, again: bool, code: Code | None = None
+    storage: Store,
+    spec: ScheduleSpec,
+    call: ScheduledCall,
+    *,
+    again: bool,
+    code: Code | None = None,
+    codecs: Codecs = NO_CODECS,
 ) -> tuple[ScheduleRecord | None, str | None]:
     """Store a schedule, or update the stored one; its run count, its rhythm and its pause stay.
 
@@ -65,7 +73,8 @@ async def declare(
             rules = replace(rules, first_at=known.rules.first_at)
             trigger = counted_from(spec.trigger, known.course.started_at)
             course = updated_progress(known.course, rules, trigger, now)
-            record = replace(known, name=spec.name, call=call, rules=rules, course=course)
+            is_same = codecs.encodes and _is_same_call(known.call, call, codecs)
+            record = replace(known, name=spec.name, call=known.call if is_same else call, rules=rules, course=course)
             if code is not None:
                 formerly = known.formerly if known is not before else before.name
                 record = replace(record, is_declared=True, formerly=formerly if formerly in code.names else None)
@@ -112,8 +121,19 @@ async def _before(storage: Store, name: str, code: Code, *, is_stored: bool) -> 
     return None
 
 
-def signature(spec: ScheduleSpec, call: ScheduledCall) -> str:
+def _is_same_call(known: ScheduledCall, call: ScheduledCall, codecs: Codecs) -> bool:
+    """Return whether two calls are the same, and encoded by the same codecs: an encryption differs each time."""
+    return (
+        codecs_of(known.payload) == codecs_of(call.payload)
+        and codecs.opened(known.payload) == codecs.opened(call.payload)
+        and replace(known, payload="") == replace(call, payload="")
+    )
+
+
+def signature(spec: ScheduleSpec, call: ScheduledCall, codecs: Codecs = NO_CODECS) -> str:
     """Return a short text that changes when the declaration of a schedule changes."""
+    if codecs.encodes:
+        call = replace(call, payload=codecs.digest(call.payload, f"the payload of schedule {spec.name!r}"))
     declared = (dump_trigger(spec.trigger), *(getattr(spec, field.name) for field in fields(spec)[2:]), call)
     return blake2b(msgspec.json.encode(declared), digest_size=16).hexdigest()
 

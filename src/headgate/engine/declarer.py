@@ -66,7 +66,7 @@ class Declarer:
 
     def _signature(self, declared: DeclaredSchedule) -> str:
         try:
-            return signature(declared.spec, declared.call)
+            return signature(declared.spec, declared.call, self._registry.codecs)
         except USER_CODE_ERRORS as error:  # including errors of a custom trigger: the other schedules must run
             self.mark_broken(declared.spec.name, error)
             return ""
@@ -81,7 +81,7 @@ class Declarer:
             call.task, names, self._registry.schedules.keys(), declared.aliases is not None, may_begin=not is_second
         )
         try:
-            record, was = await declare(self._storage, spec, call, again=False, code=code)
+            record, was = await declare(self._storage, spec, call, again=False, code=code, codecs=self._registry.codecs)
             if was is not None:
                 self._bus.publish(ScheduleRenamed(at=self._clock.now(), schedule=spec.name, was=was))
             if record is not None and not is_second:

@@ -191,7 +191,7 @@ class Enqueuer:
                 "the schedule in the code with @app.schedule"
             )
         scheduled = self.scheduled_call(task, spec, call)
-        record, _ = await declare(self._storage, spec, scheduled, again=True)
+        record, _ = await declare(self._storage, spec, scheduled, again=True, codecs=self._registry.codecs)
         assert record is not None
         warn_if_too_fast(record, spec.trigger, self._registry, self._bus, self._clock)
 

@@ -301,6 +301,8 @@ class RunningAttempt:
         except ResultUnavailable as error:
             self.error = error
             return FailedFinally(describe_error(error))
+        except PayloadError as error:
+            return self._unreadable(error)
         except asyncio.CancelledError as error:
             return self._outcome_when_cancelled(error)
         self.job = replace(self.job, payload=payload)
@@ -478,7 +480,7 @@ class RunningAttempt:
         """Run the attempt in a child process; `job` is the job with changed arguments or headers."""
         task, job = self.task, job or self.job
         try:
-            job = replace(job, payload=task.payload.reencode(job.payload))
+            job = replace(job, payload=task.payload.for_child(job.payload))
             if self._dependencies.tracing is not None:
                 job = replace(job, headers=self._dependencies.tracing.carried(job.headers))
         except PayloadError as error:
@@ -497,6 +499,7 @@ class RunningAttempt:
                 task.payload.max_payload,
                 self._dependencies.reports.lowest,
                 needs_result=self.keeps_result or self._uses_result,
+                hides_values=task.payload.hides_values,
             )
             run = partial(call.run, request, self._handle_update)
             answer: child_messages.Answer = await self._shielded(in_thread(self._dependencies.pool, run))
@@ -540,7 +543,10 @@ class RunningAttempt:
             case child_messages.ReturnedValue(result):
                 if self._uses_result:
                     self.result = self.task.payload.decode_result(result)
-                return Succeeded(result if self.keeps_result else None)
+                try:
+                    return Succeeded(self.task.payload.stored_result(result) if self.keeps_result else None)
+                except PayloadError as error:
+                    return self._unstorable(error)
             case child_messages.Raised(error, kind):
                 return self._outcome_of_raised(rebuild_error(kind), error)
             case child_messages.ResultNotStorable(error):

@@ -144,6 +144,8 @@ class Recurring:
         try:
             if record.unreadable is not None:
                 raise UnreadableSchedule(record.name, record.unreadable)
+            # A job without its payload could not get its limits: nodes that can decode it fire the schedule.
+            self._registry.codecs.decode(record.call.payload, "the payload of its jobs")
             trigger = trigger_of(record, self._triggers)
             if trigger is not None:
                 return due(record.rules, trigger, record.course, now)

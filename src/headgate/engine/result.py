@@ -9,11 +9,15 @@ import msgspec
 from headgate.engine.cause import cause_of
 from headgate.errors import AttemptFailed, JobCancelled, JobFailed
 from headgate.jobs.job import JobRecord, JobState
+from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.task import Task
 
 
-def result_of(record: JobRecord, task: Task[Any, Any] | None) -> Any:
-    """Return the result of the handler, of its annotated type if the task is known. Raises JobFailed, JobCancelled."""
+def result_of(record: JobRecord, task: Task[Any, Any] | None, codecs: Codecs = NO_CODECS) -> Any:
+    """Return the result of the handler, of its annotated type if the task is known.
+
+    Raises JobFailed, JobCancelled, and PayloadError if it cannot be decoded.
+    """
     match record.state:
         case JobState.CANCELLED:
             # A job that was cancelled between two attempts has the error of the first; that is not the reason.
@@ -28,4 +32,6 @@ def result_of(record: JobRecord, task: Task[Any, Any] | None) -> Any:
             if record.result is None:
                 # It is not kept.
                 return None
-            return msgspec.json.decode(record.result) if task is None else task.payload.decode_result(record.result)
+            if task is None:
+                return msgspec.json.decode(codecs.decode(record.result, f"the result of job {record.id}"))
+            return task.payload.decode_result(record.result)

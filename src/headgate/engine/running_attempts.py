@@ -88,7 +88,7 @@ class RunningAttempts:
             callback_runner,
             reporter,
             StoreCompletion(storage),
-            StoreResults(storage),
+            StoreResults(storage, registry.codecs),
             ChunkCalls(clock, pool, slots.most_in),
             self._may_start,
             self._note_lingering,

@@ -9,6 +9,7 @@ import msgspec
 from headgate.errors import ResultUnavailable
 from headgate.jobs.job import ClaimedJob, JobRecord, JobState
 from headgate.storage.store import Store
+from headgate.tasks.codec import Codecs
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -19,12 +20,16 @@ READ_AT_ONCE = 1000
 class StoreResults:
     """Adds to the arguments of a job those that are results of others."""
 
-    def __init__(self, storage: Store) -> None:
+    def __init__(self, storage: Store, codecs: Codecs) -> None:
         self._storage = storage
+        self._codecs = codecs
 
     async def payload_of(self, job: ClaimedJob, results: Mapping[str, str | Sequence[str]]) -> str:
-        """Return the payload of a job with the arguments `results`. Raises ResultUnavailable, StorageUnavailable."""
-        arguments = _decode(job.payload)
+        """Return the payload of a job with the arguments `results`, in clear.
+
+        Raises ResultUnavailable, StorageUnavailable, and PayloadError for what no codec decodes.
+        """
+        arguments = _decode(self._codecs.decode(job.payload, f"the payload of job {job.id}"))
         for name, ids in results.items():
             if isinstance(ids, str):
                 arguments[name] = await self._result_of(ids, name)
@@ -35,7 +40,7 @@ class StoreResults:
     async def _result_of(self, id: str, argument: str) -> msgspec.Raw:
         found = await self._storage.final([id])
         if found:
-            return _result(found[0], argument)
+            return self._result(found[0], argument)
         if await self._storage.job(id) is not None:
             raise ResultUnavailable(f"argument {argument!r} is the result of job {id}, which has been retried and runs")
         if await self._storage.batch(id) is None:
@@ -51,21 +56,20 @@ class StoreResults:
                     raise ResultUnavailable(
                         f"argument {argument!r} are the results of batch {id}, and its job {each} is not final"
                     )
-                results.append(_result(records[each], argument))
+                results.append(self._result(records[each], argument))
             ids = await self._storage.jobs_of_batch(id, after=ids[-1], count=READ_AT_ONCE)
         return _list(results)
 
-
-def _result(record: JobRecord, argument: str) -> msgspec.Raw:
-    if record.state is not JobState.SUCCEEDED:
-        how = "failed" if record.state is JobState.FAILED else "was cancelled"
-        raise ResultUnavailable(f"argument {argument!r} is the result of job {record.id}, which {how}")
-    if record.result is None:
-        raise ResultUnavailable(
-            f"argument {argument!r} is the result of job {record.id}, which is not kept: its task {record.task!r} has "
-            "keep_result=False, or it was completed in a transaction"
-        )
-    return msgspec.Raw(record.result.encode())
+    def _result(self, record: JobRecord, argument: str) -> msgspec.Raw:
+        if record.state is not JobState.SUCCEEDED:
+            how = "failed" if record.state is JobState.FAILED else "was cancelled"
+            raise ResultUnavailable(f"argument {argument!r} is the result of job {record.id}, which {how}")
+        if record.result is None:
+            raise ResultUnavailable(
+                f"argument {argument!r} is the result of job {record.id}, which is not kept: its task {record.task!r} "
+                "has keep_result=False, or it was completed in a transaction"
+            )
+        return msgspec.Raw(self._codecs.decode(record.result, f"the result of job {record.id}").encode())
 
 
 def _list(results: Sequence[msgspec.Raw]) -> msgspec.Raw:

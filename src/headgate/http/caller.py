@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from headgate.admin import Admin, Overview
+from headgate.errors import PayloadError
 from headgate.http.auth import User
 from headgate.http.overview_poller import AppCaller, OverviewPoller
 from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
@@ -50,4 +52,22 @@ class Caller:
         if not self.redaction:
             return NO_SECRETS
         record = (await self.admin.job(job_id)).record
-        return self.redaction.secrets(record.payload, record.result, headers=record.headers)
+        return self.secrets_of(record.payload, record.result, headers=record.headers)
+
+    def secrets_of(self, *stored: str | None, headers: Mapping[str, str] | None) -> Secrets:
+        """Return the hidden values of stored payloads and results, encoded or not, and of headers."""
+        if not self.redaction:
+            return NO_SECRETS
+        texts = [None if text is None else self._opened(text) for text in stored]
+        return self.redaction.secrets(*texts, headers=headers)
+
+    def visible(self, stored: str) -> str:
+        """Return a stored payload or result; an encoded one decoded for operators, if the app has the codec."""
+        return self._opened(stored) if self.user.may("operator") else stored
+
+    def _opened(self, stored: str) -> str:
+        try:
+            return self.admin.decoded(stored)
+        except PayloadError:
+            # It is shown as encoded, with the names of its codecs.
+            return stored

@@ -13,7 +13,6 @@ from headgate.admin import FailedJob, FailureGroup
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, Query, reads
 from headgate.http.http_error import HttpError
-from headgate.http.redaction import Redaction
 from headgate.jobs.job import JobError
 from headgate.jobs.root_cause import RootCause, root_cause
 
@@ -87,7 +86,7 @@ async def failures(caller: Caller, query: FailuresQuery) -> FailurePage:
     """
     found = await caller.admin.failures(span=query.span)
     return FailurePage(
-        items=[_shown(group, caller.redaction, has_traceback=False) for group in found.groups],
+        items=[_shown(group, caller, has_traceback=False) for group in found.groups],
         total=found.total,
         since=found.since,
         now=found.until,
@@ -105,7 +104,7 @@ async def failure(caller: Caller, id: str, query: FailureQuery) -> FailureDetail
             404, "not_failed", f"job {id} has not failed, or has been retried; /api/jobs/{id} has its state"
         )
     return FailureDetailsView(
-        group=_shown(found.group, caller.redaction, has_traceback=True),
+        group=_shown(found.group, caller, has_traceback=True),
         jobs=found.jobs,
         since=found.since,
         now=found.until,
@@ -120,10 +119,11 @@ ENDPOINTS: Sequence[Endpoint] = (
 )
 
 
-def _shown(group: FailureGroup, redaction: Redaction, *, has_traceback: bool) -> FailureView:
+def _shown(group: FailureGroup, caller: Caller, *, has_traceback: bool) -> FailureView:
     error, cause = group.newest.status.error, group.cause
-    if redaction:
-        error = redaction.error(error, redaction.secrets(group.newest.payload, headers=group.newest.headers))
+    if caller.redaction:
+        secrets = caller.secrets_of(group.newest.payload, headers=group.newest.headers)
+        error = caller.redaction.error(error, secrets)
         # What is hidden in the error is hidden in what is read from it.
         cause = replace(cause, message="" if error is None else root_cause(error).message)
     if error is not None and not has_traceback:

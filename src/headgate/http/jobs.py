@@ -193,7 +193,8 @@ class LogLineView(msgspec.Struct, frozen=True):
 class JobDetailsView(msgspec.Struct, frozen=True):
     """Everything that is stored about a job, and the root cause of its last error.
 
-    Fields that match `redacted` of the session are hidden.
+    Fields that match `redacted` of the session are hidden. Of an encoded payload or result, viewers get the names of
+    its codecs, as "[encoded: aes-gcm.2026-11]"; operators get it decoded, if this app has the codecs.
     """
 
     status: JobStatusView
@@ -228,7 +229,7 @@ async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
         _allowed(caller, query), before=query.before, count=query.count, oldest_first=query.order == "oldest"
     )
     paused = await _paused(caller, *(job.status for job in found.jobs))
-    return Page([_listed(job, caller.redaction, paused) for job in found.jobs], found.next)
+    return Page([_listed(job, caller, paused) for job in found.jobs], found.next)
 
 
 async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:
@@ -239,7 +240,7 @@ async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:
 async def job(caller: Caller, id: str) -> JobDetailsView:
     """Return everything that is stored about a job: payload, result, attempts, timeline, last log lines."""
     found = await caller.admin.job(id)
-    return _details(found, caller.redaction, await _paused(caller, found.status))
+    return _details(found, caller, await _paused(caller, found.status))
 
 
 async def explain_job(caller: Caller, id: str) -> ExplanationView:
@@ -354,9 +355,10 @@ def _status_view(status: JobStatus, paused: Paused) -> JobStatusView:
     return JobStatusView(**{**shown, "waits_for": wait_view(status, paused)})
 
 
-def _listed(job: ListedJob, redaction: Redaction, paused: Paused) -> ListedJobView:
+def _listed(job: ListedJob, caller: Caller, paused: Paused) -> ListedJobView:
+    redaction = caller.redaction
     is_read = len(job.payload) <= LONGEST_PREVIEWED or job.status.error is not None or job.status.progress is not None
-    secrets = redaction.secrets(job.payload, headers=job.headers) if is_read else NO_SECRETS
+    secrets = caller.secrets_of(job.payload, headers=job.headers) if is_read else NO_SECRETS
     status = _status(job.status, redaction, secrets)
     return ListedJobView(
         id=status.id,
@@ -379,7 +381,7 @@ def _listed(job: ListedJob, redaction: Redaction, paused: Paused) -> ListedJobVi
         lane_waiting=status.lane_waiting,
         progress=status.progress,
         unreadable=status.unreadable,
-        payload=redaction.preview(job.payload, secrets),
+        payload=redaction.preview(caller.visible(job.payload) if is_read else job.payload, secrets),
     )
 
 
@@ -399,15 +401,15 @@ def _short(error: JobError | None) -> JobError | None:
     return None if error is None else JobError(error.type, error.message)
 
 
-def _details(job: JobDetails, redaction: Redaction, paused: Paused) -> JobDetailsView:
-    record = job.record
-    secrets = redaction.secrets(record.payload, record.result, headers=record.headers)
+def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
+    record, redaction = job.record, caller.redaction
+    secrets = caller.secrets_of(record.payload, record.result, headers=record.headers)
     origin = record.origin
     error = redaction.error(record.error, secrets)
     return JobDetailsView(
         status=_status_view(_status(job.status, redaction, secrets), paused),
-        payload=redaction.json(record.payload, secrets),
-        result=redaction.json(record.result, secrets),
+        payload=redaction.json(caller.visible(record.payload), secrets),
+        result=redaction.json(None if record.result is None else caller.visible(record.result), secrets),
         error=error,
         headers=redaction.mapping(record.headers, secrets),
         options=record.options,

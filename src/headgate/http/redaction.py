@@ -11,6 +11,7 @@ from urllib.parse import quote, quote_plus
 import msgspec
 
 from headgate.errors import DeclarationError
+from headgate.jobs.encoded import is_encoded, shown_encoded
 from headgate.jobs.job import JobError
 
 HIDDEN = "[redacted]"
@@ -98,16 +99,23 @@ class Redaction:
         return self._path is not None
 
     def json(self, text: str | None, secrets: Secrets = NO_SECRETS) -> msgspec.Raw | None:
-        """Return a stored JSON text for an answer; text that is not JSON is returned as a JSON string."""
+        """Return a stored JSON text for an answer; text that is not JSON is returned as a JSON string.
+
+        Of an encoded text, only the names of its codecs are returned.
+        """
         if text is None:
             return None
+        if is_encoded(text):
+            return msgspec.Raw(msgspec.json.encode(shown_encoded(text)))
         value = _decoded(text)
         if self._path is None and value is not _UNREADABLE:
             return msgspec.Raw(text.encode())
         return msgspec.Raw(msgspec.json.encode(self._hide(text if value is _UNREADABLE else value, "$", secrets)))
 
     def preview(self, text: str, secrets: Secrets = NO_SECRETS) -> str:
-        """Return the beginning of a stored JSON text, for a list."""
+        """Return the beginning of a stored JSON text, for a list; of an encoded text, the names of its codecs."""
+        if is_encoded(text):
+            return shown_encoded(text)
         if len(text) > LONGEST_PREVIEWED:
             return f"… {len(text):,} characters"
         if self._path is not None:

@@ -327,7 +327,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     `cursor` is the last id of the page before. Instants are wall microseconds; each range is from `…_from` up to, but
     not including, `…_until`. `limit` and `key` match one draw of the job. `node` is the node that runs it or ran it
-    last. `error` is the beginning of the type of its last error. `text` is part of its payload, which is JSON text.
+    last. `error` is the beginning of the type of its last error. `text` is part of its payload, which is JSON text;
+    encoded ones are not searched.
     """
 
     state: JobState | None = None

@@ -96,7 +96,7 @@ def declare_task(
     if chunk is not None and body.executor is Executor.PROCESS:
         raise DeclarationError(f"{where} handles chunks, which a child process cannot: leave process=True out")
     function = body.function if chunk is None else function_of_one(body.function, where)
-    payload = PayloadType(function, where, max_payload, options.get("upgrade"), injected=needs)
+    payload = PayloadType(function, where, max_payload, options.get("upgrade"), injected=needs, codecs=registry.codecs)
     if retry is not None:
         require_policy(retry, where)
     require_priority(priority, where)

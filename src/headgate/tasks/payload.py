@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from copy import copy
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, Self, TypedDict
 
 import msgspec
 
 from headgate.errors import DeclarationError, PayloadError
+from headgate.jobs.encoded import is_encoded
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.tasks.annotations import annotations_of
+from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.leading import results_in
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.round_trip import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
@@ -29,6 +31,9 @@ _by_name = msgspec.structs.asdict
 
 _MISFIT = re.compile(r"(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`", re.DOTALL)
 """The message of msgspec for a value that does not match its type."""
+
+_WITHOUT_VALUES = ("Expected `", "Object missing required field", "Object contains unknown field")
+"""How those messages of msgspec begin that have no values in them."""
 
 
 class KnownArguments(dict[str, Any]):
@@ -65,9 +70,21 @@ class PayloadType:
         max_payload: int = MAX_PAYLOAD,
         upgrade: Upgrade | None = None,
         injected: Container[str] = (),
+        codecs: Codecs = NO_CODECS,
+        hides_values: bool = False,
     ) -> None:
-        """Use all arguments except the `injected` ones, which are not part of a job."""
+        """Use all arguments except the `injected` ones, which are not part of a job.
+
+        What is stored passes through the `codecs`. With some, or with `hides_values`, no error shows a value.
+        """
+        self._codecs = codecs
+        self._encodes = codecs.encodes
+        self._decodes = bool(codecs)
+        self.hides_values: bool = hides_values or bool(codecs)
+        """Whether errors leave out the values of arguments and results."""
         self._where = where
+        self._arguments_text = f"the payload of {where}"
+        self._result_text = f"what {where} returned"
         self._max_payload = max_payload
         self._upgrade = upgrade
         if upgrade is not None and (not callable(upgrade) or inspect.iscoroutinefunction(upgrade)):
@@ -121,9 +138,10 @@ class PayloadType:
         return self._max_payload
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return a call as JSON, and its arguments by name, as the handler gets them, with the defaults filled in.
+        """Return a call as it is stored, and its arguments by name, as the handler gets them, with the defaults.
 
-        Raises TypeError for arguments that do not fit the signature, PayloadError for values without a JSON form.
+        Raises TypeError for arguments that do not fit the signature, PayloadError for values without a JSON form, and
+        if a codec fails.
         """
         given = self.bind(args, kwargs)
         try:
@@ -143,12 +161,13 @@ class PayloadType:
             raise PayloadError(self._mismatch(error)) from None
         if self._untyped or not equal(given, back):
             self._require_survival(given, back)
-        return payload.decode(), self._defaults | back if self._defaults else back
+        stored = self._codecs.encode(payload, self._arguments_text) if self._encodes else payload.decode()
+        return stored, self._defaults | back if self._defaults else back
 
     def encode_part(self, given: Mapping[str, Any], later: frozenset[str]) -> tuple[str, KnownArguments]:
         """As `encode`, by name and without the arguments `later`, which are added when the job starts."""
         kinds = {name: kind for name, kind in self._kinds.items() if name in given}
-        part = copy(self)
+        part = copy.copy(self)
         part._read_back = decoder(TypedDict("Payload", kinds)).decode  # type: ignore[operator]
         part._positional_only, part._required = (), frozenset(kinds)
         payload, arguments = part.encode((), given)
@@ -156,6 +175,7 @@ class PayloadType:
 
     def decode_part(self, payload: str, later: Iterable[str]) -> KnownArguments:
         """Return a stored call's arguments by name, with defaults, but without those `later`. Raises PayloadError."""
+        payload = self._codecs.decode(payload, self._arguments_text)
         try:
             given = decoder(TypedDict("Payload", self._kinds, total=False)).decode(payload)  # type: ignore[operator]
         except Exception as error:  # the code of a model or a class can raise anything
@@ -163,7 +183,12 @@ class PayloadType:
         return KnownArguments({**self._defaults, **given}, frozenset(later))
 
     def decode(self, payload: str) -> tuple[list[Any], dict[str, Any]]:
-        """Return the stored call, as positional and named arguments. Raises PayloadError if it no longer fits."""
+        """Return the stored call, as positional and named arguments.
+
+        Raises PayloadError if it no longer fits, or cannot be decoded.
+        """
+        if self._decodes:
+            payload = self._codecs.decode(payload, self._arguments_text)
         try:
             decoded = self._decode(payload)
         except Exception as error:  # the code of a model or a class can raise anything
@@ -177,7 +202,7 @@ class PayloadType:
         except (msgspec.DecodeError, UnicodeError) as error:
             raise PayloadError(f"the arguments of {self._where} are not JSON: {error}") from None
         if not isinstance(given, dict):
-            raise PayloadError(f"the arguments of {self._where} must be a JSON object, not {shown(given)}")
+            raise PayloadError(f"the arguments of {self._where} must be a JSON object, not {self._shown(given)}")
         known = ", ".join(self.parameters) or "none"
         for name in given:
             if name not in self._names:
@@ -209,29 +234,41 @@ class PayloadType:
 
     def _upgraded(self, payload: str, misfit: Exception) -> Any:
         """Return the arguments that the task's own upgrade makes of a payload that does not fit."""
+        if is_encoded(payload):
+            # Without codecs, only a payload that does not fit is looked at.
+            self._codecs.decode(payload, self._arguments_text)
         if self._upgrade is None:
             raise PayloadError(
-                f"the stored arguments of {self._where} do not fit its signature: {_message(misfit)}; "
+                f"the stored arguments of {self._where} do not fit its signature: {self._message(misfit)}; "
                 "after a fix, `headgate jobs retry` runs the job again"
             ) from None
         try:
             stored = msgspec.json.decode(payload)
             if not isinstance(stored, dict):
-                raise TypeError(f"the stored arguments are not a JSON object: {shown(stored)}")
+                raise TypeError(f"the stored arguments are not a JSON object: {self._shown(stored)}")
             return self._decode(to_json(self._upgrade(stored)))
         except Exception as error:
             raise PayloadError(
-                f"the stored arguments of {self._where} do not fit its signature ({_message(misfit)}), and its upgrade "
-                f"does not help: {type(error).__name__}: {_message(error)}; after a fix, `headgate jobs retry` "
-                "runs the job again"
-            ) from error
+                f"the stored arguments of {self._where} do not fit its signature ({self._message(misfit)}), and its "
+                f"upgrade does not help: {type(error).__name__}: {self._message(error)}; after a fix, "
+                "`headgate jobs retry` runs the job again"
+            ) from (None if self.hides_values else error)
 
-    def reencode(self, payload: str) -> str:
-        """Return a stored payload as this release stores it, if the task has an upgrade. Raises PayloadError."""
-        if self._upgrade is None:
-            return payload
-        positional, named = self.decode(payload)
-        return self.encode(tuple(positional), named)[0]
+    def for_child(self, payload: str) -> str:
+        """Return a stored payload as JSON, as this release writes it if the task has an upgrade. Raises PayloadError.
+
+        A child process gets it in clear: it reads what its node has decoded.
+        """
+        if self._upgrade is not None:
+            positional, named = self.decode(payload)
+            payload = self.encode(tuple(positional), named)[0]
+        return self._codecs.decode(payload, self._arguments_text)
+
+    def in_clear(self) -> Self:
+        """Return the same without the codecs, for a child process; no error shows a value if none does here."""
+        other = copy.copy(self)
+        other._codecs, other._encodes, other._decodes = NO_CODECS, False, False
+        return other
 
     def arguments(self, payload: str) -> dict[str, Any]:
         """Return a stored call's arguments by name, with defaults. Raises PayloadError if it no longer fits."""
@@ -239,7 +276,10 @@ class PayloadType:
         return {**self._defaults, **self.by_name(positional, named)}
 
     def encode_result(self, result: Any) -> str:
-        """Return a handler's result as JSON. Raises PayloadError if it has none, is too large or of the wrong type."""
+        """Return a handler's result as it is stored.
+
+        Raises PayloadError if it has no JSON form, is too large or of the wrong type, and if a codec fails.
+        """
         if result is None:
             return "null"
         try:
@@ -247,7 +287,7 @@ class PayloadType:
         except Exception as error:  # the code of a model or a class can raise anything
             path, cause = unwritable_part(result, "it") or ("it", error)
             raise PayloadError(
-                f"what {self._where} returned cannot be stored as JSON: {_at(path, 'it')}{_message(cause)}"
+                f"what {self._where} returned cannot be stored as JSON: {self._at(path, 'it')}{self._message(cause)}"
             ) from None
         if len(encoded) > self._max_payload:
             raise PayloadError(
@@ -256,19 +296,34 @@ class PayloadType:
             )
         if type(result) is not self._plain_result:
             self._require_result_survival(result, encoded)
-        return encoded.decode()
+        return self._codecs.encode(encoded, self._result_text) if self._encodes else encoded.decode()
+
+    def stored_result(self, result: str) -> str:
+        """Return the JSON of a result, which a child process has written, as it is stored. Raises PayloadError."""
+        if result == "null" or not self._encodes:
+            return result
+        return self._codecs.encode(result.encode(), self._result_text)
+
+    def clear_result(self, result: str) -> str:
+        """Return the JSON of a stored result. Raises PayloadError if it cannot be decoded."""
+        return self._codecs.decode(result, self._result_text)
 
     def decode_result(self, result: str) -> Any:
         """Return a stored return value, as the type of the function's annotation.
 
-        Raises PayloadError for one that another release has stored and that does not fit this type.
+        Raises PayloadError for one that another release has stored and that does not fit this type, and for one that
+        cannot be decoded.
         """
         if result == "null":
             return None
         try:
-            return self._result.decode(result)
+            return self._result.decode(self._codecs.decode(result, self._result_text))
+        except PayloadError:
+            raise
         except Exception as error:  # the code of a model or a class can raise anything
-            raise PayloadError(f"what {self._where} returned does not fit its annotation: {_message(error)}") from None
+            raise PayloadError(
+                f"what {self._where} returned does not fit its annotation: {self._message(error)}"
+            ) from None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, without defaults. Raises TypeError if they do not fit."""
@@ -296,8 +351,10 @@ class PayloadType:
         known = EnqueueOptions.__annotations__.keys() - self._names
         options = {name: value for name, value in kwargs.items() if name in known}
         rest = {name: value for name, value in kwargs.items() if name not in options}
-        given = [f"{value!r:.40}" for value in args] + [f"{name}={value!r:.40}" for name, value in rest.items()]
         using = ", ".join(f"{name}={value!r:.40}" for name, value in options.items())
+        given = [f"{value!r:.40}" for value in args] + [f"{name}={value!r:.40}" for name, value in rest.items()]
+        if self.hides_values:
+            given = ["…"]
         return (
             f"{self._where} has no argument {next(iter(options))!r}, which is an option of enqueueing; write "
             f".using({using}).enqueue({', '.join(given)})"
@@ -315,19 +372,20 @@ class PayloadType:
             if found is not None:
                 path, cause = found
                 return PayloadError(
-                    f"argument {name!r} of {self._where} cannot be stored as JSON: {_at(path, name)}{_message(cause)}"
+                    f"argument {name!r} of {self._where} cannot be stored as JSON: "
+                    f"{self._at(path, name)}{self._message(cause)}"
                 )
-        return PayloadError(f"the arguments of {self._where} cannot be stored as JSON: {_message(error)}")
+        return PayloadError(f"the arguments of {self._where} cannot be stored as JSON: {self._message(error)}")
 
     def _mismatch(self, error: Exception) -> str:
         """Return which argument does not fit its annotation, and which part of it."""
         found = _MISFIT.fullmatch(str(error)) if isinstance(error, msgspec.ValidationError) else None
         if found is None:
-            return f"an argument of {self._where} does not fit its annotation: {_message(error)}"
+            return f"an argument of {self._where} does not fit its annotation: {self._message(error)}"
         name = re.split(r"[.\[]", found["path"], maxsplit=1)[0]
-        return (
-            f"argument {name!r} of {self._where} does not fit its annotation: {_at(found['path'], name)}{found['what']}"
-        )
+        at = "" if found["path"] == name else f"at {found['path']}: "
+        what = found["what"] if self._is_harmless(error) else type(error).__name__
+        return f"argument {name!r} of {self._where} does not fit its annotation: {at}{what}"
 
     def _require_survival(self, given: Mapping[str, Any], back: Mapping[str, Any]) -> None:
         """Raise PayloadError for an argument that the handler would not get as it was passed."""
@@ -340,8 +398,9 @@ class PayloadType:
             else:
                 continue
             raise PayloadError(
-                f"argument {name!r} of {self._where} does not survive JSON: {_at(path, name)}{shown(before)} comes "
-                f"back as {shown(after)}; annotate its type or pass something that JSON has"
+                f"argument {name!r} of {self._where} does not survive JSON: {self._at(path, name)}"
+                f"{self._shown(before)} comes back as {self._shown(after)}; annotate its type or pass something that "
+                "JSON has"
             )
 
     def _require_result_survival(self, result: Any, encoded: bytes) -> None:
@@ -353,32 +412,46 @@ class PayloadType:
         try:
             back = self._result.decode(encoded)
         except Exception as error:  # the code of a model or a class can raise anything
-            raise PayloadError(f"what {self._where} returned does not fit its annotation: {_message(error)}") from None
+            raise PayloadError(
+                f"what {self._where} returned does not fit its annotation: {self._message(error)}"
+            ) from None
         difference = first_difference(result, back, loose=True, path="it")
         if difference is not None:
             path, before, after = difference
             raise PayloadError(
-                f"what {self._where} returned does not survive JSON: {_at(path, 'it')}{shown(before)} comes back as "
-                f"{shown(after)}"
+                f"what {self._where} returned does not survive JSON: {self._at(path, 'it')}{self._shown(before)} comes "
+                f"back as {self._shown(after)}"
             )
+
+    # ------------------------------------------------------------------------------------------ words of errors
+
+    def _shown(self, value: Any) -> str:
+        """Return a value for an error message; only its type if values are hidden."""
+        return f"a {type(value).__qualname__}" if self.hides_values else shown(value)
+
+    def _at(self, path: str, name: str) -> str:
+        """Return where in an argument the problem is; empty if it is the argument itself, or the path has values."""
+        return "" if path == name or self.hides_values else f"at {path}: "
+
+    def _message(self, error: Exception) -> str:
+        if isinstance(error, RecursionError):
+            return "it is nested too deeply"
+        if not self._is_harmless(error):
+            return type(error).__name__
+        try:
+            return str(error)
+        except Exception:
+            # The error's own code may fail, too.
+            return type(error).__name__
+
+    def _is_harmless(self, error: Exception) -> bool:
+        """Return whether the text of an error may be shown: whether values may be, or it has only types and names."""
+        return not self.hides_values or (
+            isinstance(error, msgspec.ValidationError) and str(error).startswith(_WITHOUT_VALUES)
+        )
 
 
 _FLAT = (str, int, float, bool, bytes, type(None))
-
-
-def _at(path: str, name: str) -> str:
-    """Return where in an argument the problem is; empty if it is the argument itself."""
-    return "" if path == name else f"at {path}: "
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    try:
-        return str(error)
-    except Exception:
-        # The error's own code may fail, too.
-        return type(error).__name__
 
 
 def _result_decoder(kind: Any) -> tuple[msgspec.json.Decoder[Any], Any]:

@@ -14,6 +14,7 @@ from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.fair import PREFIX
 from headgate.limits.limit import AnyRule, Limit, require_limit_name
+from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.gate import BoundLimit, Gate
 from headgate.tasks.hooks import Hooks
@@ -50,11 +51,14 @@ class Registry:
     """Tasks, schedules, limits and queues by name, resources by type, and hooks in their order.
 
     `retry` and `timeout` (seconds) are for tasks without their own in a queue without its own. `retention` is for
-    states that the retention of a task or a job leaves out.
+    states that the retention of a task or a job leaves out. `codecs` encode what tasks store.
     """
 
-    def __init__(self, *, retry: RetryPolicy, timeout: float | None, retention: Retention) -> None:
+    def __init__(
+        self, *, retry: RetryPolicy, timeout: float | None, retention: Retention, codecs: Codecs = NO_CODECS
+    ) -> None:
         self._retry = retry
+        self.codecs = codecs
         self._timeout = timeout
         self.retention = retention
         self.tasks: dict[str, Task[Any, Any]] = {}

@@ -90,7 +90,7 @@ class ManualClient(Client):
                 f"job {job_id} of task {record.task!r} is {record.state}, and nothing runs by itself in this test: its "
                 "result would be waited for without end; drain() first, or use headgate.testing.live(app)"
             )
-        return result_of(record, self.registry.find(record.task))
+        return result_of(record, self.registry.find(record.task), self.registry.codecs)
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         status = await self.admin.batch(batch_id)

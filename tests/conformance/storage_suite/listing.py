@@ -187,6 +187,12 @@ class ListingConformance(Conformance):
         assert await found(store_user, **{name: value}) == [wanted.id]
         assert await found(store_user, **{name: "nothing"}) == []
 
+    async def test_text_is_not_searched_in_encoded_payloads(self, store_user: StoreUser) -> None:
+        clear = store_user.new(payload='{"to":"encoded:zlib:YWJj"}')
+        await store_user.storage.add([clear, store_user.new(payload="encoded:zlib:YWJj")])
+        for text in ("encoded:zlib", "YWJj", "b", ":"):
+            assert await found(store_user, text=text) == [clear.id]
+
     async def test_jobs_are_listed_by_node(self, store_user: StoreUser) -> None:
         await store_user.storage.join("node-b", "b")
         await store_user.add(3)

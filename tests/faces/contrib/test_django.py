@@ -21,6 +21,7 @@ from headgate import DeclarationError, Headgate, PayloadError
 from headgate.contrib.django import HeadgateBackend, task_options
 from headgate.contrib.django.declared import IMPORTED
 from headgate.contrib.django.standard import InvalidTask, InvalidTaskBackend, exceptions, signals, tasks
+from headgate.jobs.encoded import codecs_of
 from tests.faces.contrib.django_shop import ended, running, set_up
 
 
@@ -94,6 +95,19 @@ def test_a_function_of_any_arguments_gets_them_as_they_were_passed(worker: Any) 
     assert result.return_value == [[1, [2, 3]], {"name": "x"}]
     found = worker.anything.get_result(result.id)
     assert (found.args, found.kwargs) == ([1, [2, 3]], {"name": "x"})
+
+
+def test_encoded_arguments_and_results_are_read_as_others(worker: Any) -> None:
+    long = "x" * 2000
+    with heard(signals.task_finished) as finished:
+        result = ended(worker.anything.enqueue(long))
+        assert finished.get(timeout=10)[1] == "SUCCESSFUL"
+    from tests.faces.contrib.shop.jobs import app
+
+    record = app.sync.admin.job(result.id).record
+    assert codecs_of(record.payload) == codecs_of(record.result or "") == ("zlib",)
+    found = worker.anything.get_result(result.id)
+    assert (found.args, found.return_value) == ([long], [[long], {}])
 
 
 def test_coroutines_run_and_are_enqueued_and_read_from_coroutines(worker: Any) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import Any
 
 import msgspec
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections
+from msgspec import structs
 
 from headgate import Cancel, Headgate, JobContext, RateLimited, Snooze, Task, current_job
 from headgate.admin import JobDetails
@@ -46,8 +48,10 @@ class DjangoTaskBody:
 
     def result_of(self, details: JobDetails) -> Any:
         """Return the current result of one of its jobs."""
-        record = details.record
-        args, kwargs = self._app.tasks[self._task.module_path].payload.decode(record.payload)
+        record, payload = details.record, self._app.tasks[self._task.module_path].payload
+        args, kwargs = payload.decode(record.payload)
+        if record.result is not None:
+            details = replace(details, record=structs.replace(record, result=payload.clear_result(record.result)))
         call = self.parameters.of_job(self.parameters.by_name(args, kwargs), record.headers or {})
         return stored_result(self._task, self._alias, details, call)
 
@@ -110,7 +114,7 @@ class DjangoTaskBody:
         return (base.TaskContext(task_result=result),) if self._task.takes_context else ()
 
     def _on_completed(self, job: JobContext, value: Any) -> None:
-        stored = self._app.tasks[self._task.module_path].payload.encode_result(value)
+        stored = self._app.tasks[self._task.module_path].payload.in_clear().encode_result(value)
         self._send_finished(job, lambda result: succeed(result, msgspec.json.decode(stored)))
 
     def _on_error(self, job: JobContext, error: BaseException) -> None:

@@ -1,8 +1,9 @@
 """The app that runs the shop's tasks."""
 
-from headgate import Headgate, RetryPolicy
+from headgate import Headgate, RetryPolicy, Zlib
 
-app = Headgate(synchronous="OFF", retry=RetryPolicy(retries=0))  # its URL is in the environment
+# Its URL is in the environment.
+app = Headgate(synchronous="OFF", retry=RetryPolicy(retries=0), codec=Zlib(above=1000))
 
 
 @app.task

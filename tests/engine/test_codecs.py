@@ -1,0 +1,487 @@
+"""Codecs in the lives of jobs: nothing is stored in clear, keys are renewed, and a node without a key loses no job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from headgate import (
+    AesGcm,
+    AttemptContext,
+    Every,
+    Headgate,
+    JobFailed,
+    JobState,
+    Mutex,
+    PayloadError,
+    RetryPolicy,
+    StrictRate,
+    Zlib,
+    batch,
+    chain,
+)
+from headgate.clock import SECOND, SystemClock
+from headgate.jobs.encoded import codecs_of, is_encoded
+from headgate.jobs.event import Event, ScheduleFailed, ScheduleSuperseded
+from headgate.storage.schedules import ScheduleRecord
+from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import until
+
+SECRET = "hunter2-swordfish"
+OLD, NEW = AesGcm("2026-05", AesGcm.new_key()), AesGcm("2026-11", AesGcm.new_key())
+ONCE = RetryPolicy(retries=0)
+
+Run = Callable[[], Awaitable[Any]]
+
+
+def app_on(store: Any, **settings: Any) -> Headgate:
+    return Headgate(store, **settings) if isinstance(store, str) else Headgate(storage=store, **settings)
+
+
+def declare_pay(app: Headgate, **options: Any) -> Any:
+    @app.task(**{"retry": ONCE, **options})
+    async def pay(tenant: str, card: str, cents: int = 0) -> str:
+        return f"{tenant} paid {cents} with {card}"
+
+    return pay
+
+
+async def record_of(app: Headgate, name: str) -> ScheduleRecord:
+    (record,) = await app._storage.schedules(name=name)
+    return record
+
+
+async def is_stored(app: Headgate, name: str) -> bool:
+    return bool(await app._storage.schedules(name=name))
+
+
+async def stored_payload(app: Headgate, job_id: str) -> str:
+    record = await app._storage.job(job_id)
+    assert record is not None
+    return record.payload
+
+
+async def result_of_schedule(app: Headgate, name: str) -> Any:
+    """The result of the first job of a schedule."""
+
+    async def has_run() -> bool:
+        return bool(await app.admin.jobs(schedule=name))
+
+    await until(has_run)
+    (job, *_) = await app.admin.jobs(schedule=name, oldest_first=True)
+    return await app.job(job.id).result(timeout=10)
+
+
+# ------------------------------------------------------------------------------------------ in no table, in no log
+
+
+def dump_files(folder: Path) -> str:
+    """All that is in the tables of `jobs.db`, and in its files."""
+    with contextlib.closing(sqlite3.connect(folder / "jobs.db")) as file:
+        tables = "\n".join(file.iterdump())
+    return tables + "".join(each.read_bytes().decode("latin-1") for each in folder.glob("jobs.db*"))
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> tuple[str, dict[str, Any], Callable[[], Awaitable[str]]]:
+    """The URL of a database, the settings for it, and all that is in it, as text."""
+    if request.param == "sqlite":
+
+        async def dump() -> str:
+            return dump_files(tmp_path)
+
+        return f"sqlite:///{tmp_path / 'jobs.db'}", {}, dump
+    url, schema = request.getfixturevalue("postgres_url"), request.getfixturevalue("postgres_schema")
+
+    async def dump_schema() -> str:
+        connection = await asyncpg.connect(url)
+        try:
+            tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
+            rows = [
+                await connection.fetch(f'SELECT t::text AS row FROM "{schema}"."{table["tablename"]}" t')
+                for table in tables
+            ]
+            return "\n".join(row["row"] for found in rows for row in found)
+        finally:
+            await connection.close()
+
+    return url, {"schema": schema, "migrate": True}, dump_schema
+
+
+async def test_nothing_of_arguments_and_results_is_stored_or_logged_however_jobs_are_enqueued(
+    database: tuple[str, dict[str, Any], Callable[[], Awaitable[str]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, settings, dump = database
+    app = Headgate(url, codec=[Zlib(above=200), NEW], log_jobs=True, **settings)
+    pay = declare_pay(app, limits=[StrictRate("9/h", key="{tenant}", name="by-tenant")], unique_key="{cents}")
+    plain = app.task(name="plain", retry=ONCE)(pay.function)
+
+    @app.schedule(Every(hours=1), args=[SECRET], first="now")
+    @app.task
+    async def hourly(card: str) -> str:
+        return card
+
+    @app.task(retry=ONCE)
+    async def wrong(card: str) -> dict[str, int]:
+        return {"card": card}  # type: ignore[dict-item]
+
+    @app.around_attempt
+    async def change(job: AttemptContext, run: Run) -> Any:
+        if "tenant" in job.arguments:
+            job.arguments["cents"] = 7
+        return await run()
+
+    caplog.set_level(logging.DEBUG)
+    long = SECRET * 40
+    async with app:
+        one = await pay.enqueue("acme", SECRET, 1)
+        many = await plain.enqueue_many([("acme", SECRET), ("acme", long)])
+        group = await batch([plain.call("acme", SECRET)] * 2, limits=[Mutex("{tenant}")]).enqueue()
+        line = await chain(plain.call("acme", SECRET), plain.call("acme", SECRET)).enqueue()
+        later = await pay.using(delay=3600).enqueue("acme", SECRET, 2)
+        again = await pay.using(on_conflict="replace").enqueue("b", SECRET, 2)
+        await plain.schedule("often", Every(minutes=5), first="now").enqueue("acme", SECRET)
+        refused = await wrong.enqueue(SECRET)
+        assert await one.result(timeout=10) == f"acme paid 7 with {SECRET}"
+        assert [await job.result(timeout=10) for job in many] == [f"acme paid 7 with {each}" for each in (SECRET, long)]
+        assert {await job.result(timeout=10) for job in group.jobs} == {f"acme paid 7 with {SECRET}"}
+        assert await line.result(timeout=10) == f"acme paid 7 with {SECRET}"
+        with pytest.raises(JobFailed, match="does not fit its annotation"):
+            await refused.result(timeout=10)
+        assert again.id == later.id
+        assert (await app._storage.job(later.id)).draws[0].key == "b"  # type: ignore[union-attr]
+        for name, result in (("often", f"acme paid 7 with {SECRET}"), ("hourly", SECRET)):
+            assert await result_of_schedule(app, name) == result
+        encodings = {codecs_of(await stored_payload(app, job.id)) for job in (one, *many, later)}
+        assert encodings == {("aes-gcm.2026-11",), ("zlib", "aes-gcm.2026-11")}
+        assert await app._storage.check() == []
+    stored = await dump()
+    assert "by-tenant" in stored
+    assert "encoded:aes-gcm.2026-11:" in stored
+    assert "swordfish" not in stored
+    assert "swordfish" not in caplog.text
+
+
+# ------------------------------------------------------------------------------------------ codecs come and go
+
+
+def test_jobs_from_before_the_codec_run_and_those_from_after_it_run_without_it_being_first() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        jobs: list[str] = []
+        releases: list[dict[str, Any]] = [
+            {},
+            {"codec": OLD},
+            {"codec": NEW, "old_codecs": [OLD]},
+            {"old_codecs": [OLD, NEW]},
+        ]
+        for codecs in releases:
+            app = Headgate(storage=store, clock=clock, **codecs)
+            pay = declare_pay(app)
+            async with app.open():
+                jobs.append((await pay.enqueue("acme", SECRET)).id)
+        async with app:
+            names = [codecs_of(await stored_payload(app, job)) for job in jobs]
+            assert names == [(), ("aes-gcm.2026-05",), ("aes-gcm.2026-11",), ()]
+            for job in jobs:
+                assert await app.job(job).result(timeout=60) == f"acme paid 0 with {SECRET}"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("lacking", [{}, {"codec": OLD}, {"codec": AesGcm("2026-11", AesGcm.new_key())}])
+def test_a_job_that_a_node_cannot_decode_is_tried_again_and_then_kept_for_a_retry(lacking: dict[str, Any]) -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        able, unable = Headgate(storage=store, clock=clock, codec=NEW), Headgate(storage=store, clock=clock, **lacking)
+        pay = declare_pay(able)
+        called: list[str] = []
+        unable.task(name="pay")(called.append)
+
+        @unable.task
+        async def other() -> None: ...
+
+        async with able.open():
+            job = await pay.enqueue("acme", SECRET)
+        async with unable:
+            await (await other.enqueue()).result(timeout=5)
+            before = clock.monotonic()
+            with pytest.raises(JobFailed, match="payload of task 'pay' cannot be decoded") as failed:
+                await unable.job(job.id).result(timeout=600)
+            assert failed.value.error_type == "headgate.errors.PayloadError"
+            assert round((clock.monotonic() - before) / SECOND) == 120
+        async with able:
+            assert not called
+            await able.admin.retry(job.id)
+            assert await able.job(job.id).result(timeout=5) == f"acme paid 0 with {SECRET}"
+        async with unable.open():
+            with pytest.raises(PayloadError, match="what task 'pay' returned cannot be decoded"):
+                await unable.job(job.id).result(timeout=5)
+        stranger = Headgate(storage=store, clock=clock, **lacking)
+        async with stranger.open():
+            with pytest.raises(PayloadError, match=f"the result of job {job.id} cannot be decoded"):
+                await stranger.job(job.id).result(timeout=5)
+
+    run_virtual(main)
+
+
+def test_a_job_that_one_node_cannot_decode_runs_on_another_meanwhile() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        able, unable = Headgate(storage=store, clock=clock, codec=NEW), Headgate(storage=store, clock=clock)
+        pay = declare_pay(able)
+        declare_pay(unable)
+        async with unable:
+            async with able.open():
+                job = await pay.enqueue("acme", SECRET)
+            await asyncio.sleep(5)
+        async with able:
+            assert await job.result(timeout=60) == f"acme paid 0 with {SECRET}"
+            assert (await job.status()).attempt == 2
+
+    run_virtual(main)
+
+
+def test_an_app_without_the_tasks_returns_decoded_results_with_the_codec() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = Headgate(storage=store, clock=clock, codec=NEW)
+        pay = declare_pay(app)
+        async with app:
+            job = await pay.enqueue("acme", SECRET)
+            await job.result(timeout=5)
+            record = (await app.admin.job(job.id)).record
+            assert is_encoded(record.payload)
+            assert record.result is not None
+            assert is_encoded(record.result)
+            assert app.admin.decoded(record.payload) == f'{{"tenant":"acme","card":"{SECRET}"}}'
+        reader = Headgate(storage=store, clock=clock, old_codecs=[NEW])
+        async with reader.open():
+            assert await reader.job(job.id).result(timeout=5) == f"acme paid 0 with {SECRET}"
+
+    run_virtual(main)
+
+
+def test_an_upgrade_gets_the_decoded_arguments_and_its_errors_show_none() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        before, after = (Headgate(storage=store, clock=clock, codec=NEW, retry=ONCE) for _ in range(2))
+
+        @before.task(name="pay")
+        async def paid(number: str) -> None: ...
+
+        @after.task(upgrade=lambda stored: {"card": int(stored["number"])})
+        async def pay(card: int) -> int:
+            return card
+
+        async with before.open():
+            good, bad = await paid.enqueue("4111"), await paid.enqueue(SECRET)
+        async with after:
+            assert await after.job(good.id).result(timeout=5) == 4111
+            with pytest.raises(JobFailed) as failed:
+                await after.job(bad.id).result(timeout=600)
+            assert "its upgrade does not help: ValueError" in str(failed.value)
+            details = await after.admin.job(bad.id)
+            assert SECRET not in repr(details)
+
+    run_virtual(main)
+
+
+# ----------------------------------------------------------------------------------------------------- schedules
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+    """A store for several apps, with their settings."""
+    if request.param == "memory":
+        return MemoryStorage(SystemClock()), {}
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'jobs.db'}", {}
+    return request.getfixturevalue("postgres_url"), {"schema": request.getfixturevalue("postgres_schema")}
+
+
+def scheduling(store: Any, card: str = SECRET, **settings: Any) -> Headgate:
+    app = app_on(store, **settings)
+
+    @app.schedule(Every(hours=1), args=[card])
+    @app.task
+    async def invoice(card: str) -> str:
+        return card
+
+    return app
+
+
+async def test_a_schedule_that_is_declared_again_is_not_written_and_supersedes_nobody(
+    shared: tuple[Any, dict[str, Any]],
+) -> None:
+    store, settings = shared
+    received: list[Event] = []
+    async with (first := scheduling(store, codec=[Zlib(1), NEW], **settings)):
+        first.subscribe(received.append, ScheduleSuperseded)
+        await until(lambda: is_stored(first, "invoice"))
+        known = await record_of(first, "invoice")
+        assert is_encoded(known.call.payload)
+        async with (second := scheduling(store, codec=[Zlib(1), NEW], **settings)):
+            second.subscribe(received.append, ScheduleSuperseded)
+            fired = await second.find_schedule("invoice").trigger()
+            assert await fired.result(timeout=10) == SECRET
+        again = await record_of(first, "invoice")
+        assert again.call == known.call
+    assert received == []
+
+
+def test_a_node_writes_a_schedule_only_if_its_arguments_or_its_codecs_have_changed() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        seen: list[tuple[int, tuple[str, ...], str]] = []
+        releases: list[dict[str, Any]] = [
+            {},
+            {"codec": OLD},
+            {"codec": OLD},
+            {"codec": NEW, "old_codecs": [OLD]},
+            {"codec": NEW},
+            {"codec": NEW, "card": "another"},
+            {"old_codecs": [NEW], "card": "another"},
+        ]
+        for release in releases:
+            app = scheduling(store, clock=clock, **release)
+            async with app:
+                await asyncio.sleep(200)
+                record = await record_of(app, "invoice")
+                payload = app.admin.decoded(record.call.payload)
+                seen.append((record.revision, codecs_of(record.call.payload), payload))
+            await asyncio.sleep(300)
+        cards = [f'{{"card":"{card}"}}' for card in (*[SECRET] * 5, "another", "another")]
+        assert [payload for _, _, payload in seen] == cards
+        assert [names for _, names, _ in seen] == [(), *[(OLD.name,)] * 2, *[(NEW.name,)] * 3, ()]
+        revisions = [revision for revision, _, _ in seen]
+        changes = [later - earlier for earlier, later in itertools.pairwise(revisions)]
+        assert changes == [1, 0, 1, 0, 1, 1]
+
+    run_virtual(main)
+
+
+def test_a_schedule_whose_key_was_lost_is_stored_anew_by_the_code_that_declares_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        async with scheduling(store, codec=OLD, clock=clock):
+            await asyncio.sleep(1)
+        async with (app := scheduling(store, codec=NEW, clock=clock)):
+            await asyncio.sleep(1)
+            assert codecs_of((await record_of(app, "invoice")).call.payload) == (NEW.name,)
+
+    run_virtual(main)
+
+
+def test_a_schedule_that_a_node_cannot_decode_is_left_to_others_and_loses_no_limit() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        able, unable = Headgate(storage=store, clock=clock, codec=NEW), Headgate(storage=store, clock=clock)
+        limits = [StrictRate("1/h", key="{tenant}")]
+        pay = declare_pay(able, limits=limits)
+        declare_pay(unable, limits=limits)
+        failed: list[Event] = []
+        unable.subscribe(failed.append, ScheduleFailed)
+        async with able.open():
+            await pay.schedule("acme", Every(minutes=5), first="now").enqueue("acme", SECRET)
+        async with unable:
+            await asyncio.sleep(1000)
+            assert await unable.admin.jobs() == []
+            (event,) = failed
+            assert isinstance(event, ScheduleFailed)
+            assert "encoded with 'aes-gcm.2026-11', and this app has no codec" in event.error
+            with pytest.raises(PayloadError, match="the payload of schedule 'acme' cannot be decoded"):
+                await unable.admin.schedules.trigger("acme")
+        async with able:
+            await asyncio.sleep(1)
+            (job,) = await able.admin.jobs()
+            assert job.state is JobState.SUCCEEDED
+
+    run_virtual(main)
+
+
+async def test_schedules_made_at_run_time_are_encoded_anew_on_request(shared: tuple[Any, dict[str, Any]]) -> None:
+    store, settings = shared
+    old = app_on(store, codec=OLD, **settings)
+    pay = declare_pay(old)
+    new = app_on(store, codec=NEW, old_codecs=[OLD], **settings)
+    declare_pay(new)
+    async with old.open(migrate=True):
+        for name in ("one", "two"):
+            await pay.schedule(name, Every(hours=1), max_runs=5).enqueue("acme", SECRET)
+        await old.admin.schedules.pause("two")
+        async with new.open():
+            before = await record_of(new, "two")
+            assert await new.admin.schedules.reencode() == 2
+            assert await new.admin.schedules.reencode() == 0
+            after = await record_of(new, "two")
+            assert codecs_of(after.call.payload) == (NEW.name,)
+            assert new.admin.decoded(after.call.payload) == f'{{"tenant":"acme","card":"{SECRET}"}}'
+            assert (after.course, after.paused_at, after.rules) == (before.course, before.paused_at, before.rules)
+            with pytest.raises(PayloadError, match="the payload of schedule 'one' cannot be decoded"):
+                await old.admin.schedules.reencode()
+
+
+# ------------------------------------------------------------------------------------------------- processes
+
+
+def reveal(card: str) -> str:
+    return f"{card} {os.getpid()}"
+
+
+def miscount(card: str) -> dict[str, int]:
+    return {card: card}  # type: ignore[dict-item]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_a_child_process_gets_arguments_in_clear_and_its_result_is_encoded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStorage(SystemClock())
+    app = Headgate(storage=store, codec=[Zlib(1), NEW], retry=ONCE)
+    process = app.task(process=True)(reveal)
+    wrong = app.task(process=True)(miscount)
+    done: list[object] = []
+    process.on_completed(lambda job, result: done.append(result))
+    async with app:
+        job, bad = await process.enqueue(SECRET), await wrong.enqueue(SECRET)
+        card, pid = (await job.result(timeout=30)).split()
+        assert card == SECRET
+        assert int(pid) != os.getpid()
+        record = (await app.admin.job(job.id)).record
+        assert record.result is not None
+        assert codecs_of(record.result) == (NEW.name,)
+        await until(lambda: bool(done))
+        assert done == [f"{SECRET} {pid}"]
+        with pytest.raises(JobFailed) as failed:
+            await bad.result(timeout=30)
+        assert "miscount' returned" in str(failed.value)
+        assert SECRET not in repr(await app.admin.job(bad.id))
+    unable = Headgate(storage=store)
+    unable.task(process=True)(reveal)
+    async with app.open():
+        job = await process.enqueue(SECRET)
+    async with unable:
+
+        async def was_tried() -> bool:
+            return bool((await unable.admin.job(job.id)).attempts)
+
+        await until(was_tried, 30)
+        (attempt,) = (await unable.admin.job(job.id)).attempts
+        assert attempt.error is not None
+        assert "payload of task 'reveal' cannot be decoded" in attempt.error.message
+    assert SECRET not in caplog.text
