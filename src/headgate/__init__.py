@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headgate.errors import (
         AmbiguousNode,
         AttemptLost,
+        BatchClosed,
         BatchNotFound,
         CostExceedsLimit,
         DeclarationError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         JobNotFound,
         LeaderNotFound,
         LeaderNotSucceeded,
+        LeaderSucceeded,
         LeaseLost,
         LimitInUse,
         LimitRejected,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         PayloadError,
         ProcessDied,
         QueueFull,
+        ResultUnavailable,
         ScheduleNotFound,
         SearchTooLong,
         StorageUnavailable,
@@ -64,7 +67,7 @@ if TYPE_CHECKING:
     from headgate.tasks.attempt_context import AttemptContext
     from headgate.tasks.codec import Codec
     from headgate.tasks.context import JobContext, current_job, current_jobs
-    from headgate.tasks.flow import batch, chain
+    from headgate.tasks.flow import batch, chain, result_of
     from headgate.tasks.handle import Job, JobStatus
     from headgate.tasks.handler import Handler
     from headgate.tasks.job_draft import JobDraft
@@ -86,6 +89,7 @@ __all__ = [
     "JobState",
     "JobStatus",
     "chain",
+    "result_of",
     "batch",
     "Chain",
     "Batch",
@@ -140,10 +144,12 @@ __all__ = [
     "JobCancelled",
     "JobExpired",
     "JobFailed",
+    "BatchClosed",
     "BatchNotFound",
     "JobNotFound",
     "LeaderNotFound",
     "LeaderNotSucceeded",
+    "LeaderSucceeded",
     "LeaseLost",
     "LimitInUse",
     "LimitRejected",
@@ -152,6 +158,7 @@ __all__ = [
     "PayloadError",
     "ProcessDied",
     "QueueFull",
+    "ResultUnavailable",
     "ScheduleNotFound",
     "SearchTooLong",
     "StorageUnavailable",
@@ -177,10 +184,12 @@ _PLACES = {
     "JobCancelled": "headgate.errors",
     "JobExpired": "headgate.errors",
     "JobFailed": "headgate.errors",
+    "BatchClosed": "headgate.errors",
     "BatchNotFound": "headgate.errors",
     "JobNotFound": "headgate.errors",
     "LeaderNotFound": "headgate.errors",
     "LeaderNotSucceeded": "headgate.errors",
+    "LeaderSucceeded": "headgate.errors",
     "LeaseLost": "headgate.errors",
     "LimitInUse": "headgate.errors",
     "LimitRejected": "headgate.errors",
@@ -189,6 +198,7 @@ _PLACES = {
     "PayloadError": "headgate.errors",
     "ProcessDied": "headgate.errors",
     "QueueFull": "headgate.errors",
+    "ResultUnavailable": "headgate.errors",
     "ScheduleNotFound": "headgate.errors",
     "SearchTooLong": "headgate.errors",
     "StorageUnavailable": "headgate.errors",
@@ -223,6 +233,7 @@ _PLACES = {
     "current_jobs": "headgate.tasks.context",
     "batch": "headgate.tasks.flow",
     "chain": "headgate.tasks.flow",
+    "result_of": "headgate.tasks.flow",
     "Job": "headgate.tasks.handle",
     "JobStatus": "headgate.tasks.handle",
     "Handler": "headgate.tasks.handler",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Self
@@ -41,10 +41,9 @@ from headgate.jobs.job import JobRecord, JobState, NewJob
 from headgate.observe.log import log_event, logged_kinds, unserved_text
 from headgate.storage.address import StoreAddress
 from headgate.storage.enlisting import require_blocking, run_at_once
-from headgate.storage.records import JobFilter
 from headgate.storage.store import Store
 from headgate.tasks.child_mark import IN_CHILD
-from headgate.tasks.flow import FlowCall
+from headgate.tasks.flow import FlowBatch, FlowCall, Step, growth
 from headgate.tasks.handle import EnqueuePrediction, Job
 from headgate.tasks.portal import Portal, WaitingThread
 from headgate.tasks.registry import Registry
@@ -241,8 +240,8 @@ class Client:
         self.lifecycle.require()
         return self._ids.next(self.storage.now())
 
-    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
-        """Store the calls of a chain or a batch in one commit, with the id and the size of each batch."""
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
+        """Store the calls of a chain, a batch or a graph in one commit, with the batches."""
         self.lifecycle.require()
         functions = self.registry.hooks.around_enqueue
         if not functions or not calls:
@@ -255,6 +254,14 @@ class Client:
             return [call.id for call in calls]
 
         await call_around_enqueue(functions, drafts, store_drafts)
+
+    async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[Job[Any]]:
+        """As `Batch.add`."""
+        self.lifecycle.require()
+        builder = growth(self, batch_id, steps)
+        if builder.jobs:
+            await self.enqueue_flow(*builder.flow())
+        return [Job(id, self) for id in builder.jobs]
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
         """Store a schedule at run time. Raises as `Task.enqueue`, and DeclarationError."""
@@ -344,15 +351,14 @@ class Client:
         return not state.is_final
 
     async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]:
-        """Return the jobs of a batch, in order, as far as they are kept."""
+        """Return the jobs of a batch and of the batches in it, in order, as far as they are kept."""
         self.lifecycle.require()
         found: list[Job[Any]] = []
         while True:
-            filter = JobFilter(batch=batch_id, oldest_first=True, cursor=found[-1].id if found else None, count=1000)
-            page = await self.storage.jobs(filter)
-            found += [Job(record.id, self) for record in page]
-            if len(page) < filter.count:
+            page = await self.storage.jobs_of_batch(batch_id, after=found[-1].id if found else "")
+            if not page:
                 return found
+            found += [Job(id, self) for id in page]
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`; `timeout` is in seconds."""

@@ -132,6 +132,10 @@ class BatchNotFound(JobNotFound):
         self.job_id = batch_id
 
 
+class BatchClosed(HeadgateError):
+    """No job can be added to a batch: it is final, or it holds limits for its jobs. Nothing was stored."""
+
+
 class ScheduleNotFound(HeadgateError, LookupError):
     """No schedule of this name is stored, or it has been removed."""
 
@@ -199,6 +203,14 @@ class LeaderNotRetried(IllegalTransition):
 
 class LeaderNotSucceeded(HeadgateError):
     """Why a job was cancelled: the job or batch that it follows did not succeed."""
+
+
+class LeaderSucceeded(HeadgateError):
+    """Why a job was cancelled: it runs only if the job or batch that it follows does not succeed."""
+
+
+class ResultUnavailable(HeadgateError):
+    """An argument is the result of a job that did not succeed, has been pruned, or keeps no result; the job fails."""
 
 
 class SearchTooLong(HeadgateError):

@@ -263,7 +263,7 @@ async def test_a_follower_is_added_while_its_leader_ends_in_several_statements(s
 async def test_a_follower_that_is_cancelled_while_its_leader_ends_is_cancelled_once(stores: TwoStores) -> None:
     leader = await stores.left.add_one()
     follower = await follow(stores.right, leader)
-    last = await follow(stores.right, follower, "any")
+    last = await follow(stores.right, follower, "final")
     job = await stores.left.take_one()
     cancelling = stores.after("followers", lambda: stores.right.storage.cancel(follower))
     await stores.left.succeed(job)

@@ -52,8 +52,7 @@ def test_a_batch_is_final_when_its_last_job_is() -> None:
             assert await stored.result(timeout=10) == [3, 1, 2]
             status = await stored.wait()
             assert (status.pending, status.succeeded, status.state) == (0, 3, JobState.SUCCEEDED)
-            assert stored.then is not None
-            assert await stored.then.result(timeout=10) == [3, 0]
+            assert await stored.then[0].result(timeout=10) == [3, 0]
 
     run_virtual(main)
 
@@ -76,9 +75,8 @@ def test_a_batch_whose_id_was_kept_gives_its_results_and_is_cancelled() -> None:
             assert await app.batch(left.id).cancel() == 2
             status = await left.wait(timeout=10)
             assert (status.succeeded, status.cancelled) == (1, 2)
-            assert left.then is not None
             with pytest.raises(JobCancelled):
-                await left.then.result(timeout=10)
+                await left.then[0].result(timeout=10)
             assert [status.id for status in await app.admin.batches()] == [left.id, done.id]
             assert await app.batch(left.id).cancel() == 0
 
@@ -101,7 +99,7 @@ def test_jobs_of_a_batch_can_read_its_id() -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize(("on", "runs"), [("success", False), ("any", True)])
+@pytest.mark.parametrize(("on", "runs"), [("success", False), ("final", True)])
 def test_then_with_any_outcome_runs_after_a_failure(on: str, runs: bool) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
@@ -122,12 +120,11 @@ def test_then_with_any_outcome_runs_after_a_failure(on: str, runs: bool) -> None
             assert (await stored.wait(timeout=10)).state is JobState.FAILED
             with pytest.raises(JobFailed):
                 await stored.result()
-            assert stored.then is not None
             if runs:
-                await stored.then.result(timeout=10)
+                await stored.then[0].result(timeout=10)
             else:
                 with pytest.raises(JobCancelled):
-                    await stored.then.result(timeout=10)
+                    await stored.then[0].result(timeout=10)
             assert bool(ran) is runs
 
     run_virtual(main)
@@ -173,8 +170,7 @@ def test_a_follower_of_an_empty_batch_runs_immediately() -> None:
         async with app:
             stored = await batch([]).then(report.call()).enqueue()
             assert (await stored.wait(timeout=1)).state is JobState.SUCCEEDED
-            assert stored.then is not None
-            assert await stored.then.result(timeout=10) == "nothing"
+            assert await stored.then[0].result(timeout=10) == "nothing"
 
     run_virtual(main)
 
@@ -190,13 +186,12 @@ def test_a_batch_is_cancelled_with_its_followers() -> None:
             await asyncio.sleep(1000)
 
         async with app:
-            stored = await batch([work.call(), work.using(delay=60).call()]).then(work.call(), on="any").enqueue()
+            stored = await batch([work.call(), work.using(delay=60).call()]).then(work.call(), on="final").enqueue()
             await begun.wait()
             assert await stored.cancel() == 3
             assert (await stored.wait(timeout=10)).cancelled == 2
-            assert stored.then is not None
             with pytest.raises(JobCancelled):
-                await stored.then.result(timeout=1)
+                await stored.then[0].result(timeout=1)
 
     run_virtual(main)
 
@@ -251,12 +246,10 @@ def test_an_invalid_batch_is_refused_when_it_is_created() -> None:
     async def work(tenant: str = "") -> None: ...
 
     plan = batch([work.call()])
-    with pytest.raises(DeclarationError, match=r"has a then\(\) already"):
-        plan.then(work.call()).then(work.call())
-    with pytest.raises(DeclarationError, match="must be 'success' or 'any'"):
-        plan.then(work.call(), on="failure")  # type: ignore[arg-type]  # what somebody writes by mistake
-    with pytest.raises(DeclarationError, match="a batch in a batch"):
-        batch([plan])
+    with pytest.raises(DeclarationError, match="must be 'success', 'failure' or 'final'"):
+        plan.then(work.call(), on="any")  # type: ignore[arg-type]  # what somebody writes by mistake
+    with pytest.raises(DeclarationError, match="a batch with a batch in it"):
+        batch([plan], limits=[Mutex("api")])
     with pytest.raises(DeclarationError, match="rates count starts"):
         batch([work.call()], limits=[RateLimit("1/s")])  # type: ignore[list-item]  # what somebody writes by mistake
     with pytest.raises(DeclarationError, match="has no name"):

@@ -139,9 +139,8 @@ def test_what_follows_sees_how_its_leader_was_ended() -> None:
 
         async with app:
             for how, counts in (("fail", [1, 0]), ("cancel", [0, 1])):
-                stored = await batch([end.call(how)]).then(after.call(), on="any").enqueue()
-                assert stored.then is not None
-                assert await stored.then.result() == counts
+                stored = await batch([end.call(how)]).then(after.call(), on="final").enqueue()
+                assert await stored.then[0].result() == counts
                 follower = await chain(end.call(how), after.call()).enqueue()
                 with pytest.raises(JobCancelled):
                     await follower.result()

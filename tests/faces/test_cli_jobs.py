@@ -345,8 +345,8 @@ def test_a_batch_is_found_by_its_id(project: Project) -> None:
         good = app.tasks["good"]
         stored = await batch([good.call() for _ in range(3)]).then(good.call()).enqueue()
         await stored.jobs[0].cancel()
-        assert isinstance(stored.then, Job)
-        return stored.id, stored.then.id
+        assert isinstance(stored.then[0], Job)
+        return stored.id, stored.then[0].id
 
     id, then = project.do(work)
     for verb in ("show", "explain"):

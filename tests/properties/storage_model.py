@@ -214,7 +214,7 @@ class StorageModel:
 
     def may_be_retried(self, job: ModelJob) -> bool:
         """Whether what it follows, if that is final, ended as the job needs it."""
-        return job.origin.on == "any" or self.end_of(job.origin.follows) in (None, JobState.SUCCEEDED)
+        return job.origin.on == "final" or self.end_of(job.origin.follows) in (None, JobState.SUCCEEDED)
 
     def _block(self, job: ModelJob) -> None:
         job.state, job.is_blocked, job.give_up_at = JobState.WAITING, True, None

@@ -179,7 +179,7 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
             "on_conflict": draw(st.sampled_from(["keep", "replace", "replace", "raise"])),
             "is_rejected": draw(st.sampled_from([False] * 9 + [True])),
             "follows": draw(st.sampled_from([None, None, None, "one before", "any other", "any other"])),
-            "on": draw(st.sampled_from(["success", "success", "any"])),
+            "on": draw(st.sampled_from(["success", "success", "final"])),
         }
         for _ in range(draw(st.integers(1, 6)))
     ]

@@ -83,7 +83,7 @@ async def flows() -> None:
 
     chain(plain)  # type: ignore[call-overload]
     batch(plain.call("a"))  # type: ignore[arg-type]
-    batch([plain.call("a")]).then(sync.call("b"), on="failure")  # type: ignore[arg-type]
+    batch([plain.call("a")]).then(sync.call("b"), on="any")  # type: ignore[arg-type]
 
 
 async def schedules() -> None:

@@ -18,7 +18,7 @@ from headgate.admin.queues import QueuesAdmin, QueueStatus
 from headgate.admin.schedules import ScheduleDefinition
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import TimelineEntry
-from headgate.storage.records import JobCount
+from headgate.storage.records import JobCount, TiedJob
 
 __all__ = [
     "Admin",
@@ -60,6 +60,7 @@ __all__ = [
     "RateBound",
     "ScheduleDefinition",
     "SlowCounts",
+    "TiedJob",
     "TimelineEntry",
     "UnknownTaskCount",
 ]

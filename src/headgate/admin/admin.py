@@ -48,6 +48,7 @@ from headgate.storage.records import (
     JobCount,
     QueueCounts,
     QueuePosition,
+    Ties,
     ViewCount,
     WaitingCount,
 )
@@ -84,8 +85,9 @@ class DeclaredTask:
 class JobDetails:
     """A job with its payload and result, the attempts that did not succeed, its timeline, and its last log lines.
 
-    Payload and result are as they are stored; `Admin.decoded` decodes those that a codec has encoded.
-    The job's audit level determines how much of its timeline is stored beside its row.
+    `ties` are the jobs and batches that it follows, and those that follow it, the first 100 of each. Payload and result
+    are as they are stored; `Admin.decoded` decodes those that a codec has encoded. The job's audit level determines how
+    much of its timeline is stored beside its row.
     """
 
     status: JobStatus
@@ -93,6 +95,7 @@ class JobDetails:
     attempts: Sequence[AttemptRecord]
     timeline: Sequence[TimelineEntry]
     last_lines: Sequence[LogLine]
+    ties: Ties
 
 
 class Admin:
@@ -303,7 +306,8 @@ class Admin:
         attempts = await self._storage.attempts(job_id)
         entries = await self._storage.audit_log(AuditFilter(kind="job", subject=job_id, count=100))
         lines = await self._storage.logs(job_id, count=LAST_LINES, newest=True)
-        return JobDetails(status, record, attempts, timeline(record, attempts, entries[::-1]), lines)
+        life = timeline(record, attempts, entries[::-1])
+        return JobDetails(status, record, attempts, life, lines, await self._storage.ties(job_id))
 
     async def failures(
         self, *, span: Duration | None = 3600, task: str | None = None, queue: str | None = None
@@ -405,6 +409,7 @@ class Admin:
             limits,
             nodes,
             batch=batch,
+            leaders=(await self._storage.ties(job_id)).leaders if batch is not None and batch.is_join else (),
             is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
             is_known=record.task in self._tasks,
             is_paused=record.state is JobState.WAITING and await self.queues.is_paused(record.queue),

@@ -11,7 +11,7 @@ from headgate.admin.nodes import node_status
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobRecord, JobState
 from headgate.plural import counted
-from headgate.storage.records import NodeRecord
+from headgate.storage.records import NodeRecord, TiedJob
 from headgate.tasks.handle import JobStatus
 
 _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
@@ -49,17 +49,21 @@ def reason_for(
     nodes: Sequence[NodeRecord],
     *,
     batch: BatchRecord | None,
+    leaders: Sequence[TiedJob],
     is_leader_final: bool,
     is_known: bool,
     is_paused: bool,
     requires: frozenset[str],
     now: datetime,
 ) -> str:
-    """Return the first reason why the job has not started, most basic first; `batch` is its leader, if it is one."""
+    """Return the first reason why the job has not started, most basic first.
+
+    `batch` is its leader, if that is one; `leaders` are those that it counts, if it is a join.
+    """
     if status.state is not JobState.WAITING:
         return _other_state(record, status, nodes, now)
     if status.is_blocked:
-        leader = status.follows if batch is None else _named(batch)
+        leader = status.follows if batch is None else _several(batch, leaders) if leaders else _named(batch)
         if is_leader_final:
             return f"it follows {leader}, which is final and has many followers; a node releases them in portions"
         return f"it follows {leader} and is blocked until that is final"
@@ -113,6 +117,12 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
 
 def _named(batch: BatchRecord) -> str:
     return f"batch {batch.id} ({batch.total - batch.pending} of {batch.total} final)"
+
+
+def _several(join: BatchRecord, leaders: Sequence[TiedJob]) -> str:
+    open = [each.id for each in leaders if each.state not in ("succeeded", "failed", "cancelled")]
+    shown = "" if not open else f", not yet {', '.join(open[:3])}{', …' if len(open) > 3 or join.pending > 3 else ''}"
+    return f"{join.total} jobs or batches ({join.total - join.pending} of {join.total} final{shown})"
 
 
 def _other_state(record: JobRecord, status: JobStatus, nodes: Sequence[NodeRecord], now: datetime) -> str:

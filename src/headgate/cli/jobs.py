@@ -15,7 +15,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from headgate.admin import Admin, Explanation, JobDetails
+from headgate.admin import Admin, Explanation, JobDetails, TiedJob
 from headgate.cli.bulk import change_many, takes_many
 from headgate.cli.enqueue import enqueue
 from headgate.cli.locate import (
@@ -473,6 +473,12 @@ def _note(job: JobStatus, now: datetime) -> str | None:
     return None if job.error is None else f"{job.error.type}: {job.error.message}"
 
 
+def _tied(jobs: Sequence[TiedJob]) -> str | None:
+    """Return the jobs and batches before or after a job as a line."""
+    shown = [f"{each.id} ({each.task or 'batch'}, {each.state or 'deleted'})" for each in jobs]
+    return ", ".join(shown) or None
+
+
 def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
     record, status = details.record, details.status
     return {
@@ -481,6 +487,9 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
         "expires_at": None if record.expires_at is None else to_datetime(record.expires_at),
         "unique_key": record.unique_key,
         "batch": None if record.origin is None else record.origin.batch,
+        "results": None if record.origin is None else record.origin.results,
+        "leaders": details.ties.leaders,
+        "followers": details.ties.followers,
         "timeout": None if record.options is None else record.options.timeout,
         "retry": None if record.options is None else record.options.retry,
         "retention": None if record.options is None else record.options.retention,
@@ -583,6 +592,8 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             ("expires", None if record.expires_at is None else to_datetime(record.expires_at)),
             ("unique key", record.unique_key),
             ("batch", None if record.origin is None else record.origin.batch),
+            ("follows", _tied(details.ties.leaders)),
+            ("followed by", _tied(details.ties.followers)),
             *_overrides(record),
             *_occurrence(record),
             ("limits", ", ".join(f"{draw.limit} key {draw.key!r}" for draw in record.draws) or None),
@@ -590,6 +601,7 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             ("annotations", status.annotations or None),
             ("headers", record.headers),
             ("payload", _as_text(record.payload)),
+            ("results as arguments", None if record.origin is None else record.origin.results),
             ("result", _as_text(record.result)),
         ],
         empty="",

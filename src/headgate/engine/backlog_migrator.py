@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus
+from headgate.engine.enqueuer import require_key
 from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed
@@ -14,8 +16,9 @@ from headgate.jobs.gating import GateChange, GatedJob, subject_of
 from headgate.jobs.terms import GateTerms
 from headgate.storage.store import Store
 from headgate.tasks.batch_gate import draws_in_batch
-from headgate.tasks.gate import UNGATED
+from headgate.tasks.gate import UNGATED, Gate, GatedCall
 from headgate.tasks.registry import Registry, intended_queue
+from headgate.tasks.task import Task
 
 PAGE = 100
 """Jobs that one commit moves; other writers wait for the commit."""
@@ -194,7 +197,7 @@ class BacklogMigrator:
                     continue
                 gate, asked = self._registry.gate(task, job.queue, wanted), UNGATED
                 if gate.limits:
-                    asked = gate.ask(task.payload.arguments(job.payload), job.headers or {}, _ignore_skip)
+                    asked = _asked(gate, task, job)
                 draws, costs, terms = draws_in_batch(asked, job.draws, job.terms)
             except USER_CODE_ERRORS as error:  # including errors of the task's own `cost` or `owner` for an old payload
                 self._skip(job, error)
@@ -219,3 +222,10 @@ class BacklogMigrator:
 
 def _ignore_skip(limit: str, reason: str) -> None:
     """Do nothing: the skipped limit was published when the job was enqueued."""
+
+
+def _asked(gate: Gate, task: Task[Any, Any], job: GatedJob) -> GatedCall:
+    if job.origin is None or not job.origin.results:
+        return gate.ask(task.payload.arguments(job.payload), job.headers or {}, _ignore_skip)
+    # Results that are arguments are added when the job starts.
+    return gate.ask(task.payload.decode_part(job.payload, job.origin.results), job.headers or {}, require_key)

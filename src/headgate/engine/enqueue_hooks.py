@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from headgate.engine.around import call_around
 from headgate.engine.call_groups import CallGroup
 from headgate.errors import HeadgateError
@@ -78,10 +80,13 @@ def changed_flow(calls: Sequence[FlowCall], drafts: Sequence[JobDraft]) -> list[
 
 
 def _draft(task: Task[Any, Any], queue: str, headers: Mapping[str, str] | None, call: Call[Any]) -> JobDraft:
-    return JobDraft(task.name, queue, task.payload.bind(call.args, call.kwargs), dict(headers or {}))
+    arguments = dict(call.kwargs) if call.later else task.payload.bind(call.args, call.kwargs)
+    return JobDraft(task.name, queue, arguments, dict(headers or {}))
 
 
 def _changed(task: Task[Any, Any], call: Call[Any], draft: JobDraft) -> Call[Any]:
     require_headers(draft.headers, f"task {task.name!r}")
+    if call.later:
+        return replace(call, kwargs=dict(draft.arguments), headers=dict(draft.headers))
     positional, named = task.payload.as_call(draft.arguments)
     return Call(tuple(positional), named, call.task, dict(draft.headers))

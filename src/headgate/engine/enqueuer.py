@@ -28,7 +28,7 @@ from headgate.jobs.uniqueness import replaces
 from headgate.schedules.stored_trigger import is_storable
 from headgate.storage.store import Store
 from headgate.tasks.batch_gate import BatchGate
-from headgate.tasks.flow import FlowCall
+from headgate.tasks.flow import FlowBatch, FlowCall
 from headgate.tasks.gate import UNGATED, GatedCall
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
@@ -101,8 +101,8 @@ class Enqueuer:
         if unique is not None:
             unique.key_for(arguments)
 
-    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
-        """Store the calls of a chain or batch in one commit, and the batches (id, size)."""
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
+        """Store the calls of a chain, a batch or a graph in one commit, and the batches."""
         counts = Counter(call.queue for call in calls)
         with await self._backlogs.admit(counts) as admitted:
             gates: dict[str, BatchGate] = {}
@@ -111,7 +111,9 @@ class Enqueuer:
                 jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
             now = self._storage.now()
             admitted.store()
-            await self._add(jobs, [NewBatch(id, total, now) for id, total in batches])
+            await self._add(
+                jobs, [NewBatch(each.id, each.total, now, each.batch, each.leaders, each.grows) for each in batches]
+            )
         self._publish_enqueued(jobs, {})
         self._publish_rejected(jobs)
 
@@ -210,7 +212,7 @@ class Enqueuer:
             gate = gates.get(batch) or BatchGate(batch, flow_call.limits, self._registry.limits)
             gates[batch] = gate
             asked = GatedCall(job.draws, job.costs, job.terms)
-            arguments = task.payload.arguments(job.payload)
+            arguments = task.payload.decode_part(job.payload, flow_call.call.later)
             draws, costs, terms = gate.joined(
                 asked, job.task, task.payload.parameters, arguments, job.headers or {}, task.payload.fields
             )
@@ -242,12 +244,17 @@ class Enqueuer:
         gate = self._registry.gate(task, queue, instead_of)
         gate_name = self._registry.gate_name(task.name, queue, instead_of)
         aging = self._registry.aging(queue)
-        encode, on_skip = task.payload.encode, partial(self._skip, task.name)
+        encode, skip = task.payload.encode, partial(self._skip, task.name)
         new_id = self._ids.next
         jobs: list[NewJob] = []
+        arguments: dict[str, Any]
         for call in group.calls:
-            payload, arguments = encode(call.args, call.kwargs)
+            if call.later:
+                payload, arguments = task.payload.encode_part(call.kwargs, call.later)
+            else:
+                payload, arguments = encode(call.args, call.kwargs)
             headers = shared_headers if call.headers is None else call.headers or None
+            on_skip = require_key if call.later else skip
             draws, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
             job = NewJob(
                 id=own_id or new_id(now),
@@ -296,3 +303,8 @@ class Enqueuer:
 def resolved_ids(jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[str]:
     """Return the ids that callers get: of the existing job where one was found, else of the new one."""
     return [others.get(job.id, job.id) for job in jobs]
+
+
+def require_key(limit: str, reason: str) -> None:
+    """Raise DeclarationError for a call whose key of a limit is not known before it starts."""
+    raise DeclarationError(f"limit {limit!r}: {reason}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +26,9 @@ from headgate.engine.error_text import describe_error
 from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
 from headgate.engine.store_completion import StoreCompletion
+from headgate.engine.store_results import StoreResults
 from headgate.engine.threads import in_thread
-from headgate.errors import PayloadError
+from headgate.errors import PayloadError, ResultUnavailable, StorageUnavailable
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
 from headgate.jobs.outcome import (
     CalleeRateLimited,
@@ -83,6 +84,7 @@ class AttemptDependencies:
     callback_runner: CallbackRunner
     reports: Reports
     completion: StoreCompletion
+    results: StoreResults
     chunks: ChunkCalls
     may_start: Callable[[RunningAttempt], bool]
     on_linger: Callable[[RunningAttempt], None]
@@ -237,6 +239,11 @@ class RunningAttempt:
         named: dict[str, Any] = {}
         if self.job.unreadable is not None:
             return self._unreadable(PayloadError(f"the stored job cannot be read: {self.job.unreadable}"))
+        origin = self.job.origin
+        if origin is not None and origin.results:
+            failure = await self._read_results(origin.results)
+            if failure is not None:
+                return failure
         around = self._dependencies.around
         if not in_child or around:
             try:
@@ -284,6 +291,22 @@ class RunningAttempt:
         finally:
             if timer is not None:
                 timer.cancel()
+
+    async def _read_results(self, results: Mapping[str, str | list[str]]) -> Outcome | None:
+        """Add the arguments that are results of other jobs. Returns the outcome if that fails."""
+        try:
+            payload = await self._dependencies.results.payload_of(self.job, results)
+        except StorageUnavailable:
+            return Interrupted()
+        except ResultUnavailable as error:
+            self.error = error
+            return FailedFinally(describe_error(error))
+        except PayloadError as error:
+            return self._unreadable(error)
+        except asyncio.CancelledError as error:
+            return self._outcome_when_cancelled(error)
+        self.job = replace(self.job, payload=payload)
+        return None
 
     async def _unless_complete(self, outcome: Outcome) -> Outcome:
         """Return the outcome; an attempt that had completed its job before it failed has succeeded.

@@ -53,7 +53,7 @@ def occurrence(
         variant=skipping.variant(),
         give_up_at=run_at + skipping.patience if skipping.patience else None,
         rejection=rejection,
-        origin=Origin(follows=follows, on="any", schedule=record.name, occurs_at=occurs_at),
+        origin=Origin(follows=follows, on="final", schedule=record.name, occurs_at=occurs_at),
         audit=call.audit,
         gate=registry.gate_name(call.task, call.queue),
     )

@@ -24,6 +24,7 @@ from headgate.engine.reporter import Reporter
 from headgate.engine.resource_pool import ResourcePool
 from headgate.engine.slots import Slots
 from headgate.engine.store_completion import StoreCompletion
+from headgate.engine.store_results import StoreResults
 from headgate.jobs.event import AttemptLingers, JobStarted
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.outcome import Outcome
@@ -87,6 +88,7 @@ class RunningAttempts:
             callback_runner,
             reporter,
             StoreCompletion(storage),
+            StoreResults(storage, registry.codecs),
             ChunkCalls(clock, pool, slots.most_in),
             self._may_start,
             self._note_lingering,

@@ -23,7 +23,7 @@ from headgate.jobs.job import JobError, JobOptions, JobRecord
 from headgate.jobs.report import HIGHEST_LEVEL, LogLine
 from headgate.jobs.root_cause import RootCause, root_cause
 from headgate.jobs.state import JobState
-from headgate.storage.records import JobView
+from headgate.storage.records import JobView, TiedJob
 from headgate.tasks.handle import JobProgress, JobStatus
 
 MOST_COUNTED = 10_000
@@ -226,6 +226,9 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     timeline: Sequence[MomentView]
     last_lines: Sequence[LogLineView]
     cause: RootCause | None
+    results: Mapping[str, str | list[str]] | None
+    leaders: Sequence[TiedJob]
+    followers: Sequence[TiedJob]
 
 
 async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
@@ -475,6 +478,9 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
         ],
         last_lines=[_line(line, redaction, secrets) for line in job.last_lines],
         cause=None if error is None else root_cause(error),
+        results=None if origin is None else origin.results,
+        leaders=job.ties.leaders,
+        followers=job.ties.followers,
     )
 
 

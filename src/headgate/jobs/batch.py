@@ -8,17 +8,26 @@ from headgate.jobs.state import JobState
 
 
 class NewBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A new batch, enqueued with all its `total` jobs, which name it in their origin."""
+    """A new batch, enqueued with all its `total` members: jobs, which name it in their origin, and batches.
+
+    `batch` is the outer batch that it is part of. A join has `leaders` instead of members of its own: stored or new
+    jobs and batches, which it counts; a job that follows the join follows all of them. One that `grows` is stored
+    already, and gets the new jobs that name it.
+    """
 
     id: str
     total: int
     enqueued_at: int
+    batch: str | None = None
+    leaders: tuple[str, ...] = ()
+    grows: bool = False
 
 
 class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
     """A stored batch as it is read. Instants are wall microseconds.
 
-    `pending` is the number of jobs that are not final yet; at 0 the batch is final, since `finished_at`.
+    `pending` is the number of members that are not final yet; at 0 the batch is final, since `finished_at`. A batch in
+    a batch is one member. `batch` is the outer one. A join counts the leaders of the jobs that follow it.
     """
 
     id: str
@@ -29,6 +38,8 @@ class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
     cancelled: int
     enqueued_at: int
     finished_at: int | None
+    batch: str | None = None
+    is_join: bool = False
 
     @property
     def ended_as(self) -> JobState | None:

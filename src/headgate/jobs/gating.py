@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.jobs.job import Draw
+from headgate.jobs.job import Draw, Origin
 from headgate.jobs.terms import GateTerms
 
 
@@ -108,6 +108,7 @@ class GatedJob(msgspec.Struct, frozen=True, array_like=True):
     costs: tuple[int, ...] | None
     terms: GateTerms | None
     gate: str
+    origin: Origin | None = None
 
 
 class GateChange(msgspec.Struct, frozen=True, array_like=True):

@@ -24,6 +24,9 @@ LONGEST_TRACEBACK = 6144
 MAX_PRIORITY = 9
 """Priorities are 0 (default) to 9; in a lane the higher starts first, unless its queue has aging."""
 
+On = Literal["success", "failure", "final"]
+"""After which end of its leader a job runs: that succeeded, that did not, or it is final in any way."""
+
 OnConflict = Literal["keep", "replace", "raise", "cancel_running"]
 """What happens to the next job under a unique key."""
 
@@ -87,16 +90,18 @@ DEFAULT_UNIQUE_TERMS = UniqueTerms()
 class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What a job belongs to: a chain, a batch or a schedule.
 
-    A job that `follows` a job or a batch (an id) is blocked until that is final; then it is cancelled unless that
-    succeeded or `on` is "any". `batch` is the batch that it is part of. `schedule` is the schedule that enqueued it for
-    the instant `occurs_at` (wall microseconds).
+    A job that `follows` a job or a batch (an id) is blocked until that is final; then it runs if that ended as `on`
+    says, and is cancelled otherwise. `batch` is the batch that it is part of. `schedule` is the schedule that enqueued
+    it for the instant `occurs_at` (wall microseconds). `results` are arguments that are not in its payload: by name,
+    the job or batch whose result each is, or several.
     """
 
     follows: str | None = None
-    on: Literal["success", "any"] = "success"
+    on: On = "success"
     batch: str | None = None
     schedule: str | None = None
     occurs_at: int | None = None
+    results: dict[str, str | list[str]] | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):

@@ -149,7 +149,7 @@ def successor(job: NewJob, running: str) -> NewJob:
     origin = job.origin or Origin()
     if origin.follows is not None:
         return job
-    return replace(job, origin=replace(origin, follows=running, on="any"))
+    return replace(job, origin=replace(origin, follows=running, on="final"))
 
 
 def following(job: NewJob, others: Mapping[str, str]) -> NewJob:

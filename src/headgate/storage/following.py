@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from headgate.errors import LeaderNotFound, LeaderNotRetried
+from headgate.errors import IllegalTransition, LeaderNotFound, LeaderNotRetried
 from headgate.jobs.batch import NewBatch, ended_as
 from headgate.jobs.job import JobError, JobState, NewJob
 
 LEADER_NOT_SUCCEEDED = "LeaderNotSucceeded"
+LEADER_SUCCEEDED = "LeaderSucceeded"
 
 
 FOLLOWERS_AT_ONCE = 1000
@@ -32,7 +33,7 @@ class FollowerPlacement(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """A job that has just become final."""
+    """A job that has just become final, or a batch; what follows a batch is always looked for."""
 
     id: str
     state: JobState
@@ -41,7 +42,7 @@ class EndedJob(NamedTuple):
 
 
 class EndedLeader(NamedTuple):
-    """A final job or batch whose followers with ids above `after` still have to be released or cancelled."""
+    """A final job or batch whose followers, and joins, with ids above `after` still have to be handled."""
 
     id: str
     state: JobState
@@ -69,11 +70,14 @@ class LeaderError(NamedTuple):
     """The error of a leader that did not succeed.
 
     The error of a batch is that of one of its jobs; of a job that was cancelled for its own leader only if all were.
+    The error of a join, and of a batch in which only batches did not succeed, is a `leader_error` that names one of
+    them.
     """
 
     leader: str
     error: JobError | None
     is_batch: bool = False
+    is_join: bool = False
 
 
 class RootLeader(NamedTuple):
@@ -123,6 +127,8 @@ def leader_error(leader: str, ended: JobState, cause: LeaderError | None = None)
     root = root_of(leader, ended, cause)
     if root.id == leader:
         why = f"it follows {root.named}, which {root.how}"
+    elif cause is not None and cause.is_join:
+        why = f"it follows several jobs or batches, and one did not succeed because {root.named} {root.how}"
     else:
         why = f"it follows {leader}, which was cancelled because {root.named} {root.how}"
     return JobError(
@@ -136,6 +142,15 @@ def leader_error(leader: str, ended: JobState, cause: LeaderError | None = None)
             "root_ended": root.ended.value,
             "root_error": root.error,
         },
+    )
+
+
+def not_needed_error(leader: str) -> JobError:
+    """Return the error of a job that is cancelled because its leader succeeded, and it runs only otherwise."""
+    return JobError(
+        type=LEADER_SUCCEEDED,
+        message=f"it runs only if {leader}, which it follows, does not succeed, and that succeeded",
+        data={"leader": leader, "ended": JobState.SUCCEEDED.value},
     )
 
 
@@ -154,14 +169,39 @@ def not_retried(job_id: str, leader: str, ended: JobState, cause: LeaderError | 
     )
 
 
+def not_needed(job_id: str, leader: str) -> IllegalTransition:
+    """Return the error for retrying a job that runs only if its leader does not succeed, after that succeeded."""
+    return IllegalTransition(
+        f"job {job_id} runs only if {leader}, which it follows, does not succeed, and that succeeded"
+    )
+
+
 def may_run_after(on: str, ended: JobState) -> bool:
     """Whether a follower may run after its leader has ended so; `on` is the outcome that it needs."""
-    return on == "any" or ended is JobState.SUCCEEDED
+    return on == "final" or (ended is JobState.SUCCEEDED) == (on == "success")
 
 
-def leaders_of(jobs: Sequence[NewJob]) -> set[str]:
-    """Return the ids of the leaders of new jobs."""
-    return {job.origin.follows for job in jobs if job.origin is not None and job.origin.follows is not None}
+def unrun_error(on: str, leader: str, ended: JobState, cause: LeaderError | None = None) -> JobError:
+    """Return the error of a job that may not run after its leader has ended so."""
+    return not_needed_error(leader) if on == "failure" else leader_error(leader, ended, cause)
+
+
+def leaders_of(jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> set[str]:
+    """Return the ids of the leaders of new jobs, and of those that new joins count."""
+    leaders = {job.origin.follows for job in jobs if job.origin is not None and job.origin.follows is not None}
+    return leaders.union(*(batch.leaders for batch in batches))
+
+
+class Placements(NamedTuple):
+    """Where new jobs go, by id, and what is counted of new batches from the start."""
+
+    jobs: Mapping[str, FollowerPlacement]
+    counts: Mapping[str, BatchCount]
+    ends: Mapping[str, JobState | None]
+    """The final states of all jobs and batches that were looked at; None or absent: not final."""
+
+
+NO_PLACEMENTS = Placements({}, {}, {})
 
 
 def placements(
@@ -169,27 +209,85 @@ def placements(
     batches: Sequence[NewBatch],
     ends: Mapping[str, JobState | None],
     causes: Mapping[str, LeaderError],
-) -> dict[str, FollowerPlacement]:
-    """Return where new jobs go, by id. A leader among them comes before its followers.
+) -> Placements:
+    """Return where new jobs go. A leader among them comes before its followers, also through a batch.
 
     `ends` has the final states of stored leaders (None: not final), and `causes` the errors of those that did not
-    succeed. Raises LeaderNotFound for a leader that is neither stored nor among the jobs.
+    succeed. Raises LeaderNotFound for a leader that is neither stored nor among the jobs and batches.
     """
-    known = dict(ends)
-    why = dict(causes)
+    ended = _Ends(batches, ends, causes)
+    joined = {leader: batch.id for batch in batches for leader in batch.leaders}
+    for leader in joined.keys() - ended.known.keys() - {job.id for job in jobs}:
+        raise LeaderNotFound(joined[leader], leader)
     placed: dict[str, FollowerPlacement] = {}
-    finals: dict[str, list[JobState]] = {batch.id: [] for batch in batches}
-    totals = {batch.id: batch.total for batch in batches}
     for job in jobs:
-        origin = job.origin
-        place = _place(job, finals, totals, known, why)
-        placed[job.id] = place
-        known[job.id] = place.state if place.state.is_final else None
-        why[job.id] = LeaderError(job.id, place.error)
-        if origin is not None and origin.batch in finals and place.state.is_final:
-            finals[origin.batch].append(place.state)
-            why[origin.batch] = _cause_of_batch(origin.batch, place.error, why.get(origin.batch))
-    return placed
+        place = placed[job.id] = _place(job, ended)
+        if place.state.is_final:
+            ended.add(job.id, place.state, None if job.origin is None else job.origin.batch, place.error)
+        else:
+            ended.known[job.id] = None
+    counts = [batch_count(id, states) for id, states in ended.counted.items()]
+    return Placements(placed, {count.id: count for count in counts}, ended.known)
+
+
+class _Ends:
+    """What is final while new jobs are placed: stored leaders, new jobs, and batches of final members only."""
+
+    def __init__(
+        self,
+        batches: Sequence[NewBatch],
+        ends: Mapping[str, JobState | None],
+        causes: Mapping[str, LeaderError],
+    ) -> None:
+        self.batches = {batch.id: batch for batch in batches}
+        self.counted: dict[str, list[JobState]] = {batch.id: [] for batch in batches}
+        self.causes = dict(causes)
+        self.known: dict[str, JobState | None] = dict.fromkeys(self.batches)
+        self._joins: dict[str, list[str]] = {}
+        for batch in batches:
+            for leader in batch.leaders:
+                self._joins.setdefault(leader, []).append(batch.id)
+        for id, state in ends.items():
+            if state is None:
+                self.known[id] = None
+            else:
+                cause = causes.get(id)
+                self.add(
+                    id, state, None, None if cause is None else cause.error, is_batch=bool(cause and cause.is_batch)
+                )
+        for batch in batches:
+            if not batch.total and not batch.grows:
+                self.add(batch.id, JobState.SUCCEEDED, batch.batch, None)
+
+    def add(
+        self, id: str, state: JobState, batch: str | None, error: JobError | None, *, is_batch: bool = False
+    ) -> None:
+        """Note an end: it is counted by its batch and by joins, which may be final then."""
+        self.causes.setdefault(id, LeaderError(id, error, is_batch))
+        left = [(id, state, batch)]
+        while left:
+            id, state, batch = left.pop()
+            self.known[id] = state
+            for counting in (batch, *self._joins.get(id, ())):
+                if counting not in self.batches or counting is None:
+                    continue
+                counted = self.counted[counting]
+                counted.append(state)
+                if state is not JobState.SUCCEEDED:
+                    self._note_cause(self.batches[counting], id, state)
+                if len(counted) == self.batches[counting].total and not self.batches[counting].grows:
+                    left.append((counting, _batch_end(counted), self.batches[counting].batch))
+
+    def _note_cause(self, batch: NewBatch, member: str, state: JobState) -> None:
+        cause = self.causes.get(member)
+        is_join = bool(batch.leaders)
+        if is_join or member in self.batches:
+            new = LeaderError(batch.id, leader_error(member, state, cause), True, is_join)
+        else:
+            new = LeaderError(batch.id, None if cause is None else cause.error, True)
+        before = self.causes.get(batch.id)
+        if before is None or (before.error is not None and before.error.type == LEADER_NOT_SUCCEEDED):
+            self.causes[batch.id] = new
 
 
 def rejected(job: NewJob) -> FollowerPlacement:
@@ -198,35 +296,20 @@ def rejected(job: NewJob) -> FollowerPlacement:
     return FollowerPlacement(state, error=job.rejection)
 
 
-def _cause_of_batch(batch: str, error: JobError | None, before: LeaderError | None) -> LeaderError:
-    if before is not None and (before.error is None or before.error.type != LEADER_NOT_SUCCEEDED):
-        return before
-    return LeaderError(batch, error, is_batch=True)
-
-
-def _place(
-    job: NewJob,
-    finals: Mapping[str, list[JobState]],
-    totals: Mapping[str, int],
-    known: Mapping[str, JobState | None],
-    causes: Mapping[str, LeaderError],
-) -> FollowerPlacement:
-    leader = None if job.origin is None else job.origin.follows
+def _place(job: NewJob, ended: _Ends) -> FollowerPlacement:
     if job.rejection is not None:
         return rejected(job)
-    if leader is None or job.origin is None:
+    if job.origin is None or job.origin.follows is None:
         return FollowerPlacement(JobState.WAITING)
-    if leader in totals:
-        ended = _batch_end(finals[leader]) if len(finals[leader]) == totals[leader] else None
-    elif leader in known:
-        ended = known[leader]
-    else:
+    leader, on = job.origin.follows, job.origin.on
+    if leader not in ended.known:
         raise LeaderNotFound(job.id, leader)
-    if ended is None:
+    end = ended.known[leader]
+    if end is None:
         return FollowerPlacement(JobState.WAITING, is_blocked=True)
-    if may_run_after(job.origin.on, ended):
+    if may_run_after(on, end):
         return FollowerPlacement(JobState.WAITING)
-    return FollowerPlacement(JobState.CANCELLED, error=leader_error(leader, ended, causes.get(leader)))
+    return FollowerPlacement(JobState.CANCELLED, error=unrun_error(on, leader, end, ended.causes.get(leader)))
 
 
 def _batch_end(states: Sequence[JobState]) -> JobState:
@@ -246,31 +329,17 @@ class BatchCount(NamedTuple):
         return self.succeeded + self.failed + self.cancelled
 
 
-def batch_counts(ended: Sequence[EndedJob]) -> list[BatchCount]:
-    """Return what these jobs add to the counts of their batches, in the order of the batches' ids."""
+def batch_count(id: str, states: Sequence[JobState]) -> BatchCount:
+    """Return what members that ended in these states add to the counts of a batch."""
+    return BatchCount(
+        id, states.count(JobState.SUCCEEDED), states.count(JobState.FAILED), states.count(JobState.CANCELLED)
+    )
+
+
+def batch_counts(ended: Iterable[tuple[str | None, JobState]]) -> list[BatchCount]:
+    """Return what ended members, as (batch, state), add to the counts of batches, in the order of the batches' ids."""
     found: dict[str, list[JobState]] = {}
-    for job in ended:
-        if job.batch is not None:
-            found.setdefault(job.batch, []).append(job.state)
-    return [
-        BatchCount(
-            id,
-            states.count(JobState.SUCCEEDED),
-            states.count(JobState.FAILED),
-            states.count(JobState.CANCELLED),
-        )
-        for id, states in sorted(found.items())
-    ]
-
-
-def new_batch_counts(
-    batches: Sequence[NewBatch], jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]
-) -> list[BatchCount]:
-    """Return the counts of new batches: their jobs that are final from the start."""
-    ended = [
-        EndedJob(job.id, placed[job.id].state, is_followed=False, batch=job.origin.batch)
-        for job in jobs
-        if job.origin is not None and placed[job.id].state.is_final
-    ]
-    counts = {count.id: count for count in batch_counts(ended)}
-    return [counts.get(batch.id, BatchCount(batch.id)) for batch in batches]
+    for batch, state in ended:
+        if batch is not None:
+            found.setdefault(batch, []).append(state)
+    return [batch_count(id, states) for id, states in sorted(found.items())]

@@ -414,6 +414,26 @@ class WaitingByLimit(msgspec.Struct, frozen=True):
     is_exact: bool
 
 
+class TiedJob(msgspec.Struct, frozen=True):
+    """A job or a batch before or after a job; a batch has no task.
+
+    `state` is that of the job, "blocked" included; a batch that is not final is "pending". None if it is not stored any
+    more. `needs` is which end of its leader the follower needs: "success", "failure" or "final"; None: the default.
+    """
+
+    id: str
+    task: str | None
+    state: str | None
+    needs: str | None
+
+
+class Ties(msgspec.Struct, frozen=True):
+    """What a job follows, and what follows it: the first 100 of each, by id."""
+
+    leaders: Sequence[TiedJob]
+    followers: Sequence[TiedJob]
+
+
 class EndedAttempt(msgspec.Struct, frozen=True, array_like=True):
     """An attempt that did not succeed: of which job, its number, when it ended, and whether it has an error."""
 

@@ -77,6 +77,7 @@ from headgate.storage.records import (
     RecordedStart,
     Recovered,
     StoredError,
+    Ties,
     Upkeep,
     ViewCount,
     WaitingByLimit,
@@ -301,10 +302,21 @@ class Store:
         """Return a batch as it is now; None if there is no such batch."""
         return await self.driver.read(lambda tx: listing.batch(tx, batch_id), "lookup")
 
+    async def jobs_of_batch(self, batch_id: str, *, after: str = "", count: int = 1000) -> Sequence[str]:
+        """Return a page of the ids of the jobs of a batch, and of the batches in it, in order.
+
+        Those of a join are the leaders that it counts. `after` is the last id of the page before.
+        """
+        return await self.driver.read(lambda tx: listing.jobs_of_batch(tx, batch_id, after, count), "scan")
+
+    async def ties(self, job_id: str) -> Ties:
+        """Return what a job follows, and what follows it."""
+        return await self.driver.read(lambda tx: listing.ties(tx, job_id), "lookup")
+
     async def batches(
         self, *, pending_only: bool = False, cursor: str | None = None, count: int = 50
     ) -> Sequence[BatchRecord]:
-        """Return a page of batches by id, so the newest first; `cursor` is the last id of the page before."""
+        """Return a page of batches but no joins, newest first by id; `cursor` is the last id of the page before."""
         return await self.driver.read(
             lambda tx: listing.batches(tx, pending_only=pending_only, cursor=cursor, count=count), "scan"
         )

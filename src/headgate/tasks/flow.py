@@ -1,26 +1,31 @@
-"""Chains and batches: calls that are enqueued together, and run one after the other or in parallel."""
+"""Chains, batches and graphs: calls that are enqueued together, and run after each other or in parallel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
+
+import msgspec
 
 from headgate.errors import DeclarationError
-from headgate.jobs.job import Origin
+from headgate.jobs.job import On, Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, require_list
 from headgate.tasks.handle import Job
+from headgate.tasks.leading import Leader, ResultOf, require_on, results_in
+from headgate.tasks.sync_job import SyncJob
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import Batch, Chain, SyncBatch, SyncChain
 
 if TYPE_CHECKING:
     from headgate.client import Client
 
+# `id` and `next` are names of ids and steps here.
+id_of, next_of = id, next
+
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-On = Literal["success", "any"]
 
 BatchLimit = str | Concurrency
 """A mutex, or the name of a concurrency limit, that the jobs of a batch hold together."""
@@ -28,6 +33,8 @@ BatchLimit = str | Concurrency
 
 class ChainPlan(Generic[R_co]):
     """Steps that run one after the other; `chain(…)` makes it."""
+
+    leader_id: ClassVar[None] = None
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps: tuple[Step, ...] = tuple(steps)
@@ -39,9 +46,11 @@ class ChainPlan(Generic[R_co]):
         DeclarationError for calls of several apps.
         """
         client, builder = _new_builder(self)
-        last = builder.add(self, Leader())
-        await client.enqueue_flow(builder.calls, builder.batches)
-        jobs = [Job[Any](call.id, client) for call in builder.calls]
+        last = builder.add(self, NOTHING)
+        await client.enqueue_flow(*builder.flow())
+        jobs = [Job[Any](id, client) for id in builder.jobs]
+        while isinstance(last, PlacedBatch) and len(last.then) == 1:
+            (last,) = last.then
         return Chain(jobs, _handle(last, client))
 
     @property
@@ -51,31 +60,35 @@ class ChainPlan(Generic[R_co]):
 
 
 class BatchPlan:
-    """Calls that run in parallel, and the step after all of them are final; `batch(…)` makes it."""
+    """Calls that run in parallel, and the steps after all of them are final; `batch(…)` makes it."""
 
-    def __init__(self, steps: Sequence[Step], limits: Sequence[BatchLimit]) -> None:
+    leader_id: ClassVar[None] = None
+
+    def __init__(
+        self, steps: Sequence[Step], limits: Sequence[BatchLimit], next: Sequence[tuple[Step, On]] = ()
+    ) -> None:
         self.steps: tuple[Step, ...] = tuple(steps)
         self.limits: tuple[BatchLimit, ...] = tuple(limits)
-        self.next: Step | None = None
-        self.on: On = "success"
+        self.next: tuple[tuple[Step, On], ...] = tuple(next)
 
     def then(self, step: Step, on: On = "success") -> BatchPlan:
-        """Return the plan with a step that runs once all jobs are final: if all succeeded, or after "any" outcome."""
-        if self.next is not None:
-            raise DeclarationError("this batch has a then() already; for several steps in a row, use chain()")
-        if on not in ("success", "any"):
-            raise DeclarationError(f"on={on!r} of a batch's then() must be 'success' or 'any'")
-        plan = BatchPlan(self.steps, self.limits)
-        plan.next, plan.on = _step(step, "then()"), on
-        return plan
+        """Return the plan with one more step that runs once all jobs are final, if they ended so.
+
+        On "success" of all jobs, on "failure" if not all have succeeded, or "final" in any case. Several `then` run in
+        parallel; for several steps in a row, use `chain()`.
+        """
+        require_on(on, "a batch's then()")
+        _require_no_leaders(step, "then()")
+        return BatchPlan(self.steps, self.limits, [*self.next, (_step(step, "then()"), on)])
 
     async def enqueue(self) -> Batch:
-        """Store all jobs in one commit, with the step after them. Raises as `Task.enqueue`, and DeclarationError."""
+        """Store all jobs in one commit, with the steps after them. Raises as `Task.enqueue`, and DeclarationError."""
         client, builder = _new_builder(self)
-        batch = builder.add_batch(self, Leader())
-        await client.enqueue_flow(builder.calls, builder.batches)
-        then = None if batch.then is None else _handle(batch.then, client)
-        return Batch(batch.id, [Job(id, client) for id in batch.jobs], client, then)
+        batch = builder.add_batch(self, NOTHING)
+        await client.enqueue_flow(*builder.flow())
+        handle = _handle(batch, client)
+        assert isinstance(handle, Batch)
+        return handle
 
     @property
     def sync(self) -> SyncBatchPlan:
@@ -134,15 +147,19 @@ def chain(*steps: Step) -> ChainPlan[Any]:
     """
     if not steps:
         raise DeclarationError("a chain needs at least one step: chain(task.call(…), …)")
+    for step in steps[1:]:
+        _require_no_leaders(step, "chain()")
     return ChainPlan([_step(step, "chain()") for step in steps])
 
 
 def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchPlan:
-    """Return a plan of calls that run in parallel and are awaited together; a chain in it counts with all its jobs.
+    """Return a plan of calls that run in parallel and are awaited together.
 
-    `batch([send.call(id) for id in ids]).then(report.call())`. With `limits`, mutexes or names of concurrency limits,
-    all its jobs run under one permit of each, which the batch holds from its first start until it is final. Nothing is
-    stored until `enqueue()`.
+    `batch([send.call(id) for id in ids]).then(report.call())`. A chain in it counts with all its jobs, a batch as one.
+    Calls that are `after` others of them make it a graph: `batch([a, b, c.call().after(a, b)])`.
+
+    With `limits`, mutexes or names of concurrency limits, all its jobs run under one permit of each, which the batch
+    holds from its first start until it is final. Nothing is stored until `enqueue()`.
     """
     require_list(limits, "batch()")
     for limit in limits:
@@ -157,9 +174,32 @@ def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchP
                 f"{limit!r} of a batch has no name; declare it with app.limit(name, …) and give limits=[name]"
             )
     checked = [_step(step, "batch()") for step in steps]
-    if any(_has_batch(step) for step in checked):
-        raise DeclarationError("a batch in a batch: a job belongs to one batch; put the calls into the outer one")
+    if limits and any(_has_batch(step) for step in checked):
+        raise DeclarationError(
+            "limits= of a batch with a batch in it: a job holds the permits of one batch; give limits= to the inner"
+        )
     return BatchPlan(checked, limits)
+
+
+@overload
+def result_of(leader: Call[R] | ChainPlan[R] | Job[R] | SyncJob[R] | Chain[R] | SyncChain[R], /) -> R: ...
+@overload
+def result_of(leader: BatchPlan | Batch | SyncBatch, /) -> list[Any]: ...
+def result_of(leader: Leader, /) -> Any:
+    """Return an argument of a later call that is the result of a call, a chain or a batch, or of a stored one.
+
+    `chain(a, report.call(result_of(a)))`. It is read when the job starts, and not copied before that; a batch has a
+    list of the results of its jobs. The call is `after` it. An argument is the result itself, or a list of results.
+    """
+    if not isinstance(leader, Leader):
+        raise DeclarationError(
+            f"result_of() takes a call, a chain, a batch, or the handle of a stored one, not {leader!r:.80}"
+        )
+    if isinstance(leader, Call) and leader.task is not None:
+        task = leader.task
+        if not task.options.get("keep_result", task.keep_result):
+            raise DeclarationError(f"result_of(): task {task.name!r} has keep_result=False, so its jobs have no result")
+    return ResultOf(leader)
 
 
 class FlowCall(NamedTuple):
@@ -180,12 +220,25 @@ class FlowCall(NamedTuple):
         return self.task.options.get("queue") or self.task.queue
 
 
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """What a step follows: nothing, a job or a batch, and which outcome of it."""
+class FlowBatch(NamedTuple):
+    """A batch to store: its id, the number of its members, the outer batch; of a join the leaders that it counts."""
 
-    id: str | None = None
+    id: str
+    total: int
+    batch: str | None = None
+    leaders: tuple[str, ...] = ()
+    grows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What a step follows: jobs and batches, by id, and which end of them."""
+
+    ids: tuple[str, ...] = ()
     on: On = "success"
+
+
+NOTHING = Following()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,65 +248,281 @@ class PlacedJob:
     id: str
 
     @property
-    def leader(self) -> Leader:
+    def follow(self) -> Following:
         """What the next step follows."""
-        return Leader(self.id)
+        return Following((self.id,))
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedBatch:
-    """A batch that was added to a flow. A step after an empty batch follows what the batch follows."""
+    """A batch that was added to a flow, with the steps after it. What follows an empty batch follows what that does."""
 
     id: str
     jobs: Sequence[str]
-    leader: Leader
-    then: PlacedJob | PlacedBatch | None = None
+    itself: Following
+    then: tuple[PlacedJob | PlacedBatch, ...] = ()
+
+    @property
+    def follow(self) -> Following:
+        """What the next step follows."""
+        if not self.then:
+            return self.itself
+        return Following(tuple(id for each in self.then for id in each.follow.ids))
+
+
+Placed = PlacedJob | PlacedBatch
+
+
+class _NewCall(NamedTuple):
+    """A call that was added: its id, what it follows by its place, and its batch."""
+
+    id: str
+    call: Call[Any]
+    place: Following
+    plan: BatchPlan | None
+    batch: str | None
+    results: Mapping[str, Any]
+    """The arguments that are results."""
 
 
 class FlowBuilder:
-    """Gives each call an id and what it follows; a call comes after those that it follows."""
+    """Gives each call an id and what it follows."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
-        self.calls: list[FlowCall] = []
-        self.batches: list[tuple[str, int]] = []
+        self._calls: dict[str, _NewCall] = {}
+        self._batches: dict[str, FlowBatch] = {}
+        self._placed: dict[int, list[Placed]] = {}
+        self._joins: dict[tuple[str, ...], str] = {}
+        self._places: dict[str, Following] = {}
+
+    @property
+    def jobs(self) -> list[str]:
+        """The ids of the jobs, in the order in which their calls were added."""
+        return list(self._calls)
 
     def add(
-        self, step: Step, leader: Leader, batch: BatchPlan | None = None, id: str | None = None
+        self, step: Step, place: Following, plan: BatchPlan | None = None, batch: str | None = None
     ) -> PlacedJob | PlacedBatch:
-        """Add a step after a leader, inside the batch with that id. Return its last part: the next step follows it."""
+        """Add a step after others, inside the batch with that id. Return its last part: the next step follows it."""
         if isinstance(step, BatchPlan):
-            added = self.add_batch(step, leader)
-            return added if added.then is None else added.then
+            return self.add_batch(step, place, plan, batch)
         if isinstance(step, ChainPlan):
+            last: Placed
             for each in step.steps:
-                last = self.add(each, leader, batch, id)
-                leader = last.leader
-            return last
-        job = self._new_id()
-        origin = Origin(follows=leader.id, on=leader.on, batch=id)
-        self.calls.append(FlowCall(job, step, origin, () if batch is None else batch.limits))
-        return PlacedJob(job)
+                last = self.add(each, place, plan, batch)
+                place = last.follow
+        else:
+            id = self._new_id()
+            self._places[id] = place
+            self._calls[id] = _NewCall(id, step, place, plan, batch, _results(step))
+            self._grow(batch)
+            last = PlacedJob(id)
+        self._placed.setdefault(id_of(step), []).append(last)
+        return last
 
-    def add_batch(self, plan: BatchPlan, leader: Leader) -> PlacedBatch:
-        """Add a batch after a leader, and the batch's `then` step after it."""
+    def add_batch(
+        self, plan: BatchPlan, place: Following, outer_plan: BatchPlan | None = None, outer: str | None = None
+    ) -> PlacedBatch:
+        """Add a batch after others, and the steps after it, which are beside it in the outer batch."""
         id = self._new_id()
-        first = len(self.calls)
+        self._batches[id] = FlowBatch(id, 0, outer)
+        self._places[id] = place
+        self._grow(outer)
+        first = len(self._calls)
         for step in plan.steps:
-            self.add(step, leader, plan, id)
-        jobs = [call.id for call in self.calls[first:]]
-        self.batches.append((id, len(jobs)))
-        after = Leader(id) if jobs or leader.id is None else leader
-        then = None
-        if plan.next is not None:
-            then = self.add(plan.next, Leader(after.id, plan.on) if after.id == id else after)
-        return PlacedBatch(id, jobs, after, then)
+            self.add(step, place, plan, id)
+        jobs = self.jobs[first:]
+        itself = Following((id,)) if self._batches[id].total or not place.ids else place
+        placed = PlacedBatch(id, jobs, itself)
+        self._placed.setdefault(id_of(plan), []).append(placed)
+        then = tuple(
+            self.add(step, Following(itself.ids, on) if id in itself.ids else itself, outer_plan, outer)
+            for step, on in plan.next
+        )
+        return replace(placed, then=then)
+
+    def grow(self, batch: str, steps: Iterable[Step]) -> None:
+        """Add calls and chains to a stored batch."""
+        self._batches[batch] = FlowBatch(batch, 0, grows=True)
+        self._places[batch] = NOTHING
+        for step in steps:
+            self.add(step, NOTHING, None, batch)
+
+    def placed(self, step: Step) -> Sequence[Placed]:
+        """Return the parts that were added for a call, a chain or a batch: one for each place that it has."""
+        return self._placed.get(id_of(step), ())
+
+    def flow(self) -> tuple[list[FlowCall], list[FlowBatch]]:
+        """Return the calls, each after those that it follows, and the batches. Raises DeclarationError for a cycle."""
+        follows = {new.id: self._follow(new) for new in self._calls.values()}
+        calls = {
+            new.id: FlowCall(
+                new.id,
+                new.call if not new.results else self._without_results(new),
+                Origin(
+                    follows=leader.ids[0] if leader.ids else None,
+                    on=leader.on,
+                    batch=new.batch,
+                    results={name: self._ids_of_results(new, value) for name, value in new.results.items()} or None,
+                ),
+                () if new.plan is None else new.plan.limits,
+            )
+            for new in self._calls.values()
+            if (leader := follows[new.id]) is not None
+        }
+        is_in_order = not any(new.call.leaders or new.results for new in self._calls.values())
+        ids = self.jobs if is_in_order else self._in_order(calls)
+        return [calls[id] for id in ids], list(self._batches.values())
+
+    def _grow(self, batch: str | None) -> None:
+        if batch is not None:
+            known = self._batches[batch]
+            self._batches[batch] = known._replace(total=known.total + 1)
+
+    def _follow(self, new: _NewCall) -> Following:
+        """Return the one job or batch that a call follows: by its place, and what it is after."""
+        call, place = new.call, new.place
+        read = [each.leader for value in new.results.values() for each in results_in(value)]
+        results = [id for leader in read for id in self._ids_of(leader, call)]
+        if not call.leaders:
+            ids = place.ids + tuple(id for id in results if not self._is_before(id, place.ids))
+            return self._one(Following(ids, place.on))
+        own = [id for leader in call.leaders for id in self._ids_of(leader, call)]
+        own += results
+        # What a call of the same batch follows, it has waited for.
+        if place.ids and not any(self._batch_of(id) == new.batch for id in own):
+            if place.on != call.on:
+                raise DeclarationError(
+                    f"{shown(call)} is after() others on {call.on!r}, and its batch follows a step on {place.on!r}; a "
+                    "job needs one end of all that it follows: name a call of the batch in after(), too"
+                )
+            own += place.ids
+        return self._one(Following(tuple(own), call.on))
+
+    def _one(self, follow: Following) -> Following:
+        """Return it with one leader: where it has several, with a join of them."""
+        ids = tuple(dict.fromkeys(follow.ids))
+        if len(ids) < 2:
+            return Following(ids, follow.on)
+        join = self._joins.get(ids)
+        if join is None:
+            join = self._joins[ids] = self._new_id()
+            self._batches[join] = FlowBatch(join, len(ids), None, ids)
+        return Following((join,), follow.on)
+
+    def _ids_of(self, leader: Leader, call: Call[Any]) -> tuple[str, ...]:
+        if leader.leader_id is not None:
+            return (leader.leader_id,)
+        placed = self.placed(leader)  # type: ignore[arg-type]  # what is no step is not there
+        if len(placed) != 1:
+            found = "is not enqueued with it" if not placed else f"is {len(placed)} times in what is enqueued"
+            raise DeclarationError(
+                f"{shown(call)} is after {shown(leader)}, which {found}; put that object itself into the batch, once"
+            )
+        (found_one,) = placed
+        if isinstance(leader, BatchPlan) and isinstance(found_one, PlacedBatch):
+            # Not the steps after it, which a chain that ends with the batch waits for.
+            return found_one.itself.ids
+        return found_one.follow.ids
+
+    def _is_before(self, wanted: str, ids: Sequence[str]) -> bool:
+        """Whether one of these is that job or batch, or is final only after it, by the places of new calls."""
+        left, seen = list(ids), set(ids)
+        while left:
+            id = left.pop()
+            if id == wanted or (id in self._batches and self._batch_of(wanted) == id):
+                return True
+            before = self._places.get(id, NOTHING).ids
+            left += [each for each in before if each not in seen]
+            seen.update(before)
+        return False
+
+    def _ids_of_results(self, new: _NewCall, value: Any) -> str | list[str]:
+        ids: list[str] = []
+        for each in results_in(value):
+            found = self._ids_of(each.leader, new.call)
+            if len(found) != 1:
+                raise DeclarationError(f"{shown(new.call)}: {each!r} is no single result; name a call or a batch")
+            ids += found
+        return ids if isinstance(value, list) else ids[0]
+
+    def _without_results(self, new: _NewCall) -> Call[Any]:
+        assert new.call.task is not None
+        given = new.call.task.payload.bind(new.call.args, new.call.kwargs)
+        kept = {name: value for name, value in given.items() if name not in new.results}
+        return msgspec.structs.replace(new.call, args=(), kwargs=kept, later=frozenset(new.results))
+
+    def _batch_of(self, id: str) -> str | None:
+        """Return the batch of a new job or batch; "" if it is not new."""
+        if id in self._calls:
+            return self._calls[id].batch
+        return self._batches[id].batch if id in self._batches else ""
+
+    def _in_order(self, calls: Mapping[str, FlowCall]) -> list[str]:
+        """Return the ids of the calls, each after all that it waits for. Raises DeclarationError for a cycle."""
+        members: dict[str, list[str]] = {id: list(batch.leaders) for id, batch in self._batches.items()}
+        for id, call in calls.items():
+            if call.origin.batch is not None:
+                members[call.origin.batch].append(id)
+        for id, batch in self._batches.items():
+            if batch.batch is not None:
+                members[batch.batch].append(id)
+        ordered: dict[str, None] = {}
+        for first in calls:
+            # The path from it to what it waits for; without recursion, because chains may be long.
+            path: dict[str, Iterator[str]] = {}
+            next: str | None = first
+            while next is not None or path:
+                if next is not None and next not in ordered:
+                    if next in path:
+                        raise DeclarationError(self._cycle(list(path), next))
+                    origin = calls[next].origin if next in calls else None
+                    waits_for = members.get(next, []) if origin is None else [origin.follows] if origin.follows else []
+                    path[next] = iter(waits_for)
+                if not path:
+                    break
+                last = next_of(reversed(path))
+                next = next_of(path[last], None)
+                if next is None:
+                    ordered[last] = None
+                    del path[last]
+        return [id for id in ordered if id in calls]
+
+    def _cycle(self, path: Sequence[str], again: str) -> str:
+        around = [*path[path.index(again) :], again]
+        names = [shown(self._calls[id].call) for id in around if id in self._calls]
+        if around[0] not in self._calls:
+            names.append(names[0])
+        return (
+            f"these calls wait for each other, each for the next: {', '.join(names)}; take one of them out of after()"
+        )
+
+
+def shown(leader: Leader) -> str:
+    """Return a call, chain or batch as it is named in errors."""
+    if isinstance(leader, Call):
+        return "a call" if leader.task is None else f"{leader.task.name}.call(…)"
+    return "a chain" if isinstance(leader, ChainPlan) else "a batch" if isinstance(leader, BatchPlan) else repr(leader)
+
+
+def growth(client: Client, batch_id: str, steps: Iterable[Step]) -> FlowBuilder:
+    """Return what to store to add calls and chains to a stored batch. Raises DeclarationError."""
+    checked = [_step(step, "batch.add()") for step in steps]
+    if any(_has_batch(step) for step in checked):
+        raise DeclarationError("batch.add() takes calls and chains of calls; a batch in a batch is enqueued with it")
+    if any(_client_of(step) is not client for step in checked):
+        raise DeclarationError("the calls for batch.add() belong to another app than the batch")
+    builder = FlowBuilder(client.new_id)
+    builder.grow(batch_id, checked)
+    return builder
 
 
 def _handle(added: PlacedJob | PlacedBatch, client: Client) -> Job[Any] | Batch:
     if isinstance(added, PlacedJob):
         return Job(added.id, client)
-    return Batch(added.id, [Job(id, client) for id in added.jobs], client)
+    then = [_handle(each, client) for each in added.then]
+    return Batch(added.id, [Job(id, client) for id in added.jobs], client, then)
 
 
 def _new_builder(step: Step) -> tuple[Client, FlowBuilder]:
@@ -278,12 +547,32 @@ def _calls(step: Step) -> Iterable[Call[Any]]:
         return
     for each in step.steps:
         yield from _calls(each)
-    if isinstance(step, BatchPlan) and step.next is not None:
-        yield from _calls(step.next)
+    if isinstance(step, BatchPlan):
+        for each, _ in step.next:
+            yield from _calls(each)
 
 
 def _has_batch(step: Step) -> bool:
     return isinstance(step, BatchPlan) or (isinstance(step, ChainPlan) and any(map(_has_batch, step.steps)))
+
+
+def _results(call: Call[Any]) -> Mapping[str, Any]:
+    """Return the arguments of a call that are results, by name."""
+    if call.task is None or not any(results_in(value) for value in (*call.args, *call.kwargs.values())):
+        return {}
+    given = call.task.payload.bind(call.args, call.kwargs)
+    return {name: value for name, value in given.items() if results_in(value)}
+
+
+def _require_no_leaders(step: Step, where: str) -> None:
+    """Raise DeclarationError for a step that has a place after others and whose first call is `after` some itself."""
+    while isinstance(step, ChainPlan):
+        step = step.steps[0]
+    if isinstance(step, Call) and step.leaders:
+        raise DeclarationError(
+            f"{where}: {shown(step)} has a place after other steps there, and after() names others; write "
+            "batch([…, call.after(…)]), with everything that it is after"
+        )
 
 
 def _step(step: Step, where: str) -> Step:

@@ -136,6 +136,11 @@ class Job(Generic[R_co]):
         self.prediction: EnqueuePrediction | None = prediction
         self._client = client
 
+    @property
+    def leader_id(self) -> str:
+        """What a call follows that is after this job."""
+        return self.id
+
     async def status(self) -> JobStatus:
         """Return the job as it is now. Raises JobNotFound once it has been pruned."""
         return await self._client.admin.status(self.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NotRequired, Self, TypedDict
 
 import msgspec
@@ -15,6 +15,7 @@ from headgate.jobs.encoded import is_encoded
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.tasks.annotations import annotations_of
 from headgate.tasks.codec import NO_CODECS, Codecs
+from headgate.tasks.leading import results_in
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.round_trip import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
 from headgate.tasks.values import decoder, to_json
@@ -33,6 +34,25 @@ _MISFIT = re.compile(r"(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`", re
 
 _WITHOUT_VALUES = ("Expected `", "Object missing required field", "Object contains unknown field")
 """How those messages of msgspec begin that have no values in them."""
+
+
+class KnownArguments(dict[str, Any]):
+    """The arguments of a call that are known at its enqueue; to read one that is a result raises DeclarationError."""
+
+    def __init__(self, known: Mapping[str, Any], later: frozenset[str]) -> None:
+        super().__init__({name: value for name, value in known.items() if name not in later})
+        self._later = later
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self._later:
+            raise KeyError(name)
+        raise DeclarationError(
+            f"argument {name!r} is result_of(…), which is known only when the job starts; the key, cost or owner of a "
+            "limit needs it before"
+        )
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self._later else super().get(name, default)
 
 
 class PayloadType:
@@ -103,6 +123,7 @@ class PayloadType:
                 cause = f"{error}{hint if isinstance(kind, type) else ''}"
                 raise DeclarationError(f"argument {name!r} of {self._where} cannot be stored: {cause}") from None
         kinds = {name: Any if kind is object else kind for name, kind in types.items()}
+        self._kinds = kinds
         fields: list[Any] = [
             (name, kind) if name in self._required else (name, kind | msgspec.UnsetType, _ABSENT)
             for name, kind in kinds.items()
@@ -143,6 +164,24 @@ class PayloadType:
             self._require_survival(given, back)
         stored = self._codecs.encode(payload, self._arguments_text) if self._encodes else payload.decode()
         return stored, self._defaults | back if self._defaults else back
+
+    def encode_part(self, given: Mapping[str, Any], later: frozenset[str]) -> tuple[str, KnownArguments]:
+        """As `encode`, by name and without the arguments `later`, which are added when the job starts."""
+        kinds = {name: kind for name, kind in self._kinds.items() if name in given}
+        part = copy.copy(self)
+        part._read_back = decoder(TypedDict("Payload", kinds)).decode  # type: ignore[operator]
+        part._positional_only, part._required = (), frozenset(kinds)
+        payload, arguments = part.encode((), given)
+        return payload, KnownArguments(arguments, later)
+
+    def decode_part(self, payload: str, later: Iterable[str]) -> KnownArguments:
+        """Return a stored call's arguments by name, with defaults, but without those `later`. Raises PayloadError."""
+        payload = self._codecs.decode(payload, self._arguments_text)
+        try:
+            given = decoder(TypedDict("Payload", self._kinds, total=False)).decode(payload)  # type: ignore[operator]
+        except Exception as error:  # the code of a model or a class can raise anything
+            raise PayloadError(self._mismatch(error)) from None
+        return KnownArguments({**self._defaults, **given}, frozenset(later))
 
     def decode(self, payload: str) -> tuple[list[Any], dict[str, Any]]:
         """Return the stored call, as positional and named arguments.
@@ -325,6 +364,11 @@ class PayloadType:
     def _unwritable_argument(self, given: Mapping[str, Any], error: Exception) -> PayloadError:
         """Return an error that names the argument that cannot be stored, and the part of it."""
         for name, value in given.items():
+            if results_in(value):
+                return PayloadError(
+                    f"argument {name!r} of {self._where} is result_of(…), which is for calls that follow it: enqueue "
+                    "the call with chain(…) or batch(…)"
+                )
             found = unwritable_part(value, name)
             if found is not None:
                 path, cause = found

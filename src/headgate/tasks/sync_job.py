@@ -21,6 +21,11 @@ class SyncJob(Generic[R_co]):
         self._job = job
         self._portal = portal
 
+    @property
+    def leader_id(self) -> str:
+        """Same as `Job.leader_id`."""
+        return self.id
+
     def status(self) -> JobStatus:
         """Same as `Job.status`."""
         return self._portal.run(self._job.status())

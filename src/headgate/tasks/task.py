@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
 from headgate.jobs.audit import AuditLevel
-from headgate.jobs.job import RetentionTerms
+from headgate.jobs.job import On, RetentionTerms
 from headgate.jobs.retry import RetryPolicy
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.callbacks import CallbackKind, Callbacks
@@ -19,6 +19,7 @@ from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
 from headgate.tasks.gate import Gate
 from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler
+from headgate.tasks.leading import Leader, require_leaders
 from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, JobTemplate, job_template, options_over
 from headgate.tasks.payload import PayloadType
 from headgate.tasks.resource import Resource
@@ -37,13 +38,29 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
     """The arguments of one job to enqueue, checked by the type checker; `task.call(…)` makes it.
 
     `task` is the task that it calls, with the options of `task.using(…)`; None for arguments without a task. `headers`
-    are those that a function of `@app.around_enqueue` has left it with; None: those of its options.
+    are those that a function of `@app.around_enqueue` has left it with; None: those of its options. `leaders` are what
+    the job is `after`, and `on` which end of theirs it needs. The arguments `later` are results: they are added when
+    the job starts, and its other arguments are all in `kwargs`.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     task: Task[Any, R] | None = None
     headers: dict[str, str] | None = None
+    leaders: tuple[Leader, ...] = ()
+    on: On = "success"
+    later: frozenset[str] = frozenset()
+    leader_id: ClassVar[None] = None
+
+    def after(self, *leaders: Leader, on: On = "success") -> Call[R]:
+        """Return the call as one that starts once all these are final: if all have succeeded, by default.
+
+        They are calls, chains or batches that are enqueued together with it, or handles of stored ones. With
+        on="failure" it runs if not all have succeeded, with on="final" in any case. A call that is not needed is
+        cancelled. Raises DeclarationError.
+        """
+        require_leaders(leaders, on)
+        return msgspec.structs.replace(self, leaders=(*self.leaders, *leaders), on=on)
 
 
 class Task(Generic[P, R]):
@@ -220,6 +237,11 @@ class Task(Generic[P, R]):
         for call in calls:
             if isinstance(call, Call):
                 self._require_own(call)
+                if call.leaders:
+                    raise TypeError(
+                        f"a call of task {self.name!r} is after others: enqueue it with them in a batch, or alone with "
+                        "chain(call).enqueue()"
+                    )
                 made.append(call)
             elif isinstance(call, tuple):
                 made.append(Call(call, {}))

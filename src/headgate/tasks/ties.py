@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -16,6 +16,7 @@ from headgate.tasks.sync_job import SyncJob
 
 if TYPE_CHECKING:
     from headgate.client import Client
+    from headgate.tasks.flow import Step
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -24,8 +25,9 @@ R_co = TypeVar("R_co", covariant=True)
 class BatchStatus:
     """A batch as it is now. Instants are aware UTC datetimes.
 
-    `pending` of its `total` jobs are not final. `state` is None while any is pending; then it is succeeded if all have
-    succeeded, failed if one has failed, else cancelled. A retried job makes the batch pending again.
+    `pending` of its `total` members are not final: its jobs, and the batches in it, each as one. `state` is None while
+    any is pending; then it is succeeded if all have succeeded, failed if one has failed, else cancelled. A retried job
+    makes the batch pending again. `batch` is the id of the batch that it is in.
     """
 
     id: str
@@ -37,6 +39,7 @@ class BatchStatus:
     cancelled: int
     enqueued_at: datetime
     finished_at: datetime | None
+    batch: str | None = None
 
 
 def batch_status(record: BatchRecord) -> BatchStatus:
@@ -51,23 +54,31 @@ def batch_status(record: BatchRecord) -> BatchStatus:
         cancelled=record.cancelled,
         enqueued_at=to_datetime(record.enqueued_at),
         finished_at=None if record.finished_at is None else to_datetime(record.finished_at),
+        batch=record.batch,
     )
 
 
 class Batch:
     """A stored batch: its id, its jobs, and the ways to follow and cancel it.
 
-    `then` is the handle of the step after it, if it was enqueued with one. The handle of a stored id (`app.batch(id)`)
-    has neither `jobs` nor `then`; it reads its jobs from the store, in order.
+    `then` are the handles of the steps after it, one for each `then()` that it was enqueued with. The handle of a
+    stored id (`app.batch(id)`) has neither `jobs` nor `then`; it reads its jobs from the store, in order.
     """
 
     __slots__ = ("_client", "id", "jobs", "then")
 
-    def __init__(self, id: str, jobs: Sequence[Job[Any]], client: Client, then: Job[Any] | Batch | None = None) -> None:
+    def __init__(
+        self, id: str, jobs: Sequence[Job[Any]], client: Client, then: Sequence[Job[Any] | Batch] = ()
+    ) -> None:
         self.id: str = id
         self.jobs: tuple[Job[Any], ...] = tuple(jobs)
-        self.then: Job[Any] | Batch | None = then
+        self.then: tuple[Job[Any] | Batch, ...] = tuple(then)
         self._client = client
+
+    @property
+    def leader_id(self) -> str:
+        """What a call follows that is after this batch."""
+        return self.id
 
     async def status(self) -> BatchStatus:
         """Return how many of its jobs are in each state. Raises BatchNotFound once all have been pruned."""
@@ -81,17 +92,28 @@ class Batch:
         """
         return await self._client.wait_for_batch(self.id, wait_seconds(timeout, "batch.wait"))
 
+    async def add(self, calls: Iterable[Step]) -> list[Job[Any]]:
+        """Add calls, and chains of calls, to a batch that is not final, in one commit; return their handles.
+
+        A job of the batch may add to it: `await app.batch(id).add(…)` with `current_job().batch`. The batch is not
+        final before the new jobs are. Raises BatchClosed if it is final or holds limits, BatchNotFound, and what
+        `Task.enqueue` raises.
+        """
+        return await self._client.add_to_batch(self.id, calls)
+
     async def result(self, timeout: Duration | None = None) -> list[Any]:
         """Wait for all jobs and return their results, in order. Raises as `Job.result` for the first without one."""
         await self.wait(timeout)
         return [await job.result() for job in await self._stored_jobs()]
 
     async def cancel(self) -> int:
-        """Cancel its jobs, and the step after it; return how many were not final.
+        """Cancel its jobs, those of the batches in it, and the steps after it; return how many were not final.
 
-        By a stored id, a step after "any" outcome is not cancelled: it runs.
+        By a stored id, the steps after it are not cancelled as well: those that do not need its success run.
         """
-        count = 0 if self.then is None else int(await self.then.cancel())
+        count = 0
+        for step in self.then:
+            count += int(await step.cancel())
         for job in reversed(await self._stored_jobs()):
             count += await job.cancel()
         return count
@@ -120,6 +142,11 @@ class Chain(Generic[R_co]):
         result: Any = await self.last.result(timeout)
         return cast(R_co, result)
 
+    @property
+    def leader_id(self) -> str:
+        """What a call follows that is after this chain: its last step."""
+        return self.last.leader_id
+
     async def cancel(self) -> int:
         """Cancel the jobs that are not final; return how many they were."""
         count = 0
@@ -143,6 +170,11 @@ class SyncBatch:
         self._batch = batch
         self._portal = portal
 
+    @property
+    def leader_id(self) -> str:
+        """Same as `Batch.leader_id`."""
+        return self.id
+
     def status(self) -> BatchStatus:
         """Same as `Batch.status`."""
         return self._portal.run(self._batch.status())
@@ -150,6 +182,10 @@ class SyncBatch:
     def wait(self, timeout: Duration | None = None) -> BatchStatus:
         """Same as `Batch.wait`; blocks this thread."""
         return self._portal.run(self._batch.wait(timeout))
+
+    def add(self, calls: Iterable[Step]) -> list[SyncJob[Any]]:
+        """Same as `Batch.add`."""
+        return [SyncJob(job, self._portal) for job in self._portal.run(self._batch.add(calls))]
 
     def result(self, timeout: Duration | None = None) -> list[Any]:
         """Same as `Batch.result`; blocks this thread."""
@@ -169,6 +205,11 @@ class SyncChain(Generic[R_co]):
         self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in chain.jobs)
         self._chain = chain
         self._portal = portal
+
+    @property
+    def leader_id(self) -> str:
+        """Same as `Chain.leader_id`."""
+        return self._chain.leader_id
 
     def result(self, timeout: Duration | None = None) -> R_co:
         """Same as `Chain.result`; blocks this thread."""

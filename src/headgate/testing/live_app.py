@@ -19,7 +19,7 @@ from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.drain import Drain
 from headgate.errors import HeadgateError
 from headgate.storage.store import Store
-from headgate.tasks.flow import FlowCall
+from headgate.tasks.flow import FlowBatch, FlowCall
 from headgate.tasks.handle import Job
 from headgate.tasks.portal import Portal
 from headgate.tasks.schedule import Schedule, ScheduleSpec
@@ -56,7 +56,7 @@ class EngineLoopClient(Client):
         # A caller's connection belongs to the caller's loop.
         return await (self.portal.reach(enqueued) if task.options.get("connection") is None else enqueued)
 
-    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
         await self.portal.reach(super().enqueue_flow(calls, batches))
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:

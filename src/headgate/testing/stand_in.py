@@ -30,7 +30,7 @@ from headgate.observe.log import log_event, logged_kinds
 from headgate.storage.address import StoreAddress
 from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
-from headgate.tasks.flow import FlowCall
+from headgate.tasks.flow import FlowBatch, FlowCall
 from headgate.tasks.handle import Job
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import BatchStatus
@@ -77,7 +77,7 @@ class ManualClient(Client):
             require_blocking(task.options.get("connection"))
         return self.portal.run(self.enqueue(task, calls))
 
-    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
         await super().enqueue_flow(calls, batches)
         await self.app.after_enqueueing([call.id for call in calls])
 

@@ -25,6 +25,7 @@ from tests.conformance.storage_suite.failures import FailuresConformance
 from tests.conformance.storage_suite.fair_queues import FairQueuesConformance
 from tests.conformance.storage_suite.following import FollowingConformance
 from tests.conformance.storage_suite.jobs import JobsConformance
+from tests.conformance.storage_suite.joins import JoinsConformance
 from tests.conformance.storage_suite.listing import ListingConformance
 from tests.conformance.storage_suite.live_limits import LiveLimitsConformance
 from tests.conformance.storage_suite.nodes import NodesConformance
@@ -73,6 +74,7 @@ class StorageConformance(
     OwnIdsConformance,
     FollowingConformance,
     BatchesConformance,
+    JoinsConformance,
     ChartsConformance,
     FailuresConformance,
 ):

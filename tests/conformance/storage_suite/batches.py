@@ -57,7 +57,7 @@ class BatchesConformance(Conformance):
 
     async def test_a_failed_batch_cancels_the_followers_that_need_its_success(self, store_user: StoreUser) -> None:
         batch, _ = await add_batch(store_user, 2)
-        strict_one, lenient = await follow(store_user, batch), await follow(store_user, batch, "any")
+        strict_one, lenient = await follow(store_user, batch), await follow(store_user, batch, "final")
         first, second = await store_user.take()
         await store_user.fail(first)
         assert await is_blocked(store_user, strict_one)
@@ -116,7 +116,7 @@ class BatchesConformance(Conformance):
 
     async def test_a_batch_with_a_retried_job_is_not_final(self, store_user: StoreUser) -> None:
         batch, _ = await add_batch(store_user, 2)
-        strict_one, lenient = await follow(store_user, batch), await follow(store_user, batch, "any")
+        strict_one, lenient = await follow(store_user, batch), await follow(store_user, batch, "final")
         first, second = await store_user.take()
         await store_user.fail(first)
         await store_user.succeed(second)
@@ -133,7 +133,7 @@ class BatchesConformance(Conformance):
     async def test_jobs_that_are_rejected_from_the_start_count_in_their_batch(self, store_user: StoreUser) -> None:
         id = new_batch_id(store_user)
         jobs = [replace(store_user.new(rejection=BOOM), origin=Origin(batch=id)) for _ in range(2)]
-        after = following(store_user, id, "any")
+        after = following(store_user, id, "final")
         await store_user.storage.add([*jobs, after], [NewBatch(id, 2, store_user.clock.now())])
         assert (await batch_of(store_user, id)).failed == 2
         assert await store_user.take_ids() == [after.id]

@@ -153,7 +153,7 @@ class FollowingConformance(Conformance):
     ) -> None:
         leader = await store_user.add_one()
         followers = await _followers(store_user, leader, MANY)
-        any_way = await follow(store_user, leader, on="any")
+        any_way = await follow(store_user, leader, on="final")
         await store_user.fail(await store_user.take_one())
         await _release_all(store_user)
         assert set(await store_user.states(followers)) == {JobState.CANCELLED}
@@ -325,7 +325,7 @@ class FollowingConformance(Conformance):
     async def test_a_follower_of_any_outcome_runs_after_each_outcome(self, store_user: StoreUser, ends: Ending) -> None:
         expires_in = 60 if ends in (_expire, _expire_in_a_claim) else None
         first = await store_user.add_one(expires_in=expires_in)
-        second = await follow(store_user, first, "any")
+        second = await follow(store_user, first, "final")
         await ends(store_user, first)
         assert await store_user.take_ids() == [second]
 
@@ -334,7 +334,7 @@ class FollowingConformance(Conformance):
         await store_user.add(draws=[("api", "acme")])
         await store_user.take_one()
         first = await store_user.add_one(draws=[("api", "acme")], patience=0)
-        strict_one, lenient = await follow(store_user, first), await follow(store_user, first, "any")
+        strict_one, lenient = await follow(store_user, first), await follow(store_user, first, "final")
         taken = await store_user.take_ids()
         assert (await why(store_user, first))[1] == REJECTED
         assert (await store_user.record(strict_one)).state is JobState.CANCELLED
@@ -361,7 +361,7 @@ class FollowingConformance(Conformance):
     async def test_a_follower_of_a_failed_job_is_stored_as_cancelled(self, store_user: StoreUser) -> None:
         (first,) = await store_user.add()
         await store_user.fail(await store_user.take_one())
-        second, third = following(store_user, first), following(store_user, first, "any")
+        second, third = following(store_user, first), following(store_user, first, "final")
         fourth = following(store_user, second.id)
         await store_user.storage.add([second, third, fourth])
         assert await why(store_user, second.id) == (JobState.CANCELLED, LEADER_NOT_SUCCEEDED, first)
@@ -440,7 +440,7 @@ class FollowingConformance(Conformance):
         await store_user.succeed(await store_user.take_one())
         second = await follow(store_user, first)
         await store_user.fail(await store_user.take_one())
-        third = await follow(store_user, second, "any")
+        third = await follow(store_user, second, "final")
         await store_user.storage.cancel(third)
         for id in (second, third):
             await store_user.storage.retry(id)
@@ -519,10 +519,10 @@ class FollowingConformance(Conformance):
         store_user.rules = {"lock": at_once()}
         (first,) = await store_user.add()
         await store_user.succeed(await store_user.take_one())
-        second = await follow(store_user, first, "any", draws=[("lock", "a")], hold="until_success")
+        second = await follow(store_user, first, "final", draws=[("lock", "a")], hold="until_success")
         await store_user.fail(await store_user.take_one())
         leader = await store_user.add_one()
-        third = await follow(store_user, leader, "any", draws=[("lock", "a")], hold="until_success")
+        third = await follow(store_user, leader, "final", draws=[("lock", "a")], hold="until_success")
         assert second != third
         assert (await store_user.take_one()).id == leader
 
@@ -531,7 +531,7 @@ class FollowingConformance(Conformance):
     async def test_a_blocked_job_expires(self, store_user: StoreUser, clock: ManualClock) -> None:
         (first,) = await store_user.add()
         second = await follow(store_user, first, expires_in=60)
-        third = await follow(store_user, second, "any")
+        third = await follow(store_user, second, "final")
         clock.advance(60)
         assert [dropped.id for dropped in await store_user.storage.expire()] == [second]
         record = await store_user.record(second)

@@ -50,7 +50,7 @@ class ScheduleUser:
         return record
 
     def job(self, record: ScheduleRecord, occurs_at: int, **options: Any) -> NewJob:
-        origin = Origin(on="any", schedule=record.name, occurs_at=occurs_at)
+        origin = Origin(on="final", schedule=record.name, occurs_at=occurs_at)
         return replace(self.store_user.new(task=record.call.task, **options), origin=origin, terms=SKIPPING)
 
     def fired(self, record: ScheduleRecord, jobs: int = 1, next_in: float | None = 60, **options: Any) -> Fired:
@@ -170,7 +170,7 @@ class SchedulesConformance(Conformance):
         fired = own.fired(await own.read(), 3)
         one, two, three = fired.jobs
         in_line = [
-            replace(job, origin=Origin(follows=before, on="any", schedule="s", occurs_at=1))
+            replace(job, origin=Origin(follows=before, on="final", schedule="s", occurs_at=1))
             for job, before in ((one, None), (two, one.id), (three, two.id))
         ]
         assert await store_user.storage.fire([replace(fired, jobs=in_line)]) == [True]

@@ -12,7 +12,7 @@ from headgate.jobs.job import JobError, JobState, NewJob, Origin
 from headgate.jobs.terms import GateTerms, PermitTerms
 from tests.conformance.storage_suite.store_user import StoreUser
 
-On = Literal["success", "any"]
+On = Literal["success", "failure", "final"]
 _ids = IdSource()
 
 MUTEX = [("mutex", "a")]

@@ -73,8 +73,7 @@ class Ties:
     async def _cancel(self) -> None:
         stored = self._simulation.random.choice(self._stored)
         jobs = {job.id for job in stored.jobs}
-        then = stored.then if isinstance(stored, Batch) else None
-        if then is not None:
+        for then in stored.then if isinstance(stored, Batch) else ():
             jobs |= {job.id for job in then.jobs} if isinstance(then, Batch) else {then.id}
         with contextlib.suppress(StorageUnavailable):
             if self._simulation.random.random() < 0.5:
@@ -107,7 +106,7 @@ class Ties:
             calls.append(chain(one, self._call(key)) if random.random() < 0.3 else one)
         plan = batch(calls, limits=[Mutex(MUTEX)] if held else ())
         if random.random() < 0.6:
-            plan = plan.then(self._step(depth - 1), on=random.choice(("success", "any")))
+            plan = plan.then(self._step(depth - 1), on=random.choice(("success", "final")))
         return plan
 
     def _step(self, depth: int) -> Step:

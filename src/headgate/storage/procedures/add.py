@@ -16,8 +16,8 @@ from msgspec.structs import astuple
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import Draw, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
-from headgate.storage.following import FollowerPlacement, leaders_of, rejected
-from headgate.storage.procedures.following import placements_of, store_ties
+from headgate.storage.following import NO_PLACEMENTS, FollowerPlacement, Placements, leaders_of, rejected
+from headgate.storage.procedures.following import grow_batches, placements_of, store_ties
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
 from headgate.storage.procedures.tags import add_tags, has_tags
@@ -57,29 +57,32 @@ def needs_transaction(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bo
 
 
 def follows_stored(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
-    """Whether a job follows one that is not among these; that leader is locked until they are committed."""
-    return not leaders_of(jobs) <= {job.id for job in jobs} | {batch.id for batch in batches}
+    """Whether a job follows one that is not among these, or a stored batch grows: then that is locked until the end."""
+    if any(batch.grows for batch in batches):
+        return True
+    return not leaders_of(jobs, batches) <= {job.id for job in jobs} | {batch.id for batch in batches}
 
 
 async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> None:
     """Store waiting jobs, and rejected ones as final; jobs that are stored already stay as they are.
 
-    The leaders of jobs are locked until the end of the transaction. Raises LeaderNotFound.
+    The leaders of jobs are locked until the end of the transaction. Raises LeaderNotFound, BatchNotFound, BatchClosed.
     """
     if not batches and all(job.origin is None for job in jobs):
-        await _insert(tx, jobs, {})
+        await _insert(tx, jobs, NO_PLACEMENTS)
         return
     placed = await placements_of(tx, jobs, batches)
+    await grow_batches(tx, jobs, batches, placed)
     for start in range(0, len(jobs), INSERTED_AT_ONCE):
         await _insert(tx, jobs[start : start + INSERTED_AT_ONCE], placed)
     await store_ties(tx, jobs, batches, placed)
 
 
-async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]) -> None:
+async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Placements) -> None:
     if not jobs:
         return
     lanes: dict[str, Lane] = {}
-    rows = _rows(jobs, placed, lanes)
+    rows = _rows(jobs, placed.jobs, lanes)
     final = [row[_ID] for row in rows if row[_STATE] in ("failed", "cancelled")]
     if final:
         # A repeat after a lost reply: stored jobs stay as they are, and have been counted.

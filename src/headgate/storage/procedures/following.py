@@ -14,25 +14,29 @@ from typing import TypeVar
 
 import msgspec
 
+from headgate.errors import BatchClosed, BatchNotFound
 from headgate.jobs.batch import NewBatch, ended_as
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.terms import GateTerms
 from headgate.storage.driver import Transaction
 from headgate.storage.following import (
+    LEADER_NOT_SUCCEEDED,
     BatchCount,
     EndedJob,
     EndedLeader,
     FollowerBudget,
-    FollowerPlacement,
     LeaderError,
+    Placements,
+    batch_count,
     batch_counts,
     leader_error,
     leaders_of,
     may_run_after,
-    new_batch_counts,
+    not_needed,
     not_retried,
     not_succeeded,
     placements,
+    unrun_error,
 )
 from headgate.storage.permits import draws_of_batch
 from headgate.storage.procedures.history import note_unrun
@@ -77,9 +81,20 @@ class _BatchState(msgspec.Struct):
     pending: int
     failed: int
     cancelled: int
+    batch: str | None
+    is_join: bool
+
+    @property
+    def ended(self) -> EndedJob | None:
+        """It as a member of its own batch; None while it is not final."""
+        if self.pending:
+            return None
+        return EndedJob(self.id, ended_as(self.failed, self.cancelled), True, self.batch)
 
 
 class _Follower(msgspec.Struct):
+    """A follower of a leader that is final, or a join that counts the leader."""
+
     id: str
     leader: str
     outcome: str | None
@@ -92,14 +107,30 @@ class _Follower(msgspec.Struct):
     run_at: int
     rank: int
     is_locked: bool
+    is_join: bool
 
     @property
     def lane(self) -> Lane:
         return lane_of(self.queue, self.draws, self.terms)
 
-    def may_run_after(self, ended: JobState) -> bool:
-        """Whether it may run after its leader has ended in this state."""
-        return may_run_after(self.outcome or "success", ended)
+    @property
+    def on(self) -> str:
+        """The outcome of its leader that it needs."""
+        return self.outcome or "success"
+
+
+class _EndedMember(msgspec.Struct):
+    """A batch, or a leader, that did not succeed and that the batch counts."""
+
+    batch: str
+    member: str
+    state: JobState
+    is_join: bool
+
+
+class _Uncounted(msgspec.Struct):
+    leader: str
+    batch: str
 
 
 class _Member(msgspec.Struct):
@@ -115,31 +146,81 @@ _FOLLOWERS = RowDecoder(_Follower, "job")
 _ENDED = RowDecoder(EndedJob, "job", state=JobState.FAILED)
 _ENDED_LEADERS = RowDecoder(EndedLeader, "job", state=JobState.FAILED)
 _MEMBERS = RowDecoder(_Member, "job of batch")
+_ENDED_MEMBERS = RowDecoder(_EndedMember, "batch", state=JobState.FAILED)
+_UNCOUNTED = RowDecoder(_Uncounted, "leader of batch")
 
 
-async def placements_of(
-    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch]
-) -> dict[str, FollowerPlacement]:
+async def placements_of(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Placements:
     """Return where new jobs go that have leaders or batches. Their leaders are locked until the jobs are stored."""
     own = {job.id for job in jobs} | {batch.id for batch in batches}
-    leaders = sorted(leaders_of(jobs) - own)
+    leaders = sorted(leaders_of(jobs, batches) - own)
     ends = await _locked_ends(tx, leaders) if leaders else {}
     return placements(jobs, batches, ends, await _causes(tx, not_succeeded(ends)))
 
 
-async def store_ties(
-    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Mapping[str, FollowerPlacement]
+async def grow_batches(
+    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Placements
 ) -> None:
+    """Count the new jobs of stored batches, which are locked. Raises BatchNotFound, BatchClosed."""
+    growing = sorted({batch.id for batch in batches if batch.grows})
+    if not growing:
+        return
+    members = {job.id: job.origin.batch for job in jobs if job.origin is not None and job.origin.batch in growing}
+    # A repeat after a lost reply: they have been counted.
+    stored = set(await tx.values("stored_ids", ids=list(members)))
+    before = {batch.id: batch for batch in await tx.fetch(_BATCHES, "counts_of_leaders", ids=growing)}
+    for id in growing:
+        new = [job for job, batch in members.items() if batch == id and job not in stored]
+        if not new:
+            continue
+        if id not in before:
+            raise BatchNotFound(id)
+        await _require_open(tx, before[id])
+        states = [placed.jobs[job].state for job in new if placed.jobs[job].state.is_final]
+        count = batch_count(id, states)
+        await tx.execute(
+            "grow_batch",
+            id=id,
+            count=len(new),
+            succeeded=count.succeeded,
+            failed=count.failed,
+            cancelled=count.cancelled,
+        )
+
+
+async def _require_open(tx: Transaction, batch: _BatchState) -> None:
+    if batch.is_join:
+        raise BatchClosed(f"{batch.id} is no batch but counts what a job with several leaders follows")
+    if batch.ended is not None:
+        raise BatchClosed(f"batch {batch.id} is final ({batch.ended.state}), and what follows it may have run")
+    for member in await tx.fetch(_MEMBERS, "member_of_batch", batch=batch.id):
+        if draws_of_batch(member.draws, member.terms):
+            raise BatchClosed(f"batch {batch.id} holds limits for all its jobs, so it takes no jobs later")
+
+
+async def store_ties(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Placements) -> None:
     """Mark the leaders of new jobs as followed, and store the batches."""
-    followed = leaders_of(jobs)
+    followed = leaders_of(jobs, batches)
     if followed:
         await tx.execute("mark_followed", ids=sorted(followed))
-    if batches:
-        rows = [
-            (batch.id, batch.total, batch.enqueued_at, count.succeeded, count.failed, count.cancelled)
-            for batch, count in zip(batches, new_batch_counts(batches, jobs, placed), strict=True)
-        ]
-        await tx.execute("add_batches", new=rows, now=tx.now)
+    batches = [batch for batch in batches if not batch.grows]
+    if not batches:
+        return
+    rows = [
+        (
+            batch.id,
+            batch.total,
+            batch.enqueued_at,
+            batch.batch,
+            bool(batch.leaders),
+            *placed.counts.get(batch.id, BatchCount(batch.id))[1:],
+        )
+        for batch in batches
+    ]
+    await tx.execute("add_batches", new=rows, now=tx.now)
+    joined = [(batch.id, leader, placed.ends.get(leader)) for batch in batches for leader in batch.leaders]
+    if joined:
+        await tx.execute("add_awaited_leaders", new=joined)
 
 
 async def resolve_followers(
@@ -179,12 +260,16 @@ async def release_followers(tx: Transaction, most: int, held: frozenset[str] = f
 
 
 async def _leaders(tx: Transaction, ended: Sequence[EndedJob], roots: dict[str, set[str]]) -> list[EndedLeader]:
-    """Return the jobs that have followers, and their batches that are final now, in the order of their ids."""
-    states = {job.id: job.state for job in ended if job.is_followed}
-    states |= await _count(tx, batch_counts(ended))
-    for job in ended:
-        if job.batch in states:
-            roots.setdefault(job.batch, set()).update(roots[job.id])
+    """Return those that have followers, and their batches that are final now, in the order of their ids."""
+    states = {each.id: each.state for each in ended if each.is_followed}
+    while ended:
+        final = await _count(tx, batch_counts((each.batch, each.state) for each in ended))
+        batches = {batch.id for batch in final}
+        for each in ended:
+            if each.batch in batches:
+                roots.setdefault(each.batch, set()).update(roots[each.id])
+        states |= {batch.id: batch.state for batch in final}
+        ended = final
     return [EndedLeader(id, state) for id, state in sorted(states.items())]
 
 
@@ -194,13 +279,25 @@ async def _release(
     """Release and cancel a portion of the followers, and note what is left. Returns the ids of the cancelled ones."""
     unrun: list[str] = []
     while leaders and portion.left > 0:
-        followers = await _lock_followers(tx, leaders, roots, portion.left)
-        portion.take(leaders, [(job.leader, job.id) for job in followers])
-        cancelled = await _release_or_cancel(tx, followers, {each.id: each.state for each in leaders})
+        found = await _lock_followers(tx, leaders, roots, portion.left)
+        portion.take(leaders, [(each.leader, each.id) for each in found])
+        states = {each.id: each.state for each in leaders}
+        cancelled = await _release_or_cancel(tx, [each for each in found if not each.is_join], states)
+        joins = await _count_leaders(
+            tx, [(each.id, each.leader, states[each.leader]) for each in found if each.is_join]
+        )
         unrun += [job.id for job in cancelled]
-        leaders = await _leaders(tx, cancelled, roots)
+        leaders = await _leaders(tx, [*cancelled, *joins], roots)
     await _keep_ended(tx, [*portion.rest, *leaders])
     return unrun
+
+
+async def _count_leaders(tx: Transaction, joined: Sequence[tuple[str, str, JobState]]) -> list[EndedJob]:
+    """Count final leaders, as (join, leader, state). Returns the joins that are final now."""
+    if not joined:
+        return []
+    await tx.execute("count_awaited_leaders", ended=joined)
+    return await _count(tx, batch_counts((join, state) for join, _, state in joined))
 
 
 async def _keep_ended(tx: Transaction, left: Sequence[EndedLeader]) -> None:
@@ -223,8 +320,8 @@ async def _lock_followers(
 async def _release_or_cancel(
     tx: Transaction, followers: Sequence[_Follower], leaders: Mapping[str, JobState]
 ) -> list[EndedJob]:
-    released = [job for job in followers if job.may_run_after(leaders[job.leader])]
-    cancelled = [job for job in followers if not job.may_run_after(leaders[job.leader])]
+    released = [job for job in followers if may_run_after(job.on, leaders[job.leader])]
+    cancelled = [job for job in followers if not may_run_after(job.on, leaders[job.leader])]
     if released:
         rows = [(job.id, job.lane.id, None if job.terms is None else job.terms.patience or None) for job in released]
         await tx.execute("release", released=rows, now=tx.now)
@@ -236,8 +333,8 @@ async def _release_or_cancel(
                 for job in released
             ],
         )
-    causes = await _causes(tx, sorted({job.leader for job in cancelled}))
-    errors = [leader_error(job.leader, leaders[job.leader], causes.get(job.leader)) for job in cancelled]
+    causes = await _causes(tx, sorted({job.leader for job in cancelled if job.on == "success"}))
+    errors = [unrun_error(job.on, job.leader, leaders[job.leader], causes.get(job.leader)) for job in cancelled]
     await cancel_blocked(tx, [(job.id, error) for job, error in zip(cancelled, errors, strict=True)])
     return [EndedJob(job.id, JobState.CANCELLED, job.is_followed, job.batch) for job in cancelled]
 
@@ -260,25 +357,43 @@ async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str
     if leader is None or leader not in ends:
         return False
     ended = ends[leader]
+    if ended is not None and on == "failure" and ended is JobState.SUCCEEDED:
+        raise not_needed(job_id, leader)
     if ended is not None and not may_run_after(on, ended):
         raise not_retried(job_id, leader, ended, (await _causes(tx, [leader])).get(leader))
     return ended is None
 
 
 async def undo_end(tx: Transaction, job: EndedJob) -> None:
-    """Undo the end of a job that is retried: its batch is pending, and followers cancelled for either are blocked."""
+    """Undo the end of a job that is retried: what counts it is pending, and followers cancelled for it are blocked."""
     back = [job]
     while back:
-        leaders = [each.id for each in back]
-        counts = [BatchCount(id, -good, -bad, -gone) for id, good, bad, gone in batch_counts(back)]
-        if counts:
-            ends = await _locked_ends(tx, [count.id for count in counts])
-            leaders += [id for id, end in ends.items() if end is not None]
-            await _write_counts(tx, counts)
+        leaders = {each.id for each in back}
+        while back:
+            back = await _uncount(tx, back)
+            leaders |= {batch.id for batch in back}
         await tx.execute("forget_ended_leaders", ids=sorted(leaders))
         back = await tx.fetch(_ENDED, "cancelled_followers", leaders=sorted(leaders))
         if back:
             await block(tx, [each.id for each in back], is_retry=False)
+
+
+async def _uncount(tx: Transaction, back: Sequence[EndedJob]) -> list[EndedJob]:
+    """Take jobs and batches that are no longer final out of the counts. Returns the batches that were final before."""
+    states = {each.id: each.state for each in back}
+    followed = sorted(each.id for each in back if each.is_followed)
+    joined = await tx.fetch(_UNCOUNTED, "uncount_awaited_leaders", leaders=followed) if followed else []
+    counts = [
+        BatchCount(id, -good, -bad, -gone)
+        for id, good, bad, gone in batch_counts(
+            [*((each.batch, each.state) for each in back), *((each.batch, states[each.leader]) for each in joined)]
+        )
+    ]
+    if not counts:
+        return []
+    before = await tx.fetch(_BATCHES, "counts_of_leaders", ids=[count.id for count in counts])
+    await _write_counts(tx, counts, are_locked=True)
+    return [batch.ended for batch in before if batch.ended is not None]
 
 
 async def block(tx: Transaction, ids: Sequence[str], *, is_retry: bool) -> None:
@@ -294,38 +409,47 @@ async def _locked_ends(tx: Transaction, leaders: Sequence[str]) -> dict[str, Job
     missing = [leader for leader in leaders if leader not in ends]
     if missing:
         for batch in await tx.fetch(_BATCHES, "counts_of_leaders", ids=missing):
-            ends[batch.id] = None if batch.pending else ended_as(batch.failed, batch.cancelled)
+            ends[batch.id] = None if batch.ended is None else batch.ended.state
     return ends
 
 
 async def _causes(tx: Transaction, leaders: Sequence[str]) -> dict[str, LeaderError]:
+    """Return the errors of leaders that did not succeed, by leader."""
     if not leaders:
         return {}
-    return {cause.leader: cause for cause in await tx.fetch(_CAUSES, "causes", leaders=leaders)}
+    causes = {cause.leader: cause for cause in await tx.fetch(_CAUSES, "causes", leaders=leaders)}
+    # Of a batch without an own job that failed, a batch in it is named, of a join one of its leaders.
+    outer = [cause.leader for cause in causes.values() if cause.is_batch and _is_of_members(cause)]
+    members = await tx.fetch(_ENDED_MEMBERS, "ended_members", batches=outer) if outer else []
+    inner = await _causes(tx, sorted({each.member for each in members}))
+    for each in members:
+        error = leader_error(each.member, each.state, inner.get(each.member))
+        causes[each.batch] = LeaderError(each.batch, error, True, each.is_join)
+    return causes
 
 
-async def _count(tx: Transaction, counts: Sequence[BatchCount]) -> dict[str, JobState]:
-    """Count jobs of batches that have become final. Returns the states of the batches that are final now."""
-    rows = await _write_counts(tx, counts)
-    finals = {batch.id: ended_as(batch.failed, batch.cancelled) for batch in rows if not batch.pending}
-    for batch in finals:
-        for member in await tx.fetch(_MEMBERS, "member_of_batch", batch=batch):
-            await release_batch_permits(tx, batch, draws_of_batch(member.draws, member.terms))
-    return finals
+def _is_of_members(cause: LeaderError) -> bool:
+    return cause.error is None or cause.error.type == LEADER_NOT_SUCCEEDED
 
 
-async def _write_counts(tx: Transaction, counts: Sequence[BatchCount]) -> list[_BatchState]:
-    # One after the other, so that they are locked in the order of their ids.
-    return [
-        row
-        for count in counts
-        for row in await tx.fetch(
-            _BATCHES,
-            "count_batch",
-            id=count.id,
-            succeeded=count.succeeded,
-            failed=count.failed,
-            cancelled=count.cancelled,
-            now=tx.now,
-        )
-    ]
+async def _count(tx: Transaction, counts: Sequence[BatchCount]) -> list[EndedJob]:
+    """Count members of batches that have become final. Returns the batches that are final now."""
+    final: list[EndedJob] = []
+    for batch in await _write_counts(tx, counts):
+        if batch.ended is None:
+            continue
+        final.append(batch.ended)
+        for member in () if batch.is_join else await tx.fetch(_MEMBERS, "member_of_batch", batch=batch.id):
+            await release_batch_permits(tx, batch.id, draws_of_batch(member.draws, member.terms))
+    return final
+
+
+async def _write_counts(
+    tx: Transaction, counts: Sequence[BatchCount], *, are_locked: bool = False
+) -> list[_BatchState]:
+    if not counts:
+        return []
+    if len(counts) > 1 and not are_locked and not tx.has_one_writer:
+        # In the order of their ids.
+        await tx.fetch(_BATCHES, "counts_of_leaders", ids=[count.id for count in counts])
+    return await tx.fetch(_BATCHES, "count_batches", counts=counts, now=tx.now)

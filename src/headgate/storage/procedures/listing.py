@@ -34,6 +34,8 @@ from headgate.storage.records import (
     QueuePosition,
     QueueRecord,
     RecordedStart,
+    TiedJob,
+    Ties,
     ViewCount,
     WaitingByLimit,
     WaitingCount,
@@ -99,6 +101,10 @@ class _Start(msgspec.Struct, array_like=True):
 _JOB_NAMES = RowDecoder(JobName, "job")
 _JOBS = RowDecoder(JobRecord, "job", state=JobState.WAITING)
 _BATCHES = RowDecoder(BatchRecord, "batch")
+_TIED = RowDecoder(TiedJob, "job")
+
+TIES_SHOWN = 100
+"""How many leaders and how many followers of a job are shown."""
 _ATTEMPTS = RowDecoder(AttemptRecord, "attempt")
 _WAITING = RowDecoder(WaitingCount, "count", view="ready")
 _VIEWS = RowDecoder(ViewCount, "count", view="ready")
@@ -313,6 +319,18 @@ async def batch(tx: Transaction, batch_id: str) -> BatchRecord | None:
     """As `Store.batch`."""
     found = await tx.fetch(_BATCHES, "batch", id=batch_id)
     return found[0] if found else None
+
+
+async def jobs_of_batch(tx: Transaction, batch_id: str, after: str, count: int) -> list[str]:
+    """As `Store.jobs_of_batch`."""
+    return await tx.values("jobs_of_batch", id=batch_id, after=after, count=count)
+
+
+async def ties(tx: Transaction, job_id: str) -> Ties:
+    """As `Store.ties`."""
+    leaders = await tx.fetch(_TIED, "leaders_of_job", id=job_id, count=TIES_SHOWN)
+    followers = await tx.fetch(_TIED, "followers_of_job", id=job_id, count=TIES_SHOWN)
+    return Ties(*([TiedJob(row.id, row.task, row.state, row.needs) for row in rows] for rows in (leaders, followers)))
 
 
 async def batches(tx: Transaction, *, pending_only: bool, cursor: str | None, count: int) -> list[BatchRecord]:

@@ -56,8 +56,10 @@ async def prune(
     else:
         found = await tx.fetch(_PRUNABLE, "prunable_by_id", ids=list(ids), **asked)
     if not found and ids is None:
-        # Batches that had no job, or whose last jobs were deleted by several nodes at once.
-        await tx.execute("prune_batches", before=before, count=count)
+        # Batches that had no job, joins, and batches whose last jobs were deleted by several nodes at once.
+        joins = [id for id in await tx.values("prune_batches", before=before, count=count) if id is not None]
+        if joins:
+            await tx.execute("prune_awaited_leaders", ids=joins)
     return await _delete(tx, found, before)
 
 

@@ -6,14 +6,14 @@ SELECT id, state FROM headgate.job WHERE id {any:ids text} ORDER BY id {for upda
 
 -- name: counts_of_leaders
 -- Return the counts of these batches, locked so that they stay so.
-SELECT id, pending, failed, cancelled FROM headgate.batch WHERE id {any:ids text} ORDER BY id {for update}
+SELECT id, pending, failed, cancelled, batch, is_join FROM headgate.batch WHERE id {any:ids text} ORDER BY id {for update}
 
 -- name: causes [postgres]
 -- Return the errors of these leaders that did not succeed. The error of a batch is that of one of its jobs; of a job
 -- that was cancelled for its own leader only if all were.
-SELECT id AS leader, error, false AS is_batch FROM headgate.job WHERE id {any:leaders text}
+SELECT id AS leader, error, false AS is_batch, false AS is_join FROM headgate.job WHERE id {any:leaders text}
 UNION ALL
-SELECT batch.id, member.error, true
+SELECT batch.id, member.error, true, is_join
 FROM headgate.batch
 LEFT JOIN LATERAL (
     SELECT error FROM headgate.job
@@ -24,7 +24,7 @@ LEFT JOIN LATERAL (
 WHERE batch.id {any:leaders text}
 
 -- name: causes [sqlite]
-SELECT id AS leader, error, false AS is_batch FROM job WHERE id {any:leaders text}
+SELECT id AS leader, error, false AS is_batch, false AS is_join FROM job WHERE id {any:leaders text}
 UNION ALL
 SELECT
     batch.id,
@@ -34,44 +34,97 @@ SELECT
         ORDER BY coalesce({field:error.type}, '') = 'LeaderNotSucceeded', job.id
         LIMIT 1
     ),
-    true
+    true,
+    is_join
 FROM batch
 WHERE batch.id {any:leaders text}
+
+-- name: ended_members
+-- Return batches in these batches, and leaders that these joins have counted, that did not succeed: the first of each.
+SELECT member.batch, member.id AS member, member.state, member.is_join
+FROM (
+    SELECT
+        batch, id, CASE WHEN failed > 0 THEN 'failed' ELSE 'cancelled' END AS state, false AS is_join,
+        row_number() OVER (PARTITION BY batch ORDER BY id) AS place
+    FROM headgate.batch
+    WHERE batch {any:batches text} AND pending = 0 AND failed + cancelled > 0
+    UNION ALL
+    SELECT batch, leader, ended_as, true, row_number() OVER (PARTITION BY batch ORDER BY leader)
+    FROM headgate.awaited_leader
+    WHERE batch {any:batches text} AND ended_as IN ('failed', 'cancelled')
+) AS member
+WHERE place = 1
 
 -- name: mark_followed
 -- Mark these jobs as followed, so that their end releases followers. They are locked already, or new.
 UPDATE headgate.job SET is_followed = true WHERE id {any:ids text} AND NOT is_followed
 
 -- name: add_batches
--- Store new batches with the counts of their jobs that are final from the start; stored batches stay as they are.
-INSERT INTO headgate.batch (id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at)
+-- Store new batches with the counts of their members that are final from the start; stored batches stay as they are.
+INSERT INTO headgate.batch (id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at, batch, is_join)
 SELECT
     id, total, total - succeeded - failed - cancelled, succeeded, failed, cancelled, enqueued_at,
-    CASE WHEN total = succeeded + failed + cancelled THEN :now::bigint END
-FROM {rows:new(id text, total integer, enqueued_at bigint, succeeded integer, failed integer, cancelled integer)}
+    CASE WHEN total = succeeded + failed + cancelled THEN :now::bigint END, batch, is_join
+FROM {rows:new(
+    id text, total integer, enqueued_at bigint, batch text, is_join boolean, succeeded integer, failed integer,
+    cancelled integer
+)}
 WHERE true
 ORDER BY id
 ON CONFLICT (id) DO NOTHING
 
--- name: count_batch
--- Count jobs of a batch that have become final; below 0, jobs that are no longer final.
+-- name: grow_batch
+-- Count new jobs of a batch, which is locked and not final; of some the end is known from the start.
 UPDATE headgate.batch
-SET pending = pending - :succeeded::integer - :failed::integer - :cancelled::integer,
+SET total = total + :count::integer,
+    pending = pending + :count::integer - :succeeded::integer - :failed::integer - :cancelled::integer,
     succeeded = succeeded + :succeeded::integer,
     failed = failed + :failed::integer,
-    cancelled = cancelled + :cancelled::integer,
-    finished_at = CASE WHEN pending = :succeeded::integer + :failed::integer + :cancelled::integer THEN :now::bigint END
-WHERE id = :id
-RETURNING id, pending, failed, cancelled
+    cancelled = cancelled + :cancelled::integer
+WHERE id = :id AND pending > 0
+
+-- name: add_awaited_leaders
+-- Store which leaders new joins count, and how those ended that are final.
+INSERT INTO headgate.awaited_leader (batch, leader, ended_as)
+SELECT batch, leader, ended_as FROM {rows:new(batch text, leader text, ended_as text)}
+WHERE true
+ON CONFLICT (batch, leader) DO NOTHING
+
+-- name: count_awaited_leaders
+-- Note that joins count leaders that are final.
+UPDATE headgate.awaited_leader SET ended_as = ended.state
+FROM {rows:ended(batch text, leader text, state text)}
+WHERE awaited_leader.batch = ended.batch AND awaited_leader.leader = ended.leader
+
+-- name: uncount_awaited_leaders
+-- Note that joins do not count these leaders any more. Returns those that they had counted.
+UPDATE headgate.awaited_leader SET ended_as = NULL
+WHERE leader {any:leaders text} AND ended_as IS NOT NULL
+RETURNING leader, batch
+
+-- name: count_batches
+-- Count members of batches that have become final; below 0, members that are no longer final.
+UPDATE headgate.batch
+SET pending = batch.pending - counts.succeeded - counts.failed - counts.cancelled,
+    succeeded = batch.succeeded + counts.succeeded,
+    failed = batch.failed + counts.failed,
+    cancelled = batch.cancelled + counts.cancelled,
+    finished_at = CASE
+        WHEN batch.pending = counts.succeeded + counts.failed + counts.cancelled THEN :now::bigint
+    END
+FROM {rows:counts(id text, succeeded integer, failed integer, cancelled integer)}
+WHERE batch.id = counts.id
+RETURNING batch.id, batch.pending, batch.failed, batch.cancelled, batch.batch, batch.is_join
 
 -- name: member_of_batch
 -- Return the draws and terms of one of the jobs of a batch.
 SELECT id, draws, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = :batch LIMIT 1
 
 -- name: followers [postgres]
--- Return up to :count blocked followers of these leaders, those of each leader after an id, in the order of the given
--- leaders, as each is looked up after the one before it, and of the followers' ids. They are locked. Followers that
--- another transaction has locked, or that are released or cancelled meanwhile, come with NULL in their other columns.
+-- Return up to :count blocked followers of these leaders, and joins that count them, those of each leader after an id,
+-- in the order of the given leaders, as each is looked up after the one before it, and of the ids. Followers are locked.
+-- Followers that another transaction has locked, or that are released or cancelled meanwhile, come with NULL in their
+-- other columns.
 WITH wanted AS MATERIALIZED (
     SELECT job.id, job.follows, leaders.place
     FROM {rows:leaders(id text, after text, place)}
@@ -81,6 +134,16 @@ WITH wanted AS MATERIALIZED (
         ORDER BY id
         LIMIT :count::integer
     ) AS job
+    LIMIT :count::integer
+), joins AS MATERIALIZED (
+    SELECT batch AS id, leaders.id AS leader, leaders.place
+    FROM {rows:leaders(id text, after text, place)}
+    CROSS JOIN LATERAL (
+        SELECT batch FROM headgate.awaited_leader
+        WHERE leader = leaders.id AND batch > leaders.after AND ended_as IS NULL
+        ORDER BY batch
+        LIMIT :count::integer
+    ) AS awaited
     LIMIT :count::integer
 ), free AS MATERIALIZED (
     SELECT id, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at, rank
@@ -92,14 +155,17 @@ WITH wanted AS MATERIALIZED (
 SELECT
     id, wanted.follows AS leader, outcome, coalesce(queue, '') AS queue, coalesce(draws, '[]') AS draws, terms,
     coalesce(is_followed, false) AS is_followed, batch, coalesce(delayed, false) AS delayed, coalesce(run_at, 0) AS run_at,
-    coalesce(rank, 0) AS rank, queue IS NULL AS is_locked
+    coalesce(rank, 0) AS rank, queue IS NULL AS is_locked, false AS is_join, place
 FROM wanted LEFT JOIN free USING (id)
-ORDER BY wanted.place, id
+UNION ALL
+SELECT id, leader, NULL, '', '[]', NULL, true, NULL, false, 0, 0, false, true, place FROM joins
+ORDER BY place, id
+LIMIT :count::integer
 
 -- name: followers [sqlite]
 SELECT
     job.id, follows AS leader, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at,
-    rank, false AS is_locked
+    rank, false AS is_locked, false AS is_join, leaders.place
 FROM {rows:leaders(id text, after text, place)}
 CROSS JOIN job ON job.rowid IN (
     SELECT follower.rowid FROM job AS follower
@@ -107,7 +173,12 @@ CROSS JOIN job ON job.rowid IN (
     ORDER BY follower.id
     LIMIT :count
 )
-ORDER BY leaders.place, job.id
+UNION ALL
+SELECT awaited.batch, leaders.id, NULL, '', '[]', NULL, true, NULL, false, 0, 0, false, true, leaders.place
+FROM {rows:leaders(id text, after text, place)}
+CROSS JOIN awaited_leader AS awaited
+    ON awaited.leader = leaders.id AND awaited.batch > leaders.after AND awaited.ended_as IS NULL
+ORDER BY place, id
 LIMIT :count
 
 -- name: release

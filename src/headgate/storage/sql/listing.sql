@@ -376,7 +376,7 @@ SELECT {record:batch} FROM headgate.batch WHERE id = :id
 -- Return a page of batches, newest first.
 SELECT {record:batch}
 FROM headgate.batch
-WHERE id < coalesce(:cursor::text, '~')
+WHERE NOT is_join AND id < coalesce(:cursor::text, '~')
 ORDER BY id DESC
 LIMIT :count
 
@@ -392,8 +392,66 @@ SELECT id FROM headgate.batch WHERE id >= :prefix::text AND id < :prefix::text |
 -- Return a page of the batches that are not final, newest first.
 SELECT {record:batch}
 FROM headgate.batch
-WHERE pending > 0 AND id < coalesce(:cursor::text, '~')
+WHERE pending > 0 AND NOT is_join AND id < coalesce(:cursor::text, '~')
 ORDER BY id DESC
+LIMIT :count
+
+-- name: jobs_of_batch
+-- Return a page of the ids of the jobs that a batch counts, also of those in batches in it and of leaders of a join.
+WITH RECURSIVE counted (id) AS (
+    SELECT id FROM headgate.batch WHERE id = :id
+    UNION
+    SELECT member.id
+    FROM counted
+    JOIN (
+        SELECT id, batch FROM headgate.batch WHERE batch IS NOT NULL
+        UNION ALL
+        SELECT leader, batch FROM headgate.awaited_leader
+    ) AS member ON member.batch = counted.id
+)
+SELECT id
+FROM (
+    SELECT job.id FROM counted JOIN headgate.job ON job.batch IS NOT NULL AND job.batch = counted.id
+    UNION ALL
+    SELECT job.id FROM counted JOIN headgate.job ON job.id = counted.id
+) AS found
+WHERE id > :after::text
+ORDER BY id
+LIMIT :count
+
+-- name: leaders_of_job
+-- Return what a job follows; where it follows a join, the leaders that this counts.
+SELECT leader.id, job.task, coalesce(job.state, @batch_state, leader.ended_as) AS state, leader.outcome AS needs
+FROM (
+    SELECT coalesce(awaited.leader, job.follows) AS id, awaited.ended_as, {field:origin.on} AS outcome
+    FROM headgate.job
+    LEFT JOIN headgate.awaited_leader AS awaited ON awaited.batch = job.follows
+    WHERE job.id = :id AND job.follows IS NOT NULL
+    ORDER BY 1
+    LIMIT :count
+) AS leader
+LEFT JOIN headgate.job ON job.id = leader.id
+LEFT JOIN headgate.batch ON batch.id = leader.id
+ORDER BY leader.id
+
+-- part: batch_state
+CASE
+    WHEN batch.pending > 0 THEN 'pending'
+    WHEN batch.failed > 0 THEN 'failed'
+    WHEN batch.cancelled > 0 THEN 'cancelled'
+    WHEN batch.id IS NOT NULL THEN 'succeeded'
+END
+
+-- name: followers_of_job
+-- Return the jobs that follow a job or a batch, also through a join.
+SELECT job.id, job.task, job.state, {field:origin.on} AS needs
+FROM (
+    SELECT :id::text AS leader
+    UNION ALL
+    SELECT batch FROM headgate.awaited_leader WHERE leader = :id
+) AS led
+JOIN headgate.job ON job.follows = led.leader
+ORDER BY job.id
 LIMIT :count
 
 -- name: attempts
@@ -956,7 +1014,8 @@ EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits te
 
 -- part: gated_job
 -- Waiting jobs with their draws, costs and terms.
-SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate FROM headgate.job
+SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate, origin
+FROM headgate.job
 
 -- name: gated_jobs
 -- Return waiting jobs of these tasks that carry other gates than these, by id; with :limits, only those that draw on a

@@ -53,7 +53,15 @@ FROM (
         AND @kept_until <= :now
         AND NOT (
             job.is_followed
-            AND EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.id AND next.finished_at IS NULL)
+            AND (
+                EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.id AND next.finished_at IS NULL)
+                OR EXISTS (
+                    SELECT 1
+                    FROM headgate.awaited_leader AS awaited
+                    JOIN headgate.job AS next ON next.follows = awaited.batch AND next.finished_at IS NULL
+                    WHERE awaited.leader = job.id
+                )
+            )
         )
         AND NOT (
             job.batch IS NOT NULL
@@ -89,25 +97,35 @@ DELETE FROM headgate.log_line WHERE job {any:ids text}
 -- Delete the audit entries of pruned jobs.
 DELETE FROM headgate.audit_entry WHERE subject {any:ids text} AND kind = 'job'
 
+-- part: is_empty_batch
+NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id)
+AND NOT EXISTS (SELECT 1 FROM headgate.batch AS inside WHERE inside.batch = batch.id)
+AND NOT (batch.is_join AND EXISTS (SELECT 1 FROM headgate.job WHERE job.follows = batch.id))
+
 -- name: prune_batches_of
 -- Delete those of these batches that were final before then and have no stored job.
 DELETE FROM headgate.batch
 WHERE id IN (
     SELECT id FROM headgate.batch
-    WHERE id {any:ids text} AND {no index}finished_at < :before
-        AND NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id)
+    WHERE id {any:ids text} AND {no index}finished_at < :before AND @is_empty_batch
     {for update skip locked}
 )
 
 -- name: prune_batches
--- Delete batches that were final before then and have no stored job; it reads all batches of that age.
+-- Delete batches that were final before then and have no stored job and no batch in them, and joins that no stored job
+-- follows; it reads all batches of that age. Returns the ids of the joins.
 DELETE FROM headgate.batch
 WHERE id IN (
     SELECT id FROM headgate.batch
-    WHERE finished_at < :before AND NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id)
+    WHERE finished_at < :before AND @is_empty_batch
     LIMIT :count
     {for update skip locked}
 )
+RETURNING CASE WHEN is_join THEN id END
+
+-- name: prune_awaited_leaders
+-- Delete what joins counted that are deleted.
+DELETE FROM headgate.awaited_leader WHERE batch {any:ids text}
 
 -- name: evict_buckets
 -- Delete buckets that are in the same state as a new one and have no lane behind them.
@@ -279,10 +297,36 @@ UNION ALL
 SELECT 'batch ' || id || ' counts ' || pending || ' pending jobs and has ' || found
 FROM (
     SELECT
-        id, pending, (SELECT count(*) FROM headgate.job WHERE job.batch = batch.id AND job.finished_at IS NULL) AS found
+        id, pending,
+        (SELECT count(*) FROM headgate.job WHERE job.batch = batch.id AND job.finished_at IS NULL)
+            + (SELECT count(*) FROM headgate.batch AS inside WHERE inside.batch = batch.id AND inside.pending > 0)
+            + (SELECT count(*) FROM headgate.awaited_leader AS awaited WHERE awaited.batch = batch.id AND ended_as IS NULL)
+            AS found
     FROM headgate.batch
 ) AS counted
 WHERE pending <> found
+UNION ALL
+SELECT 'join ' || batch || ' does not count ' || leader || ' as it is'
+FROM (
+    SELECT
+        awaited.batch, awaited.leader, awaited.ended_as,
+        CASE
+            WHEN job.id IS NOT NULL THEN CASE WHEN job.finished_at IS NOT NULL THEN job.state END
+            WHEN counted_batch.pending > 0 THEN NULL
+            WHEN counted_batch.failed > 0 THEN 'failed'
+            WHEN counted_batch.cancelled > 0 THEN 'cancelled'
+            ELSE 'succeeded'
+        END AS state
+    FROM headgate.awaited_leader AS awaited
+    LEFT JOIN headgate.job ON job.id = awaited.leader
+    LEFT JOIN headgate.batch AS counted_batch ON counted_batch.id = awaited.leader
+    WHERE job.id IS NOT NULL OR counted_batch.id IS NOT NULL
+) AS awaited
+WHERE coalesce(ended_as, '') <> coalesce(state, '')
+    AND NOT EXISTS (
+        SELECT 1 FROM headgate.ended_leader AS ended
+        WHERE ended.id = awaited.leader AND awaited.ended_as IS NULL AND awaited.batch > ended.after
+    )
 UNION ALL
 SELECT 'job ' || id || ' waits in a lane that is not there'
 FROM headgate.job

@@ -303,8 +303,8 @@ CREATE TABLE headgate.audit_entry (
 CREATE INDEX audit_entry_subject ON headgate.audit_entry (subject, number);
 CREATE INDEX audit_entry_others ON headgate.audit_entry (at) WHERE kind <> 'job';
 
--- Jobs that were enqueued as one batch. `pending` counts those that are not final; at 0 the batch is, and what
--- follows it is released.
+-- Jobs that were enqueued as one batch. `pending` counts its members that are not final: its jobs, the batches in it, or
+-- the leaders that it counts. At 0 the batch is final, and what follows it is released.
 CREATE TABLE headgate.batch (
     id           text COLLATE "C" PRIMARY KEY,
     total        integer NOT NULL CHECK (total >= 0),
@@ -314,6 +314,10 @@ CREATE TABLE headgate.batch (
     cancelled    integer NOT NULL DEFAULT 0,
     enqueued_at  bigint NOT NULL,
     finished_at  bigint,
+    -- The outer batch, of which it is one member.
+    batch        text COLLATE "C",
+    -- It counts leaders of the jobs that follow it, and has no jobs of its own.
+    is_join      boolean NOT NULL DEFAULT false,
     CHECK (pending + succeeded + failed + cancelled = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
@@ -328,6 +332,16 @@ CREATE TABLE headgate.ended_leader (
 
 CREATE INDEX batch_pending ON headgate.batch (id) WHERE pending > 0;
 CREATE INDEX batch_finished ON headgate.batch (finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX batch_batch ON headgate.batch (batch) WHERE batch IS NOT NULL;
+
+-- The leaders that joins count, and how those ended that are counted.
+CREATE TABLE headgate.awaited_leader (
+    batch     text COLLATE "C" NOT NULL,
+    leader    text COLLATE "C" NOT NULL,
+    ended_as  text COLLATE "C" CHECK (ended_as IN ('succeeded', 'failed', 'cancelled')),
+    PRIMARY KEY (batch, leader)
+);
+CREATE INDEX awaited_leader_leader ON headgate.awaited_leader (leader, batch);
 
 -- A rule that enqueues the same job again and again. `open` of its jobs are not final yet, and `runs` have really run, as
 -- far as that is merged from schedule_note. `revision` grows with each write.

@@ -259,8 +259,8 @@ CREATE TABLE audit_entry (
 CREATE INDEX audit_entry_subject ON audit_entry (subject, number);
 CREATE INDEX audit_entry_others ON audit_entry (at) WHERE kind <> 'job';
 
--- Jobs that were enqueued as one batch. `pending` counts those that are not final; at 0 the batch is, and what
--- follows it is released.
+-- Jobs that were enqueued as one batch. `pending` counts its members that are not final: its jobs, the batches in it, or
+-- the leaders that it counts. At 0 the batch is final, and what follows it is released.
 CREATE TABLE batch (
     id           TEXT PRIMARY KEY,
     total        INTEGER NOT NULL CHECK (total >= 0),
@@ -270,6 +270,10 @@ CREATE TABLE batch (
     cancelled    INTEGER NOT NULL DEFAULT 0,
     enqueued_at  INTEGER NOT NULL,
     finished_at  INTEGER,
+    -- The outer batch, of which it is one member.
+    batch        TEXT,
+    -- It counts leaders of the jobs that follow it, and has no jobs of its own.
+    is_join      INTEGER NOT NULL DEFAULT 0 CHECK (is_join IN (0, 1)),
     CHECK (pending + succeeded + failed + cancelled = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITHOUT ROWID;
@@ -284,6 +288,16 @@ CREATE TABLE ended_leader (
 
 CREATE INDEX batch_pending ON batch (id) WHERE pending > 0;
 CREATE INDEX batch_finished ON batch (finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX batch_batch ON batch (batch) WHERE batch IS NOT NULL;
+
+-- The leaders that joins count, and how those ended that are counted.
+CREATE TABLE awaited_leader (
+    batch     TEXT NOT NULL,
+    leader    TEXT NOT NULL,
+    ended_as  TEXT CHECK (ended_as IN ('succeeded', 'failed', 'cancelled')),
+    PRIMARY KEY (batch, leader)
+) WITHOUT ROWID;
+CREATE INDEX awaited_leader_leader ON awaited_leader (leader, batch);
 
 -- A rule that enqueues the same job again and again. `open` of its jobs are not final yet, and `runs` have really run.
 -- `revision` grows with each write but those counts.

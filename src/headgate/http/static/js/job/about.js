@@ -50,7 +50,8 @@ export function about(job) {
       "Batch",
       link(address(["batches", job.batch]), h("span", { class: "mono" }, format.shortId(job.batch))),
     ]);
-  if (status.follows) items.push(["Follows", jobLink(status.follows)]);
+  if (job.leaders?.length) items.push([status.is_blocked ? "Waits for" : "Follows", tied(job.leaders)]);
+  if (job.followers?.length) items.push(["Followed by", tied(job.followers)]);
   if (job.draws?.length)
     items.push([
       "Limits",
@@ -67,11 +68,27 @@ export function about(job) {
   return panel("About", {}, facts(items));
 }
 
+/** Links to the jobs and batches before or after a job. @param {any[]} jobs */
+function tied(jobs) {
+  return jobs.map((each) =>
+    h(
+      "div",
+      { key: each.id },
+      each.task === null && each.state !== null
+        ? link(address(["batches", each.id]), h("span", { class: "mono" }, format.shortId(each.id)))
+        : jobLink(each.id),
+      h("span", { class: "faint" }, ` ${each.task ?? (each.state === null ? "" : "batch")} ${each.state ?? "deleted"}`),
+      each.needs && each.needs !== "success" && h("span", { class: "faint" }, ` · on ${each.needs}`),
+    ),
+  );
+}
+
 /** @param {any} job */
 export function values(job) {
   const isDone = job.status.state === "succeeded";
   return [
     panel("Payload", {}, jsonView(job.payload ?? {}, "Payload")),
+    job.results && panel("Results as arguments", {}, jsonView(job.results, "Results as arguments")),
     isDone && panel("Result", {}, jsonView(job.result ?? null, "Result")),
     Object.keys(job.annotations).length > 0 && panel("Annotations", {}, jsonView(job.annotations, "Annotations")),
     job.headers && Object.keys(job.headers).length > 0 && panel("Headers", {}, jsonView(job.headers, "Headers")),

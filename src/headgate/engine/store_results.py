@@ -1,0 +1,76 @@
+"""Results as arguments: reads them when a job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from headgate.errors import ResultUnavailable
+from headgate.jobs.job import ClaimedJob, JobRecord, JobState
+from headgate.storage.store import Store
+from headgate.tasks.codec import Codecs
+
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+READ_AT_ONCE = 1000
+"""How many jobs are read at once."""
+
+
+class StoreResults:
+    """Adds to the arguments of a job those that are results of others."""
+
+    def __init__(self, storage: Store, codecs: Codecs) -> None:
+        self._storage = storage
+        self._codecs = codecs
+
+    async def payload_of(self, job: ClaimedJob, results: Mapping[str, str | Sequence[str]]) -> str:
+        """Return the payload of a job with the arguments `results`, in clear.
+
+        Raises ResultUnavailable, StorageUnavailable, and PayloadError for what no codec decodes.
+        """
+        arguments = _decode(self._codecs.decode(job.payload, f"the payload of job {job.id}"))
+        for name, ids in results.items():
+            if isinstance(ids, str):
+                arguments[name] = await self._result_of(ids, name)
+            else:
+                arguments[name] = _list([await self._result_of(id, name) for id in ids])
+        return msgspec.json.encode(arguments).decode()
+
+    async def _result_of(self, id: str, argument: str) -> msgspec.Raw:
+        found = await self._storage.final([id])
+        if found:
+            return self._result(found[0], argument)
+        if await self._storage.job(id) is not None:
+            raise ResultUnavailable(f"argument {argument!r} is the result of job {id}, which has been retried and runs")
+        if await self._storage.batch(id) is None:
+            raise ResultUnavailable(
+                f"argument {argument!r} is the result of {id}, which has been pruned after its retention"
+            )
+        results: list[msgspec.Raw] = []
+        ids = await self._storage.jobs_of_batch(id, count=READ_AT_ONCE)
+        while ids:
+            records = {record.id: record for record in await self._storage.final(ids)}
+            for each in ids:
+                if each not in records:
+                    raise ResultUnavailable(
+                        f"argument {argument!r} are the results of batch {id}, and its job {each} is not final"
+                    )
+                results.append(self._result(records[each], argument))
+            ids = await self._storage.jobs_of_batch(id, after=ids[-1], count=READ_AT_ONCE)
+        return _list(results)
+
+    def _result(self, record: JobRecord, argument: str) -> msgspec.Raw:
+        if record.state is not JobState.SUCCEEDED:
+            how = "failed" if record.state is JobState.FAILED else "was cancelled"
+            raise ResultUnavailable(f"argument {argument!r} is the result of job {record.id}, which {how}")
+        if record.result is None:
+            raise ResultUnavailable(
+                f"argument {argument!r} is the result of job {record.id}, which is not kept: its task {record.task!r} "
+                "has keep_result=False, or it was completed in a transaction"
+            )
+        return msgspec.Raw(self._codecs.decode(record.result, f"the result of job {record.id}").encode())
+
+
+def _list(results: Sequence[msgspec.Raw]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(results))

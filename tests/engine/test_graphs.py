@@ -1,0 +1,298 @@
+"""Graphs: calls that are after several others, batches in batches, and several steps after a batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate import Headgate, Mutex, RetryPolicy, batch, chain, current_job
+from headgate.errors import BatchClosed, BatchNotFound, DeclarationError, JobCancelled, JobFailed, LeaderNotFound
+from headgate.jobs.state import JobState
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+class Recorded:
+    """An app whose task notes what ran, and fails for what begins with "bad"."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.app = Headgate("memory://", clock=clock)
+        self.ran: list[str] = []
+
+        @self.app.task(retry=RetryPolicy(retries=0))
+        async def work(name: str) -> str:
+            self.ran.append(name)
+            if name.startswith("bad"):
+                raise ValueError(name)
+            return name
+
+        self.work = work
+
+
+def test_a_call_runs_after_all_that_it_is_after() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        a, b = own.work.call("a"), own.work.using(delay=5).call("b")
+        c = own.work.call("c").after(a, b)
+        d = own.work.call("d").after(a)
+        async with own.app:
+            stored = await batch([c, d, a, b]).enqueue()
+            assert await stored.result(timeout=60) == ["c", "d", "a", "b"]
+        assert own.ran == ["a", "d", "b", "c"]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "ran"), [("a", ["a", "b", "good", "final"]), ("bad", ["bad", "b", "failure", "final"])]
+)
+def test_on_says_which_end_of_all_leaders_a_call_needs(name: str, ran: list[str]) -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        a, b = own.work.call(name), own.work.call("b")
+        calls = [
+            own.work.call("good").after(a, b),
+            own.work.call("failure").after(a, b, on="failure"),
+            own.work.call("final").after(a, b, on="final"),
+        ]
+        async with own.app:
+            stored = await batch([a, b, *calls]).enqueue()
+            status = await stored.wait(timeout=60)
+            assert status.cancelled == 1
+            needless = stored.jobs[3 if name == "a" else 2]
+            with pytest.raises(JobCancelled) as caught:
+                await needless.result()
+            assert ("runs only if" in str(caught.value)) == (name == "a")
+        assert own.ran == ran
+
+    run_virtual(main)
+
+
+def test_a_call_can_be_after_stored_jobs_batches_and_chains() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        async with own.app:
+            one = await own.work.enqueue("one")
+            await one.result(timeout=10)
+            some = await batch([own.work.using(delay=3).call("some")]).enqueue()
+            row = await chain(own.work.call("first"), own.work.using(delay=9).call("last")).enqueue()
+            after = await chain(own.work.call("after").after(one, some, row)).enqueue()
+            explained = await own.app.admin.explain(after.jobs[0].id)
+            assert explained.reason.startswith("it follows 3 jobs or batches (1 of 3 final, not yet ")
+            details = await own.app.admin.job(after.jobs[0].id)
+            expected = sorted([(one.id, "work"), (some.id, None), (row.jobs[1].id, "work")])
+            assert [(tied.id, tied.task) for tied in details.ties.leaders] == expected
+            (follower,) = (await own.app.admin.job(one.id)).ties.followers
+            assert (follower.id, follower.needs) == (after.jobs[0].id, None)
+            assert await after.result(timeout=60) == "after"
+            with pytest.raises(LeaderNotFound):
+                await chain(own.work.call("never").after(own.app.job("gone"), one)).enqueue()
+        assert own.ran == ["one", "first", "some", "last", "after"]
+
+    run_virtual(main)
+
+
+def test_the_first_job_of_a_graph_that_failed_is_named_and_its_retry_restores_the_rest() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        a, b = own.work.call("bad a"), own.work.call("b")
+        c = own.work.call("c").after(a, b)
+        d = own.work.call("d").after(c, b)
+        async with own.app:
+            stored = await batch([a, b, c, d]).enqueue()
+            status = await stored.wait(timeout=60)
+            assert (status.failed, status.succeeded, status.cancelled) == (1, 1, 2)
+            with pytest.raises(JobCancelled) as caught:
+                await stored.jobs[3].result()
+            assert f"retry {stored.jobs[0].id}, and" in str(caught.value.__cause__)
+            await own.app.admin.retry(stored.jobs[0].id)
+            assert (await stored.status()).pending == 3
+            assert (await stored.wait(timeout=60)).state is JobState.FAILED
+        assert own.ran == ["bad a", "b", "bad a"]
+
+    run_virtual(main)
+
+
+def test_a_batch_counts_a_batch_in_it_as_one() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        inner = batch([own.work.call("x"), own.work.using(delay=5).call("y")]).then(own.work.call("z"))
+        async with own.app:
+            stored = await batch([inner, own.work.call("w")]).then(own.work.call("end")).enqueue()
+            status = await stored.status()
+            # The inner batch, what is after it, and one call.
+            assert (status.total, status.pending, status.batch) == (3, 3, None)
+            first, outer = await own.app.admin.batches()
+            assert (first.batch, first.total, outer.id) == (stored.id, 2, stored.id)
+            assert await own.app.batch(stored.id).result(timeout=60) == ["x", "y", "z", "w"]
+            (then,) = stored.then
+            assert await then.result(timeout=60) == "end"
+        assert own.ran == ["x", "w", "y", "z", "end"]
+
+    run_virtual(main)
+
+
+def test_an_inner_batch_that_fails_is_named() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        inner = batch([own.work.call("bad")])
+        async with own.app:
+            stored = await batch([batch([inner])]).then(own.work.call("end")).enqueue()
+            assert (await stored.wait(timeout=60)).state is JobState.FAILED
+            with pytest.raises(JobCancelled) as caught:
+                await stored.then[0].result(timeout=60)
+            newest = (await own.app.admin.batches())[0]
+            assert f"headgate jobs retry --batch {newest.id} --state failed" in str(caught.value.__cause__)
+
+    run_virtual(main)
+
+
+def test_a_batch_can_have_several_steps_after_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        plan = batch([own.work.call("bad"), own.work.call("b")])
+        plan = plan.then(own.work.call("good")).then(own.work.call("sorry"), on="failure")
+        async with own.app:
+            stored = await plan.then(own.work.call("end"), on="final").enqueue()
+            good, sorry, end = stored.then
+            assert await end.result(timeout=60) == "end"
+            assert await sorry.result(timeout=60) == "sorry"
+            with pytest.raises(JobCancelled):
+                await good.result(timeout=60)
+            with pytest.raises(JobFailed):
+                await stored.result(timeout=60)
+
+    run_virtual(main)
+
+
+def test_a_chain_continues_after_all_steps_after_a_batch() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        forked = batch([own.work.call("a")]).then(own.work.call("b")).then(own.work.using(delay=3).call("c"))
+        async with own.app:
+            stored = await chain(forked, own.work.call("d")).enqueue()
+            assert await stored.result(timeout=60) == "d"
+        assert own.ran == ["a", "b", "c", "d"]
+
+    run_virtual(main)
+
+
+def test_an_empty_batch_in_a_batch_is_final_from_the_start() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        nothing = batch([])
+        a = own.work.call("a").after(nothing)
+        async with own.app:
+            stored = await batch([nothing, a]).enqueue()
+            assert (await stored.status()).succeeded == 1
+            assert (await stored.wait(timeout=60)).succeeded == 2
+            assert (await (await batch([batch([]), own.work.call("b")]).enqueue()).wait(timeout=60)).total == 2
+
+    run_virtual(main)
+
+
+def test_a_job_adds_jobs_to_its_own_batch() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+
+        @own.app.task
+        async def crawl(depth: int) -> int:
+            batch_id = current_job().batch
+            assert batch_id is not None
+            if depth:
+                again = crawl.using(delay=1)
+                await own.app.batch(batch_id).add(
+                    [again.call(depth - 1), chain(own.work.call("x"), own.work.call("y"))]
+                )
+            return depth
+
+        async with own.app:
+            stored = await batch([crawl.call(3)]).then(own.work.call("end")).enqueue()
+            assert await stored.then[0].result(timeout=60) == "end"
+            status = await stored.status()
+            assert (status.total, status.succeeded) == (10, 10)
+            assert own.ran == ["x", "y"] * 3 + ["end"]
+            with pytest.raises(BatchClosed, match=r"is final \(succeeded\)"):
+                await own.app.batch(stored.id).add([own.work.call("late")])
+            with pytest.raises(BatchNotFound):
+                await own.app.batch("gone").add([own.work.call("late")])
+            assert await own.app.batch(stored.id).add([]) == []
+            held = await batch([own.work.using(delay=5).call("a")], limits=[Mutex("m")]).enqueue()
+            with pytest.raises(BatchClosed, match="holds limits"):
+                await held.add([own.work.call("b")])
+            with pytest.raises(DeclarationError, match="calls and chains of calls"):
+                await held.add([batch([own.work.call("b")])])
+            with pytest.raises(DeclarationError, match="wait for each other"):
+                await held.add([own.work.call("b").after(held)])
+            assert (await held.status()).total == 1
+
+    run_virtual(main)
+
+
+def test_a_graph_that_cannot_be_is_refused() -> None:
+    app = Headgate("memory://")
+
+    @app.task
+    async def load() -> None: ...
+
+    @app.task
+    async def parse() -> None: ...
+
+    a = load.call()
+    with pytest.raises(DeclarationError, match="at least one"):
+        load.call().after()
+    with pytest.raises(DeclarationError, match="not 'x'; for a stored id write"):
+        load.call().after("x")  # type: ignore[arg-type]  # what somebody writes by mistake
+    with pytest.raises(DeclarationError, match="on='any' of after"):
+        load.call().after(a, on="any")  # type: ignore[arg-type]  # what somebody writes by mistake
+    with pytest.raises(DeclarationError, match="has a place after other steps"):
+        chain(parse.call(), chain(load.call().after(a)))
+    with pytest.raises(DeclarationError, match="has a place after other steps"):
+        batch([parse.call()]).then(load.call().after(a))
+    with pytest.raises(DeclarationError, match="a batch with a batch in it"):
+        batch([chain(batch([a]))], limits=[Mutex("m")])
+
+    async def main(clock: VirtualClock) -> None:
+        async with app.open():
+            with pytest.raises(
+                DeclarationError, match=r"parse.call\(…\) is after load.call\(…\), which is not enqueued"
+            ):
+                await batch([load.call(), parse.call().after(a)]).enqueue()
+            with pytest.raises(DeclarationError, match="which is 2 times in what is enqueued"):
+                await batch([a, a, parse.call().after(a)]).enqueue()
+            with pytest.raises(TypeError, match="enqueue it with them in a batch"):
+                await parse.enqueue_many([parse.call().after(a)])
+            first = parse.call().after(a)
+            with pytest.raises(
+                DeclarationError, match=r"each for the next: parse.call\(…\), load.call\(…\), parse.call\(…\); take"
+            ):
+                await chain(first, a).enqueue()
+            with pytest.raises(DeclarationError, match="wait for each other"):
+                await batch([first]).then(a).enqueue()
+            stored = await chain(parse.call()).enqueue()
+            with pytest.raises(DeclarationError, match="a job needs one end of all that it follows"):
+                await chain(parse.call(), batch([load.call().after(stored, on="final")])).enqueue()
+            assert len(await app.admin.jobs()) == 1
+
+    run_virtual(main)
+
+
+@pytest.mark.timeout(120)
+def test_a_graph_of_10_000_jobs_is_stored_at_once_and_ends() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(retries=0))
+        async def work(fails: bool) -> None:
+            if fails:
+                raise ValueError("the first")
+
+        layers = [[work.call(True)]]
+        for _ in range(99):
+            before = layers[-1]
+            layers.append([work.call(False).after(*before[-2:], *before[:1]) for _ in range(101)])
+        async with app:
+            stored = await batch([call for layer in layers for call in layer]).enqueue()
+            assert len(stored.jobs) == 10_000
+            status = await stored.wait(timeout=3600)
+            assert (status.failed, status.cancelled) == (1, 9_999)
+
+    run_virtual(main)

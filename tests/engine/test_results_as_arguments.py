@@ -1,0 +1,179 @@
+"""`result_of(…)`: arguments that are results of earlier jobs, read when the job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from headgate import Headgate, RateLimit, RetryPolicy, Zlib, batch, chain, result_of
+from headgate.errors import DeclarationError, JobFailed, PayloadError
+from headgate.tasks.job_draft import JobDraft
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+class Sums:
+    """An app that adds numbers."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.app = Headgate("memory://", clock=clock)
+
+        @self.app.task(retry=RetryPolicy(retries=0))
+        async def number(value: int) -> int:
+            if value < 0:
+                raise ValueError("negative")
+            return value
+
+        @self.app.task
+        async def add(numbers: list[int], more: int = 0, /, *, name: str = "sum") -> int:
+            return sum(numbers) + more
+
+        @self.app.task
+        def double(value: int) -> int:
+            return 2 * value
+
+        self.number, self.add, self.double = number, add, double
+
+
+def test_a_step_gets_the_result_of_the_one_before_it_as_an_argument() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Sums(clock)
+        first = own.number.call(4)
+        async with own.app:
+            stored = await chain(first, own.double.call(result_of(first))).enqueue()
+            assert await stored.result(timeout=10) == 8
+            # It is read when the job starts.
+            record = (await own.app.admin.job(stored.jobs[1].id)).record
+            assert record.payload == "{}"
+            assert record.origin is not None
+            assert record.origin.follows == stored.jobs[0].id
+            assert record.origin.results == {"value": stored.jobs[0].id}
+
+    run_virtual(main)
+
+
+def test_results_of_several_calls_and_of_batches_are_arguments() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Sums(clock)
+        a, b, some = own.number.call(1), own.number.call(2), batch([own.number.call(n) for n in (3, 4)])
+        calls = [
+            own.add.call([result_of(a), result_of(b)], result_of(b), name="listed"),
+            own.add.call(result_of(some)),
+            own.double.call(value=result_of(b)),
+        ]
+        async with own.app:
+            stored = await batch([a, b, some, *calls]).enqueue()
+            assert await stored.result(timeout=10) == [1, 2, 3, 4, 5, 7, 4]
+            again = await chain(own.add.call(result_of(own.app.batch(stored.id)))).enqueue()
+            assert await again.result(timeout=10) == 26
+
+    run_virtual(main)
+
+
+def test_what_is_before_a_step_anyway_needs_no_join() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Sums(clock)
+        a, b = own.number.call(1), own.number.call(2)
+        async with own.app:
+            stored = await chain(a, b, batch([own.number.call(3)]), own.double.call(result_of(a))).enqueue()
+            assert await stored.result(timeout=10) == 2
+            (leader,) = (await own.app.admin.job(stored.jobs[3].id)).ties.leaders
+            assert leader.task is None
+
+    run_virtual(main)
+
+
+def test_a_result_that_is_not_there_fails_the_job_and_says_why() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Sums(clock)
+        bad = own.number.call(-1)
+        late = own.double.call(result_of(bad)).after(bad, on="final")
+        async with own.app:
+            stored = await batch([bad, late]).enqueue()
+            with pytest.raises(JobFailed, match=f"ResultUnavailable.*job {stored.jobs[0].id}, which failed"):
+                await stored.jobs[1].result(timeout=100)
+            good = await own.number.enqueue(2)
+            await good.result(timeout=10)
+            after = await chain(own.double.using(delay=60).call(result_of(good))).enqueue()
+            assert await own.app._client.storage.prune(clock.now() + 1, ids=[good.id]) == 1
+            with pytest.raises(JobFailed, match=f"argument 'value' is the result of {good.id}, which has been pruned"):
+                await after.result(timeout=100)
+
+    run_virtual(main)
+
+
+def test_hooks_and_limits_see_the_other_arguments() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        seen: list[dict[str, object]] = []
+
+        @app.around_enqueue
+        async def note(jobs: Sequence[JobDraft], enqueue: Callable[[], Awaitable[None]]) -> None:
+            seen.extend(dict(job.arguments) for job in jobs)
+            await enqueue()
+
+        @app.task
+        async def fetch(tenant: str) -> int:
+            return len(tenant)
+
+        @app.task(limits=[RateLimit("100/s", key="{tenant}")])
+        async def store(tenant: str, size: int) -> str:
+            return f"{tenant}: {size}"
+
+        @app.task(limits=[RateLimit("100/s", key="{size}")])
+        async def by_size(size: int) -> None: ...
+
+        first = fetch.call("acme")
+        async with app:
+            stored = await chain(first, store.call("acme", result_of(first))).enqueue()
+            assert await stored.result(timeout=10) == "acme: 4"
+            assert seen == [{"tenant": "acme"}, {"tenant": "acme"}]
+            with pytest.raises(DeclarationError, match="size"):
+                await chain(first, by_size.call(result_of(first))).enqueue()
+
+    run_virtual(main)
+
+
+def test_encoded_results_are_arguments() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, codec=Zlib(above=1))
+
+        @app.task
+        async def text(length: int, before: str = "") -> str:
+            return before + "x" * length
+
+        first = text.call(1000)
+        async with app:
+            stored = await chain(first, text.call(2, before=result_of(first))).enqueue()
+            assert await stored.result(timeout=10) == "x" * 1002
+            record = (await app.admin.job(stored.jobs[0].id)).record
+            assert record.result is not None
+            assert record.result.startswith("encoded:")
+
+    run_virtual(main)
+
+
+def test_a_result_as_an_argument_that_cannot_be_is_refused() -> None:
+    app = Headgate("memory://")
+
+    @app.task(keep_result=False)
+    async def forgets() -> int:
+        return 1
+
+    @app.task
+    async def work(value: int) -> int:
+        return value
+
+    with pytest.raises(DeclarationError, match="keep_result=False"):
+        result_of(forgets.call())
+    with pytest.raises(DeclarationError, match="not 'x'"):
+        result_of("x")  # type: ignore[call-overload]  # what somebody writes by mistake
+
+    async def main(clock: VirtualClock) -> None:
+        async with app.open():
+            with pytest.raises(PayloadError, match=r"argument 'value' of .* is result_of\(…\)"):
+                await work.enqueue(result_of(work.call(1)))
+            with pytest.raises(DeclarationError, match="which is not enqueued with it"):
+                await chain(work.call(result_of(work.call(1)))).enqueue()
+
+    run_virtual(main)
