@@ -16,6 +16,7 @@ from headgate.admin.limits import DeclaredLimit, LimitsAdmin
 from headgate.admin.queues import QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.limits.limit import AnyRule
+from headgate.storage.records import BucketRecord
 from headgate.tasks.portal import Portal
 
 A = TypeVar("A")
@@ -111,6 +112,11 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
         """As `LimitsAdmin.all_declared`."""
         declared: Sequence[DeclaredLimit] = self._run(LimitsAdmin.all_declared)
         return declared
+
+    def present(self, record: BucketRecord, rule: AnyRule) -> str | None:
+        """As `LimitsAdmin.present`."""
+        present: str | None = self._run(LimitsAdmin.present, record, rule)
+        return present
 
     def declared(self, limit: str) -> AnyRule:
         """As `LimitsAdmin.declared`."""

@@ -38,7 +38,9 @@ COMMANDS: Mapping[str, Lazy] = {
     "audit": Lazy(
         "headgate.cli.audit", "Show changes by people to jobs, limits, queues, schedules and nodes, newest first."
     ),
-    "schedules": Lazy("headgate.cli.schedules", "List, pause, resume, trigger, skip and remove schedules."),
+    "schedules": Lazy(
+        "headgate.cli.schedules", "List, create, edit, pause, resume, trigger, skip and remove schedules."
+    ),
     "limits": Lazy("headgate.cli.limits", "Show the budget of each key, and change limits while jobs wait."),
     "doctor": Lazy(
         "headgate.cli.doctor",

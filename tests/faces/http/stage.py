@@ -13,6 +13,7 @@ import httpx
 from headgate import Concurrency, Every, Headgate, JobFailed, RetryPolicy, StrictRate, batch, chain
 from headgate.http import CallbackAuth, User, dashboard
 from headgate.storage.store import Store
+from tests.until import until
 
 PASSWORD = "correct horse battery"
 """A value that must not be shown where `password` is redacted."""
@@ -69,6 +70,11 @@ class Seeds:
     schedule: str
 
 
+async def has_schedules(app: Headgate) -> bool:
+    """Whether a node has declared its schedules."""
+    return bool(await app.admin.schedules.list())
+
+
 async def seed(app: Headgate) -> Seeds:
     """Run what has to have run, and leave some of each kind behind."""
     tasks = app.tasks
@@ -80,6 +86,8 @@ async def seed(app: Headgate) -> Seeds:
         await charged.result(timeout=10)
         with suppress(JobFailed):
             await failed.result(timeout=10)
+        # A node declares its schedules while it runs its first jobs.
+        await until(lambda: has_schedules(app))
     throttled = await tasks["sync"].using(unique_key=HOSTILE).enqueue(HOSTILE, {"password": PASSWORD})
     scheduled = await tasks["answer"].using(delay=3600).enqueue("later?")
     chained = await chain(tasks["answer"].using(delay=3600).call("first"), tasks["answer"].call("then")).enqueue()
