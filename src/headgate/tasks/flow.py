@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
@@ -20,9 +21,6 @@ from headgate.tasks.ties import Batch, Chain, SyncBatch, SyncChain
 
 if TYPE_CHECKING:
     from headgate.client import Client
-
-# `id` and `next` are names of ids and steps here.
-id_of, next_of = id, next
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -318,7 +316,7 @@ class FlowBuilder:
             self._calls[id] = _NewCall(id, step, place, plan, batch, _results(step))
             self._grow(batch)
             last = PlacedJob(id)
-        self._placed.setdefault(id_of(step), []).append(last)
+        self._placed.setdefault(builtins.id(step), []).append(last)
         return last
 
     def add_batch(
@@ -335,7 +333,7 @@ class FlowBuilder:
         jobs = self.jobs[first:]
         itself = Following((id,)) if self._batches[id].total or not place.ids else place
         placed = PlacedBatch(id, jobs, itself)
-        self._placed.setdefault(id_of(plan), []).append(placed)
+        self._placed.setdefault(builtins.id(plan), []).append(placed)
         then = tuple(
             self.add(step, Following(itself.ids, on) if id in itself.ids else itself, outer_plan, outer)
             for step, on in plan.next
@@ -351,7 +349,7 @@ class FlowBuilder:
 
     def placed(self, step: Step) -> Sequence[Placed]:
         """Return the parts that were added for a call, a chain or a batch: one for each place that it has."""
-        return self._placed.get(id_of(step), ())
+        return self._placed.get(builtins.id(step), ())
 
     def flow(self) -> tuple[list[FlowCall], list[FlowBatch]]:
         """Return the calls, each after those that it follows, and the batches. Raises DeclarationError for a cycle."""
@@ -482,8 +480,8 @@ class FlowBuilder:
                     path[next] = iter(waits_for)
                 if not path:
                     break
-                last = next_of(reversed(path))
-                next = next_of(path[last], None)
+                last = builtins.next(reversed(path))
+                next = builtins.next(path[last], None)
                 if next is None:
                     ordered[last] = None
                     del path[last]
