@@ -23,6 +23,8 @@ from tests.conformance.storage_suite.following import FollowingConformance
 from tests.conformance.storage_suite.nodes import NodesConformance
 from tests.until import until
 
+pytestmark = pytest.mark.slow  # the suite runs on a pool of our own in test_postgres
+
 
 @pytest_asyncio.fixture
 async def pool(postgres_url: str) -> AsyncIterator[asyncpg.Pool[Any]]:
