@@ -18,7 +18,7 @@ from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, a
 from headgate.http.http_error import HttpError
 from headgate.http.page import Count, Cursor, Number, Page
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
-from headgate.http.tasks import Arguments, EnqueuedJob, require_no_mark
+from headgate.http.tasks import Arguments, EnqueuedJobView, require_no_mark
 from headgate.jobs.job import JobError, JobOptions, JobRecord
 from headgate.jobs.report import HIGHEST_LEVEL, LogLine
 from headgate.jobs.root_cause import RootCause, root_cause
@@ -291,10 +291,10 @@ async def run_job_now(caller: Caller, id: str) -> Acknowledgement:
     return Acknowledgement()
 
 
-async def run_job_again(caller: Caller, id: str, body: AnotherRun) -> EnqueuedJob:
+async def run_job_again(caller: Caller, id: str, body: AnotherRun) -> EnqueuedJobView:
     """Enqueue a new job like this one, with the same or with other arguments; the old job stays as it is."""
     require_no_mark(body.payload, caller.redaction)
-    return EnqueuedJob(await caller.admin.run_again(id, body.payload))
+    return EnqueuedJobView(await caller.admin.run_again(id, body.payload))
 
 
 async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Acknowledgement:

@@ -30,7 +30,7 @@ class NewJobBody(JsonBody, frozen=True, kw_only=True):
     priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] | None = None
 
 
-class EnqueuedJob(msgspec.Struct, frozen=True):
+class EnqueuedJobView(msgspec.Struct, frozen=True):
     """The id of the job; under a unique key it may be one that was there before."""
 
     job: str
@@ -63,13 +63,13 @@ def limits_named(caller: Caller, names: Sequence[str]) -> Sequence[DeclaredLimit
     return [declared[name] for name in dict.fromkeys(names) if name in declared]
 
 
-async def enqueue_job(caller: Caller, task: str, body: NewJobBody) -> EnqueuedJob:
+async def enqueue_job(caller: Caller, task: str, body: NewJobBody) -> EnqueuedJobView:
     """Enqueue a job of a task; its arguments are checked as in a program."""
     require_no_mark(body.payload, caller.redaction)
     options: EnqueueOptions = {
         "queue": body.queue, "delay": body.delay, "at": body.at, "priority": body.priority
     }  # fmt: skip
-    return EnqueuedJob(await caller.admin.enqueue(task, body.payload or {}, **options))
+    return EnqueuedJobView(await caller.admin.enqueue(task, body.payload or {}, **options))
 
 
 def require_no_mark(payload: Mapping[str, Any] | None, redaction: Redaction) -> None:

@@ -1,10 +1,10 @@
 /** The form that creates a schedule, or edits one that no code declares. */
 
-import { change, get, path } from "./api.js";
+import { change, path } from "./api.js";
 import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
 import { input, select } from "./fields.js";
-import { argumentsField, argumentsOf, argumentsText, isSent, requiredText } from "./job/enqueue.js";
+import { argumentsField, argumentsOf, argumentsText, isSent, requiredText, tasksToChoose } from "./job/enqueue.js";
 import { address, go } from "./router.js";
 import { toast } from "./toasts.js";
 
@@ -18,17 +18,8 @@ const KEPT = /** @type {[string, string]} */ (["kept", "Calendar, as it is"]);
 
 /** Create a schedule of a task that is chosen in the form. */
 export async function createSchedule() {
-  let tasks;
-  try {
-    tasks = (await get("tasks")).items;
-  } catch (error) {
-    toast(error instanceof Error ? error.message : String(error), "bad");
-    return;
-  }
-  if (!tasks.length) {
-    toast("This app declares no task", "plain");
-    return;
-  }
+  const tasks = await tasksToChoose();
+  if (!tasks) return;
   const form = formOf(null, null);
   form.task = tasks[0].task;
   form.payload = requiredText(tasks[0]);

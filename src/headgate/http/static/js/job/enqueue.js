@@ -98,20 +98,25 @@ export async function runAgain(context) {
   if (isDone) openJob(id);
 }
 
-/** Enqueue a job of a task that is chosen in the form. @param {string} [name] the task that is chosen at first */
-export async function enqueueJob(name = "") {
+/** The tasks that the app declares; null after a message if there is none to choose. @returns {Promise<DeclaredTask[] | null>} */
+export async function tasksToChoose() {
   /** @type {DeclaredTask[]} */
   let tasks;
   try {
     tasks = (await get("tasks")).items;
   } catch (error) {
     toast(error instanceof Error ? error.message : String(error), "bad");
-    return;
+    return null;
   }
-  if (!tasks.length) {
-    toast("This app declares no task", "plain");
-    return;
-  }
+  if (tasks.length) return tasks;
+  toast("This app declares no task", "plain");
+  return null;
+}
+
+/** Enqueue a job of a task that is chosen in the form. @param {string} [name] the task that is chosen at first */
+export async function enqueueJob(name = "") {
+  const tasks = await tasksToChoose();
+  if (!tasks) return;
   const find = (/** @type {string} */ task) => tasks.find((each) => each.task === task);
   const first = find(name) ?? tasks[0];
   const form = { task: first.task, payload: requiredText(first), delay: "", priority: "", error: "" };
