@@ -19,7 +19,7 @@ SEEDS ?= 5000
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(STAMP) ## Create .venv with the project and all tools (PYTHON=... picks the interpreter)
@@ -68,6 +68,14 @@ sim: $(STAMP) ## Run the simulation over many more seeds (SEEDS=5000)
 .PHONY: docs
 docs: $(STAMP) ## Build the site of the docs into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: screenshots
+screenshots: $(STAMP) browser ## Take pictures of each page of the dashboard into screenshots/ (ARGS="--size full": of 1 M jobs)
+	$(BIN)/python -m benchmarks.dashboard_pages --pictures screenshots $(ARGS)
+
+.PHONY: dashboard-speed
+dashboard-speed: $(STAMP) browser ## Measure the dashboard with 1 M jobs on both databases, and write docs/dashboard-speed.md
+	$(BIN)/python -m benchmarks.dashboard_pages --page $(ARGS)
 
 .PHONY: browser
 browser: ## Install the Chromium that the tests of the dashboard drive, where there is none (Debian, Ubuntu; needs root)

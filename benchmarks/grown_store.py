@@ -41,14 +41,18 @@ ERROR = JobError("ValueError", "no such page", "Traceback (most recent call last
 def prepare(folder: Path, *, store: str, jobs: dict[str, int], keys: dict[str, int]) -> dict[str, float]:
     """For each size so many jobs wait on so many keys whose budget is used up, and as many jobs are final."""
     for size in SIZES:
-        if store == "postgres":
-            with postgres_on(_server(folder, size), "-c", "fsync=off", "-c", "max_wal_size=8GB") as url:
-                asyncio.run(_fill(storage_at(url), jobs[size], keys[size]))
-                asyncio.run(_settle(url))
-        else:
-            file = SqliteStorage(_file(folder, size), SystemClock(), synchronous="OFF")
-            asyncio.run(_fill(file, jobs[size], keys[size]))
+        grow(folder, store, size, jobs[size], keys[size])
     return {}
+
+
+def grow(folder: Path, store: str, size: str, jobs: int, keys: int) -> None:
+    """Make one store; one of no jobs is empty."""
+    if store == "postgres":
+        with postgres_on(_server(folder, size), "-c", "fsync=off", "-c", "max_wal_size=8GB") as url:
+            asyncio.run(_fill(storage_at(url), jobs, keys))
+            asyncio.run(_settle(url))
+    else:
+        asyncio.run(_fill(SqliteStorage(_file(folder, size), SystemClock(), synchronous="OFF"), jobs, keys))
 
 
 @contextlib.contextmanager
@@ -78,6 +82,9 @@ async def _settle(url: str) -> None:
 
 async def _fill(storage: Store, jobs: int, keys: int) -> None:
     await storage.open()
+    if jobs == 0:
+        await storage.close()
+        return
     seeds = Seeds()
     await _add(storage, (seeds.ungated() for _ in range(jobs - keys)))
     await _finish_all(storage, seeds)

@@ -10,6 +10,7 @@ from headgate.jobs.gating import Gates
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
+from headgate.limits.key import BETWEEN_LEVELS
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, Room
 from headgate.storage.store import Store
@@ -19,10 +20,22 @@ BATCH = 10_000
 
 
 async def add_seeds(
-    storage: Store, jobs: int, keys: int, *, task: str, limit: str = "", prefix: str = "acme", gate: str = ""
+    storage: Store,
+    jobs: int,
+    keys: int,
+    *,
+    task: str,
+    limit: str = "",
+    prefix: str = "acme",
+    gate: str = "",
+    queue: str = DEFAULT_QUEUE,
+    tenants: int = 0,
 ) -> None:
-    """Store jobs that wait, evenly spread over so many keys of the limit; without a limit they draw on none."""
-    seeds = _seeds(jobs, keys, task, limit, prefix, gate)
+    """Store jobs that wait, evenly spread over so many keys of the limit; without a limit they draw on none.
+
+    With `tenants`, the keys are those of users, evenly spread over so many.
+    """
+    seeds = _seeds(jobs, keys, task, limit, prefix, gate, queue, tenants)
     while batch := list(islice(seeds, BATCH)):
         await storage.add(batch)
 
@@ -36,20 +49,23 @@ async def use_up(storage: Store, rule: AnyRule, *, task: str, limit: str, gates:
     await storage.leave("seeds")
 
 
-def _seeds(jobs: int, keys: int, task: str, limit: str, prefix: str, gate: str) -> Iterator[NewJob]:
+def _seeds(
+    jobs: int, keys: int, task: str, limit: str, prefix: str, gate: str, queue: str, tenants: int
+) -> Iterator[NewJob]:
     clock, ids = SystemClock(), IdSource()
     for number in range(jobs):
         key = f"{prefix}-{number % keys}"
+        drawn = f"{number % tenants}{BETWEEN_LEVELS}{key}" if tenants else key
         now = clock.now()
         yield NewJob(
             id=ids.next(now),
             task=task,
-            queue=DEFAULT_QUEUE,
+            queue=queue,
             payload=f'{{"key":"{key}","number":0}}',
             priority=0,
             delayed=False,
             run_at=now,
             enqueued_at=now,
-            draws=(Draw(limit, key),) if limit else (),
+            draws=(Draw(limit, drawn),) if limit else (),
             gate=gate,
         )

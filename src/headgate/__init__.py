@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         CostExceedsLimit,
         DeclarationError,
         DuplicateJob,
+        FolderUnavailable,
         GateClosed,
         HeadgateError,
         IdInUse,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         UnknownLimit,
         UnreadableSchedule,
     )
+    from headgate.jobs.alert import AlertMessage
     from headgate.jobs.job import JobState
     from headgate.jobs.retry import RetryPolicy
     from headgate.limits.adaptive_rate import AdaptiveRate
@@ -71,12 +73,14 @@ if TYPE_CHECKING:
     from headgate.tasks.handle import Job, JobStatus
     from headgate.tasks.handler import Handler
     from headgate.tasks.job_draft import JobDraft
+    from headgate.tasks.payload_folder import PayloadFolder
     from headgate.tasks.resource import INJECTED
     from headgate.tasks.schedule import Schedule, ScheduleStatus
     from headgate.tasks.signals import Cancel, Fail, RateLimited, Retry, Snooze
     from headgate.tasks.task import Task
     from headgate.tasks.ties import Batch, BatchStatus, Chain
     from headgate.tasks.zlib import Zlib
+    from headgate.tasks.zstd import Zstd
     from headgate.version import __version__
 
 __all__ = [
@@ -96,8 +100,10 @@ __all__ = [
     "BatchStatus",
     # how payloads and results are stored
     "AesGcm",
+    "PayloadFolder",
     "Codec",
     "Zlib",
+    "Zstd",
     # limits
     "RateLimit",
     "StrictRate",
@@ -114,6 +120,8 @@ __all__ = [
     "Calendar",
     "Schedule",
     "ScheduleStatus",
+    # what an alert tells
+    "AlertMessage",
     # limits for plain code
     "Decision",
     "Limiter",
@@ -162,6 +170,7 @@ __all__ = [
     "ScheduleNotFound",
     "SearchTooLong",
     "StorageUnavailable",
+    "FolderUnavailable",
     "StorageUnusable",
     "TooManySearches",
     "UnfitConnection",
@@ -201,12 +210,14 @@ _PLACES = {
     "ResultUnavailable": "headgate.errors",
     "ScheduleNotFound": "headgate.errors",
     "SearchTooLong": "headgate.errors",
+    "FolderUnavailable": "headgate.errors",
     "StorageUnavailable": "headgate.errors",
     "StorageUnusable": "headgate.errors",
     "TooManySearches": "headgate.errors",
     "UnfitConnection": "headgate.errors",
     "UnknownLimit": "headgate.errors",
     "UnreadableSchedule": "headgate.errors",
+    "AlertMessage": "headgate.jobs.alert",
     "JobState": "headgate.jobs.job",
     "RetryPolicy": "headgate.jobs.retry",
     "Concurrency": "headgate.limits.concurrency",
@@ -238,6 +249,7 @@ _PLACES = {
     "JobStatus": "headgate.tasks.handle",
     "Handler": "headgate.tasks.handler",
     "JobDraft": "headgate.tasks.job_draft",
+    "PayloadFolder": "headgate.tasks.payload_folder",
     "INJECTED": "headgate.tasks.resource",
     "Schedule": "headgate.tasks.schedule",
     "ScheduleStatus": "headgate.tasks.schedule",
@@ -251,6 +263,7 @@ _PLACES = {
     "BatchStatus": "headgate.tasks.ties",
     "Chain": "headgate.tasks.ties",
     "Zlib": "headgate.tasks.zlib",
+    "Zstd": "headgate.tasks.zstd",
     "__version__": "headgate.version",
 }
 """The module of each name: the same as the imports above, which only type checkers follow."""

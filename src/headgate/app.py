@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from headgate.admin import Admin
-from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
+from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
 from headgate.client import Client
 from headgate.clock import Clock, Duration, SystemClock
 from headgate.engine.bus import Callback, EventBus
@@ -29,6 +29,7 @@ from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.limit import Limit, OnLimit, WaitTerms, changed, wait_terms
 from headgate.limits.standalone.current_buckets import CurrentBuckets
+from headgate.limits.standalone.decision import Decision
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.standalone.reporting_limiter import ReportingLimiter
@@ -42,16 +43,20 @@ from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.suggestion import did_you_mean
 from headgate.sync import SyncApp
+from headgate.tasks.alert import AlertFunction, declared_alert, require_known_tasks
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.chunk import Chunk, chunk_of
 from headgate.tasks.codec import Codec, Codecs
 from headgate.tasks.declaration import TaskBody, body_of_function, body_of_handler, declare_task
 from headgate.tasks.decorators import ChunkDecorator, ScheduleDecorator, TaskDecorator
+from headgate.tasks.flow import BatchPlan, ChainPlan
 from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler, mark_declared
 from headgate.tasks.hooks import AroundAttempt, AroundEnqueue, Moment
 from headgate.tasks.modules import import_modules, require_module_names, require_one_app
 from headgate.tasks.options import HandlerOptions, TaskOptions
+from headgate.tasks.payload_folder import PayloadFolder
+from headgate.tasks.planned_schedule import require_plan
 from headgate.tasks.portal import Leave
 from headgate.tasks.queue import QueueOptions, declared_queue
 from headgate.tasks.registry import Registry
@@ -86,7 +91,8 @@ class Headgate:
     They are imported when jobs are run, and by the `headgate` command.
 
     `codec` encodes payloads and results before they are stored: `AesGcm`, `Zlib` or your own `Codec`, or several, the
-    first one first. `old_codecs` only decode what was stored with them.
+    first one first. `old_codecs` only decode what was stored with them. `large_payloads` is the folder for those that
+    are too large for the database: `PayloadFolder("s3://bucket/jobs")`.
 
     `clock` and `random` are for tests: with both, a run is reproducible. Raises DeclarationError for invalid settings,
     and for a `url` together with a `storage`.
@@ -98,6 +104,7 @@ class Headgate:
     _client_kind = Client
     _node_kind = Node
     _has_all_labels = False
+    _uses_payload_folder = True
 
     def __init__(
         self,
@@ -109,6 +116,7 @@ class Headgate:
         slots: int | None = None,
         name: str | None = None,
         labels: Collection[str] | None = None,
+        release: str | None = None,
         max_tasks_per_child: int | None = None,
         max_memory_per_child: int | str | None = None,
         retry: RetryPolicy | None = None,
@@ -134,6 +142,7 @@ class Headgate:
         listen_url: str | None = None,
         codec: Codec | Sequence[Codec] | None = None,
         old_codecs: Sequence[Codec] = (),
+        large_payloads: PayloadFolder | None = None,
         pool: object | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -147,6 +156,7 @@ class Headgate:
                 "slots": slots,
                 "name": name,
                 "labels": labels,
+                "release": release,
                 "max_tasks_per_child": max_tasks_per_child,
                 "max_memory_per_child": max_memory_per_child,
                 "retry": retry,
@@ -172,6 +182,7 @@ class Headgate:
                 "listen_url": listen_url,
             }
         )
+        self._payload_folder = _checked_folder(large_payloads, self._settings.max_payload)
         if storage is not None and url is not None:
             raise DeclarationError("pass the url of a store, or storage=, not both")
         if storage is not None and pool is not None:
@@ -219,6 +230,7 @@ class Headgate:
             limits_url=self._settings.limits_url,
             grace=self._settings.grace,
             migrate=storage.driver.migrates_when_opened if self._settings.migrate is None else self._settings.migrate,
+            payload_folder=self._payload_folder if self._uses_payload_folder else None,
         )
 
     # ------------------------------------------------------------------------------------------- declaring
@@ -377,6 +389,7 @@ class Headgate:
 
         return declare if function is None else declare(function)
 
+    @overload
     def schedule(
         self,
         trigger: Trigger,
@@ -385,7 +398,21 @@ class Headgate:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[ScheduleOptions],
-    ) -> ScheduleDecorator:
+    ) -> ScheduleDecorator: ...
+    @overload
+    def schedule(
+        self, trigger: Trigger, plan: ChainPlan[Any] | BatchPlan, /, *, name: str, **options: Unpack[ScheduleOptions]
+    ) -> None: ...
+    def schedule(
+        self,
+        trigger: Trigger,
+        plan: ChainPlan[Any] | BatchPlan | None = None,
+        *,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleDecorator | None:
         """Enqueue a task on a schedule: `@app.schedule(Cron("0 6 * * *", tz="Europe/Rome"))` on a function or a task.
 
         `name` (default: the task's) identifies the schedule across restarts; a schedule named after its task replaces
@@ -393,7 +420,13 @@ class Headgate:
         `headgate.tasks.schedule.ScheduleOptions` describes the other options. It is stored when a node starts: a stored
         schedule of the same name is updated and keeps its count, its rhythm and its pause. Options of `task.using(…)`
         apply to its jobs. Raises DeclarationError for an invalid declaration.
+
+        With a chain or a batch, it is no decorator, and needs a name: each occurrence enqueues all of the `plan`, as
+        `app.schedule(Every(hours=1), chain(fetch.call(), report.call()), name="hourly")`.
         """
+        if plan is not None:
+            self._schedule_plan(plan, name, trigger, options, has_arguments=bool(args or kwargs))
+            return None
 
         def declare(declared: Any) -> Any:
             task = declared if isinstance(declared, Task) else self.task(declared)
@@ -407,6 +440,29 @@ class Headgate:
 
         return cast(ScheduleDecorator, declare)
 
+    def _schedule_plan(
+        self,
+        plan: ChainPlan[Any] | BatchPlan,
+        name: str | None,
+        trigger: Trigger,
+        options: ScheduleOptions,
+        *,
+        has_arguments: bool,
+    ) -> None:
+        if name is None:
+            raise DeclarationError("a chain or a batch under a schedule has no name of its own; add name=")
+        spec = schedule_spec(name, trigger, options)
+        require_plan(plan, self._client, f"schedule {name!r}")
+        if has_arguments:
+            raise DeclarationError(
+                f"schedule {name!r}: the calls of a plan have their arguments; leave out args, kwargs"
+            )
+        try:
+            call = self._client.enqueuer.scheduled_graph(spec, plan)
+        except (TypeError, PayloadError) as error:
+            raise DeclarationError(f"schedule {name!r}: {error}") from error
+        self._registry.add_schedule(DeclaredSchedule(spec, call))
+
     def limit(self, name: str, limit: Limit) -> None:
         """Declare a limit that several tasks share, each with `limits=["name"]`."""
         self._registry.add_shared(name, limit)
@@ -414,8 +470,9 @@ class Headgate:
     def limiter(self, name: str) -> Limiter:
         """Return a limiter for plain code that draws on the same buckets as the jobs of this limit.
 
-        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. What it refuses is published as
-        `LimiterRefused`. Raises UnknownLimit.
+        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. What it grants and refuses is
+        published as `LimiterGranted` and `LimiterRefused`, and the requests that a middleware passes without it while
+        its store is away as `LimiterBypassed`. Raises UnknownLimit.
         """
         limit = self._registry.limits.get(name)
         if limit is None:
@@ -431,10 +488,16 @@ class Headgate:
         if not isinstance(store, MemoryBuckets):
             store = CurrentBuckets(lambda: self._client.remote_limits.store_of(limit) or StoredBuckets(self._storage))
 
-        def report(key: str) -> None:
-            self._client.limiter_refusals.note(name, key)
+        def report(key: str, decision: Decision) -> None:
+            counts = self._client.limiter_grants if decision.allowed else self._client.limiter_refusals
+            counts.note(name, key)
 
-        return ReportingLimiter(changed(limit, name=name), store, clock=self._clock, report=report)
+        def report_bypass(key: str) -> None:
+            self._client.limiter_bypasses.note(name, key)
+
+        return ReportingLimiter(
+            changed(limit, name=name), store, clock=self._clock, report=report, report_bypass=report_bypass
+        )
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> None:
         """Declare a queue: `app.queue("mail", concurrency=10, global_concurrency=20)`.
@@ -446,6 +509,34 @@ class Headgate:
         for limit_name, limit in self._registry.limits.items():
             # An invalid URL, or a rule that its store cannot hold, is raised here and not in a worker.
             self._client.remote_limits.check(limit_name, limit)
+
+    def alert(
+        self,
+        target: str | AlertFunction,
+        *,
+        on: str | Sequence[str],
+        name: str | None = None,
+        repeat: Duration | None = 3600,
+        secret: str | None = None,
+    ) -> None:
+        """Tell `target` when a condition begins to hold, and when it has ended: `app.alert(url, on="queue_lag > 60")`.
+
+        `target` is the URL of a webhook, which gets each `AlertMessage` as JSON by POST, or a function (async, or plain
+        in a thread) that gets it. Each message is sent by one node, at least once; one that is not accepted is tried
+        again. While the condition holds, that is told again after each `repeat` seconds (default: an hour; None:
+        never). `name` (default: the host of the URL, or the name of the function) identifies the alert across restarts.
+        `secret` signs the requests as Standard Webhooks describes.
+
+        The conditions: `queue_lag > 60` (seconds that ready jobs wait for a slot), `waiting > 10000` (due jobs),
+        `failures > 10/m`, `node_lost`, `schedule_overdue`, `limit_unavailable`. One queue or task is named in
+        parentheses: `queue_lag(mail) > 60`. Raises DeclarationError, and UnknownQueue for a queue that is not declared.
+        """
+        alert = declared_alert(target, on, name, repeat, secret)
+        if not self._settings.history and any(condition.kind == "failures" for condition in alert.conditions):
+            raise DeclarationError(
+                f"alert {alert.name!r} counts failures in the history, which is switched off; remove history=False"
+            )
+        self._registry.add_alert(alert)
 
     def subscribe(self, callback: Callback, *kinds: type[Event]) -> Callable[[], None]:
         """Call `callback` (plain or async) with each event of these kinds (default: all) of this process.
@@ -554,6 +645,8 @@ class Headgate:
         slots: int | None = None,
         name: str | None = None,
         labels: Collection[str] | None = None,
+        max_tasks_per_child: int | None = None,
+        max_memory_per_child: int | str | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,
@@ -564,7 +657,8 @@ class Headgate:
         `queues` maps the queues to serve to their slots (None: as declared); default: all declared queues. `slots` is
         how many jobs of all queues together run at once, `name` what operators call the worker (default: the app's
         own). It runs tasks that require none but its `labels` (default: the app's own), and by default serves no queue
-        whose tasks all require others. `grace` is how long running jobs may continue after the first signal (default:
+        whose tasks all require others. `max_tasks_per_child` and `max_memory_per_child` replace the app's own bounds of
+        child processes. `grace` is how long running jobs may continue after the first signal (default:
         the app's own). With `drain` it also ends when no job of its queues runs on any node, and none could start now
         ("ready"), or none waits for a limit, for its time or for another job either ("all"); paused queues do not
         count. `log_jobs` is whether each job that ends gets a line in the log (default: the app's setting, and without
@@ -576,7 +670,8 @@ class Headgate:
                 "a worker process on memory:// never gets a job: other processes enqueue into their own memory; "
                 "use sqlite:///path, or `async with app:` inside the process that enqueues"
             )
-        node = self._make_node(queues, grace, drain, slots, name, labels)
+        bounds = self._child_bounds(max_tasks_per_child, max_memory_per_child)
+        node = self._make_node(queues, grace, drain, slots, name, labels, bounds)
         # Also during opening and closing, so that a signal does not interrupt them.
         is_main = threading.current_thread() is threading.main_thread()
         with stopped_by_signals(node) if handle_signals and is_main else contextlib.nullcontext():
@@ -598,6 +693,7 @@ class Headgate:
         slots: int | None = None,
         name: str | None = None,
         labels: Collection[str] | None = None,
+        children: ChildBounds | None = None,
     ) -> Node:
         if IN_CHILD.get():
             raise DeclarationError(
@@ -605,10 +701,11 @@ class Headgate:
                 'the main program under `if __name__ == "__main__":`, because child processes import it'
             )
         self.import_tasks()
+        require_known_tasks(self._registry.alerts.values(), self._registry.tasks)
         return self._node_kind(
             self._storage,
             self._registry,
-            self._node_settings(queues, grace, drain, slots, name, labels),
+            self._node_settings(queues, grace, drain, slots, name, labels, children),
             clock=self._clock,
             bus=self._bus,
             random=self._random,
@@ -617,6 +714,7 @@ class Headgate:
             history_writer=self._client.history_writer,
             remote_limits=self._client.remote_limits.limits,
             tracing=self._client.enqueuer.tracing,
+            large_payloads=self._client.large_payloads,
         )
 
     def _node_settings(
@@ -627,6 +725,7 @@ class Headgate:
         slots: int | None = None,
         name: str | None = None,
         labels: Collection[str] | None = None,
+        children: ChildBounds | None = None,
     ) -> NodeSettings:
         settings = self._settings
         if slots is not None:
@@ -649,7 +748,7 @@ class Headgate:
             slots=settings.slots if slots is None else slots,
             name=name or settings.name,
             labels=held,
-            children=ChildBounds(settings.max_tasks_per_child, settings.max_memory_per_child),
+            children=children or self._child_bounds(),
             weights={queue: self._registry.queues[queue].weight for queue in capacity},
             heartbeat=settings.heartbeat,
             lease=settings.lease,
@@ -658,8 +757,19 @@ class Headgate:
             log_lines=settings.log_lines,
             log_level=logging.getLevelNamesMapping()[settings.log_level],
             version=__version__,
+            release=settings.release,
             drain=drain,
             throttle_events=settings.throttle_events,
+        )
+
+    def _child_bounds(self, attempts: int | None = None, memory: int | str | None = None) -> ChildBounds:
+        """Return the bounds of child processes; None: the app's own. Raises DeclarationError."""
+        settings = self._settings
+        return ChildBounds(
+            settings.max_tasks_per_child if attempts is None else parse_count(attempts, "max_tasks_per_child", "run"),
+            settings.max_memory_per_child
+            if memory is None
+            else parse_bytes(memory, "max_memory_per_child", "run", least=MEBIBYTE),
         )
 
     # ------------------------------------------------------------------------------------------- following
@@ -694,3 +804,18 @@ def _missing_labels(registry: Registry, labels: frozenset[str]) -> str:
         f"this worker can run no task: all require labels that it does not have, as task {task.name!r} requires "
         f"{', '.join(missing)}; start it with `headgate worker {' '.join(f'--label {label}' for label in missing)}`"
     )
+
+
+def _checked_folder(folder: object, max_payload: int) -> PayloadFolder | None:
+    if folder is None:
+        return None
+    if not isinstance(folder, PayloadFolder):
+        raise DeclarationError(
+            f'large_payloads={folder!r:.80} is not a PayloadFolder; write PayloadFolder("s3://bucket/path")'
+        )
+    if folder.above > max_payload:
+        raise DeclarationError(
+            f"large_payloads: above={folder.above} is more than max_payload={max_payload}, so nothing would be in the "
+            "folder; raise max_payload to the largest payload that you allow"
+        )
+    return folder

@@ -8,8 +8,11 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from headgate.admin import Admin
 from headgate.admin.actor import this_process
+from headgate.admin.batches import cancel_batch
 from headgate.admin.nodes import Unserved, unserved
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.clock import SECOND, Clock, to_datetime
@@ -27,7 +30,8 @@ from headgate.engine.enqueue_hooks import (
 )
 from headgate.engine.enqueuer import Enqueuer, resolved_ids
 from headgate.engine.history_writer import HistoryWriter
-from headgate.engine.limiter_refusals import LimiterRefusals
+from headgate.engine.large_payloads import LargePayloads
+from headgate.engine.limiter_counts import LimiterCounts
 from headgate.engine.node import Node
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.result import result_of
@@ -35,16 +39,18 @@ from headgate.engine.result_watch import ResultWatch
 from headgate.engine.threads import in_thread
 from headgate.errors import DeclarationError, JobNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.event import QueueUnserved
+from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import JobRecord, JobState, NewJob
+from headgate.jobs.scheduled import ScheduledCall
 from headgate.observe.log import log_event, logged_kinds, unserved_text
 from headgate.storage.address import StoreAddress
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.store import Store
 from headgate.tasks.child_mark import IN_CHILD
-from headgate.tasks.flow import FlowBatch, FlowCall, Step, growth
+from headgate.tasks.flow import BatchPlan, ChainPlan, FlowBatch, FlowCall, Step, growth
 from headgate.tasks.handle import EnqueuePrediction, Job
+from headgate.tasks.payload_folder import PayloadFolder
 from headgate.tasks.portal import Portal, WaitingThread
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import Schedule, ScheduleSpec
@@ -90,12 +96,16 @@ class Client:
         limits_url: str | None,
         grace: float,
         migrate: bool,
+        payload_folder: PayloadFolder | None = None,
     ) -> None:
         self.storage = storage
         self.registry = registry
         self.address = address
         self.callback_runner: CallbackRunner = CallbackRunner(storage, registry, clock, bus)
         self.history_writer: HistoryWriter = HistoryWriter(storage, clock=clock, bus=bus, ids=ids, is_on=history)
+        self.large_payloads: LargePayloads | None = None
+        if payload_folder is not None:
+            self.large_payloads = LargePayloads(payload_folder, storage, clock)
         self.enqueuer: Enqueuer = Enqueuer(
             storage,
             registry,
@@ -104,12 +114,16 @@ class Client:
             ids=ids,
             callback_runner=self.callback_runner,
             history_writer=self.history_writer,
+            large_payloads=self.large_payloads,
         )
         self.remote_limits: RemoteLimits = RemoteLimits(registry.limits, storage, clock, limits_url)
         self.lifecycle: AppLifecycle = AppLifecycle(
             open=self._open, before_close=self._end_callbacks, close=self._close
         )
-        self.limiter_refusals: LimiterRefusals = LimiterRefusals(clock=clock, bus=bus, loop=lambda: self.lifecycle.loop)
+        counts = partial(LimiterCounts, clock=clock, bus=bus, loop=lambda: self.lifecycle.loop)
+        self.limiter_grants: LimiterCounts = counts(kind=LimiterGranted)
+        self.limiter_refusals: LimiterCounts = counts(kind=LimiterRefused)
+        self.limiter_bypasses: LimiterCounts = counts(kind=LimiterBypassed)
         self.portal: Portal = Portal(lambda: self, lambda: self.lifecycle.loop, self.require_shared)
         self._clock = clock
         self._bus = bus
@@ -162,10 +176,13 @@ class Client:
         self.enqueuer.close()
         await self._results.close()
         await self.history_writer.close(LAST_HISTORY_TIMEOUT)
-        self.limiter_refusals.close()
+        for counts in (self.limiter_grants, self.limiter_refusals, self.limiter_bypasses):
+            counts.close()
         await self._bus.close(self._clock, CALLBACK_DRAIN_TIMEOUT)
         self._end_log()
         await self.remote_limits.close()
+        if self.large_payloads is not None:
+            self.large_payloads.close()
         await self.storage.close()
 
     def trace_by(self, tracing: Tracing) -> None:
@@ -202,7 +219,9 @@ class Client:
         if connection is not None:
             jobs = await self.enqueuer.jobs_for_transaction(task, groups)
             return self._handles(jobs, await self.enqueuer.add_in_transaction(connection, jobs))
-        handles: list[Job[Any]] = [Job(id, self) for id in await self.enqueuer.enqueue(task, groups)]
+        handles: list[Job[Any]] = [
+            Job(id, self, is_new=is_new) for id, is_new in await self.enqueuer.enqueue(task, groups)
+        ]
         if any(group.options.get("predict") for group in groups):
             await self._promise(handles, self.enqueuer.promise_flags(task, groups))
         return handles
@@ -223,7 +242,7 @@ class Client:
         return self.portal.run(self._enqueue(task, calls, store), caller)
 
     def _handles(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[Job[Any]]:
-        return [Job(id, self) for id in resolved_ids(jobs, others)]
+        return [Job(id, self, is_new=is_new) for id, is_new in resolved_ids(jobs, others)]
 
     async def _promise(self, handles: Sequence[Job[Any]], flags: Sequence[bool]) -> None:
         for job, is_requested in zip(handles, flags, strict=True):
@@ -265,8 +284,15 @@ class Client:
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
         """Store a schedule at run time. Raises as `Task.enqueue`, and DeclarationError."""
+        return await self._put_schedule(spec, self.enqueuer.scheduled_call(task, spec, call))
+
+    async def put_planned_schedule(self, spec: ScheduleSpec, plan: ChainPlan[Any] | BatchPlan) -> Schedule[Any]:
+        """Store a schedule of a chain or a batch at run time, likewise."""
+        return await self._put_schedule(spec, self.enqueuer.scheduled_graph(spec, plan))
+
+    async def _put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> Schedule[Any]:
         self.lifecycle.require()
-        await self.enqueuer.put_schedule(task, spec, call)
+        await self.enqueuer.put_schedule(spec, scheduled)
         node = self._local_node()
         if node is not None:
             node.check_schedules()
@@ -286,6 +312,7 @@ class Client:
             SchedulesAdmin(self.storage, self.registry, self._ids, self.enqueuer),
             enqueue=self.enqueue,
             address=self.address.shown,
+            large_payloads=self.large_payloads,
         )
 
     def job(self, job_id: str) -> Job[Any]:
@@ -304,6 +331,9 @@ class Client:
         """As `Job.result`; `timeout` is in seconds."""
         self.lifecycle.require()
         record = await self._final_record(job_id, timeout)
+        if self.large_payloads is not None and record.result is not None:
+            loaded = await self.large_payloads.load(record.result, f"the result of job {job_id}")
+            record = replace(record, result=loaded)
         return result_of(record, self.registry.find(record.task), self.registry.codecs)
 
     async def _final_record(self, job_id: str, timeout: float | None) -> JobRecord:
@@ -342,13 +372,22 @@ class Client:
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`; a node of this process cancels the job at once."""
         self.lifecycle.require()
-        state = await self.storage.cancel(job_id, audit_record=AuditRecord(this_process(), "cancel", "job", job_id))
+        state = await self._cancel_job(job_id)
         if state is None:
             raise JobNotFound(job_id)
+        return not state.is_final
+
+    async def _cancel_job(self, job_id: str) -> JobState | None:
+        state = await self.storage.cancel(job_id, audit_record=_cancellation(job_id))
         node = self._local_node()
         if state is JobState.RUNNING and node is not None:
             node.cancel(job_id)
-        return not state.is_final
+        return state
+
+    async def cancel_batch(self, batch_id: str) -> int:
+        """As `Batch.cancel`; a node of this process cancels its jobs at once."""
+        self.lifecycle.require()
+        return (await cancel_batch(self.storage, batch_id, self._cancel_job, _cancellation)).changed
 
     async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]:
         """Return the jobs of a batch and of the batches in it, in order, as far as they are kept."""
@@ -366,3 +405,7 @@ class Client:
         return batch_status(
             await wait_for_batch(self.storage, self._clock, batch_id, timeout, lambda: self.lifecycle.is_open)
         )
+
+
+def _cancellation(job_id: str) -> AuditRecord:
+    return AuditRecord(this_process(), "cancel", "job", job_id)

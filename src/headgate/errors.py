@@ -47,6 +47,13 @@ class StorageUnavailable(HeadgateError):
     """The storage did not confirm the write or read; whoever called knows that it may not have happened."""
 
 
+class FolderUnavailable(StorageUnavailable):
+    """The folder of large payloads did not confirm a read or a write in time; the database may well be there."""
+
+    def __init__(self, folder: str, doing: str, cause: str) -> None:
+        super().__init__(f"{doing} in the folder of large payloads, {folder}, failed: {cause}")
+
+
 class JobHeld(StorageUnavailable):
     """Somebody's open transaction holds the job, because it replaces or follows it; nothing was changed."""
 
@@ -106,11 +113,18 @@ class AttemptLost(HeadgateError):
 class QueueFull(HeadgateError):
     """As many jobs wait in a queue as its `max_backlog` allows; nothing was stored."""
 
-    def __init__(self, queue: str, waiting: int, max_backlog: int) -> None:
-        super().__init__(
-            f"nothing was stored: {waiting} jobs wait in queue {queue!r}, and its max_backlog is {max_backlog}; "
-            'try again later, add workers, or declare when_full="wait" or "fallback"'
-        )
+    def __init__(self, queue: str, waiting: int, max_backlog: int, jobs: int = 1) -> None:
+        if jobs > max_backlog:
+            said = (
+                f"one call enqueues {jobs} jobs in queue {queue!r}, and its max_backlog is {max_backlog}; "
+                f"enqueue at most {max_backlog} at once"
+            )
+        else:
+            said = (
+                f"{waiting} jobs wait in queue {queue!r}, and its max_backlog is {max_backlog}; "
+                'try again later, add workers, or declare when_full="wait" or "fallback"'
+            )
+        super().__init__(f"nothing was stored: {said}")
         self.queue = queue
 
 

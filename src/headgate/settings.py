@@ -24,6 +24,8 @@ from headgate.limits.limit import OnLimit, wait_terms
 
 MAX_LOG_LINES = 100_000
 
+MAX_RELEASE = 100
+
 _OTHER_VARIABLES = frozenset(
     {"HEADGATE_URL", "HEADGATE_APP", "HEADGATE_DASHBOARD_USERS", "HEADGATE_DEMONSTRATION", "HEADGATE_WORKER_NUMBER"}
 )
@@ -45,6 +47,7 @@ class Settings:
     whose tasks are all plain functions). `slots`: how many jobs of all queues together run at once on a node (default:
     as many as the queues have slots). `name`: what operators call a node of this process (default: host:pid).
     `labels`: a node runs the tasks that require none but these (default: none); in the environment `gpu,eu`.
+    `release`: which release of your program this is, such as a commit; charts mark when its first node started.
     `max_tasks_per_child`: a child process is replaced after so many process tasks (default: never).
     `max_memory_per_child`: it is replaced if it occupies more bytes than that after one (default: never); also "200MB".
     `retry`: the policy of tasks without one (default: 3 retries, 1 s × 2ⁿ with full jitter, up to 1 h); in the
@@ -76,6 +79,7 @@ class Settings:
     slots: int | None = None
     name: str | None = None
     labels: frozenset[str] = frozenset()
+    release: str | None = None
     max_tasks_per_child: int | None = None
     max_memory_per_child: int | None = None
     retry: RetryPolicy = DEFAULT_RETRY
@@ -106,6 +110,8 @@ class Settings:
                 parse_count(getattr(self, name), name, most=MOST_SLOTS)
         if self.name is not None:
             require_process_name(self.name, "name")
+        if self.release is not None:
+            _require_release(self.release)
         if self.max_tasks_per_child is not None:
             parse_count(self.max_tasks_per_child, "max_tasks_per_child")
         if self.max_memory_per_child is not None:
@@ -206,7 +212,7 @@ def _parse(name: str, text: str) -> object:
         return audit_level(text.lower(), "HEADGATE_AUDIT")  # type: ignore[arg-type]  # any other word is refused
     if name in ("synchronous", "log_level"):
         return text.upper()
-    if name in ("limits_url", "schema", "listen_url", "name"):
+    if name in ("limits_url", "schema", "listen_url", "name", "release"):
         return text
     if name == "on_limit":
         return text.lower()
@@ -223,3 +229,11 @@ def _parse(name: str, text: str) -> object:
         return int(text)
     except ValueError:
         raise DeclarationError(f"{variable}={text!r:.80} is not a whole number") from None
+
+
+def _require_release(release: object) -> None:
+    if not isinstance(release, str) or not 1 <= len(release) <= MAX_RELEASE or not release.isprintable():
+        raise DeclarationError(
+            f"release={release!r:.80} is not a release: write 1 to {MAX_RELEASE} printable characters, such as the "
+            "commit or the version of your program"
+        )

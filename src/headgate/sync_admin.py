@@ -13,10 +13,9 @@ from headgate.admin import Admin
 from headgate.admin.admin import DeclaredTask
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.limits import DeclaredLimit, LimitsAdmin
-from headgate.admin.queues import QueuesAdmin
+from headgate.admin.queues import DeclaredQueue, QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.limits.limit import AnyRule
-from headgate.storage.records import BucketRecord
 from headgate.tasks.portal import Portal
 
 A = TypeVar("A")
@@ -60,10 +59,17 @@ class SyncQueuesAdmin(SyncVerbs[QueuesAdmin]):
     """As `QueuesAdmin`, for code that cannot await."""
 
     list: Final = Blocking(QueuesAdmin.list)
+    keys: Final = Blocking(QueuesAdmin.keys)
     paused: Final = Blocking(QueuesAdmin.paused)
     is_paused: Final = Blocking(QueuesAdmin.is_paused)
     pause: Final = Blocking(QueuesAdmin.pause)
     resume: Final = Blocking(QueuesAdmin.resume)
+    purge: Final = Blocking(QueuesAdmin.purge)
+
+    def declared(self, queue: str) -> DeclaredQueue | None:
+        """As `QueuesAdmin.declared`."""
+        declared: DeclaredQueue | None = self._run(QueuesAdmin.declared, queue)
+        return declared
 
 
 class SyncSchedulesAdmin(SyncVerbs[SchedulesAdmin]):
@@ -113,11 +119,6 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
         declared: Sequence[DeclaredLimit] = self._run(LimitsAdmin.all_declared)
         return declared
 
-    def present(self, record: BucketRecord, rule: AnyRule) -> str | None:
-        """As `LimitsAdmin.present`."""
-        present: str | None = self._run(LimitsAdmin.present, record, rule)
-        return present
-
     def declared(self, limit: str) -> AnyRule:
         """As `LimitsAdmin.declared`."""
         rule: AnyRule = self._run(LimitsAdmin.declared, limit)
@@ -141,6 +142,7 @@ class SyncAdmin(SyncVerbs[Admin]):
     views: Final = Blocking(Admin.views)
     overview: Final = Blocking(Admin.overview)
     blockers: Final = Blocking(Admin.blockers)
+    alerts: Final = Blocking(Admin.alerts)
     checkup: Final = Blocking(Admin.checkup)
     jobs: Final = Blocking(Admin.jobs)
     page: Final = Blocking(Admin.page)
@@ -153,6 +155,7 @@ class SyncAdmin(SyncVerbs[Admin]):
     failures_like: Final = Blocking(Admin.failures_like)
     batch: Final = Blocking(Admin.batch)
     batches: Final = Blocking(Admin.batches)
+    graph: Final = Blocking(Admin.graph)
     find: Final = Blocking(Admin.find)
     logs: Final = Blocking(Admin.logs)
     audit_log: Final = Blocking(Admin.audit_log)
@@ -164,13 +167,20 @@ class SyncAdmin(SyncVerbs[Admin]):
     run_now: Final = Blocking(Admin.run_now)
     reschedule: Final = Blocking(Admin.reschedule)
     cancel_many: Final = Blocking(Admin.cancel_many)
+    cancel_batch: Final = Blocking(Admin.cancel_batch)
     retry_many: Final = Blocking(Admin.retry_many)
     run_many_now: Final = Blocking(Admin.run_many_now)
+    delete: Final = Blocking(Admin.delete)
+    reschedule_many: Final = Blocking(Admin.reschedule_many)
     purge: Final = Blocking(Admin.purge)
     quiet_node: Final = Blocking(Admin.quiet_node)
     resume_node: Final = Blocking(Admin.resume_node)
     stop_node: Final = Blocking(Admin.stop_node)
     set_node_slots: Final = Blocking(Admin.set_node_slots)
+    rename_node: Final = Blocking(Admin.rename_node)
+
+    loaded: Final = Blocking(Admin.loaded)
+    sweep_large_payloads: Final = Blocking(Admin.sweep_large_payloads)
 
     def decoded(self, stored: str) -> str:
         """As `Admin.decoded`."""

@@ -26,7 +26,8 @@ import pytest
 from headgate.arguments import LARGEST_COUNT
 from headgate.clock import FARTHEST, SECOND, SystemClock, sleep
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.bucket_store import Bucket, BucketStore, Taken
+from headgate.limits.adaptive_rate import AdaptiveRate
+from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.fixed_window import FixedWindow
@@ -50,6 +51,10 @@ def shared(count: int, per: float = 3600) -> AnyRule:
     return cast(AnyRule, DynamicWindow(count=count, per=per).rule)
 
 
+def adaptive(burst: int = 1) -> AnyRule:
+    return AdaptiveRate("600/m", min="6/m", start="60/m", burst=burst).rule
+
+
 CENTURY = FARTHEST // SECOND
 
 WIDEST: list[Any] = [
@@ -61,6 +66,7 @@ WIDEST: list[Any] = [
     FixedWindow(LARGEST_COUNT, per=CENTURY).rule,
     SlidingWindow(LARGEST_COUNT, per=CENTURY).rule,
     DynamicWindow(per=CENTURY, capacity=LARGEST_COUNT).rule,
+    AdaptiveRate("1000000000/d", min="1/50d", burst=500).rule,
 ]
 """Rules of each kind, as far as a declaration goes, and for a rate as far as Redis counts exactly."""
 
@@ -394,6 +400,63 @@ class BucketStoreConformance:
         taken = await store.take(drawn)
         await store.amend(drawn, taken.now, 1, taken.now + SECOND, 1)
         assert (await store.take(drawn)).opens_at == taken.now + SECOND + HOUR
+
+    # -------------------------------------------------------------------------------------------------- refusals
+
+    async def present(self, store: BucketStore, drawn: Bucket) -> str | None:
+        return (await store.snapshot(drawn)).present
+
+    async def test_a_refusal_lowers_the_rate_of_its_key_alone(self, store: BucketStore) -> None:
+        drawn = bucket(adaptive())
+        assert isinstance(store, NotesRefusals)
+        assert await self.present(store, drawn) == "60/m"
+        taken = await store.take(drawn)
+        await store.refuse(drawn, taken.now)
+        refused = await store.take(drawn)
+        assert refused.granted == 0
+        # Of the second that the next start was away at 60/m, 1.43 s are left at 42/m.
+        assert about(refused.opens_at, taken.now + 60 * SECOND // 42)
+        assert await self.present(store, drawn) == "42/m"
+        assert await self.present(store, with_key(drawn, "globex")) == "60/m"
+
+    async def test_refusals_of_starts_before_a_decrease_are_one(self, store: BucketStore) -> None:
+        drawn = bucket(adaptive(burst=3))
+        assert isinstance(store, NotesRefusals)
+        taken = await store.take(drawn, count=3)
+        assert taken.granted == 3
+        for _ in range(3):
+            await store.refuse(drawn, taken.now)
+        assert await self.present(store, drawn) == "42/m"
+        await self.elapse(store, 0.01)
+        await store.refuse(drawn)
+        assert await self.present(store, drawn) == "29.4/m"
+
+    async def test_while_a_bucket_is_closed_a_refusal_of_an_unknown_start_is_not_counted(
+        self, store: BucketStore
+    ) -> None:
+        drawn = bucket(adaptive())
+        assert isinstance(store, NotesRefusals)
+        await store.refuse(drawn)
+        await store.penalize(drawn, HOUR)
+        await self.elapse(store, 0.01)
+        await store.refuse(drawn)
+        assert await self.present(store, drawn) == "42/m"
+
+    async def test_a_penalty_alone_is_no_refusal(self, store: BucketStore) -> None:
+        drawn = bucket(adaptive())
+        await store.take(drawn)
+        await store.penalize(drawn, HOUR)
+        assert await self.present(store, drawn) == "60/m"
+
+    async def test_a_rate_grows_while_it_is_used(self, store: BucketStore) -> None:
+        """The maximum within a second: a second start after a used tenth has grown by a tenth of it."""
+        drawn = bucket(AdaptiveRate("600/m", min="6/m", start="60/m", climb=1, burst=20).rule)
+        await store.take(drawn)
+        await self.elapse(store, 0.1)
+        await store.take(drawn)
+        found = await self.present(store, drawn)
+        assert found is not None
+        assert 120 <= float(found.removesuffix("/m")) <= 600
 
     # ------------------------------------------------------------------------------------------------- penalties
 

@@ -129,6 +129,7 @@ class Backlog:
 
 
 _BUCKETS = """
+WITH new AS (INSERT INTO headgate.known_bucket SELECT unnest($1::text[]))
 INSERT INTO headgate.bucket (id, limit_name, key, idle_at, opens_at)
 SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::text[]) WITH ORDINALITY AS known (id, place)
 """

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -84,6 +84,16 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop all of its threads, between two instructions, for the time of the block."""
+        self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGCONT)
 
     async def kill(self) -> None:
         """Kill it with SIGKILL, and wait until it has ended."""

@@ -78,5 +78,7 @@ async def test_the_rows_of_killed_attempts_are_written_exactly_once(
         assert rows == dict.fromkeys(range(len(jobs)), 1)
         await last.kill()
         if point == "committed":
-            runs = Counter(job for worker in workers for (job,) in worker.lines_with("runs"))
-            assert [runs[job] for job in held] == [1] * ROUNDS, "a job that was complete must not run again"
+            # A job that is held in round 2 may have been begun, and lost, in round 1.
+            for number, job in enumerate(held):
+                runs = Counter(ran for worker in workers[number:] for (ran,) in worker.lines_with("runs"))
+                assert runs[job] == 1, "a job that was complete must not run again"

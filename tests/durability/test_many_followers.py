@@ -17,7 +17,7 @@ from tests.durability.postgres import ask
 from tests.postgres_server import PostgresServer
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MANY = 100_000
 
@@ -135,7 +135,7 @@ async def test_a_leader_of_100_000_that_ends_on_a_busy_worker_is_recorded_and_ho
     try:
         async with crowd.app:
             assert await leader.result(timeout=PROMPT) == "done"
-            released = asyncio.ensure_future(until(lambda: is_none_left(store, "blocked"), 90))
+            released = asyncio.ensure_future(until(lambda: is_none_left(store, "blocked"), 180))
             assert await ends_besides(crowd, released) < PROMPT
             await released
             assert await store.count("waiting") == MANY

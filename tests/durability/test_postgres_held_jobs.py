@@ -12,9 +12,12 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from headgate.admin.bulk import CANCEL, change_many
+from headgate.admin.batches import cancel_batch
+from headgate.admin.bulk import CANCEL, BulkResult, change_many
 from headgate.admin.query import JobQuery
 from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
+from headgate.jobs.audit import AuditRecord
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.gating import GateChange
 from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
@@ -488,6 +491,54 @@ async def test_of_many_jobs_those_that_are_being_replaced_are_left_and_counted(s
         assert list(result.refused.values()) == [1]
     assert await stores.left.states([held, *others]) == [JobState.WAITING] + [JobState.CANCELLED] * 3
     await stores.check()
+
+
+async def test_a_batch_is_cancelled_except_jobs_that_are_being_replaced(stores: StoresAndUsers) -> None:
+    """The fault: the first of them raised, and nothing after it was cancelled, however often it was tried."""
+    in_batch = Origin(batch="batch-1")
+    jobs = [replace(stores.left.new(), origin=in_batch) for _ in range(50)]
+    jobs[5] = replace(stores.unique(), origin=in_batch)
+    await stores.left.storage.add(jobs, [NewBatch("batch-1", len(jobs), stores.clock.now())])
+    async with stores.user.holding(stores.unique(), ends="rollback"):
+        result = await _cancel_batch(stores)
+        assert (result.matched, result.changed) == (50, 49)
+        assert result.refused == {"another open transaction has locked it": 1}
+        await stores.check()
+    result = await _cancel_batch(stores)
+    assert (result.changed, result.refused) == (1, {})
+    assert set(await stores.left.states([job.id for job in jobs])) == {JobState.CANCELLED}
+    await stores.check()
+
+
+async def test_a_step_that_is_being_replaced_is_left_with_what_its_cancellation_waits_for(
+    stores: StoresAndUsers,
+) -> None:
+    in_batch = Origin(batch="batch-1")
+    leader = replace(stores.left.new(), origin=in_batch)
+    step = replace(stores.unique(), origin=replace(in_batch, follows=leader.id, on="final"))
+    other = replace(stores.left.new(), origin=in_batch)
+    other_step = replace(stores.left.new(), origin=replace(in_batch, follows=other.id, on="final"))
+    jobs = [leader, step, other, other_step]
+    await stores.left.storage.add(jobs, [NewBatch("batch-1", 4, stores.clock.now())])
+    async with stores.user.holding(stores.unique(), ends="rollback"):
+        cancelling = asyncio.create_task(_cancel_batch(stores))
+        await _until_done(stores, cancelling)
+        result = await cancelling
+        assert (result.changed, result.refused) == (2, {"another open transaction has locked it": 2})
+        states = [JobState.WAITING, JobState.WAITING, JobState.CANCELLED, JobState.CANCELLED]
+        assert await stores.left.states([job.id for job in jobs]) == states
+        assert (await stores.left.record(step.id)).is_blocked
+        await stores.check()
+    assert (await _cancel_batch(stores)).changed == 2
+    assert set(await stores.left.states([job.id for job in jobs])) == {JobState.CANCELLED}
+    await stores.check()
+
+
+async def _cancel_batch(stores: StoresAndUsers) -> BulkResult:
+    storage = stores.left.storage
+    return await cancel_batch(
+        storage, "batch-1", storage.cancel, lambda job_id: AuditRecord("test", "cancel", "job", job_id)
+    )
 
 
 async def _waiters(stores: StoresAndUsers) -> Any:

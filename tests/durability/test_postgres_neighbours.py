@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headgate.jobs.job import Draw
-from headgate.storage.claiming import LOWEST_RANK, LaneRow
+from headgate.storage.claim_rows import LOWEST_RANK, LaneRow
 from headgate.storage.postgres import database
 from headgate.storage.postgres.dialect import CompiledStatement, statements_of
 from headgate.storage.procedures.claim import LaneRange

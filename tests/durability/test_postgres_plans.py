@@ -135,7 +135,7 @@ async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
         assert await storage.prune(storage.now() - HOUR // 2, 200, frozenset({JobState.SUCCEEDED})) == 200
         old = "SELECT id FROM headgate.job WHERE state = 'succeeded' AND finished_at < $1 LIMIT 50"
         ended = await ask(store_user.url, f"SELECT array_agg(id) FROM ({old}) AS old", storage.now() - HOUR // 2)
-        assert await storage.prune(storage.now() - HOUR // 2, ids=ended) == 50
+        assert len((await storage.delete(ended, finished_before=storage.now() - HOUR // 2)).deleted) == 50
         (delayed,) = await storage.jobs(JobFilter(view="scheduled", count=1))
         assert await storage.run_now(delayed.id) is JobState.WAITING
         assert await storage.prune_audit(storage.now()) == 0
@@ -287,6 +287,7 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     await storage.counts(finals=False)
     await storage.throttled()
     assert len(await storage.buckets_by_trouble(501)) == 501
+    assert (await storage.waiting_by_key("mail", 20)).keys == 0
     assert len(await storage.names_of_jobs("0000", 6)) == 6
     assert await storage.batch_ids("0000", 6) == []
     assert len(await storage.keys(["absent", "api"], "1", 6)) == 6
@@ -295,6 +296,7 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     assert most["counts"] < 30 * Backlog.LANES
     assert most["buckets_by_waiting"] < 10 * Backlog.LANES
     assert most["buckets_by_trouble"] < 10 * Backlog.LANES
+    assert most["lanes_in_turn"] < 10 * Backlog.LANES
     assert most["job_ids"] + most["batch_ids"] + most["buckets_by_name"] < 200
 
 

@@ -28,9 +28,10 @@ async def test_a_copy_taken_at_any_moment_has_all_acknowledged_jobs(
             acknowledged.update(await writer.wait_for_line("acknowledged"))
         before = set(acknowledged)
         copy = tmp_path / f"copy{number}.db"
-        # The log first, with the file after it, would be a state that never was: a checkpoint may run between.
-        shutil.copyfile(database, copy)
-        shutil.copyfile(database.with_name("jobs.db-wal"), copy.with_name(copy.name + "-wal"))
+        # A checkpoint between the two copies would make a pair of files that never existed.
+        with writer.frozen():
+            shutil.copyfile(database, copy)
+            shutil.copyfile(database.with_name("jobs.db-wal"), copy.with_name(copy.name + "-wal"))
         async with open_store(copy) as storage:
             assert await storage.check() == []
             found = [await storage.job(job) for job in random.sample(sorted(before), min(50, len(before)))]

@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
-from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.strict_rate import StrictRate
-from tests.durability.processes import Children
 from tests.durability.tcp_proxy import TcpProxy
 from tests.redis_server import RedisServer, server_in
 
@@ -63,44 +61,6 @@ async def comes_back(store: RedisBuckets, bucket: Bucket) -> None:
 def until_linked(replica: redis.Redis) -> None:
     while replica.info("replication")["master_link_status"] != "up":
         time.sleep(0.01)
-
-
-def most_in_any_window(starts: Sequence[int], period: int) -> int:
-    most = first = 0
-    for last, at in enumerate(starts):
-        while starts[first] <= at - period:
-            first += 1
-        most = max(most, last - first + 1)
-    return most
-
-
-@pytest.mark.slow
-async def test_two_processes_use_exactly_the_budget(server: RedisServer, children: Children) -> None:
-    count, per, seconds = 40, 1.0, 6.0
-    takers = [
-        await children.start(
-            "bucket_taker.py", url=server.url, limit="shared", count=count, per=per, seconds=seconds, tasks=4
-        )
-        for _ in range(2)
-    ]
-    for taker in takers:
-        await taker.wait_for_line("ready")
-    for taker in takers:
-        taker.send("go")
-    starts: list[int] = []
-    for taker in takers:
-        own = await taker.wait_for_line("granted")
-        assert own, "both were granted some"
-        assert (await taker.wait_for_line("refused"))[0] > len(own), "both competed for all of it"
-        starts += own
-        assert await taker.end() == 0
-    starts.sort()
-    period = round(per * SECOND)
-    assert most_in_any_window(starts, period) == count
-    # From the start in the first window to the one in its place in the last: whole periods, over what it was.
-    windows, place = divmod(len(starts) - 1, count)
-    assert windows * period / (starts[-1] - starts[place]) >= 0.99
-    assert len(starts) >= seconds / per * count * 0.9
 
 
 async def test_a_killed_server_is_unavailable_and_one_burst_is_granted_again_when_it_is_back(

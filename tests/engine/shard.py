@@ -248,10 +248,12 @@ class Shard(MemoryStorage):
             )
             await super().amend([in_shard_time], {limit: _in_key_time(rules[limit], ahead)})
 
-    async def cancel(self, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
+    async def cancel(
+        self, job_id: str, *, audit_record: AuditRecord | None = None, waiting_only: bool = False
+    ) -> JobState | None:
         if any(job_id in ids for _, ids in self._departing.values()):
             raise KeyInTransit(f"job {job_id} is on its way")
-        return await super().cancel(job_id, audit_record=audit_record)
+        return await super().cancel(job_id, audit_record=audit_record, waiting_only=waiting_only)
 
     # ------------------------------------------------------------------------------------- a key moves away
 
@@ -365,7 +367,7 @@ class Shard(MemoryStorage):
     async def _remove(self, ids: Iterable[str]) -> None:
         for id in ids:
             await super().cancel(id)
-        await self.prune(self.now() + 1, ids=list(ids))
+        await self.delete(list(ids), finished_before=self.now() + 1)
 
     def _is_stored(self, id: str) -> bool:
         return bool(self._rows("SELECT 1 FROM job WHERE id = ?", id))

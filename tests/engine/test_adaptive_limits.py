@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from headgate import AdaptiveRate, Headgate, Limiter, RateLimited
 from headgate.clock import SECOND
 from headgate.errors import DeclarationError
-from headgate.limits.bucket_store import Bucket
+from headgate.limits.bucket_store import Bucket, BucketStore
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.stored_buckets import StoredBuckets
@@ -179,13 +179,57 @@ def test_plain_code_that_reports_refusals_slows_down(is_stored: bool) -> None:
     run_virtual(main)
 
 
-def test_redis_cannot_hold_it_and_limits_url_leaves_it_with_the_jobs() -> None:
+def test_limits_url_moves_it_with_all_other_rates() -> None:
     app = Headgate("memory://", limits_url="redis://localhost:1/0")
     app.limit("api", AdaptiveRate("600/m"))
 
     @app.task(limits=["api"])
     async def call() -> None: ...
 
-    assert app._client.remote_limits.store_of(AdaptiveRate("600/m")) is None
-    with pytest.raises(DeclarationError, match="adaptive"):
-        Limiter(AdaptiveRate("600/m"), store="redis://localhost:1/0")
+    store = app._client.remote_limits.store_of(AdaptiveRate("600/m"))
+    assert type(store).__name__ == "RedisBuckets"
+
+
+def test_redis_refuses_a_minimum_that_its_numbers_cannot_hold() -> None:
+    with pytest.raises(DeclarationError, match=r"has 63 days between two starts at its lowest.*raise its min"):
+        Limiter(AdaptiveRate("600/m", min="1/60d"), store="redis://localhost:1/0")
+
+
+def test_a_store_that_cannot_note_refusals_cannot_hold_it() -> None:
+    class Counts:
+        """A bucket store of somebody else."""
+
+    with pytest.raises(DeclarationError, match="a Counts has no `refuse`, so the rate would never be lowered"):
+        Limiter(AdaptiveRate("600/m"), store=cast(BucketStore, Counts()))
+
+
+def test_refusals_of_jobs_lower_the_rate_in_another_store_once_for_all_starts_before_them() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = MemoryBuckets(clock)
+        refused: list[int] = []
+
+        def program() -> Headgate:
+            app = Headgate("memory://", clock=clock)
+
+            @app.task(
+                name="call", limits=[AdaptiveRate("600/m", min="6/m", start="60/m", burst=3, name="api", store=shared)]
+            )
+            async def call() -> None:
+                await asyncio.sleep(0.2)
+                if len(refused) < 3:
+                    refused.append(clock.monotonic())
+                    raise RateLimited(retry_after=0.001)
+
+            return app
+
+        first, second = program(), program()
+        async with first, second:
+            await first.tasks["call"].enqueue_many([()] * 3)
+            await asyncio.sleep(0.5)
+            assert len(refused) == 3
+            for app in (first, second):
+                assert (await app.admin.limits.bucket("api")).present == "42/m"
+            await first.admin.limits.penalize("api", "", 5)
+            assert (await second.admin.limits.bucket("api")).present == "42/m"
+
+    run_virtual(main)

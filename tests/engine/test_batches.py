@@ -72,7 +72,7 @@ def test_a_batch_whose_id_was_kept_gives_its_results_and_is_cancelled() -> None:
             left = await batch([work.call(1), work.call(90), work.using(delay=60).call(1)]).then(work.call(1)).enqueue()
             await asyncio.sleep(2)
             assert [status.id for status in await app.admin.batches(pending_only=True)] == [left.id]
-            assert await app.batch(left.id).cancel() == 2
+            assert await app.batch(left.id).cancel() == 3
             status = await left.wait(timeout=10)
             assert (status.succeeded, status.cancelled) == (1, 2)
             with pytest.raises(JobCancelled):

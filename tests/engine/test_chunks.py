@@ -24,6 +24,7 @@ from headgate import (
 from headgate.clock import SECOND
 from headgate.testing import manual
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
+from tests.engine.conftest import MakeApp
 from tests.until import until
 
 
@@ -305,6 +306,32 @@ async def test_a_stop_interrupts_a_chunk_and_its_jobs_wait_again() -> None:
         for job in jobs:
             status = await job.status()
             assert (status.state, status.attempt) == (JobState.WAITING, 0)
+
+
+async def test_each_job_of_a_chunk_has_its_own_end_in_a_database(make_app: MakeApp) -> None:
+    app = make_app(concurrency=10)
+    seen: list[list[str]] = []
+
+    @app.chunked(4, wait=5, limits=[StrictRate("100/m", key="{docs.tenant}")], retry=RetryPolicy(retries=1, delay=0))
+    async def index(docs: list[Doc]) -> list[str | Exception]:
+        seen.append(sorted(doc.name for doc in docs))
+        answers: dict[str, Exception] = {"bad": Fail("no title"), "later": Snooze(0), "again": OSError("away")}
+        is_first = len(seen) == 1
+        return [answers[doc.name] if is_first and doc.name in answers else doc.name.upper() for doc in docs]
+
+    async with app:
+        names = ["good", "bad", "later", "again"]
+        jobs = await index.enqueue_many([(Doc(name),) for name in names])
+        assert await jobs[0].result(timeout=15) == "GOOD"
+        # Of the two jobs that run again, the call waits for two more.
+        more = await index.enqueue_many([(Doc("x", "globex"),), (Doc("y", "globex"),)])
+        assert [await job.result(timeout=15) for job in (jobs[2], jobs[3], *more)] == ["LATER", "AGAIN", "X", "Y"]
+        statuses = [await job.status() for job in jobs]
+        assert [status.attempt for status in statuses] == [1, 1, 1, 2]
+        assert statuses[1].state is JobState.FAILED
+        (acme,) = await app.admin.limits.list("index:rate", key="acme")
+        assert acme.used == 6
+    assert seen == [sorted(names), ["again", "later", "x", "y"]]
 
 
 async def test_hooks_see_each_job_of_a_chunk() -> None:

@@ -108,7 +108,104 @@ def test_the_order_of_a_queue_is_no_limit_that_can_be_set_or_shown() -> None:
     run_virtual(main)
 
 
+def test_a_job_that_waits_for_the_turn_of_its_key_says_so_and_predicts_no_start() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = made(MemoryStorage(clock), clock, [], fair_by="{tenant}")
+        async with app:
+            work = app.tasks["work"]
+            jobs = await work.enqueue_many([("a", number) for number in range(6)])
+            await asyncio.sleep(0.5)
+            # Two of them run.
+            (predicted,) = await work.using(predict=True).enqueue_many([("b", 0)])
+            assert predicted.prediction is not None
+            assert (predicted.prediction.position, predicted.prediction.predicted_start) == (1, None)
+            last, next_one = await app.admin.explain(jobs[-1].id), await app.admin.explain(predicted.id)
+            assert last.reason == (
+                "it waits for a free slot of a node that serves queue 'default' and for its turn: its key 'a' takes "
+                "turns with the other keys, and 3 jobs of its key are before it"
+            )
+            assert (last.status.position, last.status.predicted_start) == (4, None)
+            assert "key 'b' takes turns with the other keys, and it is the next job of its key" in next_one.reason
+            assert "and 1 job of its key is before it" in (await app.admin.explain(jobs[3].id)).reason
+            await app.admin.queues.pause("default")
+            assert "is paused" in (await app.admin.explain(jobs[-1].id)).reason
+
+    run_virtual(main)
+
+
+def test_a_job_that_waits_for_a_limit_in_a_fair_queue_keeps_its_predicted_start() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = made(MemoryStorage(clock), clock, [], fair_by="{tenant}", limits=[StrictRate("1/m", key="{tenant}")])
+        async with app:
+            jobs = await app.tasks["work"].enqueue_many([("a", number) for number in range(3)])
+            await asyncio.sleep(5)
+            explained = await app.admin.explain(jobs[-1].id)
+            assert "it waits for limit 'queue:default:rate'" in explained.reason
+            assert explained.status.predicted_start is not None
+
+    run_virtual(main)
+
+
+def test_the_keys_of_a_fair_queue_are_listed_with_their_weights_and_its_declaration() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = made(MemoryStorage(clock), clock, [], fair_by=["{tenant}", header("who")], weights={"b": 4}, aging=60)
+        app.queue("plain")
+        async with app.open():
+            work = app.tasks["work"]
+            await work.enqueue_many([("a", number) for number in range(3)])
+            await work.using(headers={"who": "ann"}).enqueue_many([("b", number) for number in range(5)])
+            found = await app.admin.queues.keys("default")
+            assert [(key.key, key.waiting, key.weight) for key in found.keys] == [("b", 5, 4), ("a", 3, 1)]
+            assert (found.count, found.is_exact) == (2, True)
+            assert len((await app.admin.queues.keys("default", count=1)).keys) == 1
+            assert (await app.admin.queues.keys("plain")).keys == []
+            declared = app.admin.queues.declared("default")
+            assert declared is not None
+            assert (declared.fair_by, declared.weights, declared.aging, declared.concurrency) == (
+                ["{tenant}", 'header("who")'], {"b": 4}, 60, 2
+            )  # fmt: skip
+            listed = {each.queue: each.declared for each in await app.admin.queues.list()}
+            assert listed["default"] == declared
+            assert app.admin.queues.declared("nothing") is None
+
+    run_virtual(main)
+
+
 def test_nothing_else_may_have_a_name_of_an_order() -> None:
     app = Headgate("memory://")
     with pytest.raises(DeclarationError, match="names that begin with 'fair:' are those of queues"):
         app.limit("fair:default", StrictRate("1/s"))
+
+
+def test_a_tenant_with_many_users_gets_as_many_turns_as_one_with_a_single_user() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(storage=MemoryStorage(clock), clock=clock)
+        app.queue("default", concurrency=2, fair_by=["{tenant}", "{user}"])
+        started: list[str] = []
+
+        @app.task
+        async def work(tenant: str, user: int) -> None:
+            started.append(f"{tenant}{user}")
+            await asyncio.sleep(1)
+
+        async with app:
+            await work.enqueue_many([("a", user) for _ in range(4) for user in range(50)])
+            await asyncio.sleep(5.5)
+            before = len(started)
+            await work.enqueue_many([("b", 0) for _ in range(30)])
+            await asyncio.sleep(30)
+            assert "b0" in started[before : before + 2]
+            assert abs(started[before : before + 40].count("b0") - 20) <= 1
+            # The users of A take turns, too: none starts twice before all have started.
+            of_a = [each for each in started if each[0] == "a"][:40]
+            assert len(set(of_a)) == len(of_a)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    "fair_by", [["{tenant}"], ["{tenant}", "{number}", "{tenant}"], ["{tenant}", None], [["{tenant}"], "{number}"]]
+)
+def test_a_fair_queue_has_one_or_two_levels(fair_by: object) -> None:
+    with pytest.raises(DeclarationError, match="is not a list of two keys; write fair_by="):
+        Headgate("memory://").queue("default", fair_by=fair_by)  # type: ignore[arg-type]

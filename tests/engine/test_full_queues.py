@@ -144,7 +144,7 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
     async def main(clock: VirtualClock) -> None:
         app = made(clock, "wait")
         async with app.open():
-            with pytest.raises(QueueFull):
+            with pytest.raises(QueueFull, match=r"one call enqueues 4 jobs .* enqueue at most \d at once"):
                 await app.tasks["send"].enqueue_many([(number,) for number in range(4)])
 
     run_virtual(main)

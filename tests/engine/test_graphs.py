@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headgate import Headgate, Mutex, RetryPolicy, batch, chain, current_job
 from headgate.errors import BatchClosed, BatchNotFound, DeclarationError, JobCancelled, JobFailed, LeaderNotFound
 from headgate.jobs.state import JobState
+from headgate.tasks.task import Call
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.conftest import MakeApp
 
 
 class Recorded:
     """An app whose task notes what ran, and fails for what begins with "bad"."""
 
-    def __init__(self, clock: VirtualClock) -> None:
-        self.app = Headgate("memory://", clock=clock)
+    def __init__(self, app: Headgate) -> None:
+        self.app = app
         self.ran: list[str] = []
 
         @self.app.task(retry=RetryPolicy(retries=0))
@@ -29,7 +33,7 @@ class Recorded:
 
 def test_a_call_runs_after_all_that_it_is_after() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Recorded(clock)
+        own = Recorded(Headgate("memory://", clock=clock))
         a, b = own.work.call("a"), own.work.using(delay=5).call("b")
         c = own.work.call("c").after(a, b)
         d = own.work.call("d").after(a)
@@ -46,7 +50,7 @@ def test_a_call_runs_after_all_that_it_is_after() -> None:
 )
 def test_on_says_which_end_of_all_leaders_a_call_needs(name: str, ran: list[str]) -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Recorded(clock)
+        own = Recorded(Headgate("memory://", clock=clock))
         a, b = own.work.call(name), own.work.call("b")
         calls = [
             own.work.call("good").after(a, b),
@@ -68,7 +72,7 @@ def test_on_says_which_end_of_all_leaders_a_call_needs(name: str, ran: list[str]
 
 def test_a_call_can_be_after_stored_jobs_batches_and_chains() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Recorded(clock)
+        own = Recorded(Headgate("memory://", clock=clock))
         async with own.app:
             one = await own.work.enqueue("one")
             await one.result(timeout=10)
@@ -92,7 +96,7 @@ def test_a_call_can_be_after_stored_jobs_batches_and_chains() -> None:
 
 def test_the_first_job_of_a_graph_that_failed_is_named_and_its_retry_restores_the_rest() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Recorded(clock)
+        own = Recorded(Headgate("memory://", clock=clock))
         a, b = own.work.call("bad a"), own.work.call("b")
         c = own.work.call("c").after(a, b)
         d = own.work.call("d").after(c, b)
@@ -113,7 +117,7 @@ def test_the_first_job_of_a_graph_that_failed_is_named_and_its_retry_restores_th
 
 def test_a_batch_counts_a_batch_in_it_as_one() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Recorded(clock)
+        own = Recorded(Headgate("memory://", clock=clock))
         inner = batch([own.work.call("x"), own.work.using(delay=5).call("y")]).then(own.work.call("z"))
         async with own.app:
             stored = await batch([inner, own.work.call("w")]).then(own.work.call("end")).enqueue()
@@ -132,7 +136,7 @@ def test_a_batch_counts_a_batch_in_it_as_one() -> None:
 
 def test_an_inner_batch_that_fails_is_named() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Recorded(clock)
+        own = Recorded(Headgate("memory://", clock=clock))
         inner = batch([own.work.call("bad")])
         async with own.app:
             stored = await batch([batch([inner])]).then(own.work.call("end")).enqueue()
@@ -147,7 +151,7 @@ def test_an_inner_batch_that_fails_is_named() -> None:
 
 def test_a_batch_can_have_several_steps_after_it() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Recorded(clock)
+        own = Recorded(Headgate("memory://", clock=clock))
         plan = batch([own.work.call("bad"), own.work.call("b")])
         plan = plan.then(own.work.call("good")).then(own.work.call("sorry"), on="failure")
         async with own.app:
@@ -165,7 +169,7 @@ def test_a_batch_can_have_several_steps_after_it() -> None:
 
 def test_a_chain_continues_after_all_steps_after_a_batch() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Recorded(clock)
+        own = Recorded(Headgate("memory://", clock=clock))
         forked = batch([own.work.call("a")]).then(own.work.call("b")).then(own.work.using(delay=3).call("c"))
         async with own.app:
             stored = await chain(forked, own.work.call("d")).enqueue()
@@ -177,7 +181,7 @@ def test_a_chain_continues_after_all_steps_after_a_batch() -> None:
 
 def test_an_empty_batch_in_a_batch_is_final_from_the_start() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Recorded(clock)
+        own = Recorded(Headgate("memory://", clock=clock))
         nothing = batch([])
         a = own.work.call("a").after(nothing)
         async with own.app:
@@ -191,7 +195,7 @@ def test_an_empty_batch_in_a_batch_is_final_from_the_start() -> None:
 
 def test_a_job_adds_jobs_to_its_own_batch() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Recorded(clock)
+        own = Recorded(Headgate("memory://", clock=clock))
 
         @own.app.task
         async def crawl(depth: int) -> int:
@@ -275,24 +279,74 @@ def test_a_graph_that_cannot_be_is_refused() -> None:
     run_virtual(main)
 
 
+async def test_a_graph_in_a_database_runs_what_the_ends_of_its_jobs_allow(make_app: MakeApp) -> None:
+    own = Recorded(make_app())
+    a, b, bad = own.work.call("a"), own.work.call("b"), own.work.call("bad")
+    merged, sorry = own.work.call("merged").after(a, b), own.work.call("sorry").after(a, bad, on="failure")
+    needless = own.work.call("needless").after(b, bad)
+    inner = batch([own.work.call("in"), chain(own.work.call("x"), own.work.call("y"))])
+    async with own.app:
+        stored = await batch([sorry, merged, needless, a, b, bad, inner.then(own.work.call("then"))]).enqueue()
+        status = await stored.wait(timeout=15)
+        # An inner batch counts as one, and the step after it as one more.
+        assert (status.total, status.succeeded, status.failed, status.cancelled) == (8, 6, 1, 1)
+        assert sorted(own.ran) == ["a", "b", "bad", "in", "merged", "sorry", "then", "x", "y"]
+        assert own.ran.index("merged") > max(own.ran.index("a"), own.ran.index("b"))
+        assert own.ran.index("then") > max(own.ran.index("in"), own.ran.index("y"))
+
+        await own.app.admin.queues.pause("default")
+        await own.app.admin.retry(stored.jobs[5].id)
+        status = await stored.status()
+        assert (status.pending, status.failed, status.cancelled) == (2, 0, 0), "its follower is blocked again"
+        await own.app.admin.queues.resume("default")
+        assert (await stored.wait(timeout=15)).cancelled == 1
+
+
+async def test_a_job_adds_jobs_to_its_own_batch_in_a_database(make_app: MakeApp) -> None:
+    own = Recorded(make_app())
+
+    @own.app.task
+    async def crawl(depth: int) -> None:
+        if depth:
+            batch_id = current_job().batch
+            assert batch_id is not None
+            await own.app.batch(batch_id).add([crawl.call(depth - 1), own.work.call("page")])
+
+    async with own.app:
+        stored = await batch([crawl.call(2)]).then(own.work.call("end")).enqueue()
+        assert await stored.then[0].result(timeout=15) == "end"
+        assert own.ran == ["page", "page", "end"]
+        with pytest.raises(BatchClosed):
+            await own.app.batch(stored.id).add([own.work.call("late")])
+
+
+def layered(work: Any, layers: int) -> list[Call[Any]]:
+    """A graph of one call and layers of 101 more, each after three of the layer before it. The first one fails."""
+    calls = [[work.call("bad")]]
+    for _ in range(layers):
+        before = calls[-1]
+        calls.append([work.call("no").after(*before[-2:], *before[:1]) for _ in range(101)])
+    return [call for layer in calls for call in layer]
+
+
 @pytest.mark.timeout(120)
 def test_a_graph_of_10_000_jobs_is_stored_at_once_and_ends() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate("memory://", clock=clock)
-
-        @app.task(retry=RetryPolicy(retries=0))
-        async def work(fails: bool) -> None:
-            if fails:
-                raise ValueError("the first")
-
-        layers = [[work.call(True)]]
-        for _ in range(99):
-            before = layers[-1]
-            layers.append([work.call(False).after(*before[-2:], *before[:1]) for _ in range(101)])
-        async with app:
-            stored = await batch([call for layer in layers for call in layer]).enqueue()
+        own = Recorded(Headgate("memory://", clock=clock))
+        async with own.app:
+            stored = await batch(layered(own.work, 99)).enqueue()
             assert len(stored.jobs) == 10_000
             status = await stored.wait(timeout=3600)
             assert (status.failed, status.cancelled) == (1, 9_999)
 
     run_virtual(main)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_a_graph_of_10_000_jobs_in_a_database_is_stored_at_once_and_ends(make_app: MakeApp) -> None:
+    own = Recorded(make_app())
+    async with own.app:
+        stored = await batch(layered(own.work, 99)).enqueue()
+        status = await stored.wait(timeout=90)
+        assert (status.failed, status.cancelled) == (1, 9_999)

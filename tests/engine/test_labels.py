@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,18 +13,18 @@ from headgate.jobs.event import Event, TaskUnknown
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing import manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.conftest import MakeApp
 
 
 class Releases:
     """One store, the same declarations in several apps with labels of their own, and what ran where."""
 
-    def __init__(self, clock: VirtualClock) -> None:
-        self.clock = clock
-        self.store = MemoryStorage(clock)
+    def __init__(self, make_app: MakeApp) -> None:
+        self.make_app = make_app
         self.ran: list[tuple[str, str]] = []
 
     def app(self, name: str, *labels: str) -> Headgate:
-        app = Headgate(storage=self.store, clock=self.clock, name=name, labels=labels)
+        app = self.make_app(name=name, labels=labels)
         app.queue("gpu", concurrency=4)
 
         @app.task
@@ -45,9 +46,13 @@ class Releases:
         return app
 
 
+def in_memory(clock: VirtualClock) -> MakeApp:
+    return partial(Headgate, storage=MemoryStorage(clock), clock=clock)
+
+
 def test_only_nodes_with_the_labels_of_a_task_run_its_jobs() -> None:
     async def main(clock: VirtualClock) -> None:
-        releases = Releases(clock)
+        releases = Releases(in_memory(clock))
         plain, gpu, both = releases.app("plain"), releases.app("gpu", "gpu", "ssd"), releases.app("both", "gpu", "eu")
         events: list[Event] = []
         plain.subscribe(events.append, TaskUnknown)
@@ -71,9 +76,27 @@ def test_only_nodes_with_the_labels_of_a_task_run_its_jobs() -> None:
     run_virtual(main)
 
 
+async def test_nodes_of_a_database_leave_jobs_that_require_other_labels_to_each_other(make_app: MakeApp) -> None:
+    releases = Releases(make_app)
+    plain, both = releases.app("plain"), releases.app("both", "gpu", "eu")
+    async with plain:
+        held = await plain.tasks["train"].enqueue_many([()] * 20)
+        limited = await plain.tasks["train_in_europe"].enqueue("acme")
+        await (await plain.tasks["work"].enqueue()).result(timeout=15)
+        assert releases.ran == [("plain", "work")]
+        assert "--label gpu" in (await plain.admin.explain(held[0].id)).reason
+        async with both:
+            for job in (*held, limited):
+                await job.result(timeout=15)
+            nodes = {node.name: list(node.labels) for node in await plain.admin.nodes()}
+            assert nodes == {"plain": [], "both": ["eu", "gpu"]}
+    assert releases.ran.count(("both", "train")) == 20
+    assert ("both", "train for acme") in releases.ran
+
+
 def test_a_queue_whose_tasks_all_require_other_labels_is_served_only_if_it_is_named() -> None:
     async def main(clock: VirtualClock) -> None:
-        releases = Releases(clock)
+        releases = Releases(in_memory(clock))
         plain, gpu = releases.app("plain"), releases.app("gpu", "gpu")
         async with plain, gpu:
             await asyncio.sleep(1)
@@ -90,7 +113,7 @@ def test_a_queue_whose_tasks_all_require_other_labels_is_served_only_if_it_is_na
 
 def test_a_draining_node_does_not_wait_for_jobs_that_require_other_labels() -> None:
     async def main(clock: VirtualClock) -> None:
-        releases = Releases(clock)
+        releases = Releases(in_memory(clock))
         plain, gpu = releases.app("plain"), releases.app("gpu", "gpu")
         async with plain.open(), gpu.open(), asyncio.timeout(60):
             await plain.tasks["train"].enqueue()
@@ -105,7 +128,7 @@ def test_a_draining_node_does_not_wait_for_jobs_that_require_other_labels() -> N
 
 def test_a_job_explains_that_no_node_has_the_labels_that_it_requires() -> None:
     async def main(clock: VirtualClock) -> None:
-        releases = Releases(clock)
+        releases = Releases(in_memory(clock))
         async with releases.app("plain") as plain:
             job = await plain.tasks["train"].enqueue()
             await asyncio.sleep(1)

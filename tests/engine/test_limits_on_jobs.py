@@ -416,6 +416,36 @@ def test_a_job_can_be_cancelled_instead_of_failed_when_it_is_not_to_wait() -> No
     run_virtual(main)
 
 
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ([RateLimit("100/s", on_limit="discard"), Mutex("import", on_limit="wait")], "on_limit does not let"),
+        ([RateLimit("100/s", on_limit="discard"), Mutex("import", on_limit="cancel")], "on_limit does not let"),
+        ([RateLimit("100/s", max_wait=5), Mutex("import", max_wait="1h")], "longer than its max_wait of 5 s"),
+        ([RateLimit("100/s", on_limit="discard")], "limit 'queue:one' had nothing left"),
+    ],
+    ids=["waits", "cancels", "waits for less", "of the queue"],
+)
+def test_the_strictest_limit_of_a_job_decides_for_all_of_them(limits: list[Limit], said: str) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.queue("one", global_concurrency=1)
+
+        @app.task(queue="one", limits=limits)
+        async def work() -> None:
+            await asyncio.sleep(60)
+
+        async with app:
+            first = await work.enqueue()
+            await asyncio.sleep(1)
+            second = await work.enqueue()
+            with pytest.raises(JobFailed, match=said):
+                await second.result()
+            await first.result()
+
+    run_virtual(main)
+
+
 def test_on_limit_applies_again_to_a_retry_without_budget() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
@@ -451,7 +481,7 @@ def test_max_wait_rejects_jobs_that_are_predicted_or_found_to_wait_longer() -> N
             jobs = await call.enqueue_many([("acme",)] * 4)
             states = [(await job.status()).state for job in jobs]
             assert states == [JobState.WAITING] * 2 + [JobState.FAILED] * 2
-            with pytest.raises(JobFailed, match="beyond its max_wait of 90 s") as failed:
+            with pytest.raises(JobFailed, match="longer than its max_wait of 90 s") as failed:
                 await jobs[-1].result()
             assert isinstance(failed.value.__cause__, LimitRejected)
             assert failed.value.__cause__.option == "max_wait"
@@ -732,7 +762,8 @@ def test_a_paused_key_starts_nothing_and_other_keys_continue() -> None:
             await asyncio.sleep(60)
             assert started == {"globex": 1}
             explanation = await app.admin.explain(jobs[0].id)
-            assert "is paused for key 'acme'" in explanation.reason
+            command = "headgate limits resume api --key acme"
+            assert explanation.reason == f"limit 'api' is paused for key 'acme'; resume it with `{command}`"
             assert [b.is_paused for b in await app.admin.limits.list(key="acme")] == [True]
             assert await app.admin.limits.resume("api", key="acme")
             await asyncio.sleep(0.1)
@@ -744,6 +775,35 @@ def test_a_paused_key_starts_nothing_and_other_keys_continue() -> None:
             await app.admin.limits.resume("api")
             await asyncio.sleep(0.1)
             assert sum(started.values()) == 5
+
+    run_virtual(main)
+
+
+def test_the_reason_of_a_paused_job_names_the_command_that_resumes_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[RateLimit("10/s", key="{tenant}", name="the api")])
+        async def call(tenant: str) -> None: ...
+
+        async with app.open():
+            limits = app.admin.limits
+            job = await call.enqueue("it's acme")
+            await limits.assign("the api", "it's acme", "gold")
+            cases: list[tuple[dict[str, str], str, str]] = [
+                ({}, "all keys", ""),
+                ({"pattern": "it*"}, "keys like 'it*'", " --pattern 'it*'"),
+                ({"tier": "gold"}, "the keys of tier 'gold'", " --tier gold"),
+                ({"key": "it's acme"}, 'key "it\'s acme"', """ --key 'it'"'"'s acme'"""),
+            ]
+            for target, whose, options in cases:
+                await limits.pause("the api", **target)
+                reason = (await app.admin.explain(job.id)).reason
+                command = f"headgate limits resume 'the api'{options}"
+                assert reason == f"limit 'the api' is paused for {whose}; resume it with `{command}`"
+            # All are in force; with the most specific one resumed, the next is named.
+            await limits.resume("the api", key="it's acme")
+            assert "--tier gold" in (await app.admin.explain(job.id)).reason
 
     run_virtual(main)
 

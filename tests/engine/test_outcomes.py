@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from typing import Any
 
@@ -26,6 +27,7 @@ from headgate import (
 )
 from headgate.jobs.event import Event, JobFinished, RetryPolicyFailed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.conftest import MakeApp
 
 
 class NoSuchOrder(Fail):
@@ -118,6 +120,31 @@ def test_a_handler_decides_how_its_job_ends(kind: str, how: str) -> None:
         assert calls == (expected_calls if kind == "handler" else [])
 
     run_virtual(main)
+
+
+async def test_a_database_keeps_how_handlers_ended_their_jobs(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.task(retry=RetryPolicy(retries=2, delay=0, retry_on=OSError, give_up_on=Retry))
+    async def end(how: str) -> None:
+        raise Retry(0, "not ready") if how == "retry" else raised(how)
+
+    @app.task
+    async def after() -> None: ...
+
+    async with app:
+        for how in ("fail", "retry", "cancel"):
+            state, errors, _, _ = ENDINGS[how]
+            stored = await batch([end.call(how)]).then(after.call(), on="failure").enqueue()
+            await stored.then[0].result(timeout=15)
+            (job,) = stored.jobs
+            with pytest.raises(JobCancelled if state is JobState.CANCELLED else JobFailed):
+                await job.result(timeout=15)
+            details = await app.admin.job(job.id)
+            assert details.record.state is state
+            assert [attempt.error and attempt.error.message for attempt in details.attempts] == errors
+            status = await stored.status()
+            assert (status.failed, status.cancelled) == ((0, 1) if how == "cancel" else (1, 0))
 
 
 def test_what_follows_sees_how_its_leader_was_ended() -> None:
@@ -254,3 +281,34 @@ def test_a_backoff_gets_the_error_of_the_attempt() -> None:
 def test_a_delay_that_is_none_is_refused_where_it_is_raised(signal: type[Exception]) -> None:
     with pytest.raises(ValueError, match="is not a duration; write seconds"):
         signal("not ready")
+
+
+@pytest.mark.parametrize("is_process", [False, True], ids=["in the node", "in a child process"])
+async def test_the_error_of_a_job_names_an_outcome_as_it_is_imported(is_process: bool) -> None:
+    """The fault: a handler raised `Fail` of `headgate`, and people saw `headgate.tasks.signals.Fail`."""
+    app = Headgate("memory://")
+    names: list[str] = []
+    for function in (fails, retries, cancels):
+        app.task(process=is_process, retry=RetryPolicy(retries=0))(function)
+    async with app:
+        for task in app.tasks.values():
+            job = await task.enqueue()
+            with contextlib.suppress(JobFailed, JobCancelled):
+                await job.result(timeout=15)
+            error = (await app.admin.job(job.id)).record.error
+            assert error is not None
+            names.append(error.type)
+            assert "headgate.tasks" not in (error.traceback or "")
+    assert names == ["headgate.Fail", "headgate.Retry", "headgate.Cancel"]
+
+
+def fails() -> None:
+    raise Fail("no")
+
+
+def retries() -> None:
+    raise Retry(reason="no")
+
+
+def cancels() -> None:
+    raise Cancel("no")

@@ -12,6 +12,7 @@ from headgate import (
     DeclarationError,
     Every,
     Headgate,
+    JobContext,
     JobExpired,
     JobFailed,
     JobNotFound,
@@ -19,10 +20,14 @@ from headgate import (
     RetryPolicy,
     chain,
     current_job,
+    result_of,
 )
 from headgate.clock import SECOND, to_datetime
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing import manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.conftest import MakeApp
+from tests.until import until
 
 HOUR = 3600
 
@@ -66,6 +71,45 @@ def test_each_job_is_kept_as_long_as_it_or_its_task_says() -> None:
                 await cancelled.status()
             assert (await kept.status()).state is JobState.FAILED
             assert await forever.result() == "done"
+
+    run_virtual(main)
+
+
+def test_an_app_may_keep_no_final_jobs_but_those_that_others_still_follow() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        other, app = (Headgate(storage=store, clock=clock, retention=kept) for kept in (None, {"succeeded": 0}))
+
+        @app.task(retry=RetryPolicy(retries=0))
+        async def work(*, fails: bool = False) -> str:
+            assert not fails
+            return "done"
+
+        @app.task
+        async def follow(text: str) -> str:
+            return text
+
+        @other.task(name="work")
+        async def of_other() -> None: ...
+
+        async with app:
+            leader = work.call()
+            last = await chain(leader, follow.using(delay=120).call(result_of(leader))).enqueue()
+            done, failed = await work.enqueue_many([work.call(), work.call(fails=True)])
+            async with other.open():
+                unmarked = await of_other.enqueue()
+            assert await done.result(timeout=5) == "done"
+            await asyncio.sleep(65)
+            with pytest.raises(JobNotFound):
+                await done.status()
+            assert (await failed.status()).state is JobState.FAILED
+            assert (await app.job(unmarked.id).status()).state is JobState.SUCCEEDED
+            assert len(await app.admin.jobs(task="work", state=JobState.SUCCEEDED)) == 2, "one is followed"
+            assert await last.result(timeout=120) == "done"
+            await asyncio.sleep(65)
+            assert [job.id for job in await app.admin.jobs(state=JobState.SUCCEEDED)] == [unmarked.id]
+            await asyncio.sleep(HOUR)
+            assert not await app.admin.jobs(state=JobState.SUCCEEDED)
 
     run_virtual(main)
 
@@ -141,6 +185,47 @@ def test_a_result_that_is_not_kept_may_be_of_any_type(kind: str, has_callback: b
         assert results == ([returned] if has_callback else [])
 
     run_virtual(main)
+
+
+async def test_a_database_keeps_jobs_and_results_as_their_tasks_say(make_app: MakeApp) -> None:
+    app = make_app()
+    returned: list[object] = []
+
+    @app.task(keep_result=False, retention={"succeeded": 0})
+    async def forget() -> object:
+        return object()
+
+    @forget.on_completed
+    async def note(job: JobContext, result: object) -> None:
+        returned.append(result)
+
+    @app.task(retention="forever")
+    async def keep() -> int:
+        return 7
+
+    @app.task
+    async def follow(value: int) -> int:
+        return value
+
+    async with app:
+        gone, kept = await forget.enqueue(), await keep.enqueue()
+        assert await gone.result(timeout=15) is None
+        assert (await app.admin.job(gone.id)).record.result is None
+        leader = keep.using(retention=0).call()
+        last = await chain(leader, follow.using(delay=3600).call(result_of(leader))).enqueue()
+        assert (await kept.result(timeout=15), await last.jobs[0].result(timeout=15)) == (7, 7)
+        await until(lambda: len(returned) == 1)
+        storage = app._client.storage
+        await storage.prune_by_own_retention()
+        with pytest.raises(JobNotFound):
+            await gone.status()
+        assert (await last.jobs[0].status()).state is JobState.SUCCEEDED, "its follower may read its result"
+        await app.admin.run_now(last.jobs[1].id)
+        assert await last.result(timeout=15) == 7
+        await storage.prune_by_own_retention()
+        with pytest.raises(JobNotFound):
+            await last.jobs[0].status()
+        assert await kept.result() == 7
 
 
 async def test_a_test_gets_none_for_a_result_that_is_not_kept() -> None:

@@ -45,12 +45,13 @@ def test_waits_are_shown_in_readable_units() -> None:
             later = report.using(delay=timedelta(hours=10, minutes=22))
             assert "(in 10 h 22 min)" in (await app.admin.explain((await later.enqueue()).id)).reason
             assert "(in 45 min)" in (await app.admin.explain((await report.using(delay=2700).enqueue()).id)).reason
-            assert "(in 90.0 s)" in (await app.admin.explain((await report.using(delay=90).enqueue()).id)).reason
+            assert "(in 1 h 6 min)" in (await app.admin.explain((await report.using(delay=3990).enqueue()).id)).reason
+            assert "(in 1 min 30 s)" in (await app.admin.explain((await report.using(delay=90).enqueue()).id)).reason
             jobs = await report.enqueue_many([()] * 6)
             await jobs[0].result(timeout=5)
             reason = (await app.admin.explain(jobs[5].id)).reason
             assert reason.startswith("it waits for limit 'daily' (1/d): 5th in line, runs about ")
-            assert reason.endswith("(in 5 d 0 h)")
+            assert reason.endswith("(in 5 d)")
 
     run_virtual(main)
 

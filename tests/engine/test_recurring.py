@@ -15,17 +15,21 @@ from headgate import (
     DeclarationError,
     Every,
     Headgate,
+    JobContext,
     JobState,
     Mutex,
     RateLimit,
+    RateLimited,
     RetryPolicy,
     ScheduleNotFound,
+    Snooze,
     StorageUnavailable,
     StrictRate,
     current_job,
 )
 from headgate.clock import SECOND, to_datetime
-from headgate.jobs.event import Event, JobFinished, OccurrencesSkipped, ScheduleFailed, ScheduleTooFast
+from headgate.jobs.event import Event, JobFailure, JobFinished, OccurrencesSkipped, ScheduleFailed, ScheduleTooFast
+from headgate.schedules.schedule import MOST_COUNTED
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
 
@@ -460,7 +464,8 @@ def test_occurrences_missed_while_no_node_ran(misfire: Any, made_up: list[float]
             await asyncio.sleep(10)
             expected = [(index + 1) * HOUR for index in range(10)] if misfire == "run_all" else made_up
             assert occurrences == expected
-            assert len(skipped) == (misfire != "run_all")
+            counts = [event.count for event in skipped if isinstance(event, OccurrencesSkipped)]
+            assert counts == {"skip": [10], "run_once": [9], "run_all": []}[misfire]
             await asyncio.sleep(HOUR)
             assert occurrences == [*expected, 11 * HOUR]
 
@@ -503,7 +508,7 @@ def test_a_year_of_missed_seconds_is_skipped_without_iterating() -> None:
         async with release():
             await asyncio.sleep(0.2)
             assert len(journal.starts) == before + 1
-        assert asked < 70
+        assert asked < 70 + MOST_COUNTED
 
     run_virtual(main)
 
@@ -524,7 +529,8 @@ def test_an_occurrence_is_skipped_while_the_one_before_is_not_over(overlap: Any,
             await asyncio.sleep(590)
             status = await app.admin.schedules.status("slow")
             # The last one that did not run, and why.
-            assert (status.skipped, status.skipped_at) == (("overlap", at(480)) if overlap == "skip" else (None, None))
+            skipped = (status.skipped, status.skipped_at, status.skips)
+            assert skipped == (("overlap", at(480), 6) if overlap == "skip" else (None, None, 0))
         assert journal.starts == starts
 
     run_virtual(main)
@@ -574,10 +580,109 @@ def test_an_occurrence_that_a_limit_refuses_is_skipped_without_a_row(options: di
             assert await app.admin.jobs(state=JobState.FAILED) == []
             assert await app.admin.jobs(state=JobState.CANCELLED) == []
             status = await app.admin.schedules.status("pull")
-            assert (status.state, status.skipped) == ("finished", "limit")
+            assert (status.state, status.skipped, status.skips) == ("finished", "limit", 4)
         # It goes on with the first occurrence that the limit can serve.
-        skips = [(each.reason, each.next_at) for each in received if isinstance(each, OccurrencesSkipped)]
-        assert skips == [("limit", START + 240 * SECOND), ("limit", START + 420 * SECOND)]
+        skips = [(each.reason, each.count, each.next_at) for each in received if isinstance(each, OccurrencesSkipped)]
+        assert skips == [("limit", 2, START + 240 * SECOND), ("limit", 2, START + 420 * SECOND)]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("options", [{"on_limit": "discard"}, {"max_wait": 1.0}])
+def test_an_occurrence_whose_retry_a_limit_refuses_is_failed_and_counts_as_a_run(options: dict[str, Any]) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, received, reported = Headgate("memory://", clock=clock), list[Event](), list[str]()
+        app.subscribe(received.append, JobFailure)
+
+        @app.schedule(Every(minutes=1), max_runs=1)
+        @app.task(retry=RetryPolicy(delay=5), limits=[StrictRate("1/h", margin=0, **options)])
+        async def pull() -> None:
+            raise ValueError("nothing to pull")
+
+        @pull.on_error
+        def report(job: JobContext, error: BaseException) -> None:
+            reported.append(type(error).__name__)
+
+        async with app:
+            await asyncio.sleep(300)
+            (failed,) = await app.admin.jobs(state=JobState.FAILED)
+            assert (failed.attempt, failed.error and failed.error.type) == (1, "headgate.errors.LimitRejected")
+            status = await app.admin.schedules.status("pull")
+            assert (status.runs, status.open, status.state) == (1, 0, "finished")
+            (attempt,) = (await app.admin.job(failed.id)).attempts
+            assert attempt.error is not None
+            assert attempt.error.type == "ValueError"
+        assert [each.job_id for each in received if isinstance(each, JobFailure)] == [failed.id]
+        assert reported == ["LimitRejected"]
+
+    run_virtual(main)
+
+
+def test_a_failed_occurrence_whose_retry_would_be_after_the_end_is_failed() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.schedule(Every(minutes=1), until=at(90))
+        @app.task(retry=RetryPolicy(delay=60))
+        async def pull() -> None:
+            raise ValueError("nothing to pull")
+
+        async with app:
+            await asyncio.sleep(300)
+            (failed,) = await app.admin.jobs(state=JobState.FAILED)
+            assert failed.error is not None
+            assert failed.error.type == "headgate.errors.JobExpired"
+            assert (await app.admin.schedules.status("pull")).runs == 1
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("put_back", [Snooze(5), RateLimited(5)])
+def test_an_occurrence_that_is_put_back_without_an_attempt_is_skipped_as_if_it_had_not_started(
+    put_back: BaseException,
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.schedule(Every(minutes=1), until=at(90))
+        @app.task(limits=[StrictRate("1/h", margin=0, on_limit="discard")])
+        async def pull() -> None:
+            raise put_back
+
+        async with app:
+            await asyncio.sleep(300)
+            assert await app.admin.jobs(state=JobState.FAILED) == []
+            (skipped,) = await app.admin.jobs(state=JobState.CANCELLED)
+            assert skipped.attempt == 0
+            assert (await app.admin.schedules.status("pull")).runs == 0
+
+    run_virtual(main)
+
+
+def test_an_occurrence_that_was_skipped_stays_skipped_when_its_schedule_is_declared_again_and_changed() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, journal = MemoryStorage(clock), Journal(clock)
+
+        def declared(every: Every) -> Headgate:
+            app = Headgate(storage=store, clock=clock)
+
+            @app.schedule(every)
+            @app.task
+            async def pull() -> None:
+                journal.note()
+
+            return app
+
+        async with declared(Every(minutes=10)) as app:
+            await asyncio.sleep(1)
+            assert await app.admin.schedules.skip("pull") == at(600)
+        async with declared(Every(minutes=10)) as app:
+            await asyncio.sleep(900)
+            assert journal.starts == []
+            assert (await app.admin.schedules.status("pull")).next_run == at(1200)
+        async with declared(Every(minutes=7)) as app:
+            await asyncio.sleep(1)
+            assert (await app.admin.schedules.status("pull")).next_run == at(1260)
 
     run_virtual(main)
 
@@ -596,8 +701,7 @@ def test_a_series_much_faster_than_its_limit_leaves_no_row_behind() -> None:
             await asyncio.sleep(2 * HOUR)
             assert journal.starts == [1, 3601]
             assert len(await app.admin.jobs(task="pull")) == 2
-            # Once for each hour; and when the schedule is declared again, its next occurrence is computed anew.
-            assert len(received) <= 4
+            assert len(received) == 2, "once for each hour"
 
     run_virtual(main)
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from headgate import FixedWindow, Headgate, JobState, RateLimit, RateLimited, RetryPolicy, StrictRate, current_job
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import Event, LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered
+from headgate.jobs.event import Event, LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
+from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.metrics import PrometheusMetrics
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
@@ -156,6 +159,105 @@ def test_while_the_other_store_is_unavailable_jobs_run_or_wait_as_declared() -> 
             await asyncio.sleep(600)
             assert started == {"runs": 20, "waits": 20}
             assert all(job.state is JobState.SUCCEEDED for job in await app.admin.jobs(count=100))
+
+    run_virtual(main)
+
+
+def test_while_the_store_is_unavailable_all_nodes_of_a_database_use_one_share() -> None:
+    """A quarter of 40 a minute, for two nodes together, all of it, and the whole limit when the store is back."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        shared.is_away = True
+        storage = MemoryStorage(clock)
+        starts: list[int] = []
+        failures: list[Event] = []
+
+        def program() -> Headgate:
+            app = Headgate(storage=storage, clock=clock)
+            limit = StrictRate(
+                "40/m", key="{tenant}", name="api", store=shared, on_store_error="share", sharers=4, margin=0
+            )
+
+            @app.task(name="call", limits=[limit])
+            async def call(tenant: str) -> None:
+                starts.append(clock.monotonic())
+
+            app.subscribe(failures.append, LimitStoreFailed)
+            return app
+
+        first, second = program(), program()
+        async with first, second:
+            await first.tasks["call"].enqueue_many([("acme",)] * 400)
+            await asyncio.sleep(599)
+            assert highest(starts, 60 * SECOND) == 10
+            assert len(starts) >= 95
+            assert (await first.admin.history.limit("api")).unlimited == len(starts)
+            assert {failure.sharers for failure in failures if isinstance(failure, LimitStoreFailed)} == {4}
+            assert "api (share)" in {bucket.limit for bucket in await first.admin.limits.list()}
+            shared.is_away = False
+            await asyncio.sleep(60)
+            starts.clear()
+            await asyncio.sleep(180)
+            assert 119 <= len(starts) <= 121
+            # The store counts what it charged; the share counted what it granted.
+            assert highest(starts, 60 * SECOND) == 40
+
+    run_virtual(main)
+
+
+def test_a_share_that_cannot_be_read_is_asked_again_and_ends_no_node() -> None:
+    class Failing(MemoryStorage):
+        failures = 3
+
+        async def visit(self, draw: Draw, *args: Any, **kwargs: Any) -> Any:
+            if draw.limit == "api (share)" and self.failures:
+                self.failures -= 1
+                raise StorageUnavailable("the database restarts")
+            return await super().visit(draw, *args, **kwargs)
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        shared.is_away = True
+        storage = Failing(clock)
+        failures: list[StorageFailed] = []
+        app = Headgate(storage=storage, clock=clock)
+        app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
+
+        @app.task(limits=[RateLimit("10/s", name="api", store=shared, on_store_error="share", sharers=2)])
+        async def call() -> None: ...
+
+        async with app:
+            job = await call.enqueue()
+            await asyncio.sleep(2.5)
+            assert (await job.status()).state is JobState.WAITING
+            await job.result(timeout=2)
+            assert storage.failures == 0
+        said = {(failure.doing, failure.error) for failure in failures}
+        assert said == {("taking from the share of a limit", "the database restarts")}
+        assert len(failures) == 3
+
+    run_virtual(main)
+
+
+def test_a_job_that_costs_more_than_a_share_waits_for_the_store() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        shared.is_away = True
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(
+            limits=[FixedWindow("40/m", name="api", cost="{cost}", store=shared, on_store_error="share", sharers=4)]
+        )
+        async def call(cost: int) -> None: ...
+
+        async with app:
+            small, large = await call.enqueue(10), await call.enqueue(11)
+            await small.result(timeout=5)
+            await asyncio.sleep(120)
+            assert (await large.status()).state is JobState.WAITING
+            shared.is_away = False
+            await large.result(timeout=60)
 
     run_virtual(main)
 

@@ -8,15 +8,17 @@ import pytest
 
 from headgate import Headgate, RateLimit, RetryPolicy, Zlib, batch, chain, result_of
 from headgate.errors import DeclarationError, JobFailed, PayloadError
+from headgate.jobs.state import JobState
 from headgate.tasks.job_draft import JobDraft
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.conftest import MakeApp
 
 
 class Sums:
     """An app that adds numbers."""
 
-    def __init__(self, clock: VirtualClock) -> None:
-        self.app = Headgate("memory://", clock=clock)
+    def __init__(self, app: Headgate) -> None:
+        self.app = app
 
         @self.app.task(retry=RetryPolicy(retries=0))
         async def number(value: int) -> int:
@@ -37,7 +39,7 @@ class Sums:
 
 def test_a_step_gets_the_result_of_the_one_before_it_as_an_argument() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Sums(clock)
+        own = Sums(Headgate("memory://", clock=clock))
         first = own.number.call(4)
         async with own.app:
             stored = await chain(first, own.double.call(result_of(first))).enqueue()
@@ -54,7 +56,7 @@ def test_a_step_gets_the_result_of_the_one_before_it_as_an_argument() -> None:
 
 def test_results_of_several_calls_and_of_batches_are_arguments() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Sums(clock)
+        own = Sums(Headgate("memory://", clock=clock))
         a, b, some = own.number.call(1), own.number.call(2), batch([own.number.call(n) for n in (3, 4)])
         calls = [
             own.add.call([result_of(a), result_of(b)], result_of(b), name="listed"),
@@ -70,9 +72,25 @@ def test_results_of_several_calls_and_of_batches_are_arguments() -> None:
     run_virtual(main)
 
 
+async def test_results_in_a_database_are_arguments(make_app: MakeApp) -> None:
+    own = Sums(make_app())
+    a, bad, some = own.number.call(1), own.number.call(-1), batch([own.number.call(n) for n in (3, 4)])
+    calls = [
+        own.add.call(result_of(some), result_of(a)),
+        own.double.call(result_of(bad)).after(bad, on="final"),
+    ]
+    async with own.app:
+        stored = await batch([a, bad, some, *calls]).enqueue()
+        assert await stored.jobs[-2].result(timeout=15) == 8
+        with pytest.raises(JobFailed, match=f"ResultUnavailable.*job {stored.jobs[1].id}, which failed"):
+            await stored.jobs[-1].result(timeout=15)
+        again = await chain(own.add.call([result_of(stored.jobs[-2])], result_of(stored.jobs[0]))).enqueue()
+        assert await again.result(timeout=15) == 9
+
+
 def test_what_is_before_a_step_anyway_needs_no_join() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Sums(clock)
+        own = Sums(Headgate("memory://", clock=clock))
         a, b = own.number.call(1), own.number.call(2)
         async with own.app:
             stored = await chain(a, b, batch([own.number.call(3)]), own.double.call(result_of(a))).enqueue()
@@ -85,7 +103,7 @@ def test_what_is_before_a_step_anyway_needs_no_join() -> None:
 
 def test_a_result_that_is_not_there_fails_the_job_and_says_why() -> None:
     async def main(clock: VirtualClock) -> None:
-        own = Sums(clock)
+        own = Sums(Headgate("memory://", clock=clock))
         bad = own.number.call(-1)
         late = own.double.call(result_of(bad)).after(bad, on="final")
         async with own.app:
@@ -95,7 +113,7 @@ def test_a_result_that_is_not_there_fails_the_job_and_says_why() -> None:
             good = await own.number.enqueue(2)
             await good.result(timeout=10)
             after = await chain(own.double.using(delay=60).call(result_of(good))).enqueue()
-            assert await own.app._client.storage.prune(clock.now() + 1, ids=[good.id]) == 1
+            assert await own.app._client.storage.prune(clock.now() + 1, states=frozenset({JobState.SUCCEEDED})) == 1
             with pytest.raises(JobFailed, match=f"argument 'value' is the result of {good.id}, which has been pruned"):
                 await after.result(timeout=100)
 

@@ -203,6 +203,25 @@ def test_a_node_that_was_declared_dead_stays_quiet_under_its_new_id() -> None:
     steering(main)
 
 
+def test_a_renamed_node_that_was_declared_dead_keeps_its_new_name() -> None:
+    async def main(steered: Steered) -> None:
+        admin, store = steered.app.admin, steered.store
+        (node,) = await store.nodes()
+        assert await admin.rename_node("steered", "mail-1")
+        assert not await admin.rename_node(node.id, "mail-1")
+        await asyncio.sleep(SOON)
+        assert await store.recover(node.id, (await store.nodes())[0].beat) is not None
+        await asyncio.sleep(10)
+        (again,) = await store.nodes()
+        assert (again.id != node.id, again.name) == (True, "mail-1")
+        await steered.fill(1, seconds=1)
+        await asyncio.sleep(3)
+        with pytest.raises(NodeNotFound):
+            await admin.quiet_node("steered")
+
+    steering(main)
+
+
 def test_a_request_for_an_unknown_or_ambiguous_node_says_what_there_is() -> None:
     async def main(steered: Steered) -> None:
         admin, store = steered.app.admin, steered.store

@@ -59,7 +59,7 @@ def test_what_was_met_since_the_last_event_is_published_when_the_node_stops() ->
         app, events = limited(clock)
         began_at = clock.now()
         async with app:
-            await app.tasks["call"].enqueue_many([(tenant,) for tenant in ("acme", "globex") for _ in range(50)])
+            jobs = await app.tasks["call"].enqueue_many([(tenant,) for tenant in ("acme", "globex") for _ in range(50)])
             await asyncio.sleep(42.5)
         met = sum(len(event.limits) for event in events if isinstance(event, LimitsClosed))
         assert met > 80
@@ -68,6 +68,8 @@ def test_what_was_met_since_the_last_event_is_published_when_the_node_stops() ->
         assert sum(event.count for event in by_limit) == met
         last = by_limit[-1]
         assert (last.limit, last.keys, last.waiting) == ("calls", 2, 14)
+        by_bucket = {event.key: event.job_id for event in events if isinstance(event, JobThrottled)}
+        assert by_bucket == {"acme": jobs[43].id, "globex": jobs[93].id}
         assert last.at >= began_at + 42 * SECOND
 
     run_virtual(main)

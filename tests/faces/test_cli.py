@@ -388,6 +388,63 @@ def test_queues_are_listed_paused_and_resumed(project: Project) -> None:
     assert_one_line(call("queues", "pause", project.target, "email"), 1, "queue 'email' is not declared", "emails")
 
 
+def test_tasks_are_listed_with_what_some_of_them_declare(tmp_path: Path, project: Project) -> None:
+    source = """
+from headgate import Headgate
+
+app = Headgate("sqlite:///jobs.db")
+
+
+@app.task(requires={"gpu", "eu"}, tags=["shop"], unique_key="{order}")
+async def pay(order: str) -> None: ...
+
+
+@app.task
+async def other() -> None: ...
+"""
+    shop = Project(tmp_path, source)
+    text = call("tasks", shop.target).output
+    for part in ("requires", "eu, gpu", "tags", "shop", "unique key", "{order}"):
+        assert part in text
+    other, pay = answer("tasks", shop.target)
+    assert (pay["requires"], pay["tags"], pay["unique_key"]) == (["eu", "gpu"], ["shop"], "{order}")
+    assert (other["requires"], other["tags"], other["unique_key"]) == ([], [], None)
+    assert "requires" not in call("tasks", project.target).output
+
+
+def test_a_queue_is_shown_with_its_declaration_and_the_keys_of_a_fair_one(tmp_path: Path, project: Project) -> None:
+    source = """
+from headgate import Headgate
+
+app = Headgate("sqlite:///jobs.db")
+app.queue("mail", fair_by="{tenant}", weights={"big": 3}, aging=90, concurrency=5)
+
+
+@app.task(queue="mail")
+async def send(tenant: str) -> None: ...
+"""
+    fair = Project(tmp_path, source)
+    for tenant in ("small", "big", "big"):
+        fair.enqueue("send", tenant)
+    found = answer("queues", "show", fair.target, "mail")
+    assert (found["queue"]["waiting"], found["queue"]["declared"]["fair_by"]) == (3, ["{tenant}"])
+    assert found["keys"]["keys"][0] == {"key": "big", "waiting": 2, "weight": 3}
+    text = call("queues", "show", fair.target, "mail", "--keys", "1").output
+    for part in ("slots per node", "fair by", "{tenant}", "big: 3", "90.0 s", "1 of 2 keys"):
+        assert part in text
+    [line] = [line for line in call("queues", "list", fair.target).output.splitlines() if "mail" in line]
+    assert line.rstrip().endswith("fair by {tenant}; aging 90.0 s")
+    assert answer("queues", "list", fair.target)[1]["declared"]["aging"] == 90.0
+    plain = call("queues", "show", fair.target, "default").output
+    assert "by the kind of its tasks" in plain
+    assert "Keys" not in plain
+    # Another app has declared it.
+    assert "does not declare the queue" not in plain
+    fair.do(lambda app: app.admin.queues.pause("mail"))
+    assert "This app does not declare the queue." in call("queues", "show", project.target, "mail").output
+    assert_one_line(call("queues", "show", fair.target, "mial"), 1, "queue 'mial' is not declared")
+
+
 def test_schedules_without_a_node_or_declaration_are_reported(project: Project) -> None:
     """An overdue one was listed as due "in 0.0 s" for ever."""
     newer = Project(project.path, 'from headgate import Headgate\n\napp = Headgate("sqlite:///jobs.db")\n')
@@ -397,7 +454,9 @@ def test_schedules_without_a_node_or_declaration_are_reported(project: Project) 
     (listed,) = answer("schedules", "list", newer.target)
     assert (listed["is_overdue"], listed["problem"]) == (False, "code has declared it, but this app does not")
     connection = sqlite3.connect(project.path / "jobs.db")
-    connection.execute("UPDATE schedule SET next_at = next_at - 8640000000000, skipped = 'overlap', skipped_at = 7")
+    connection.execute(
+        "UPDATE schedule SET next_at = next_at - 8640000000000, skipped = 'overlap', skipped_at = 7, skips = 41"
+    )
     connection.commit()
     connection.close()
     (listed,) = answer("schedules", "list", newer.target)
@@ -406,8 +465,10 @@ def test_schedules_without_a_node_or_declaration_are_reported(project: Project) 
     assert "overdue" in text
     assert "in 0.0 s" not in text
     assert "had not ended" in text
+    assert " 41 " in text
     (listed,) = answer("schedules", "list", project.target)
-    assert (listed["problem"], listed["skipped"]) == ("overdue: no worker enqueues its jobs", "overlap")
+    skipped = (listed["problem"], listed["skipped"], listed["skips"])
+    assert skipped == ("overdue: no worker enqueues its jobs", "overlap", 41)
     assert [each["name"] for each in answer("status", newer.target)["overdue_schedules"]] == ["nightly"]
     assert "Overdue schedules" in call("status", newer.target).output
     assert answer("status", project.target)["overdue_schedules"] == []
@@ -719,7 +780,8 @@ def test_limits_are_changed_from_the_command_line_and_the_backlog_follows(projec
     assert "uses the declared rule" in call("limits", "unset", project.target, "sync:rate", "--key", "acme").output
     assert "nothing was set" in call("limits", "unset", project.target, "sync:rate").output
     call("limits", "pause", project.target, "sync:rate")
-    assert "is paused for key 'acme'" in call("jobs", "explain", project.target, job).output
+    reason = "is paused for all keys; resume it with `headgate limits resume sync:rate`"
+    assert reason in " ".join(call("jobs", "explain", project.target, job).output.split())
     call("limits", "resume", project.target, "sync:rate")
     call("limits", "reset", project.target, "sync:rate", "--key", "acme")
     project.do(have_run(6), running=True)

@@ -70,6 +70,7 @@ def test_the_link_signs_in_once_and_the_server_exits_with_0_during_a_stream(
         assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/")
         assert client.get(f"{url}api/overview").json()["totals"]["waiting"] == 0
         assert client.get(f"{url}overview").status_code == 200
+        assert client.get(f"{url}api/session").json()["app"] == target
         assert httpx.get(link, timeout=10).status_code == 401
         assert process.stdout is not None
         assert "signs in one browser" in process.stdout.readline()

@@ -22,6 +22,7 @@ from headgate import Headgate, PayloadError
 from headgate.admin import JobDetails
 from headgate.cli.enqueue import CHUNK
 from headgate.cli.main import main
+from headgate.jobs.job import RetentionTerms
 from tests.faces.one_module import make_tables
 
 APP = """
@@ -130,12 +131,34 @@ def test_options_are_those_of_using(project: Project) -> None:
     assert job.record.headers == {"source": "import", "by": "ada=1"}
     assert job.record.options is not None
     assert job.record.options.timeout == 120
-    assert project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme").stdout.split() == [
-        printed["id"]
-    ]
+    assert printed["is_new"]
+    again = project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme")
+    assert again.stdout.split() == [printed["id"]]
+    assert "nothing was enqueued" in again.stderr
+    again = project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme", "--json")
+    assert not json.loads(again.stdout)["is_new"]
     refused = project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme", "--on-conflict", "raise")
     assert refused.exit_code == 1
     assert "already stands under unique_key='acme'" in refused.stderr
+
+
+def test_retention_results_retries_and_audit_are_options_too(project: Project) -> None:
+    options = ("--expires-in", "2h", "--retention", "succeeded=0,failed=30d", "--no-keep-result", "--retries", "0")
+    more = ("--audit", "errors", "--unique-key", "acme", "--unique-while", "waiting")
+    assert project.enqueue("sync", "--payload", '{"tenant": "acme"}', *options, *more).exit_code == 0
+    assert project.enqueue("only", "--payload", '{"tenant": "x", "page": 1}', "--retention", "forever").exit_code == 0
+    records = {job.record.task: job.record for job in project.stored()}
+    record, forever = records["sync"], records["only"].options
+    assert record.options is not None
+    assert record.options.retention == RetentionTerms(0, 30 * 86400, 7 * 86400)
+    assert record.options.retry is not None
+    assert (record.options.keep_result, record.options.retry.retries, record.audit.word) == (False, 0, "errors")
+    assert record.expires_at is not None
+    assert abs(record.expires_at - record.enqueued_at - 7200 * 10**6) < 10**6
+    assert forever is not None
+    assert forever.retention == RetentionTerms(None, None, None)
+    refused = project.enqueue("sync", "--payload", '{"tenant": "y"}', "--retention", "running=1h")
+    assert (refused.exit_code, "retention has no entry 'running'" in refused.stderr) == (1, True)
 
 
 def test_an_id_a_kept_key_and_a_debounced_start_are_options_too(project: Project) -> None:

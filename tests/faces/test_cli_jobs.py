@@ -234,7 +234,40 @@ def test_a_waiting_job_is_given_another_time_and_priority(project: Project) -> N
     assert "exclude each other" in call("jobs", "reschedule", id, "--delay", "1", "--at", "2099-01-01").stderr
 
 
+def test_final_jobs_are_deleted_and_others_are_not(project: Project) -> None:
+    good, bad = project.run_until_final(("good",), ("bad", 1))
+    waiting = project.enqueue("sync", "acme")
+    mixed = call("jobs", "delete", good, waiting)
+    assert mixed.exit_code == 1
+    assert f"{good}: deleted" in mixed.output
+    assert f"{waiting}: job {waiting} is waiting; only final jobs are deleted, so cancel it first" in mixed.output
+    assert call("jobs", "show", good).exit_code == 1
+    assert answer("jobs", "delete", "--state", "failed", "--dry-run")["changed"] == 1
+    assert "Delete for good 1 job?" in call("jobs", "delete", "--state", "failed", input="n\n").output
+    assert project.states(bad) == [JobState.FAILED]
+    deleted = answer("jobs", "delete", "--state", "failed", "--yes")
+    assert deleted == {"matched": 1, "changed": 1, "refused": {}, "is_dry_run": False, "is_cut": False}
+    assert [(entry["action"], entry["kind"]) for entry in answer("audit")] == [("purge", "queue"), ("delete", "queue")]
+    assert project.states(waiting) == [JobState.WAITING]
+
+
 # ------------------------------------------------------------------------------------------------- many jobs
+
+
+def test_many_waiting_jobs_are_given_another_time_and_priority(project: Project) -> None:
+    ids = [project.enqueue("good") for _ in range(3)]
+    later = ("jobs", "reschedule", "--task", "good", "--at", "2099-01-01", "--priority", "7")
+    assert "add --delay" in call("jobs", "reschedule", "--task", "good").stderr
+    assert answer(*later, "--dry-run")["changed"] == 3
+    assert "Reschedule 3 jobs?" in call(*later, input="n\n").output
+    assert answer(*later, "--most", "2", "--yes") == {
+        "matched": 2, "changed": 2, "refused": {}, "is_dry_run": False, "is_cut": True,
+    }  # fmt: skip
+    rest = answer(*later, "--yes")
+    assert (rest["changed"], rest["is_cut"]) == (1, False), "a repeat goes on with the others"
+    shown = answer("jobs", "show", *ids)
+    assert {(each["run_at"][:10], each["priority"]) for each in shown} == {("2099-01-01", 7)}
+    assert call(*later, "--yes").exit_code == 1
 
 
 def test_jobs_are_listed_by_every_filter(project: Project) -> None:
@@ -338,6 +371,30 @@ def test_a_job_shows_the_options_that_differ_from_its_task(project: Project) -> 
         assert words in text, words
 
 
+def test_jobs_and_batches_of_a_graph_show_what_they_are_tied_to(project: Project) -> None:
+    async def work(app: Headgate) -> tuple[str, list[str], list[str]]:
+        good = app.tasks["good"]
+        a, inner = good.call(), batch([good.call()])
+        last = good.call().after(a, inner, on="final")
+        stored = await batch([a, inner, last]).enqueue()
+        own = [each.id for each in await app.admin.batches() if each.batch == stored.id]
+        return stored.id, own, [job.id for job in stored.jobs]
+
+    outer, (inner,), (first, member, last) = project.do(work)
+    (shown,) = answer("jobs", "show", last)
+    assert shown["batch"] == outer
+    assert {each["id"]: (each["task"], each["state"]) for each in shown["leaders"]} == {
+        first: ("good", "waiting"), inner: (None, "pending")
+    }  # fmt: skip
+    (shown,) = answer("jobs", "show", first)
+    assert [(each["id"], each["needs"]) for each in shown["followers"]] == [(last, "final")]
+    assert last in call("jobs", "show", first).output
+    assert answer("jobs", "show", member)[0]["batch"] == inner
+    shown = answer("batches", "show", inner)
+    assert (shown["batch"], shown["schedule"], shown["total"]) == (outer, None, 1)
+    assert answer("batches", "show", outer)["total"] == 3
+
+
 def test_a_batch_is_found_by_its_id(project: Project) -> None:
     """It was reported as a job that may have been pruned, and its followers had no progress."""
 
@@ -360,13 +417,15 @@ def test_a_batch_is_found_by_its_id(project: Project) -> None:
     assert (listed["id"], listed["state"], listed["total"], listed["pending"]) == (id, None, 3, 2)
     assert answer("batches", "list", "--before", id) == []
     assert answer("batches", "show", id) == listed
-    assert "pending" in call("batches", "show", id).output
+    assert listed["tasks"] == ["good"]
+    assert {"pending", "good"} <= set(call("batches", "show", id).output.split())
     assert "no batch nope is stored" in call("batches", "show", "nope").output
-    assert answer("batches", "cancel", id, "--dry-run")["changed"] == 2
+    assert answer("batches", "cancel", id, "--dry-run")["changed"] == 3, "with the step after it"
+    assert "Cancel 3 jobs?" in call("batches", "cancel", id, input="n\n").output
     assert call("batches", "cancel", then, "--yes").exit_code == 1, "it is no batch"
     assert f"it follows batch {id} (1 of 3 final)" in call("jobs", "explain", then).output
     assert answer("jobs", "show", ids("--batch", id)[0])[0]["batch"] == id
-    assert answer("batches", "cancel", id, "--yes")["changed"] == 2
+    assert answer("batches", "cancel", id, "--yes")["changed"] == 3
     assert answer("batches", "list", "--pending") == []
 
 

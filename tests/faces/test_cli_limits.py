@@ -123,6 +123,15 @@ def test_tasks_are_listed_with_their_limits_and_waiting_jobs(target: str) -> Non
     result = CliRunner().invoke(main, ["tasks", target, "--json"])
     waits = [{"limit": "sync:rate", "on_limit": "wait", "max_wait": None, "set_by": "default"}]
     assert json.loads(result.stdout) == [
-        {"task": "sync", "queue": "default", "limits": ["sync:rate"], "waiting": 0, "waits": waits}
+        {
+            "task": "sync",
+            "queue": "default",
+            "limits": ["sync:rate"],
+            "waiting": 0,
+            "waits": waits,
+            "requires": [],
+            "tags": [],
+            "unique_key": None,
+        }
     ]
     assert "sync:rate" in CliRunner().invoke(main, ["tasks", target]).output

@@ -107,6 +107,32 @@ def test_nodes_are_quieted_resumed_and_stopped_by_name_and_id(project: Project) 
     ]
 
 
+def test_labels_are_listed_where_a_node_has_any(project: Project) -> None:
+    project.do(lambda app: join(app, "node-1", "mail-1"))
+    assert "labels" not in call("nodes", "list", project.target).output
+    setting = NodeSetting({"default": 4})
+    project.do(lambda app: app._storage.join("node-2", "mail-2", setting=setting, labels=["eu", "gpu"]))
+    text = call("nodes", "list", project.target).output
+    assert "labels" in text
+    assert "eu, gpu" in text
+
+
+def test_a_node_is_renamed_until_it_ends(project: Project) -> None:
+    project.do(lambda app: join(app, "node-1", "mail-1"))
+    assert call("nodes", "rename", project.target, "mail-1", "mail-2").output == "mail-1 is renamed to mail-2\n"
+    (node,) = project.nodes()
+    assert (node["id"], node["name"], node["slots"]) == ("node-1", "mail-2", 5)
+    again = call("nodes", "rename", project.target, "node-1", "mail-2")
+    assert (again.exit_code, again.output) == (1, "node-1 had the name mail-2 already\n")
+    assert (
+        "no running node has the id or name 'mail-1'" in call("nodes", "stop", project.target, "mail-1", "--yes").output
+    )
+    refused = call("nodes", "rename", project.target, "mail-2", "two words")
+    assert (refused.exit_code, "is not the name of a worker" in refused.output) == (1, True)
+    (entry,) = answer("audit", project.target, "--kind", "node")
+    assert (entry["action"], entry["subject"], entry["detail"]) == ("rename", "mail-1", "mail-2 (node-1)")
+
+
 def test_the_slots_of_a_node_are_set_for_a_queue_and_for_all(project: Project) -> None:
     project.do(lambda app: join(app, "node-1", "mail-1"))
     assert call("nodes", "slots", project.target, "mail-1", "3").output == "mail-1 has 3 slots\n"

@@ -66,8 +66,8 @@ def test_final_jobs_are_purged_by_state_queue_and_age_and_the_purge_is_recorded(
     assert answer("purge", project.target, "--state", "failed", "--yes")["deleted"] == 2
     assert project.counts() == {"default": (1, 300, 0, 0), "mail": (0, 0, 0, 0)}
     cut = answer("purge", project.target, "--queue", "default", "--task", "sync", "--yes", "--most", "250")
-    assert cut == {"deleted": 250, "is_dry_run": False, "is_cut": True}
-    assert answer("purge", project.target, "--all", "--yes") == {"deleted": 50, "is_dry_run": False, "is_cut": False}
+    assert cut == {"deleted": 250, "is_dry_run": False, "is_cut": True, "kept": 0}
+    assert answer("purge", project.target, "--all", "--yes")["deleted"] == 50
     assert project.do(lambda app: app.job(waiting.id).status()).state is JobState.WAITING
     entries = answer("audit", project.target)
     assert [(each["action"], each["subject"]) for each in entries] == [
@@ -99,12 +99,12 @@ def test_an_interrupted_purge_prints_how_many_it_deleted(project: Project) -> No
     code = (
         "import asyncio, os, signal, sys\n"
         "from headgate.storage.sqlite.storage import SqliteStorage\n"
-        "prune = SqliteStorage.prune\n"
+        "delete = SqliteStorage.delete\n"
         "async def once(self, *words, **named):\n"
-        "    done = await prune(self, *words, **named)\n"
+        "    done = await delete(self, *words, **named)\n"
         "    asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)\n"
         "    return done\n"
-        "SqliteStorage.prune = once\n"
+        "SqliteStorage.delete = once\n"
         "from headgate.cli.main import main\n"
         f"main(['purge', '{project.target}', '--all', '--yes'])\n"
     )
@@ -136,6 +136,11 @@ def test_purging_a_queue_cancels_its_waiting_jobs(project: Project) -> None:
     assert answer("queues", "purge", project.target, "default", "--yes")["changed"] == 3
     assert project.counts() == {"default": (0, 0, 0, 3), "mail": (1, 0, 0, 0)}
     assert call("queues", "purge", project.target, "default", "--yes").exit_code == 1
+    [entry] = answer("audit", project.target, "--kind", "queue")
+    assert (entry["action"], entry["subject"], entry["detail"]) == ("purge", "default", "3 waiting jobs cancelled")
+    assert (
+        answer("jobs", "retry", project.target, "--queue", "default", "--state", "cancelled", "--yes")["changed"] == 3
+    )
 
 
 def test_every_command_prints_json(project: Project) -> None:

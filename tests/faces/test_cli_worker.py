@@ -34,6 +34,21 @@ async def bad() -> None:
     raise ValueError("no")
 """
 
+PROCESS_APP = """
+import os
+
+from headgate import Headgate
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF", history=False)
+app.queue("default", concurrency=1)
+
+
+@app.task(process=True)
+def pid() -> None:
+    with open("pids", "a") as pids:
+        pids.write(f"{os.getpid()}\\n")
+"""
+
 LIVES = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -76,6 +91,35 @@ def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder:
     assert done.returncode == 0, done.stderr
     assert call("jobs", "count", target, "--state", "succeeded").stdout == "2\n"
     assert call("jobs", "count", target, "--view", "throttled").stdout == "3\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_has_bounds_of_child_processes_of_its_own(folder: Path, processes: str) -> None:
+    name = f"bounded_{uuid.uuid4().hex}"
+    (folder / f"{name}.py").write_text(PROCESS_APP)
+    (folder / "payloads").write_text("{}\n" * 4)
+    assert call("migrate", f"{name}:app").exit_code == 0
+    assert call("jobs", "enqueue", f"{name}:app", "pid", "--payloads", "payloads").exit_code == 0
+    bounds = ["--max-tasks-per-child", "1", "--max-memory-per-child", "1GB"]
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "worker", f"{name}:app", "--drain", "--processes", processes, *bounds],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=15,
+    )
+    assert done.returncode == 0, done.stderr
+    pids = (folder / "pids").read_text().split()
+    assert len(set(pids)) == len(pids) == 4
+
+
+@pytest.mark.parametrize(("option", "value"), [("tasks", "0"), ("memory", "1"), ("memory", "lots")])
+def test_invalid_bounds_of_child_processes_are_refused(option: str, value: str) -> None:
+    result = call("worker", "some:app", f"--max-{option}-per-child", value)
+    assert result.exit_code == 2
+    assert f"--max-{option}-per-child" in result.stderr
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate import AesGcm, Every, Headgate, JobFailed, RetryPolicy
+from headgate import AesGcm, Every, Headgate, JobFailed, PayloadFolder, RetryPolicy
 from headgate.clock import SystemClock
 from headgate.http import CallbackAuth, User
 from headgate.http.auth import Role
@@ -224,3 +224,48 @@ async def test_operators_see_decoded_payloads_and_viewers_the_names_of_the_codec
             listed, details, *_ = await seen(unable, "admin", paths[:2])
             assert {job["payload"] for job in listed.json()["items"]} == {HIDDEN}
             assert (details.json()["payload"], details.json()["result"]) == (HIDDEN, HIDDEN)
+
+
+def test_what_is_in_a_folder_is_shown_as_such_and_read_only_with_decode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec")
+    go_into(tmp_path, monkeypatch)
+    folder = f'PayloadFolder("file://{tmp_path / "large"}", above=100)'
+    app = APP.replace("codec=", f"large_payloads={folder}, codec=", 1)
+    app = app.replace("AesGcm, Every", "AesGcm, Every, PayloadFolder")
+    project = OneModule(tmp_path, app)
+    card = SECRET * 20
+
+    async def work(app: Headgate) -> str:
+        paid = await app.tasks["pay"].enqueue(card)
+        assert await paid.result(timeout=10) == f"paid with {card}"
+        id: str = paid.id
+        return id
+
+    paid = project.do(work, running=True)
+    shown = call("jobs", "show", "--app", project.target, paid)
+    assert shown.output.count("[encoded: folder]") == 2
+    assert SECRET not in shown.output
+    (decoded,) = answer("jobs", "show", "--app", project.target, paid, "--decode")
+    assert (decoded["payload"], decoded["result"]) == ({"card": card}, f"paid with {card}")
+
+
+async def test_the_dashboard_never_shows_what_is_in_a_folder() -> None:
+    pytest.importorskip("fsspec")
+    folder = PayloadFolder("memory://dashboard", above=100)
+    app = Headgate(storage=MemoryStorage(SystemClock()), large_payloads=folder)
+
+    @app.task
+    async def pay(card: str) -> str:
+        return card
+
+    async with app:
+        job = await pay.enqueue(SECRET * 20)
+        await job.result(timeout=10)
+        async with browser(app) as client:
+            for path in (f"/api/jobs/{job.id}", "/api/jobs"):
+                shown = await client.get(path)
+                assert shown.status_code == 200
+                assert "[encoded: folder]" in shown.text
+                assert SECRET not in shown.text

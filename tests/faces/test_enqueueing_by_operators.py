@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, JobNotFound, JobState, PayloadError, RetryPolicy, StrictRate, chain
+from headgate.admin import EnqueuedJob
 from headgate.errors import IllegalTransition, UnknownQueue, UnknownTask
 from tests.faces.one_module import OneModule, answer, call, go_into
 
@@ -45,21 +46,24 @@ async def test_a_job_is_run_again_with_its_options_and_other_arguments(app: Head
         first = app.tasks["sync"].using(
             queue="mail", priority=7, headers={"source": "import"}, timeout=9, retry=RetryPolicy(retries=2, delay=5),
             retention={"failed": "forever"}, keep_result=False, delay=3600, unique_key="mine",
+            tags=["vip"],
         )  # fmt: skip
         old = await first.enqueue("acme", 1)
         admin = app.admin.by("ada@desk")
         new = await admin.run_again(old.id, {"tenant": "globex", "since": HUGE})
-        before, after = (await admin.job(old.id)).record, (await admin.job(new)).record
+        before, after = (await admin.job(old.id)).record, (await admin.job(new.id)).record
         assert json.loads(after.payload) == {"tenant": "globex", "since": HUGE}
         assert [draw.key for draw in after.draws] == ["globex"]
-        for field in ("task", "queue", "priority", "headers", "options"):
+        for field in ("task", "queue", "priority", "headers", "options", "audit"):
             assert getattr(after, field) == getattr(before, field)
+        assert after.options is not None
+        assert after.options.tags == ("vip",)
         assert (after.state, after.delayed, after.unique_key, after.origin) == (JobState.WAITING, False, None, None)
         assert before.state is JobState.WAITING
-        entries = [*await admin.audit_log(subject=new), *await admin.audit_log(subject=old.id)]
+        entries = [*await admin.audit_log(subject=new.id), *await admin.audit_log(subject=old.id)]
         assert [(each.actor, each.action, each.detail) for each in entries] == [
             ("ada@desk", "enqueue", f"again, as job {old.id}"),
-            ("ada@desk", "run again", f"as job {new}"),
+            ("ada@desk", "run again", f"as job {new.id}"),
         ]
 
 
@@ -68,31 +72,33 @@ async def test_a_job_is_run_again_with_its_options_and_other_arguments(app: Head
 )
 async def test_another_run_is_retried_as_the_first(app: Headgate, policy: RetryPolicy) -> None:
     async with app.open():
-        old = await app.tasks["sync"].using(retry=policy).enqueue("acme")
+        old = await app.tasks["sync"].using(retry=policy, audit="errors").enqueue("acme")
         new = await app.admin.run_again(old.id)
-        assert (await app.admin.job(new)).record.options == (await app.admin.job(old.id)).record.options
+        before, after = (await app.admin.job(old.id)).record, (await app.admin.job(new.id)).record
+        assert (after.options, after.audit) == (before.options, before.audit)
 
 
 async def test_a_job_is_run_again_outside_of_its_chain_and_with_the_same_arguments(app: Headgate) -> None:
     async with app.open():
         chained = await chain(app.tasks["quiet"].call(), app.tasks["sync"].call("acme")).enqueue()
         new = await app.admin.run_again(chained.jobs[1].id)
-        record = (await app.admin.job(new)).record
+        record = (await app.admin.job(new.id)).record
         assert (json.loads(record.payload), record.origin, record.is_blocked) == ({"tenant": "acme"}, None, False)
-        assert await app.admin.audit_log(subject=await app.admin.run_again(chained.jobs[0].id)) == []
+        assert await app.admin.audit_log(subject=(await app.admin.run_again(chained.jobs[0].id)).id) == []
 
 
 async def test_a_unique_key_of_the_task_is_computed_from_the_new_arguments(app: Headgate) -> None:
     async with app.open():
         old = await app.tasks["pay"].enqueue("1")
-        assert await app.admin.run_again(old.id) == old.id
+        assert await app.admin.run_again(old.id) == EnqueuedJob(old.id, is_new=False)
+        assert not (await app.tasks["pay"].enqueue("1")).is_new
         new = await app.admin.run_again(old.id, {"order": "2"})
-        assert (await app.admin.job(new)).record.unique_key == "2"
+        assert (await app.admin.job(new.id)).record.unique_key == "2"
 
 
 async def test_a_job_of_any_declared_task_is_enqueued_from_json(app: Headgate) -> None:
     async with app.open():
-        id = await app.admin.enqueue("old_sync", '{"tenant": "acme"}', queue="mail", delay=60, priority=3)
+        id = (await app.admin.enqueue("old_sync", '{"tenant": "acme"}', queue="mail", delay=60, priority=3)).id
         status = await app.admin.status(id)
         assert (status.task, status.queue, status.priority, status.is_scheduled) == ("sync", "mail", 3, True)
         (entry,) = await app.admin.audit_log(subject=id)

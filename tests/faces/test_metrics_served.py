@@ -67,7 +67,7 @@ async def rare() -> None:
         NodeLost(at=0, node="node-1", returned=2, poisonous=1),
         EndingRefused(at=0, job_id=job, task="rare"),
         CallbackFailed(at=0, job_id=job, task="rare", callback="on_error", error="no"),
-        OccurrencesSkipped(at=0, schedule="nightly", task="rare", reason="misfire", next_at=None),
+        OccurrencesSkipped(at=0, schedule="nightly", task="rare", reason="misfire", count=3, next_at=None),
         LimitStoreFailed(at=0, limit="mails", error="no", jobs_run=True),
         StorageFailed(at=0, doing="claiming", error="no"),
     ):

@@ -145,13 +145,18 @@ def test_the_command_creates_and_edits_schedules(tmp_path: Path, monkeypatch: py
     )
     assert created["trigger"] == "every 10 minutes, between 8:00 and 18:00, except 12-25 (Europe/Rome)"
     assert "there is a schedule 'acme' already" in call(*create, "--every", "10m").output
-    assert "add --cron or --every" in call(*create).output
+    assert "add --cron, --every or --calendar" in call(*create).output
+    assert "exclude each other" in call(*create, "--every", "10m", "--calendar", "every day").output
     refused = call("schedules", "edit", "acme", "--cron", "0 6 * * *", "--tz", "Asia/Tokyo")
     assert (refused.exit_code, "never runs" in refused.output) == (1, True)
     edited = call("schedules", "edit", "acme", "--payload", '{"tenant": "globex"}')
     assert edited.output.startswith(f"acme is changed: {created['trigger']}; next run 20")
     shown = answer("schedules", "edit", "acme", "--cron", "0 9 * * *", "--tz", "Asia/Tokyo", "--jitter", "2m")
     assert (shown["jitter"], shown["tz"]) == (120, "Asia/Tokyo")
+    calendar = answer("schedules", "edit", "acme", "--calendar", "on first monday at 9:00", "--tz", "Europe/Rome")
+    assert calendar["trigger"].startswith("every month on first monday at 9:00 (Europe/Rome)")
+    refused = call("schedules", "edit", "acme", "--calendar", "each monday")
+    assert (refused.exit_code, "'each monday' is not a calendar" in refused.output) == (1, True)
     assert "what should change" in call("schedules", "edit", "acme").output
     refused = call("schedules", "edit", "sync", "--every", "5m")
     assert refused.exit_code == 1

@@ -17,6 +17,7 @@ PAGES = [
     "encryption.md",
     "enqueueing.md",
     "gates.md",
+    "large-payloads.md",
     "metrics.md",
     "migrating.md",
     "payloads.md",
@@ -40,6 +41,7 @@ ELSEWHERE = {
 }
 
 DECLARING = [
+    "alerts.md",
     "index.md",
     "limits.md",
     "operating.md",

@@ -16,7 +16,7 @@ def test_the_examples_of_the_page_are_declared_as_they_stand_there() -> None:
     names: dict[str, Any] = {}
     for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(compile(example.replace("sqlite:///jobs.db", "memory://"), str(PAGE), "exec"), names)
-    assert set(names["app"]._registry.schedules) == {"report", "acme", "poll_exchange"}
+    assert set(names["app"]._registry.schedules) == {"report", "acme", "nightly", "poll_exchange"}
 
 
 def test_the_triggers_of_its_table_are_triggers() -> None:

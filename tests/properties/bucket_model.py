@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from headgate.limits.adaptive_rate import KEPT, Aimd
 from headgate.limits.bucket_store import Taken
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.fixed_window import WindowCounter
@@ -104,6 +105,13 @@ class BucketModel:
         if is_unsaved:
             self._save(rule, state, now)
 
+    def refuse(self, rule: AnyRule, clock: int, charged_at: int | None) -> None:
+        state, now, is_unsaved = self._look(rule, clock)
+        if charged_at is not None or self._earliest(now) <= now:
+            self._save(rule, rule.refused(state, now if charged_at is None else charged_at, now), now)
+        elif is_unsaved:
+            self._save(rule, state, now)
+
     def reset(self) -> None:
         self._forget()
         self.closed.pop(self.key, None)
@@ -142,6 +150,8 @@ class BucketModel:
         full_at = rule.idle_at(state) if state else 0
         if isinstance(rule, Gcra) and rule.start_empty:
             full_at -= START_EMPTY_KEPT
+        if isinstance(rule, Aimd) and state:
+            full_at -= KEPT
         if isinstance(rule, Leases) and state:
             full_at = max(state.ends, default=0)
         earliest = self._earliest(now)
@@ -167,5 +177,7 @@ def _as_stored(rule: AnyRule) -> tuple[object, ...]:
             return (rule.kind, rule.period)
         case SliceCounter() | SharedCounter():
             return (rule.kind, rule.slice, rule.slices)
+        case Aimd():
+            return (rule.kind, rule.period, rule.low, rule.high)
         case _:
             return (rule.kind,)

@@ -35,6 +35,9 @@ class Node:
             return None
         return self.state if self.state in ("succeeded", "failed") else "cancelled"
 
+    def follows_only(self, leader: Node) -> bool:
+        return bool(self.leaders) and all(each is leader for each in self.leaders)
+
     @property
     def is_held_back(self) -> bool:
         return any(leader.end is None for leader in self.leaders)
@@ -66,6 +69,28 @@ def retry(node: Node) -> bool:
         return False
     node.state = "blocked" if node.is_held_back else "waiting"
     return True
+
+
+def cancelled_with(batch: Node, nodes: Sequence[Node]) -> list[Node]:
+    """Return the jobs to cancel with a batch: in it, and each that then waits for nothing else, again and again."""
+    reached = {id(batch)}
+    inside = [batch]
+    while inside:
+        members = [member for each in inside for member in each.members or () if member.end is None]
+        reached |= {id(member) for member in members}
+        inside = [member for member in members if member.members is not None]
+    changed = True
+    while changed:
+        changed = False
+        for node in nodes:
+            if id(node) in reached or node.end is not None:
+                continue
+            waits_for = [each for each in node.members or node.leaders if each.end is None]
+            is_next = all(id(each) in reached for each in waits_for) if waits_for else node.follows_only(batch)
+            if is_next:
+                reached.add(id(node))
+                changed = True
+    return [node for node in nodes if id(node) in reached and node.members is None and node.end is None]
 
 
 def is_cyclic(nodes: Sequence[Node]) -> bool:

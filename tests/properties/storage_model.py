@@ -55,6 +55,8 @@ class ModelJob:
     node: str | None = None
     fence: int = 0
     attempt: int = 0
+    has_run: bool = False
+    """Whether it had spent an attempt when it was last retried."""
     lost: int = 0
     started_at: int | None = None
     finished_at: int | None = None
@@ -116,12 +118,17 @@ class ModelJob:
         """The state it ends in and the type of its error."""
         gives_up = self.give_up_at is not None and self.give_up_at <= wall
         if not gives_up or (self.expires_at is not None and self.expires_at <= (self.give_up_at or 0)):
-            return JobState.FAILED, EXPIRED_ERROR.type
+            return JobState.CANCELLED if self.is_skipped else JobState.FAILED, EXPIRED_ERROR.type
         return self.rejected_as, REJECTED
 
     @property
+    def is_skipped(self) -> bool:
+        """Whether it is an occurrence that never spent an attempt."""
+        return self.terms.skips and not (self.attempt or self.has_run)
+
+    @property
     def rejected_as(self) -> JobState:
-        return JobState.CANCELLED if self.terms.cancels else JobState.FAILED
+        return JobState.CANCELLED if self.terms.cancels or self.is_skipped else JobState.FAILED
 
     def keeps(self, draw: Draw, state: JobState) -> bool:
         """Whether it keeps a permit of that bucket when it becomes `state`."""
@@ -386,6 +393,7 @@ class StorageModel:
         self._come_back(job)
         if job.error is not None and job.error.type == LEADER_NOT_SUCCEEDED:
             job.error = None
+        job.has_run = job.has_run or job.attempt > 0
         job.attempt = job.lost = 0
         job.run_at, job.delayed = wall, False
         job.finished_at = job.result = job.expires_at = None

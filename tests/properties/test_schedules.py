@@ -14,6 +14,7 @@ from headgate.clock import SECOND, from_datetime
 from headgate.schedules.schedule import (
     LATE,
     MAX_PER_COMMIT,
+    MOST_COUNTED,
     Misfire,
     Overlap,
     ScheduleProgress,
@@ -23,6 +24,7 @@ from headgate.schedules.schedule import (
     resume,
     upcoming,
     updated_progress,
+    without_refused,
 )
 from headgate.schedules.trigger import Trigger
 
@@ -52,7 +54,7 @@ def points(trigger: Trigger, after: int, until: int) -> list[int]:
 
 
 def life(
-    rules: ScheduleRules, trigger: Trigger, waits: list[int], open_jobs: int = 0
+    rules: ScheduleRules, trigger: Trigger, waits: list[int], open_jobs: int = 0, most: int = MAX_PER_COMMIT
 ) -> tuple[list[tuple[int, int]], ScheduleProgress, int]:
     """What is enqueued (with the look that it was enqueued at) by a node that looks after each of these waits."""
     now = START
@@ -61,8 +63,8 @@ def life(
     for wait in waits:
         now += wait
         while course.next_at is not None and course.next_at <= now:
-            what = due(rules, trigger, replace(course, open=open_jobs), now)
-            assert len(what.occurrences) <= MAX_PER_COMMIT
+            what = due(rules, trigger, replace(course, open=open_jobs), now, most)
+            assert len(what.occurrences) <= most
             assert what.next_at is None or what.next_at > course.next_at
             enqueued += [(occurrence, now) for occurrence in what.occurrences]
             course = replace(course, next_at=what.next_at, last_at=what.last_at)
@@ -70,11 +72,13 @@ def life(
 
 
 @thorough
-@given(triggers, looks, st.one_of(st.none(), st.integers(0, 200_000 * SECOND)))
-def test_with_misfire_all_each_instant_is_enqueued_once(trigger: Trigger, waits: list[int], ends: int | None) -> None:
+@given(triggers, looks, st.one_of(st.none(), st.integers(0, 200_000 * SECOND)), st.integers(1, 40) | st.just(1000))
+def test_with_misfire_all_each_instant_is_enqueued_once(
+    trigger: Trigger, waits: list[int], ends: int | None, most: int
+) -> None:
     until = None if ends is None else START + ends
     rules = ScheduleRules("{}", until=until, misfire="run_all", overlap="allow")
-    enqueued, course, now = life(rules, trigger, waits)
+    enqueued, course, now = life(rules, trigger, waits, most=most)
     expected = points(trigger, START, now if until is None else min(now, until - 1))
 
     assert [occurrence for occurrence, _ in enqueued] == expected
@@ -130,6 +134,56 @@ def test_while_a_job_is_open_only_what_skips_is_skipped(overlap: Overlap) -> Non
 
 
 @thorough
+@given(
+    triggers, looks, st.sampled_from(("run_once", "skip", "run_all")), st.sampled_from(("allow", "skip")), st.booleans()
+)
+def test_each_instant_is_enqueued_or_counted_as_skipped(
+    trigger: Trigger, waits: list[int], misfire: Misfire, overlap: Overlap, is_open: bool
+) -> None:
+    rules = ScheduleRules("{}", misfire=misfire, overlap=overlap)
+    now, course, enqueued, skips = START, first_progress(rules, trigger, START), 0, 0
+    for wait in waits:
+        now += wait
+        while course.next_at is not None and course.next_at <= now:
+            what = due(rules, trigger, replace(course, open=int(is_open)), now)
+            assert bool(what.skips) == (what.skipped is not None)
+            enqueued, skips = enqueued + len(what.occurrences), skips + what.skips
+            course = replace(course, next_at=what.next_at, last_at=what.last_at)
+    assert enqueued + skips == len(points(trigger, START, now))
+
+
+@thorough
+@given(triggers, st.integers(0, 40_000 * SECOND), st.one_of(st.none(), st.integers(1, 40_000 * SECOND)))
+def test_what_a_limit_refuses_until_it_opens_is_counted(trigger: Trigger, opens_in: int, ends: int | None) -> None:
+    first = trigger.next_after(START)
+    assert first is not None
+    rules = ScheduleRules("{}", until=None if ends is None else first + ends)
+    course = first_progress(rules, trigger, START)
+    found = due(rules, trigger, course, first)
+    left = without_refused(found, rules, trigger, found.occurrences, first + opens_in)
+    ahead = points(trigger, START, first + max(opens_in, 1) - 1)
+    assert (left.occurrences, left.skipped) == ((), "limit")
+    assert left.skips == len([each for each in ahead if rules.until is None or each < rules.until])
+    assert left.next_at not in ahead
+
+
+@pytest.mark.parametrize(
+    ("trigger", "skips"),
+    [
+        (Every(seconds=1), 365 * 86400),
+        # Its first occurrence may be at another time than those of its trigger.
+        (Every(minutes=10, start=datetime(2026, 1, 1, tzinfo=UTC)), 365 * 24 * 6 + 1),
+        (Every(days=1000), 1),
+        (Cron("*/10 * * * *"), MOST_COUNTED),
+    ],
+)
+def test_a_year_of_skipped_instants_is_counted_in_one_step_or_not_to_its_end(trigger: Trigger, skips: int) -> None:
+    rules = ScheduleRules("{}", misfire="skip", overlap="allow")
+    what = due(rules, trigger, ScheduleProgress(START, START), START + 365 * 86400 * SECOND + LATE)
+    assert (what.skipped, what.skips) == ("misfire", skips)
+
+
+@thorough
 @given(triggers, triggers, looks, st.integers(-3600 * SECOND, 3600 * SECOND))
 def test_declared_again_it_fires_nothing_twice_whatever_its_trigger_and_the_clock_are(
     before: Trigger, after: Trigger, waits: list[int], step: int
@@ -137,7 +191,7 @@ def test_declared_again_it_fires_nothing_twice_whatever_its_trigger_and_the_cloc
     rules = ScheduleRules("{}", misfire="run_all", overlap="allow")
     enqueued, course, now = life(rules, before, waits)
     stepped = now + step
-    again = updated_progress(course, rules, after, stepped)
+    again = updated_progress(course, rules, after, stepped, is_unchanged=before == after)
 
     assert again.next_at is not None
     if again.next_at > stepped:

@@ -163,6 +163,7 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
         free_retries=DrawSet(rates if draw(st.sampled_from([False, False, True])) else 0),
         patience=draw(st.sampled_from([None, None, None, 0, 5 * SECOND, 30 * SECOND])) if draws else None,
         cancels=draw(st.booleans()),
+        skips=draw(st.sampled_from([False, False, True])),
     )
     return [
         {

@@ -70,6 +70,7 @@ def checkup(store: StoreFacts = SQLITE, **facts: Any) -> Checkup:
         "unknown_tasks": {},
         "overdue": [],
         "blockers": [],
+        "alerts": [],
         "contradictions": None,
     }
     return Checkup(now=NOW, store=store, **{**fine, **facts})

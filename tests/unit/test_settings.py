@@ -23,6 +23,7 @@ SAID: dict[str, tuple[str, Any, Any, Any]] = {
     "slots": ("7", 7, 9, 9),
     "name": ("mail-1", "mail-1", "web", "web"),
     "labels": ("gpu, eu", frozenset({"gpu", "eu"}), ["cpu"], frozenset({"cpu"})),
+    "release": ("3f2c1ab", "3f2c1ab", "v7 of May", "v7 of May"),
     "max_tasks_per_child": ("100", 100, 5, 5),
     "max_memory_per_child": ("200MB", 200_000_000, 2**30, 2**30),
     "retry": ("retries=5,delay=30s", RetryPolicy(retries=5, delay=30), RetryPolicy(retries=1), RetryPolicy(retries=1)),

@@ -13,29 +13,41 @@ import msgspec
 from msgspec.structs import replace as replaced
 
 from headgate.admin.actor import this_process
-from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many
+from headgate.admin.alerts import AlertStatus, alert_status
+from headgate.admin.batches import cancel_batch
+from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many, reschedule
 from headgate.admin.checkup import Checkup, unknown_tasks
-from headgate.admin.enqueueing import EnqueueCalls, Payload, call_of, declared_task, options_of, stored_call_of
-from headgate.admin.explain import Explanation, LimitInfo, reason_for
+from headgate.admin.enqueueing import (
+    EnqueueCalls,
+    EnqueuedJob,
+    Payload,
+    call_of,
+    declared_task,
+    options_of,
+    stored_call_of,
+)
+from headgate.admin.explain import Explanation, LimitInfo, Turn, reason_for
 from headgate.admin.failures import FailureDetails, FailureReport, failures, failures_like
 from headgate.admin.find import Found, FoundKind, find
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.holders import holders_of
 from headgate.admin.limits import LimitsAdmin
-from headgate.admin.listed import ListedJob, ListedPage
+from headgate.admin.listed import BatchDetails, ListedJob, ListedPage, batch_details
 from headgate.admin.nodes import NodeStatus, by_process, find_node, node_ended, node_status, with_slots
 from headgate.admin.overview import Overview, overview
 from headgate.admin.purge import Purged, purge
 from headgate.admin.query import JobCriteria, JobQuery
-from headgate.admin.queues import QueuesAdmin
+from headgate.admin.queues import QueuesAdmin, describe_queue
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import TimelineEntry, timeline
 from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant
 from headgate.clock import FARTHEST, Duration, to_datetime
-from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobNotFound
+from headgate.engine.large_payloads import LargePayloads
+from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobHeld, JobNotFound
 from headgate.jobs.audit import AuditEntry, AuditFilter, AuditLevel, AuditRecord, SubjectKind
-from headgate.jobs.job import AttemptRecord, JobRecord, JobState
+from headgate.jobs.identity import require_process_name
+from headgate.jobs.job import AttemptRecord, Draw, JobRecord, JobState
 from headgate.jobs.report import LogLine
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.rule import NEVER
@@ -46,6 +58,7 @@ from headgate.storage.records import (
     BucketRecord,
     EditNode,
     JobCount,
+    JobGraph,
     QueueCounts,
     QueuePosition,
     Ties,
@@ -57,7 +70,7 @@ from headgate.tasks.handle import JobStatus, status_of
 from headgate.tasks.options import EnqueueOptions, require_priority
 from headgate.tasks.registry import Registry
 from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import BatchStatus, batch_status
+from headgate.tasks.ties import batch_status
 
 LAST_LINES = 20
 """How many log lines are shown with a job."""
@@ -71,7 +84,8 @@ class DeclaredTask:
     """A task that an app declares: the queue of its jobs unless a call names another, and its arguments by name.
 
     `required` are those of its arguments that have no default. `limits` are those that its jobs draw on: those of the
-    task, then those of the queue.
+    task, then those of the queue. `requires` are the labels that a node needs to run its jobs, `tags` those of all its
+    jobs. `unique_key` is the template of their unique keys; a function is shown by its name.
     """
 
     task: str
@@ -79,6 +93,9 @@ class DeclaredTask:
     arguments: Sequence[str] = ()
     required: Sequence[str] = ()
     limits: Sequence[str] = ()
+    requires: Sequence[str] = ()
+    tags: Sequence[str] = ()
+    unique_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +103,8 @@ class JobDetails:
     """A job with its payload and result, the attempts that did not succeed, its timeline, and its last log lines.
 
     `ties` are the jobs and batches that it follows, and those that follow it, the first 100 of each. Payload and result
-    are as they are stored; `Admin.decoded` decodes those that a codec has encoded. The job's audit level determines how
-    much of its timeline is stored beside its row.
+    are as they are stored; `Admin.decoded` decodes those that a codec has encoded, and `Admin.loaded` also reads those
+    that are in a folder. The job's audit level determines how much of its timeline is stored beside its row.
     """
 
     status: JobStatus
@@ -116,7 +133,9 @@ class Admin:
         enqueue: EnqueueCalls,
         actor: str | None = None,
         address: str = "",
+        large_payloads: LargePayloads | None = None,
     ) -> None:
+        self._large_payloads = large_payloads
         self._storage = storage
         self._codecs = registry.codecs
         self.address = address
@@ -126,7 +145,9 @@ class Admin:
         self._requires = {name: task.requires for name, task in registry.named() if task.requires}
         self._enqueue = enqueue
         self.actor: str = actor or this_process()
-        self.queues: QueuesAdmin = QueuesAdmin(storage, frozenset(registry.queues), self.actor)
+        self.queues: QueuesAdmin = QueuesAdmin(
+            storage, {name: describe_queue(queue) for name, queue in registry.queues.items()}, self.actor
+        )
         # The order of a fair queue makes no job wait, so it is not shown as a limit.
         limits = {name: rule for name, rule in rules.items() if not rule.orders_turns}
         self.limits: LimitsAdmin = LimitsAdmin(storage, limits, other_stores, self.actor)
@@ -149,6 +170,22 @@ class Admin:
     def decoded(self, stored: str) -> str:
         """Return a stored payload or result as JSON. Raises PayloadError if this app cannot decode it."""
         return self._codecs.decode(stored, "it")
+
+    async def loaded(self, stored: str) -> str:
+        """As `decoded`, also of one that is in the folder of large payloads. Raises FolderUnavailable, too."""
+        if self._large_payloads is not None:
+            stored = await self._large_payloads.load(stored, "it")
+        return self._codecs.decode(stored, "it")
+
+    async def sweep_large_payloads(self) -> int:
+        """Delete what is in the folder of large payloads and whose jobs have been pruned; return how many objects.
+
+        Workers do so a few times a day. Objects of the last two days stay. Raises DeclarationError for an app without
+        such a folder, and FolderUnavailable at the end if some cannot be deleted.
+        """
+        if self._large_payloads is None:
+            raise DeclarationError("this app has no folder of large payloads: pass large_payloads= to Headgate")
+        return await self._large_payloads.sweep()
 
     async def counts(self) -> Sequence[QueueCounts]:
         """Return the numbers of jobs by queue and state."""
@@ -193,6 +230,9 @@ class Admin:
                     for limit in self._registry.gate(task, task.queue).names
                     if not self._registry.rules[limit].orders_turns
                 ],
+                sorted(task.requires),
+                task.tags,
+                task.unique_template,
             )
             for name, task in sorted(self._registry.named(), key=lambda named: named[0])
         ]
@@ -209,6 +249,13 @@ class Admin:
         """Return what delays the store: transactions that are open for long, connections that block others."""
         return await self._storage.blockers()
 
+    async def alerts(self) -> Sequence[AlertStatus]:
+        """Return the alerts of `app.alert` that last, or whose messages are not all delivered, the oldest first.
+
+        There are up to 1,000, of all apps that use the store.
+        """
+        return [alert_status(record) for record in await self._storage.alerts()]
+
     async def checkup(self, *, deep: bool = False) -> Checkup:
         """Return the facts for `headgate doctor`; `headgate.admin.findings.findings_of` evaluates them.
 
@@ -223,6 +270,7 @@ class Admin:
             unknown_tasks=unknown_tasks(waiting, self._tasks),
             overdue=await self.schedules.overdue(),
             blockers=await self.blockers(),
+            alerts=await self.alerts(),
             contradictions=await self._storage.check() if deep else None,
         )
 
@@ -263,7 +311,8 @@ class Admin:
         )
         now = self._storage.now()
         listed = [ListedJob(status_of(each, now), each.payload, each.headers) for each in found.jobs]
-        return ListedPage(listed, found.next, found.is_cut)
+        last = await self._storage.job(found.next) if found.is_cut and found.next is not None else None
+        return ListedPage(listed, found.next, found.is_cut, None if last is None else to_datetime(last.enqueued_at))
 
     async def count(self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[JobCriteria]) -> int:
         """Count the jobs that match the query, up to `most`; all jobs may be read for it."""
@@ -330,23 +379,36 @@ class Admin:
         """
         return await failures_like(self._storage, await self._record(job_id), _span(span), most)
 
-    async def batch(self, batch_id: str) -> BatchStatus:
-        """Return how many jobs of a batch are in each state. Raises BatchNotFound."""
+    async def batch(self, batch_id: str) -> BatchDetails:
+        """Return the tasks of a batch, and how many of its jobs are in each state. Raises BatchNotFound."""
         record = await self._storage.batch(batch_id)
         if record is None:
             raise BatchNotFound(batch_id)
-        return batch_status(record)
+        tasks = await self._storage.tasks_of_batches([batch_id])
+        return batch_details(batch_status(record), tasks.get(batch_id, ()))
 
     async def batches(
         self, *, pending_only: bool = False, before: str | None = None, count: int = 50
-    ) -> Sequence[BatchStatus]:
-        """Return a page of batches, newest first; `before` is the last id of the page before, an empty page is the end.
+    ) -> Sequence[BatchDetails]:
+        """Return a page of batches with their tasks, newest first; an empty page is the end.
 
-        `cancel_many(JobQuery(batch=id))` cancels the unfinished jobs of a batch, `jobs(batch=id)` lists its jobs.
+        `before` is the last id of the page before. `jobs(batch=id)` lists the jobs of a batch.
         """
         count = min(max(count, 1), 500)
         found = await self._storage.batches(pending_only=pending_only, cursor=before, count=count)
-        return [batch_status(record) for record in found]
+        tasks = await self._storage.tasks_of_batches([record.id for record in found])
+        return [batch_details(batch_status(record), tasks.get(record.id, ())) for record in found]
+
+    async def graph(self, id: str, *, most: int = 200) -> JobGraph:
+        """Return the jobs and batches that are connected with a job or a batch, and what follows what.
+
+        A graph of more than `most` (up to 1,000) is empty and says that it `is_cut`. Jobs of a batch that follow
+        nothing and are not followed are left out. Raises JobNotFound.
+        """
+        found = await self._storage.graph(id, min(max(most, 1), 1_000))
+        if not found.nodes and not found.is_cut:
+            raise JobNotFound(id)
+        return found
 
     async def find(
         self, text: str, *, kind: FoundKind | None = None, queues: Iterable[str] = (), count: int = 6
@@ -413,46 +475,52 @@ class Admin:
             is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
             is_known=record.task in self._tasks,
             is_paused=record.state is JobState.WAITING and await self.queues.is_paused(record.queue),
+            pause=next((pause for each in limits if (pause := live.pausing(Draw(each.limit, each.key)))), None),
             requires=self._requires.get(record.task, frozenset()),
+            turn=None if position is None else self._turn(position),
             now=now,
         )
         return Explanation(status=status, reason=reason, limits=limits)
 
     # ---------------------------------------------------------------------------------------------- changing
 
-    async def enqueue(self, task: str, payload: Payload = "{}", **options: Unpack[EnqueueOptions]) -> str:
-        """Store a job of a declared task, with these arguments by name: JSON text, or a dict. Returns its id.
+    async def enqueue(self, task: str, payload: Payload = "{}", **options: Unpack[EnqueueOptions]) -> EnqueuedJob:
+        """Store a job of a declared task, with these arguments by name: JSON text, or a dict.
 
-        `options` are those of `task.using(…)`. If a unique key or an own id finds a stored job, that one's id is
-        returned. Raises UnknownTask, PayloadError for arguments that do not fit, and what `Task.enqueue` raises.
+        `options` are those of `task.using(…)`. If a unique key or an own id finds a stored job, that one is
+        returned, and is not new. Raises UnknownTask, PayloadError for arguments that do not fit, and what
+        `Task.enqueue` raises.
         """
         found = declared_task(self._registry, task)
         chosen = found.using(**options)
         return await self._enqueue_call(chosen, call_of(chosen, payload))
 
-    async def run_again(self, job_id: str, payload: Payload | None = None) -> str:
-        """Store a new job like this one, with these arguments (default: the same ones). Returns its id.
+    async def run_again(self, job_id: str, payload: Payload | None = None) -> EnqueuedJob:
+        """Store a new job like this one, with these arguments (default: the same ones).
 
-        It has the task, queue, priority, headers, timeout, retries and retention of the old job, in whatever state that
-        is; not its time, its own id, nor its chain, batch or schedule. A unique key that the task declares is computed
-        from the arguments. The audit entries of both jobs name the other. Raises JobNotFound, UnknownTask,
-        PayloadError, and what `Task.enqueue` raises.
+        It has the task, queue, priority, headers, tags, timeout, retries, retention and audit level of the old job, in
+        whatever state that is; not its time, its own id, nor its chain, batch or schedule. A unique key that the task
+        declares is computed from the arguments. The audit entries of both jobs name the other. Raises JobNotFound,
+        UnknownTask, PayloadError, and what `Task.enqueue` raises.
         """
         record = await self._record(job_id)
+        if self._large_payloads is not None and payload is None:
+            loaded = await self._large_payloads.load(record.payload, f"the payload of job {job_id}")
+            record = replaced(record, payload=loaded)
         if record.unreadable is not None:
             raise IllegalTransition(f"job {job_id} cannot be run again: it cannot be read ({record.unreadable})")
         chosen = declared_task(self._registry, record.task).using(**options_of(record))
         call = stored_call_of(chosen, record) if payload is None else call_of(chosen, payload)
         new = await self._enqueue_call(chosen, call, f"again, as job {job_id}")
-        if record.audit >= AuditLevel.FULL:
-            await self._storage.add_audit_record(self._audit_record("run again", job_id, f"as job {new}"))
+        if new.is_new and record.audit >= AuditLevel.FULL:
+            await self._storage.add_audit_record(self._audit_record("run again", job_id, f"as job {new.id}"))
         return new
 
-    async def _enqueue_call(self, task: Task[Any, Any], call: Call[Any], detail: str | None = None) -> str:
+    async def _enqueue_call(self, task: Task[Any, Any], call: Call[Any], detail: str | None = None) -> EnqueuedJob:
         (job,) = await self._enqueue(task, (call,))
-        if task.template.fields["audit"] >= AuditLevel.FULL:
+        if job.is_new and task.template.fields["audit"] >= AuditLevel.FULL:
             await self._storage.add_audit_record(self._audit_record("enqueue", job.id, detail))
-        return job.id
+        return EnqueuedJob(job.id, job.is_new)
 
     async def retry(self, job_id: str) -> None:
         """Let a failed or cancelled job wait again, with all its attempts.
@@ -499,6 +567,11 @@ class Admin:
         It keeps its limits, its attempts and its unique key; a time in the past means now, as far as its limits allow.
         Raises JobNotFound, IllegalTransition if it is not waiting, DeclarationError for invalid values.
         """
+        run_at = self._new_time(at, delay, priority)
+        await self._reschedule(job_id, run_at, priority)
+
+    def _new_time(self, at: datetime | None, delay: Duration | None, priority: int | None) -> int | None:
+        """Return the time that jobs are rescheduled to; None for no change. Raises DeclarationError."""
         if at is not None and delay is not None:
             raise DeclarationError("a job is rescheduled with at or delay, not both")
         if at is None and delay is None and priority is None:
@@ -509,13 +582,41 @@ class Admin:
             run_at = now + parse_duration(delay, "delay", "reschedule")
         if run_at is not None and run_at - now > FARTHEST:
             raise DeclarationError(f"{delay if at is None else at!s} is more than a hundred years ahead")
-        said = [] if run_at is None else [f"to {to_datetime(run_at).isoformat(timespec='seconds')}"]
         if priority is not None:
             require_priority(priority, "a job")
+        return run_at
+
+    async def _reschedule(self, job_id: str, run_at: int | None, priority: int | None) -> None:
+        said = [] if run_at is None else [f"to {to_datetime(run_at).isoformat(timespec='seconds')}"]
+        if priority is not None:
             said.append(f"priority {priority}")
         audit_record = self._audit_record("reschedule", job_id, ", ".join(said))
         if await self._storage.reschedule(job_id, run_at=run_at, priority=priority, audit_record=audit_record) is None:
             raise JobNotFound(job_id)
+
+    async def delete(self, job_id: str) -> None:
+        """Delete a final job for good, with its result, attempts, log lines and audit entries.
+
+        The action is recorded on its queue. Its batch keeps its counts, and the job can no longer be retried.
+
+        Raises JobNotFound; IllegalTransition if it is not final, or if an unfinished job follows it or its batch and
+        may read its result; JobHeld if another open transaction has locked it.
+        """
+        record = await self._record(job_id)
+        if not record.state.is_final:
+            raise IllegalTransition(f"job {job_id} is {record.state}; only final jobs are deleted, so cancel it first")
+        detail = f"job {job_id} of task {record.task}, {record.state}"
+        audit_record = AuditRecord(self.actor, "delete", "queue", record.queue, detail)
+        before = self._storage.now() + 1
+        deletion = await self._storage.delete([job_id], finished_before=before, audit_record=audit_record)
+        if job_id in deletion.needed:
+            raise IllegalTransition(
+                f"job {job_id} is followed by a job that is not final and may read its result; delete it after that one"
+            )
+        if job_id not in deletion.deleted:
+            if (await self._record(job_id)).state.is_final:
+                raise JobHeld(f"another open transaction has locked job {job_id}; try again")
+            raise IllegalTransition(f"job {job_id} was changed meanwhile and is not final")
 
     async def cancel_many(
         self,
@@ -532,6 +633,35 @@ class Admin:
         the ids of jobs; then those that cannot be changed are counted as refused, and unknown ids are skipped.
         """
         return await self._many(query, CANCEL, self.cancel, most, dry_run, on_progress)
+
+    async def cancel_batch(
+        self,
+        batch_id: str,
+        *,
+        most: int = 1_000_000,
+        dry_run: bool = False,
+        on_progress: Callable[[BulkResult], None] | None = None,
+    ) -> BulkResult:
+        """Cancel the unfinished jobs of a batch, of the batches in it, and what then waits for nothing else.
+
+        So the steps after it are cancelled whatever end they need; a step that also waits for other jobs stays, and
+        ends or runs as it needs. Up to `most` jobs; with `dry_run` it only counts. It may be stopped and repeated. Jobs
+        that another open transaction has locked are counted as refused. Raises BatchNotFound.
+        """
+        await self.batch(batch_id)
+
+        async def cancel(job_id: str) -> JobState | None:
+            return await self._storage.cancel(job_id, audit_record=self._audit_record("cancel", job_id))
+
+        return await cancel_batch(
+            self._storage,
+            batch_id,
+            cancel,
+            lambda job_id: self._audit_record("cancel", job_id, f"with batch {batch_id}"),
+            most=most,
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
 
     async def retry_many(
         self,
@@ -555,9 +685,32 @@ class Admin:
         """Run now the jobs that a query matches, as `cancel_many` cancels: those that wait for their time."""
         return await self._many(query, RUN_NOW, self.run_now, most, dry_run, on_progress)
 
+    async def reschedule_many(
+        self,
+        query: JobQuery | Sequence[str],
+        *,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        priority: int | None = None,
+        most: int = 10_000,
+        dry_run: bool = False,
+        on_progress: Callable[[BulkResult], None] | None = None,
+    ) -> BulkResult:
+        """Reschedule the waiting jobs that a query matches, as `cancel_many` cancels.
+
+        All get the same time, the priority, or both; jobs that have them already are not counted. Raises
+        DeclarationError for invalid values.
+        """
+        run_at = self._new_time(at, delay, priority)
+
+        async def change(job_id: str) -> None:
+            await self._reschedule(job_id, run_at, priority)
+
+        return await self._many(query, reschedule(run_at, priority), change, most, dry_run, on_progress)
+
     async def purge(
         self,
-        query: JobQuery | None = None,
+        query: JobQuery | Sequence[str] | None = None,
         *,
         older_than: Duration = 0,
         most: int = 1_000_000,
@@ -566,13 +719,15 @@ class Admin:
     ) -> Purged:
         """Delete the final jobs that a query matches and that finished longer than `older_than` seconds ago.
 
-        Their results, attempts, log lines and audit entries are deleted with them, for good; the action is recorded on
-        their queue. Up to `most` jobs, 200 in a commit, oldest first; it may be stopped and repeated. With `dry_run` it
-        only counts. Raises DeclarationError for a query of jobs that are not final.
+        Instead of a query it takes the ids of jobs. Their results, attempts, log lines and audit entries are deleted
+        with them, for good; the action is recorded on their queue. Kept are jobs that an unfinished job follows, or
+        whose batch it follows, because it may read their results. Up to `most` jobs, 200 in a commit, oldest first; it
+        may be stopped and repeated. With `dry_run` it only counts. Raises DeclarationError for a query of jobs that are
+        not final.
         """
         return await purge(
             self._storage,
-            query or JobQuery(),
+            JobQuery() if query is None else query,
             actor=self.actor,
             before=self._storage.now() - parse_duration(older_than, "older_than", "purge"),
             most=most,
@@ -612,6 +767,20 @@ class Admin:
         parse_count(slots, "slots", f"node {node}", least=0, most=MOST_SLOTS)
         detail = f"{slots}" if queue is None else f"{queue}: {slots}"
         return await self._set_node(node, "set slots", lambda setting: with_slots(node, setting, slots, queue), detail)
+
+    async def rename_node(self, node: str, name: str) -> bool:
+        """Give a node, by its id or name, another name until its process ends; return whether it had a different one.
+
+        Names need not be unique: a node whose name another one has is steered by its id. Raises DeclarationError for a
+        name that is not 1 to 200 printable characters without spaces, NodeNotFound, AmbiguousNode.
+        """
+        require_process_name(name, "name")
+        record = find_node(await self._storage.nodes(), node)
+        audit_record = AuditRecord(self.actor, "rename", "node", record.name, f"{name} ({record.id})")
+        changed = await self._storage.rename_node(record.id, name, audit_record=audit_record)
+        if changed is None:
+            raise node_ended(record)
+        return changed
 
     async def _set_node(self, node: str, action: str, edit: EditNode, detail: str | None = None) -> bool:
         record = find_node(await self._storage.nodes(), node)
@@ -660,12 +829,22 @@ class Admin:
         now, limit_now = self._storage.now(), self._storage.limit_now()
         prediction = predict(position, self._rules, live, limit_now)
         start = None
-        if prediction.starts_at is not None:
+        # In a fair queue, what limits let start now waits for its turn, which depends on the jobs of other keys.
+        is_ordered_by_turns = prediction.waits_for is None and any(map(self._orders_turns, position.buckets))
+        if prediction.starts_at is not None and not is_ordered_by_turns:
             start = max(to_datetime(now + prediction.starts_at - limit_now), status.run_at)
         waits_for = status.waits_for
         if prediction.waits_for is not None:
             waits_for = (prediction.waits_for.limit, prediction.waits_for.key)
         return replace(status, position=position.position, predicted_start=start, waits_for=waits_for)
+
+    def _turn(self, position: QueuePosition) -> Turn | None:
+        """Return the place of a job in a fair queue; None for one that is in no fair queue, or not in line."""
+        order = next((bucket for bucket in position.buckets if self._orders_turns(bucket)), None)
+        if order is None or not position.is_due:
+            return None
+        before = None if position.position is None else position.position - 1
+        return Turn(order.draw.key, before, is_only_draw=len(position.buckets) == 1)
 
     def _orders_turns(self, bucket: BucketRecord) -> bool:
         rule = self._rules.get(bucket.draw.limit)
@@ -688,7 +867,7 @@ class Admin:
             is_paused=live.is_paused(bucket.draw),
             waiting=bucket.waiting,
             holders=await holders_of(self._storage, bucket),
-            present=None if rule is None else self.limits.present(bucket, rule),
+            present=None if snapshot is None else snapshot.present,
         )
 
 

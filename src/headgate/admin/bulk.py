@@ -13,6 +13,7 @@ from headgate.admin.query import JobQuery
 from headgate.errors import DeclarationError, DuplicateJob, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
 from headgate.jobs.job import JobRecord
 from headgate.jobs.lifecycle import FOLLOWS, require_scheduled
+from headgate.jobs.rescheduling import new_time
 from headgate.jobs.state import JobState
 from headgate.storage.records import JobView
 from headgate.storage.store import Store
@@ -48,12 +49,14 @@ Refusal = Callable[[JobRecord, int], str | None]
 class BulkVerb:
     """An action on many jobs: in these states, one state after the other, or in this view.
 
-    Jobs in other states are not read at all, however many there are.
+    Jobs in other states are not read at all, however many there are. Jobs that are as they should be (`is_done`) are
+    left out, so that the action can be repeated.
     """
 
     states: Sequence[JobState]
     refusal: Refusal
     view: JobView | None = None
+    is_done: Callable[[JobRecord, int], bool] | None = None
 
     def queries(self, query: JobQuery) -> list[JobQuery]:
         """Return the query for each state in which jobs can be changed; none if it asks for another state."""
@@ -85,8 +88,25 @@ def run_now_refusal(record: JobRecord, now: int) -> str | None:
     return "it is waiting for another job" if record.is_blocked else None
 
 
+def reschedule_refusal(record: JobRecord, now: int) -> str | None:
+    """Refuse jobs that are not waiting."""
+    return None if record.state is JobState.WAITING else f"it is {record.state}"
+
+
+def reschedule(run_at: int | None, priority: int | None) -> BulkVerb:
+    """Return the verb for a new time, a new priority, or both."""
+
+    def is_done(record: JobRecord, now: int) -> bool:
+        time = new_time(record.run_at, run_at, now, delayed=record.delayed)
+        has_new_time = time.has_changed and time.run_at != record.run_at
+        return record.state is JobState.WAITING and not has_new_time and priority in (None, record.priority)
+
+    return BulkVerb((JobState.WAITING,), reschedule_refusal, is_done=is_done)
+
+
 CANCEL = BulkVerb((JobState.WAITING, JobState.RUNNING), cancel_refusal)
 RETRY = BulkVerb((JobState.FAILED, JobState.CANCELLED), retry_refusal)
+CANCEL_WAITING = BulkVerb((JobState.WAITING,), cancel_refusal)
 RUN_NOW = BulkVerb((JobState.WAITING,), run_now_refusal, view="scheduled")
 
 
@@ -110,7 +130,8 @@ async def change_many(
     pages = _pages(storage, verb.queries(query)) if isinstance(query, JobQuery) else _pages_of(storage, query)
     async for page in pages:
         now = storage.now()
-        is_cut = not await bulk.take([(record.id, verb.refusal(record, now)) for record in page])
+        left = page if verb.is_done is None else [record for record in page if not verb.is_done(record, now)]
+        is_cut = not await bulk.take([(record.id, verb.refusal(record, now)) for record in left])
         if on_progress is not None:
             on_progress(bulk.result())
         if is_cut:
@@ -171,12 +192,25 @@ class _Bulk:
             if self._is_dry_run:
                 self._changed += len(now)
                 continue
-            for reason in await asyncio.gather(*(_changed(self._change, id) for id in now)):
+            for reason in await change_together(self._change, now):
                 if reason is None:
                     self._changed += 1
                 else:
                     self._refused[reason] += 1
         return True
+
+
+async def change_together(change: Callable[[str], Awaitable[object]], ids: Sequence[str]) -> list[str | None]:
+    """Change a few jobs at once. Returns for each why it was not changed; None if it was.
+
+    Raises another error only after all of them are done: nothing goes on unobserved.
+    """
+    reasons: list[str | None] = []
+    for ended in await asyncio.gather(*(_changed(change, id) for id in ids), return_exceptions=True):
+        if isinstance(ended, BaseException):
+            raise ended
+        reasons.append(ended)
+    return reasons
 
 
 async def _changed(change: Callable[[str], Awaitable[object]], job_id: str) -> str | None:

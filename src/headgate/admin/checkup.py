@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from headgate.admin.alerts import AlertStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.storage.facts import StoreFacts
 from headgate.storage.records import Blocker, WaitingCount
@@ -28,6 +29,7 @@ class Checkup:
     unknown_tasks: Mapping[str, int]
     overdue: Sequence[ScheduleStatus]
     blockers: Sequence[Blocker]
+    alerts: Sequence[AlertStatus]
     contradictions: Sequence[str] | None
 
 

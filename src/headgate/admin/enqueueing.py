@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import msgspec
 
 from headgate.errors import PayloadError, UnknownTask
+from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import JobRecord, RetryTerms
 from headgate.jobs.retry import RetryPolicy
 from headgate.suggestion import did_you_mean
@@ -15,6 +17,15 @@ from headgate.tasks.handle import Job
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.registry import Registry
 from headgate.tasks.task import Call, Task
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueuedJob:
+    """The id of a job; not `is_new` if nothing was enqueued, because a job with its unique key or its id was there."""
+
+    id: str
+    is_new: bool
+
 
 EnqueueCalls = Callable[[Task[Any, Any], Sequence[Call[Any]]], Awaitable[Sequence[Job[Any]]]]
 """Stores the calls of a task as jobs in one commit."""
@@ -54,11 +65,16 @@ def stored_call_of(task: Task[Any, Any], record: JobRecord) -> Call[Any]:
 
 def options_of(record: JobRecord) -> EnqueueOptions:
     """Return the options that another run of a job shares: not its time, its id, its key, nor what it follows."""
-    options: EnqueueOptions = {"queue": record.queue, "priority": record.priority, "headers": record.headers}
+    options: EnqueueOptions = {
+        "queue": record.queue,
+        "priority": record.priority,
+        "headers": record.headers,
+        "audit": cast(AuditWord, record.audit.word),
+    }
     own = record.options
     if own is None:
         return options
-    options |= {"timeout": own.timeout, "keep_result": own.keep_result}
+    options |= {"timeout": own.timeout, "keep_result": own.keep_result, "tags": own.tags}
     if own.retry is not None:
         options["retry"] = _policy(own.retry)
     if own.retention is not None:

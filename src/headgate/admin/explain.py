@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from headgate.admin.holders import PermitHolder, describe_holders
 from headgate.admin.nodes import node_status
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobRecord, JobState
+from headgate.limits.key import shown_key
 from headgate.plural import counted
+from headgate.storage.live_rules import LimitSetting
 from headgate.storage.records import NodeRecord, TiedJob
 from headgate.tasks.handle import JobStatus
 
@@ -33,6 +38,17 @@ class LimitInfo:
     present: str | None = None
 
 
+class Turn(NamedTuple):
+    """The key of a job in a fair queue, and how many jobs of its lane start before it, None beyond 100,000.
+
+    `is_only_draw`: the lane is that of the key alone, so all jobs of the key are in it.
+    """
+
+    key: str
+    before: int | None
+    is_only_draw: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a job has not started (or how it ended), in a sentence, with the limits it draws on."""
@@ -53,12 +69,15 @@ def reason_for(
     is_leader_final: bool,
     is_known: bool,
     is_paused: bool,
+    pause: LimitSetting | None,
     requires: frozenset[str],
+    turn: Turn | None,
     now: datetime,
 ) -> str:
     """Return the first reason why the job has not started, most basic first.
 
-    `batch` is its leader, if that is one; `leaders` are those that it counts, if it is a join.
+    `batch` is its leader, if that is one; `leaders` are those that it counts, if it is a join. `pause` is the setting
+    that pauses one of its limits, `turn` its place in a fair queue.
     """
     if status.state is not JobState.WAITING:
         return _other_state(record, status, nodes, now)
@@ -71,10 +90,9 @@ def reason_for(
         kind = "its next try" if record.attempt else "its time"
         return f"it waits for {kind}, {_when(status.run_at, now)}"
     if is_paused:
-        return f"queue {status.queue!r} is paused; resume it with `headgate queues resume {status.queue}`"
-    paused = next((limit for limit in limits if limit.is_paused), None)
-    if paused is not None:
-        return f"limit {paused.limit!r} is paused for key {paused.key!r}; resume it with `headgate limits resume`"
+        return f"queue {status.queue!r} is paused; resume it with `headgate queues resume {shlex.quote(status.queue)}`"
+    if pause is not None:
+        return _paused_limit(pause)
     if status.waits_for is not None or status.predicted_start is None or status.predicted_start > now:
         reason = _limit_reason(status, limits, now)
         if reason is not None:
@@ -91,7 +109,38 @@ def reason_for(
     quiet = [node.name for node in serving if node.setting.is_quiet]
     if quiet and len(quiet) == len(serving):
         return f"all nodes that serve queue {status.queue!r} are quiet; resume one: `headgate nodes resume {quiet[0]}`"
+    if turn is not None:
+        return _turn_reason(turn, status.queue)
     return f"its limits let it start now; it waits for a free slot of a node that serves queue {status.queue!r}"
+
+
+def _paused_limit(pause: LimitSetting) -> str:
+    target = shlex.quote(pause.target)
+    whose, options = {
+        "all": ("all keys", ""),
+        "key": (f"key {pause.target!r}", f" --key {target}"),
+        "tier": (f"the keys of tier {pause.target!r}", f" --tier {target}"),
+        "pattern": (f"keys like {pause.target!r}", f" --pattern {target}"),
+    }[pause.scope]
+    command = f"{shlex.quote(pause.limit)}{options}"
+    if not pause.is_paused:
+        # The rule that was set cannot be read.
+        return f"limit {pause.limit!r} is paused for {whose}; end that with `headgate limits unset {command}`"
+    return f"limit {pause.limit!r} is paused for {whose}; resume it with `headgate limits resume {command}`"
+
+
+def _turn_reason(turn: Turn, queue: str) -> str:
+    of_what = "of its key" if turn.is_only_draw else "of its key and its limits"
+    if turn.before is None:
+        place = f"more than 100,000 jobs {of_what} are before it"
+    elif turn.before == 0:
+        place = f"it is the next job {of_what}"
+    else:
+        place = f"{counted(turn.before, 'job')} {of_what} {'is' if turn.before == 1 else 'are'} before it"
+    return (
+        f"it waits for a free slot of a node that serves queue {queue!r} and for its turn: its key "
+        f"{shown_key(turn.key)!r} takes turns with the other keys, and {place}"
+    )
 
 
 def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime) -> str | None:
@@ -145,18 +194,17 @@ def _when(instant: datetime, now: datetime) -> str:
 
 
 def _distance(seconds: float) -> str:
+    """Return a wait in its two largest units, as the dashboard shows it: in 1 h 6 min."""
     if seconds <= 0:
         return "now"
-    if seconds < 120:
+    if seconds < 10:
         return f"in {seconds:.1f} s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"in {minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"in {hours} h {minutes} min"
-    days, hours = divmod(hours, 24)
-    return f"in {days} d {hours} h"
+    whole = math.ceil(seconds)
+    units = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"), (1, "s", 1, "s"))
+    size, unit, small_size, small_unit = next(each for each in units if whole >= each[0])
+    large, rest = divmod(whole, size)
+    small = rest // small_size
+    return f"in {large} {unit}" + (f" {small} {small_unit}" if small else "")
 
 
 def _nth(place: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal, assert_never
 
+from headgate.admin.alerts import AlertStatus
 from headgate.admin.checkup import Checkup
 from headgate.clock import SECOND, to_datetime
 from headgate.engine.skew import MAX_SKEW
@@ -331,6 +332,7 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
         )
     if not checkup.overdue:
         yield Finding("ok", "schedules", "none is overdue")
+    yield from _of_alerts(checkup.alerts)
     seen_any = False
     for blocker in checkup.blockers:
         age = (checkup.now - to_datetime(blocker.since)).total_seconds()
@@ -342,6 +344,21 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
         yield Finding(level, "blockers", f"for {age:.0f} s: {blocker}", advice)
     if not seen_any:
         yield Finding("ok", "blockers", "none")
+
+
+def _of_alerts(alerts: Sequence[AlertStatus]) -> Iterator[Finding]:
+    for alert in alerts:
+        if alert.state == "firing":
+            yield Finding("warning", "alerts", f"{alert.alert} is firing: {alert.text}", "headgate alerts list")
+        if alert.error is not None:
+            yield Finding(
+                "warning",
+                "alerts",
+                f"a message of {alert.alert} was not delivered at try {alert.tries}: {alert.error}",
+                f"correct its target, or the receiver, and try it: headgate alerts test {alert.alert}",
+            )
+    if not alerts:
+        yield Finding("ok", "alerts", "none is firing")
 
 
 def _of_integrity(checkup: Checkup) -> Iterator[Finding]:

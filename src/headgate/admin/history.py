@@ -55,6 +55,15 @@ class JobsReport:
 
     points: Sequence[JobsPoint]
     total: JobsPoint | None
+    deploys: Sequence[Deploy] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """When the first node of another release of the program started, see `Settings.release`."""
+
+    at: datetime
+    release: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,7 @@ class HistoryAdmin:
         step: Duration = 60,
         span: Duration = 3600,
     ) -> JobsReport:
-        """As `jobs`, with the sum of all steps, whose percentiles are of all their jobs.
+        """As `jobs`, with the sum of all steps, whose percentiles are of all their jobs, and the last 100 deploys.
 
         `step` is 10, 60 or 3600 seconds; the steps are kept for an hour, a day and 60 days. At most 1,440 points.
         Raises DeclarationError.
@@ -144,7 +153,9 @@ class HistoryAdmin:
         )
         # A task that runs in several queues has a row in each.
         steps = [reduce(JobsStep.plus, of_one) for _, of_one in groupby(rows, key=attrgetter("at"))]
-        return JobsReport([_point(each) for each in steps], _point(reduce(JobsStep.plus, steps)) if steps else None)
+        deploys = [Deploy(to_datetime(each.at), each.release) for each in await self._storage.deploys(since)]
+        total = _point(reduce(JobsStep.plus, steps)) if steps else None
+        return JobsReport([_point(each) for each in steps], total, deploys)
 
     async def limit(self, name: str, key: str | None = None, span: Duration = 3600) -> LimitHistory:
         """Return what was charged to a key of a limit in the last `span` (seconds, up to a day); None: to all together.

@@ -40,7 +40,7 @@ class BucketStatus:
     declared one was set for the key. A penalized bucket grants nothing until `penalized_until`. `holders` are listed
     for a limit on what runs at once, if one key is requested. `count` is how many its rule allows, in its period or at
     once; None if that is not one number. `is_waited_for`: a lane of jobs waits behind it. `present` is the present rate
-    of an adaptive rule that is kept with the jobs, else None.
+    of an adaptive rule, else None.
     """
 
     limit: str
@@ -383,14 +383,7 @@ class LimitsAdmin:
         except HeadgateError:
             return None
         # `seen.opens_at` is in the other store's time; the local bucket has its opening in local time.
-        return Snapshot(used=seen.used, available=seen.available, opens_at=max(now, record.opens_at or 0))
-
-    def present(self, record: BucketRecord, rule: AnyRule) -> str | None:
-        """Return the present value of a rule that adapts; None for all others, and in another store."""
-        if not rule.adapts or record.draw.limit in self._other_stores:
-            return None
-        now = self._storage.limit_now()
-        return rule.present(None if record.state is None else load_state(rule, record.draw, record.state, now))
+        return replace(seen, opens_at=max(now, record.opens_at or 0))
 
     async def _status(self, record: BucketRecord, live: LiveRules, holders: Sequence[PermitHolder]) -> BucketStatus:
         now = self._storage.limit_now()
@@ -415,7 +408,7 @@ class LimitsAdmin:
             holders=holders,
             count=None if rule is None else rule.count,
             is_waited_for=record.opens_at is not None,
-            present=None if rule is None else self.present(record, rule),
+            present=None if snapshot is None else snapshot.present,
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from headgate.admin.alerts import AlertStatus
 from headgate.admin.limits import BucketStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.queues import QueueStatus
@@ -107,7 +108,7 @@ class Overview:
     where there are many. None: not counted yet; then `queues` are the paused queues, without jobs, and `totals` are
     None. Pauses are always current. `throttled` are the ten buckets with most waiting jobs. Unknown tasks are searched
     among the first 100,000 waiting jobs. `failed_last_hour` is counted up to 10,000, at `counted_at`; if more jobs
-    failed, it `is_failed_cut`. Jobs that wait and run are counted at one instant.
+    failed, it `is_failed_cut`. `alerts` are those of `Admin.alerts`. Jobs that wait and run are counted at one instant.
     """
 
     now: datetime
@@ -123,6 +124,7 @@ class Overview:
     finals_at: datetime | None
     counted_at: datetime | None
     is_failed_cut: bool = False
+    alerts: Sequence[AlertStatus] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,7 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         failed_last_hour=None if failed is None else min(failed, MOST_FAILED),
         finals_at=finals_at,
         counted_at=counted_at,
+        alerts=await admin.alerts(),
         is_failed_cut=failed is not None and failed > MOST_FAILED,
     )
 

@@ -12,6 +12,7 @@ from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.state import JobState
+from headgate.plural import counted
 from headgate.storage.store import Store
 
 CHUNK = 200
@@ -24,16 +25,21 @@ ALL_QUEUES = "*"
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """How many jobs were deleted, or would be with `is_dry_run`. `is_cut`: there are more than the maximum."""
+    """How many jobs were deleted, or would be with `is_dry_run`. `is_cut`: there are more than the maximum.
+
+    `kept` is how many were not deleted because an unfinished job follows them, or their batch, and may read their
+    results. A dry run does not look for these.
+    """
 
     deleted: int = 0
     is_dry_run: bool = False
     is_cut: bool = False
+    kept: int = 0
 
 
 async def purge(
     storage: Store,
-    query: JobQuery,
+    query: JobQuery | Sequence[str],
     *,
     actor: str,
     before: int,
@@ -41,23 +47,46 @@ async def purge(
     dry_run: bool,
     on_progress: Callable[[Purged], None] | None,
 ) -> Purged:
-    """Delete the jobs that the query matches and that were final before that wall time, up to `most`."""
-    queries = _final_queries(query, before)
+    """Delete the jobs that the query matches, or that have these ids, and that were final before then, up to `most`.
+
+    Raises DeclarationError for a query of jobs that are not final, and for one id in place of several.
+    """
+    if isinstance(query, str):
+        raise DeclarationError(f"many jobs are deleted by a JobQuery or a list of ids, not by one text: {query!r}")
+    queries = _final_queries(query, before) if isinstance(query, JobQuery) else None
+    ids = [] if isinstance(query, JobQuery) else sorted(set(query))
     if dry_run:
-        found = 0
-        for each in queries:
-            found += await storage.count_jobs(each.filter(), most + 1 - found)
+        found = await _count(storage, queries, most) if queries is not None else await _final(storage, ids, before)
         return Purged(min(found, most), is_dry_run=True, is_cut=found > most)
     work = _Purge(storage, before, most, on_progress)
     try:
-        is_cut = not all([await work.delete(each) for each in queries])
+        if queries is None:
+            is_cut = not await work.delete_ids(ids)
+        else:
+            is_cut = not all([await work.delete(each) for each in queries])
     finally:
         if work.deleted:
             # If it is stopped, these jobs are deleted all the same.
-            jobs = "1 job" if work.deleted == 1 else f"{work.deleted} jobs"
-            detail = f"{jobs}, {_described(query, before)}"
-            await storage.add_audit_record(AuditRecord(actor, "purge", "queue", query.queue or ALL_QUEUES, detail))
-    return Purged(work.deleted, is_cut=is_cut)
+            detail = f"{counted(work.deleted, 'job')}, {_described(query, before)}"
+            queue = query.queue if isinstance(query, JobQuery) else None
+            await storage.add_audit_record(AuditRecord(actor, "purge", "queue", queue or ALL_QUEUES, detail))
+    return Purged(work.deleted, is_cut=is_cut, kept=work.kept)
+
+
+async def _count(storage: Store, queries: Sequence[JobQuery], most: int) -> int:
+    found = 0
+    for each in queries:
+        found += await storage.count_jobs(each.filter(), most + 1 - found)
+    return found
+
+
+async def _final(storage: Store, ids: Sequence[str], before: int) -> int:
+    """Return how many of these jobs were final before then."""
+    found = 0
+    for start in range(0, len(ids), CHUNK):
+        records = await storage.jobs_by_id(ids[start : start + CHUNK])
+        found += sum(record.finished_at is not None and record.finished_at < before for record in records)
+    return found
 
 
 class _Purge:
@@ -65,6 +94,7 @@ class _Purge:
 
     def __init__(self, storage: Store, before: int, most: int, on_progress: Callable[[Purged], None] | None) -> None:
         self.deleted = 0
+        self.kept = 0
         self._storage = storage
         self._before = before
         self._most = most
@@ -72,19 +102,37 @@ class _Purge:
 
     async def delete(self, query: JobQuery) -> bool:
         """Delete the jobs that a query of one final state matches; False if there are more than may be deleted."""
-        assert query.state is not None
         cursor: str | None = None
         while page := await self._storage.jobs(query.filter(cursor=cursor, count=CHUNK, oldest_first=True)):
-            ids = [record.id for record in page][: self._most - self.deleted]
-            if not ids:
+            if not await self._delete_page([record.id for record in page]):
                 return False
-            gone = await self._storage.prune(self._before, len(ids), frozenset({query.state}), ids=ids)
-            self.deleted += gone
-            if not gone:
-                # Jobs that another transaction has locked are left; the search goes on after them.
-                cursor = page[-1].id
-            if self._on_progress is not None:
+            # Jobs that are needed, or that another transaction has locked, are left; the search goes on after them.
+            cursor = page[-1].id
+        return True
+
+    async def delete_ids(self, ids: Sequence[str]) -> bool:
+        """Delete those of these jobs that are final; False if there are more than may be deleted."""
+        for start in range(0, len(ids), CHUNK):
+            if not await self._delete_page(ids[start : start + CHUNK]):
+                return False
+        return True
+
+    async def _delete_page(self, ids: Sequence[str]) -> bool:
+        needed: frozenset[str] = frozenset()
+        left = list(ids)
+        while left:
+            asked = left[: self._most - self.deleted]
+            if not asked:
+                return False
+            deletion = await self._storage.delete(asked, finished_before=self._before)
+            self.deleted += len(deletion.deleted)
+            needed |= deletion.needed
+            if self._on_progress is not None and deletion.deleted:
                 self._on_progress(Purged(self.deleted))
+            # Fewer are deleted at once if they have logged much.
+            gone = deletion.deleted | deletion.needed if deletion.deleted else frozenset(asked)
+            left = [id for id in left if id not in gone]
+        self.kept += len(needed)
         return True
 
 
@@ -104,8 +152,10 @@ def _final_queries(query: JobQuery, before: int) -> Sequence[JobQuery]:
     ]
 
 
-def _described(query: JobQuery, before: int) -> str:
+def _described(query: JobQuery | Sequence[str], before: int) -> str:
     """Return the query in words. Texts of payloads and values of headers are left out, as they may be secret."""
+    if not isinstance(query, JobQuery):
+        return "selected by their ids"
     said = {name: getattr(query, name) for name in JobQuery.__struct_fields__}
     words = [_worded(name, value) for name, value in said.items() if value is not None]
     return ", ".join([*words, f"final before {to_datetime(before):%Y-%m-%d %H:%M:%S} UTC"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Literal, Unpack
 
 import msgspec
@@ -28,6 +29,7 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.encoded import codecs_of
 from headgate.jobs.identity import IdSource
 from headgate.schedules.calendar import Calendar
+from headgate.schedules.calendar_text import calendar_text
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.restricted import RestrictedTrigger, WindowTerms
@@ -52,7 +54,7 @@ PAGE = 1000
 class ScheduleDefinition(msgspec.Struct, frozen=True):
     """What a schedule enqueues, and when, in the form in which `create` and `edit` take it.
 
-    `cron` and `every` are None for another trigger.
+    `calendar` is the text of a calendar. All three are None for a trigger of the code. Of a graph, `payload` is "null".
     """
 
     task: str
@@ -61,6 +63,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True):
     priority: int
     cron: str | None
     every: str | None
+    calendar: str | None
     tz: str | None
     between: tuple[str, str] | None
     on: Sequence[str]
@@ -115,11 +118,12 @@ class SchedulesAdmin:
         trigger, terms = _parts(self._stored_trigger(record))
         return ScheduleDefinition(
             task=record.call.task,
-            payload=record.call.payload,
+            payload=record.call.payload or "null",
             queue=record.call.queue,
             priority=record.call.priority,
             cron=trigger.expression if isinstance(trigger, Cron) else None,
             every=trigger.text if isinstance(trigger, Every) else None,
+            calendar=calendar_text(trigger) if isinstance(trigger, Calendar) else None,
             tz=terms.tz if terms is not None else None if trigger is None else getattr(trigger, "tz", None),
             between=None if terms is None else terms.between,
             on=() if terms is None else terms.on,
@@ -176,13 +180,18 @@ class SchedulesAdmin:
                 raise ScheduleDeclared(name)
             spec = _edited_spec(record, self._stored_trigger(record), trigger, options)
             call = record.call
+            if payload is not None and call.graph is not None:
+                raise DeclarationError(
+                    f"schedule {name!r} enqueues a graph, whose calls have their arguments; store it anew in code"
+                )
             if payload is not None:
                 chosen = declared_task(self._registry, call.task).using(queue=call.queue)
                 new = self._enqueuer.scheduled_call(chosen, spec, call_of(chosen, payload))
                 call = replace(call, payload=new.payload)
             now = self._storage.now()
             rules = replace(rules_of(spec, now), first_at=record.rules.first_at)
-            course = updated_progress(record.course, rules, counted_from(spec.trigger, record.course.started_at), now)
+            started = counted_from(spec.trigger, record.course.started_at)
+            course = updated_progress(record.course, rules, started, now, is_unchanged=rules == record.rules)
             edited = replace(record, call=call, rules=rules, course=course)
             if await self._storage.put_schedule(edited, replaces=record.revision):
                 changed = ["arguments"] if call != record.call else []
@@ -216,25 +225,31 @@ class SchedulesAdmin:
     async def trigger(self, name: str) -> str:
         """Enqueue its job now, whatever its state; its next occurrences stay. Returns the id of the job.
 
+        Of a chain or a batch, all is enqueued, and the id is that of its last job.
+
         It counts as one of its runs, and waits for the job before if its jobs queue up. Raises ScheduleNotFound,
         UnknownTask if this app does not declare its task, PayloadError if it lacks the codec of its payload.
         """
         while True:
             record = await self._readable(name)
-            if record.call.task not in self._registry.names:
-                raise UnknownTask(
-                    f"schedule {name!r} enqueues task {record.call.task!r}, which this app does not declare; trigger "
-                    "it from the app that does"
-                )
-            self._registry.codecs.decode(record.call.payload, f"the payload of schedule {name!r}")
+            for call in record.call.calls:
+                if call.task not in self._registry.names:
+                    raise UnknownTask(
+                        f"schedule {name!r} enqueues task {call.task!r}, which this app does not declare; trigger it "
+                        "from the app that does"
+                    )
+                self._registry.codecs.decode(call.payload, f"the payload of schedule {name!r}")
             now = self._storage.now()
             follows = await last_job_of(self._storage, record) if record.rules.overlap == "queue" else None
             at_once = replace(record, rules=replace(record.rules, jitter=None))
-            job = occurrence(at_once, self._registry, id=self._ids.next(now), occurs_at=now, now=now, follows=follows)
+            new = occurrence(
+                at_once, self._registry, partial(self._ids.next, now), occurs_at=now, now=now, follows=follows
+            )
             course = record.course
-            if (await self._storage.fire([Fired(name, record.revision, course.next_at, course.last_at, [job])]))[0]:
-                await self._note("trigger", name, f"job {job.id}")
-                return job.id
+            fired = Fired(name, record.revision, course.next_at, course.last_at, new.jobs, batches=new.batches)
+            if (await self._storage.fire([fired]))[0]:
+                await self._note("trigger", name, f"job {new.id}" if not new.batches else f"batch {new.id}")
+                return new.last
 
     async def skip(self, name: str) -> datetime | None:
         """Skip its next occurrence. Returns when that would have been, None if there is none.
@@ -266,13 +281,13 @@ class SchedulesAdmin:
     async def _reencode(self, record: ScheduleRecord, codecs: Codecs) -> bool:
         what = f"the payload of schedule {record.name!r}"
         while True:
-            call = record.call
-            payload = codecs.encode(codecs.decode(call.payload, what).encode(), what)
-            if codecs_of(payload) == codecs_of(call.payload):
+            call = record.call.with_payloads(lambda each: codecs.encode(codecs.decode(each, what).encode(), what))
+            used = [codecs_of(each.payload) for each in call.calls]
+            if used == [codecs_of(each.payload) for each in record.call.calls]:
                 return False
-            encoded = replace(record, call=replace(call, payload=payload))
+            encoded = replace(record, call=call)
             if await self._storage.put_schedule(encoded, replaces=record.revision):
-                await self._note("reencode", record.name, ", ".join(codecs_of(payload)) or "no codec")
+                await self._note("reencode", record.name, ", ".join(used[0]) or "no codec")
                 return True
             found = await self._storage.schedules(name=record.name)
             if not found or found[0].unreadable is not None:
@@ -346,7 +361,10 @@ class SchedulesAdmin:
             state=state,
             next_run=None if state != "active" else _optional(course.next_at),
             last_occurrence=_optional(course.last_at),
-            last_job=record.last_job,
+            last_job=record.last_job if record.call.graph is None else None,
+            last_batch=None if record.call.graph is None else record.last_job,
+            tasks=record.call.tasks,
+            jobs=len(record.call.calls),
             runs=course.runs,
             open=course.open,
             max_runs=rules.max_runs,
@@ -357,6 +375,7 @@ class SchedulesAdmin:
             started_at=to_datetime(course.started_at),
             skipped=record.skipped,
             skipped_at=_optional(record.skipped_at),
+            skips=record.skips,
             tz=tz,
             jitter=None if rules.jitter is None else rules.jitter / SECOND,
             is_declared=record.is_declared,
@@ -371,8 +390,9 @@ class SchedulesAdmin:
         late = -1 if record.course.next_at is None else self._storage.now() - record.course.next_at
         if late < 0:
             return None
-        if record.call.task not in self._registry.names:
-            return f"overdue: this app does not declare task {record.call.task!r}"
+        for task in record.call.tasks:
+            if task not in self._registry.names:
+                return f"overdue: this app does not declare task {task!r}"
         if late <= LATE:
             return None
         try:

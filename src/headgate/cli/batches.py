@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import click
 
-from headgate.admin import Admin
-from headgate.cli.bulk import change_many
+from headgate.admin import Admin, BatchDetails, BulkResult
+from headgate.cli.bulk import OnProgress, count_and_change
 from headgate.cli.locate import ask, takes_app, takes_app_and
 from headgate.cli.output import json_option, print_json, print_table
-from headgate.tasks.ties import BatchStatus
 
 
 @click.group()
 def batches() -> None:
-    """List batches, show the progress of one, cancel its remaining jobs."""
+    """List batches, show the progress of one, cancel one with everything in it."""
 
 
 @batches.command(name="list")
@@ -52,19 +51,21 @@ def show(target: str, words: tuple[str], as_json: bool) -> None:
 @click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="The most jobs to cancel.")
 @json_option
 def cancel(target: str, words: tuple[str], yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
-    """Cancel the waiting jobs of a batch, and ask the running ones to end.
+    """Cancel the waiting jobs of a batch and of the batches in it, and ask the running ones to end.
 
-    Jobs that follow its success are cancelled with it; those that follow any outcome run. Exit code 1 if no job was
-    left.
+    The steps after it are cancelled whatever end they need, unless they also wait for other jobs; `headgate jobs cancel
+    --batch ID` leaves them, and the batches in it. Exit code 1 if no job was left.
     """
     (id,) = words
-    ask(target, lambda admin: admin.batch(id))
-    wanted = {"batch": id}
-    change_many(target, "cancel", as_json=as_json, wanted=wanted, is_all=False, dry_run=dry_run, yes=yes, most=most)
+
+    async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
+        return await admin.cancel_batch(id, most=most, dry_run=dry_run, on_progress=on_progress)
+
+    count_and_change(target, "cancel", change, as_json=as_json, dry_run=dry_run, yes=yes)
 
 
-async def _pages(admin: Admin, count: int, before: str | None, *, pending_only: bool) -> list[BatchStatus]:
-    found: list[BatchStatus] = []
+async def _pages(admin: Admin, count: int, before: str | None, *, pending_only: bool) -> list[BatchDetails]:
+    found: list[BatchDetails] = []
     while len(found) < count:
         page = await admin.batches(pending_only=pending_only, before=before, count=count - len(found))
         if not page:
@@ -74,14 +75,15 @@ async def _pages(admin: Admin, count: int, before: str | None, *, pending_only: 
     return found
 
 
-def print_batches(found: Sequence[BatchStatus]) -> None:
+def print_batches(found: Sequence[BatchDetails]) -> None:
     """Print batches as a table."""
     print_table(
         "Batches",
-        ("id", "state", "jobs", "pending", "succeeded", "failed", "cancelled", "enqueued", "finished"),
+        ("id", "tasks", "state", "jobs", "pending", "succeeded", "failed", "cancelled", "enqueued", "finished"),
         [
             (
                 each.id,
+                ", ".join(each.tasks) or None,
                 "pending" if each.state is None else each.state,
                 each.total,
                 each.pending,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import click
 
@@ -16,7 +16,17 @@ from headgate.cli.question import confirm, require_answer
 from headgate.escaping import printable
 from headgate.plural import counted
 
-BulkWord = Literal["retry", "run", "cancel"]
+OnProgress = Callable[[BulkResult], None]
+
+BulkWord = Literal["retry", "run", "reschedule", "cancel", "delete"]
+Change = Callable[..., Awaitable[BulkResult]]
+"""Changes many jobs: takes a query, `most`, `dry_run` and `on_progress`, as `Admin.cancel_many` does."""
+
+
+class BulkChange(Protocol):
+    """Changes many jobs, or counts them."""
+
+    async def __call__(self, admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult: ...
 
 
 class _BulkWords(NamedTuple):
@@ -29,6 +39,15 @@ _WORDS = {
     "cancel": _BulkWords("Cancel", "cancelled or asked to end", "would be cancelled or asked to end"),
     "retry": _BulkWords("Retry", "waiting again", "would wait again"),
     "run": _BulkWords("Run", "made ready", "would be made ready"),
+    "reschedule": _BulkWords("Reschedule", "rescheduled", "would be rescheduled"),
+    "delete": _BulkWords("Delete for good", "deleted", "would be deleted"),
+}
+
+
+_VERBS: dict[str, Callable[[Admin], Change]] = {
+    "retry": lambda admin: admin.retry_many,
+    "run": lambda admin: admin.run_many_now,
+    "cancel": lambda admin: admin.cancel_many,
 }
 
 
@@ -56,21 +75,31 @@ def change_many(
     dry_run: bool,
     yes: bool,
     most: int,
+    by: Callable[[Admin], Change] | None = None,
 ) -> None:
-    """Change all jobs that the options select. Exit code 1 if none was changed."""
+    """Change all jobs that the options select, as the word says, or `by` another verb.
+
+    Exit code 1 if none was changed.
+    """
     if not wanted and not is_all:
         raise click.UsageError(
             "name at least one job by its id, select jobs by options such as --state failed, or add --all"
         )
+
+    async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
+        verb = _VERBS[word](admin) if by is None else by(admin)
+        return await verb(query_at(wanted, admin.now()), most=most, dry_run=dry_run, on_progress=on_progress)
+
+    count_and_change(target, word, change, as_json=as_json, dry_run=dry_run, yes=yes)
+
+
+def count_and_change(target: str, word: BulkWord, verb: BulkChange, *, as_json: bool, dry_run: bool, yes: bool) -> None:
+    """Count the jobs that the verb would change, ask, and change them. Exit code 1 if none was changed."""
     require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
 
     async def change(admin: Admin, *, dry_run: bool, expected: int | None = None) -> BulkResult:
-        verbs = {"retry": admin.retry_many, "run": admin.run_many_now, "cancel": admin.cancel_many}
-        query = query_at(wanted, admin.now())
         with progress_bar(_WORDS[word].asked, expected, shown=not dry_run and not as_json) as advance:
-            return await verbs[word](
-                query, most=most, dry_run=dry_run, on_progress=lambda result: advance(result.changed)
-            )
+            return await verb(admin, dry_run=dry_run, on_progress=lambda result: advance(result.changed))
 
     result = BulkResult()
     if dry_run or not yes:

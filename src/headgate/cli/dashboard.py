@@ -114,6 +114,7 @@ def dashboard(
             title=title,
             read_only=read_only,
             trusted_proxies=proxies,
+            target=target,
         )
         if link is None:
             click.echo(f"Dashboard of {target}: {url}")

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -18,12 +19,16 @@ import click
 from headgate.app import Headgate
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import locate, takes_app_and
-from headgate.cli.output import json_option, print_json, progress_bar
+from headgate.cli.output import NOTHING_NEW, json_option, print_json, progress_bar
 from headgate.cli.query import instant, seconds
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
+from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
+from headgate.jobs.retention import OwnRetention
+from headgate.jobs.retry import RetryPolicy
 from headgate.plural import counted
 from headgate.suggestion import did_you_mean
+from headgate.tasks.handle import Job, JobStatus
 from headgate.tasks.task import Call, Task
 
 CHUNK = 500
@@ -37,6 +42,17 @@ def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequen
         if "=" not in text:
             raise click.BadParameter(f"{text!r} is not NAME=TEXT, such as source=import")
     return dict(text.split("=", 1) for text in given) or None
+
+
+def _retention(_context: click.Context, _parameter: click.Parameter, given: str | None) -> OwnRetention | None:
+    if given is None or "=" not in given:
+        return given
+    parts = [part.partition("=") for part in given.split(",")]
+    return {state.strip(): kept.strip() for state, _, kept in parts}
+
+
+def _unique_while(_context: click.Context, _parameter: click.Parameter, given: str | None) -> Sequence[str] | None:
+    return None if given is None else given.split(",")
 
 
 def _tags(_context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> Sequence[str] | None:
@@ -57,6 +73,7 @@ def _tags(_context: click.Context, _parameter: click.Parameter, given: Sequence[
 @click.option("--at", type=instant, metavar="INSTANT", help="Start not before this instant: 2026-05-01T08:00, in UTC.")
 @click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="Higher priorities start first in their lane.")
 @click.option("--expires-at", type=instant, metavar="INSTANT", help="Fail the job if it has not started by then.")
+@click.option("--expires-in", type=seconds, metavar="TIME", help="The same, from when it may start: 90s, 15m, 2h.")
 @click.option("--timeout", type=seconds, metavar="TIME", help="The timeout of each attempt.")
 @click.option("--unique-key", metavar="KEY", help="At most one job of the task waits with this key.")
 @click.option("--on-conflict", type=click.Choice(get_args(OnConflict)), help="What a second job with the key does.")
@@ -66,6 +83,21 @@ def _tags(_context: click.Context, _parameter: click.Parameter, given: Sequence[
 @click.option("--id", metavar="UUID", help="The id of the job: if the task has a job with it, nothing is stored.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", callback=_headers, help="Repeatable.")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", callback=_tags, help="Repeatable; added to the task's.")
+@click.option("--retries", type=click.IntRange(0), help="How often a failed attempt is repeated.")
+@click.option(
+    "--retention",
+    metavar="TIME",
+    callback=_retention,
+    help="How long it is kept after its end: 1h, 0, forever, or succeeded=0,failed=30d.",
+)
+@click.option("--keep-result/--no-keep-result", default=None, help="Whether what the task returns is stored.")
+@click.option("--audit", type=click.Choice(get_args(AuditWord)), help="How much of its life is kept.")
+@click.option(
+    "--unique-while",
+    type=click.Choice(["waiting", "waiting,running"]),
+    callback=_unique_while,
+    help="In which states a job holds the key.",
+)
 @click.option("--dry-run", is_flag=True, help="Enqueue nothing; check arguments, keys and costs.")
 @json_option
 def enqueue(
@@ -75,6 +107,7 @@ def enqueue(
     payloads: Path | None,
     dry_run: bool,
     as_json: bool,
+    retries: int | None,
     **options: Any,
 ) -> None:
     """Enqueue a job of TASK, or many, and print the id of each.
@@ -99,6 +132,8 @@ def enqueue(
     app = locate(target)
     if app._client.address.shown.startswith("memory:"):
         raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")
+    if retries is not None:
+        options["retry"] = RetryPolicy(retries=retries)
     task = _task(app, target, words[0]).using(**{name: value for name, value in options.items() if value is not None})
     if payloads is not None:
         _enqueue_many(app, task, payloads, dry_run=dry_run, as_json=as_json)
@@ -129,19 +164,22 @@ def _call(app: Headgate, task: Task[Any, Any], text: str | bytes) -> Call[Any]:
 
 
 def _enqueue_one(app: Headgate, task: Task[Any, Any], call: Call[Any], *, dry_run: bool, as_json: bool) -> None:
-    async def stored() -> Any:
+    async def stored() -> tuple[Job[Any], JobStatus | None]:
         async with app.open(migrate=False):
             (job,) = await task.enqueue_many([call])
-            return await job.status() if as_json else job.id
+            return job, await job.status() if as_json else None
 
     if dry_run:
         _print_dry_run(1, as_json=as_json)
         return
-    told = asyncio.run(stored())
-    if as_json:
-        print_json(told)
-    else:
-        click.echo(told)
+    job, status = asyncio.run(stored())
+    if status is not None:
+        shown = {field.name: getattr(status, field.name) for field in fields(status)}
+        print_json({**shown, "is_new": job.is_new})
+        return
+    click.echo(job.id)
+    if not job.is_new:
+        click.echo(NOTHING_NEW, err=True)
 
 
 def _print_dry_run(count: int, *, as_json: bool) -> None:

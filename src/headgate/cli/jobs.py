@@ -1,4 +1,4 @@
-"""`headgate jobs`: list, show, retry, run and cancel jobs, one by one or many."""
+"""`headgate jobs`: list, show, retry, run, reschedule, cancel and delete jobs, one by one or many."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import click
 import msgspec
 from msgspec import structs
 
-from headgate.admin import Admin, Explanation, JobDetails, TiedJob
-from headgate.cli.bulk import change_many, takes_many
+from headgate.admin import Admin, BulkResult, Explanation, JobDetails, JobQuery, Purged, TiedJob
+from headgate.cli.bulk import Change, change_many, takes_many
 from headgate.cli.enqueue import enqueue
 from headgate.cli.locate import (
     ask,
@@ -25,7 +25,7 @@ from headgate.cli.locate import (
     takes_app_and,
     takes_app_and_ids,
 )
-from headgate.cli.output import json_option, make_console, print_json, print_table, until
+from headgate.cli.output import NOTHING_NEW, json_option, make_console, print_json, print_table, until
 from headgate.cli.query import instant, query_at, seconds, takes_query
 from headgate.clock import SystemClock, sleep, to_datetime
 from headgate.errors import BatchNotFound, HeadgateError, JobNotFound
@@ -33,6 +33,7 @@ from headgate.escaping import indented, one_line
 from headgate.jobs.encoded import is_encoded, shown_encoded
 from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobRecord, JobState
 from headgate.jobs.report import LogLine
+from headgate.limits.key import shown_key
 from headgate.plural import counted
 from headgate.tasks.handle import JobStatus
 from headgate.tasks.ties import BatchStatus
@@ -52,7 +53,7 @@ class JobReport:
 
 @click.group()
 def jobs() -> None:
-    """List, show, enqueue, retry, run and cancel jobs; read their logs."""
+    """List, show, enqueue, retry, run, reschedule, cancel and delete jobs."""
 
 
 jobs.add_command(enqueue)
@@ -173,17 +174,24 @@ def run(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
 
 
 @jobs.command()
-@takes_app_and_ids
+@takes_many
 @click.option("--delay", type=seconds, metavar="TIME", help="Start not before this time from now: 90s, 15m, 2h.")
 @click.option("--at", type=instant, metavar="INSTANT", help="Start not before this instant: 2026-05-01T08:00, in UTC.")
 @click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="Higher priorities start first in their lane.")
 @json_option
 def reschedule(
-    target: str, ids: Sequence[str], delay: float | None, at: datetime | None, priority: int | None, as_json: bool
+    target: str,
+    ids: Sequence[str],
+    delay: float | None,
+    at: datetime | None,
+    priority: int | None,
+    as_json: bool,
+    **many: Any,
 ) -> None:
-    """Change the time or the priority of waiting jobs. Their limits still apply.
+    """Change the time or the priority of waiting jobs: by their ids, or all that match the options.
 
-    Prints the result for each id. Exit code 1 if one of them does not wait.
+    Their limits still apply. Prints the result for each id. Exit code 1 if one of them does not wait, or if no job
+    matched that has another time or priority.
     """
     if delay is not None and at is not None:
         raise click.UsageError("--delay and --at exclude each other")
@@ -196,7 +204,33 @@ def reschedule(
         when = f"until {status.run_at:%Y-%m-%d %H:%M:%S} UTC" if status.is_scheduled else "to run as soon as it can"
         return JobReport(id, True, f"waits {when}, with priority {status.priority}")
 
-    _change_each(target, ids, change, as_json=as_json)
+    def by(admin: Admin) -> Change:
+        return partial(admin.reschedule_many, at=at, delay=delay, priority=priority)
+
+    if ids:
+        _change(target, ids, change, as_json=as_json, **many)
+    else:
+        change_many(target, "reschedule", as_json=as_json, by=by, **many)
+
+
+@jobs.command()
+@takes_many
+@json_option
+def delete(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
+    """Delete final jobs for good, with their results, attempts and log lines: by their ids, or all that match.
+
+    Kept are jobs that an unfinished job follows, or whose batch it follows, as it may read their results. Waiting and
+    running jobs are not deleted; cancel them first. `headgate purge` deletes final jobs by their age. `headgate audit`
+    shows the deletion. Exit code 1 if one of the ids could not be deleted, or if no job matched.
+    """
+
+    def by(admin: Admin) -> Change:
+        return partial(_purge, admin)
+
+    if ids:
+        _change(target, ids, _delete, as_json=as_json, **many)
+    else:
+        change_many(target, "delete", as_json=as_json, by=by, **many)
 
 
 @jobs.command(name="run-again")
@@ -216,9 +250,11 @@ def run_again(target: str, words: tuple[str], payload: str | None, as_json: bool
     given = sys.stdin.buffer.read() if payload == "-" else payload and os.fsencode(payload)
     new = ask(target, lambda admin: admin.run_again(id, given))
     if as_json:
-        print_json({"job": new, "run_again": id})
-    else:
-        click.echo(new)
+        print_json({"job": new.id, "is_new": new.is_new, "run_again": id})
+        return
+    click.echo(new.id)
+    if not new.is_new:
+        click.echo(NOTHING_NEW, err=True)
 
 
 @jobs.command()
@@ -263,7 +299,7 @@ async def _details(
         try:
             details = await admin.job(id)
             if decode:
-                details = replace(details, record=_decoded(admin, details.record))
+                details = replace(details, record=await _decoded(admin, details.record))
             found.append((details, await admin.explain(id)))
         except JobNotFound as error:
             found.append(await _batch_of(admin, id, error))
@@ -357,6 +393,26 @@ async def _come_back(admin: Admin, refused: JobReport) -> JobReport:
     except JobNotFound:
         return refused
     return JobReport(refused.id, True, "waits again, for the job it follows") if is_blocked else refused
+
+
+async def _delete(admin: Admin, id: str) -> JobReport:
+    await admin.delete(id)
+    return JobReport(id, True, "deleted")
+
+
+async def _purge(
+    admin: Admin, query: JobQuery, *, most: int, dry_run: bool, on_progress: Callable[[BulkResult], None]
+) -> BulkResult:
+    def progress(purged: Purged) -> None:
+        on_progress(_as_bulk(purged))
+
+    return _as_bulk(await admin.purge(query, most=most, dry_run=dry_run, on_progress=progress))
+
+
+def _as_bulk(purged: Purged) -> BulkResult:
+    refused = {"an unfinished job follows it": purged.kept} if purged.kept else {}
+    matched = purged.deleted + purged.kept
+    return BulkResult(matched, purged.deleted, refused, purged.is_dry_run, purged.is_cut)
 
 
 async def _cancel(admin: Admin, id: str) -> JobReport:
@@ -500,7 +556,7 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
         "headers": record.headers or {},
         "schedule": None if record.origin is None else record.origin.schedule,
         "occurs_at": _occurs_at(record),
-        "limits": [{"limit": draw.limit, "key": draw.key} for draw in record.draws],
+        "limits": [{"limit": draw.limit, "key": shown_key(draw.key)} for draw in record.draws],
         "audit": record.audit.word,
         "reason": reason,
         "attempts": [_attempt(attempt) for attempt in details.attempts],
@@ -509,10 +565,10 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
     }
 
 
-def _decoded(admin: Admin, record: JobRecord) -> JobRecord:
+async def _decoded(admin: Admin, record: JobRecord) -> JobRecord:
     """Return a job with its payload and result in clear. Raises PayloadError if the app cannot decode them."""
-    result = None if record.result is None else admin.decoded(record.result)
-    return structs.replace(record, payload=admin.decoded(record.payload), result=result)
+    result = None if record.result is None else await admin.loaded(record.result)
+    return structs.replace(record, payload=await admin.loaded(record.payload), result=result)
 
 
 def _as_json(stored: str | None) -> object:
@@ -596,7 +652,7 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             ("followed by", _tied(details.ties.followers)),
             *_overrides(record),
             *_occurrence(record),
-            ("limits", ", ".join(f"{draw.limit} key {draw.key!r}" for draw in record.draws) or None),
+            ("limits", ", ".join(f"{draw.limit} key {shown_key(draw.key)!r}" for draw in record.draws) or None),
             ("tags", ", ".join(status.tags) or None),
             ("annotations", status.annotations or None),
             ("headers", record.headers),

@@ -29,12 +29,17 @@ COMMANDS: Mapping[str, Lazy] = {
     "worker": Lazy("headgate.cli.worker", "Run jobs until stopped."),
     "status": Lazy("headgate.cli.status", "Show the state: queues, nodes, limits, and what blocks the database."),
     "top": Lazy("headgate.cli.top", "Watch queues, throughput, throttled keys, nodes and failures live."),
-    "queues": Lazy("headgate.cli.queues", "List, pause, resume and empty queues."),
-    "jobs": Lazy("headgate.cli.jobs", "List, show, enqueue, retry, run and cancel jobs; read their logs."),
+    "queues": Lazy("headgate.cli.queues", "List, show, pause, resume and empty queues."),
+    "jobs": Lazy("headgate.cli.jobs", "List, show, enqueue, retry, run, reschedule, cancel and delete jobs."),
     "failures": Lazy("headgate.cli.failures", "Show the failures of the last hour, grouped by task and root cause."),
-    "batches": Lazy("headgate.cli.batches", "List batches, show the progress of one, cancel its remaining jobs."),
+    "batches": Lazy(
+        "headgate.cli.batches", "List batches, show the progress of one, cancel one with everything in it."
+    ),
     "tasks": Lazy("headgate.cli.tasks", "List the tasks that an app declares, and how many jobs wait for each."),
-    "nodes": Lazy("headgate.cli.nodes", "List, quiet, resume and stop worker processes, and change their slots."),
+    "alerts": Lazy("headgate.cli.alerts", "List the alerts that are firing, and send a test message of one."),
+    "nodes": Lazy(
+        "headgate.cli.nodes", "List, quiet, resume, rename and stop worker processes, and change their slots."
+    ),
     "audit": Lazy(
         "headgate.cli.audit", "Show changes by people to jobs, limits, queues, schedules and nodes, newest first."
     ),

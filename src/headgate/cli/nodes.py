@@ -16,7 +16,7 @@ from headgate.plural import counted
 
 @click.group()
 def nodes() -> None:
-    """List, quiet, resume and stop worker processes, and change their slots.
+    """List, quiet, resume, rename and stop worker processes, and change their slots.
 
     NODE is the id of a node, or its name if no other running node has it. A node reads a change within a second. It
     stays until the process ends.
@@ -32,7 +32,7 @@ def list_(target: str, as_json: bool) -> None:
     A node is alive, quiet (alive, and an operator lets it claim nothing), stopping, silent (no heartbeat for 30 s) or
     gone (its process has ended; another node will take its jobs). `headgate jobs list --state running --node ID` lists
     the jobs of one. A slot lingers if its job was asked to end, by a timeout or a cancellation, and still runs: usually
-    a thread, which cannot be stopped. --json names these jobs.
+    a thread, which cannot be stopped. --json names these jobs. Labels are shown if a node has any.
     """
     found = ask(target, lambda admin: admin.nodes())
     if as_json:
@@ -99,6 +99,20 @@ def slots(target: str, words: tuple[str, str], as_json: bool) -> None:
     say_change(changed, f"{node} has {what}", f"{node} had {what} already", as_json=as_json, **facts)
 
 
+@nodes.command()
+@takes_app_and("NODE", "NAME")
+@json_option
+def rename(target: str, words: tuple[str, str], as_json: bool) -> None:
+    """Give a node another name, until its process ends; `headgate worker --name` sets it at the start.
+
+    NAME is 1 to 200 printable characters without spaces.
+    """
+    node, name = words
+    changed = ask(target, lambda admin: admin.rename_node(node, name))
+    done, was = f"{node} is renamed to {name}", f"{node} had the name {name} already"
+    say_change(changed, done, was, as_json=as_json, node=node, name=name)
+
+
 def _parse_slots(given: str) -> tuple[str | None, int]:
     """Return the queue, if one is named, and the number."""
     queue, colon, number = given.rpartition(":")
@@ -109,10 +123,15 @@ def _parse_slots(given: str) -> tuple[str | None, int]:
 
 
 def print_nodes(found: Sequence[NodeStatus]) -> None:
-    """Print nodes as a table."""
+    """Print nodes as a table; their labels only if one of them has any."""
+    have_labels = any(node.labels for node in found)
     print_table(
         "Nodes",
-        ("process", "id", "state", "heartbeat", "running", "lingering", "slots", "version", "started"),
+        (
+            *("process", "id", "state", "heartbeat", "running", "lingering", "slots"),
+            *(("labels",) if have_labels else ()),
+            *("version", "started"),
+        ),
         [
             (
                 node.name,
@@ -122,6 +141,7 @@ def print_nodes(found: Sequence[NodeStatus]) -> None:
                 node.running,
                 len(node.lingering) or None,
                 _slots(node),
+                *((", ".join(node.labels) or None,) if have_labels else ()),
                 node.version or None,
                 node.started_at,
             )

@@ -31,6 +31,9 @@ LEAST_COLUMN = 8
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
+NOTHING_NEW = "nothing was enqueued: this job with its unique key, or its id, was there"
+"""What is said beside the id of a job that `enqueue` has found."""
+
 
 def print_json(answer: object) -> None:
     """Print an answer as indented JSON; instants are ISO 8601 in UTC."""

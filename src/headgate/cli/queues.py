@@ -1,21 +1,23 @@
-"""`headgate queues`: list, pause and empty queues."""
+"""`headgate queues`: list, show, pause and empty queues."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from headgate.admin import QueueOverview, QueueStatus
-from headgate.cli.bulk import change_many
+from headgate.admin import Admin, BulkResult, DeclaredQueue, JobQuery, QueueKeys, QueueOverview, QueueStatus
+from headgate.cli.bulk import Change, change_many
 from headgate.cli.locate import ask, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_table
 from headgate.cli.pausing import add_pausing
+from headgate.errors import UnknownQueue
 
 
 @click.group()
 def queues() -> None:
-    """List, pause, resume and empty queues."""
+    """List, show, pause, resume and empty queues."""
 
 
 @queues.command(name="list")
@@ -24,13 +26,49 @@ def queues() -> None:
 def list_(target: str, as_json: bool) -> None:
     """List queues: their jobs by state, the age of the oldest job that is ready, and the lag.
 
-    Lag: how long the oldest ready job has waited for a free slot.
+    Lag: how long the oldest ready job has waited for a free slot. The note says how the app orders the jobs of a queue,
+    unless they start in the order in which they came.
     """
     found = ask(target, lambda admin: admin.queues.list())
     if as_json:
         print_json(found)
         return
     print_queues(found)
+
+
+@queues.command()
+@takes_app_and("QUEUE")
+@click.option("--keys", type=click.IntRange(1, 500), default=20, show_default=True, help="The most keys to list.")
+@json_option
+def show(target: str, words: tuple[str], keys: int, as_json: bool) -> None:
+    """Show a queue: its jobs, what the app declares of it, and the keys of a fair queue with most waiting jobs.
+
+    If more than 2,000 keys have waiting jobs, the first ones in line are ranked. Keys that only have jobs for later are
+    left out.
+    """
+    (queue,) = words
+
+    async def read(admin: Admin) -> tuple[QueueStatus | None, QueueKeys]:
+        status = next((each for each in await admin.queues.list() if each.queue == queue), None)
+        return status, await admin.queues.keys(queue, count=keys)
+
+    status, found = ask(target, read)
+    if status is None:
+        raise UnknownQueue(f"queue {queue!r} is not declared by this app, has no jobs and is not paused")
+    if as_json:
+        print_json({"queue": status, "keys": found})
+        return
+    print_queues([status])
+    if status.declared is None:
+        click.echo("This app does not declare the queue.")
+        return
+    print_table("Declared", ("", ""), _declared(status.declared), empty="nothing")
+    if status.declared.fair_by:
+        title = "Keys" if found.is_exact else "Keys, of the first in line"
+        rows = [(shown.key, shown.waiting, shown.weight) for shown in found.keys]
+        print_table(title, ("key", "waiting", "weight"), rows, empty="no jobs")
+        if found.count > len(found.keys):
+            click.echo(f"{len(found.keys)} of {found.count}{'' if found.is_exact else ' or more'} keys")
 
 
 add_pausing(
@@ -49,14 +87,50 @@ add_pausing(
 @click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="The most jobs to cancel.")
 @json_option
 def purge(target: str, words: tuple[str], yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
-    """Cancel all waiting jobs of a queue. Running jobs continue.
+    """Cancel all waiting jobs of a queue, scheduled ones included. Running jobs continue.
 
-    Pause the queue first, so that workers claim none meanwhile. `headgate purge --queue` deletes final jobs. Exit code
-    1 if no job waited.
+    Pause the queue first, so that workers claim none meanwhile. Cancelled jobs are kept for their retention:
+    `headgate jobs retry --queue QUEUE --state cancelled` retries them. `headgate purge --queue` deletes final jobs.
+    Exit code 1 if no job waited.
     """
     (queue,) = words
-    wanted = {"queue": queue, "state": "waiting"}
-    change_many(target, "cancel", as_json=as_json, wanted=wanted, is_all=False, dry_run=dry_run, yes=yes, most=most)
+
+    def by(admin: Admin) -> Change:
+        async def purge(query: JobQuery, **how: Any) -> BulkResult:
+            return await admin.queues.purge(queue, **how)
+
+        return purge
+
+    change_many(
+        target,
+        "cancel",
+        as_json=as_json,
+        wanted={"queue": queue},
+        is_all=False,
+        dry_run=dry_run,
+        yes=yes,
+        most=most,
+        by=by,
+    )
+
+
+def _declared(queue: DeclaredQueue) -> list[tuple[str, object]]:
+    """Return what the app declares of a queue, as rows; what it leaves out has no row."""
+    weights = ", ".join(f"{key}: {weight}" for key, weight in sorted(queue.weights.items()))
+    slots = "by the kind of its tasks" if queue.concurrency is None else queue.concurrency
+    wait = queue.on_limit if queue.max_wait is None else f"wait at most {lasting(queue.max_wait)}"
+    rows = [
+        ("slots per node", slots),
+        ("slots of all nodes", queue.global_concurrency),
+        ("weight in shared slots", queue.weight if queue.weight != 1 else None),
+        ("fair by", ", then ".join(queue.fair_by) or None),
+        ("weights", weights or None),
+        ("aging", lasting(queue.aging)),
+        ("most waiting jobs", queue.max_backlog),
+        ("when full", None if queue.max_backlog is None else queue.when_full),
+        ("when a limit is closed", wait),
+    ]
+    return [(name, value) for name, value in rows if value is not None]
 
 
 def print_queues(found: Sequence[QueueStatus | QueueOverview]) -> None:
@@ -74,9 +148,19 @@ def print_queues(found: Sequence[QueueStatus | QueueOverview]) -> None:
                 q.cancelled,
                 lasting(q.oldest),
                 lasting(q.lag),
-                "paused" if q.is_paused else None,
+                _note(q),
             )
             for q in found
         ],
         empty="no jobs",
     )
+
+
+def _note(queue: QueueStatus | QueueOverview) -> str | None:
+    notes = ["paused"] if queue.is_paused else []
+    if isinstance(queue, QueueStatus) and queue.declared is not None:
+        if queue.declared.fair_by:
+            notes.append(f"fair by {', then '.join(queue.declared.fair_by)}")
+        if queue.declared.aging is not None:
+            notes.append(f"aging {lasting(queue.declared.aging)}")
+    return "; ".join(notes) or None

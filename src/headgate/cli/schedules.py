@@ -18,6 +18,8 @@ from headgate.cli.question import confirm, require_answer
 from headgate.escaping import one_line, printable
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.plural import counted
+from headgate.schedules.calendar import Calendar
+from headgate.schedules.calendar_text import parse_calendar
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.schedule import Misfire, Overlap
@@ -43,8 +45,8 @@ def schedules() -> None:
 def list_(target: str, as_json: bool) -> None:
     """List schedules: the next run of each, and how many of its jobs have run, wait or run now.
 
-    A declared schedule is stored when the first worker that declares it starts. The note names problems, and the last
-    skipped occurrence with the reason.
+    Skips are occurrences that did not run. A declared schedule is stored when the first worker that declares it starts.
+    The note names problems, and the last skipped occurrence with the reason.
     """
     found, now = ask_with_time(target, lambda admin: admin.schedules.list())
     if as_json:
@@ -52,10 +54,10 @@ def list_(target: str, as_json: bool) -> None:
         return
     print_table(
         "Schedules",
-        ("schedule", "task", "trigger", "next run", "last occurrence", "runs", "open", "note"),
+        ("schedule", "task", "trigger", "next run", "last occurrence", "runs", "skips", "open", "note"),
         [
-            (each.name, each.task, each.trigger, _next_run(each, now), each.last_occurrence, each.runs, each.open,
-             _note(each))
+            (each.name, _tasks(each), each.trigger, _next_run(each, now), each.last_occurrence, each.runs, each.skips,
+             each.open, _note(each))
             for each in found
         ],
         empty="no schedules are stored",
@@ -83,7 +85,10 @@ def _takes_definition(function: Callable[..., None]) -> Callable[..., None]:
         (
             click.option("--cron", metavar="EXPRESSION", help='When it runs: "0 6 * * *".'),
             click.option("--every", metavar="PERIOD", help="When it runs, instead of --cron: 90s, 15m, 2h."),
-            click.option("--tz", metavar="ZONE", help="The zone of --cron and of the windows. Default: UTC."),
+            click.option(
+                "--calendar", metavar="TEXT", help='When it runs, instead of --cron: "every 2 weeks on mon at 9:00".'
+            ),
+            click.option("--tz", metavar="ZONE", help="The zone of --cron, --calendar and the windows. Default: UTC."),
             click.option("--payload", metavar="JSON", help="The arguments as a JSON object; - reads it from stdin."),
             click.option("--until", type=instant, metavar="INSTANT", help="It ends before this instant."),
             click.option("--max-runs", type=click.IntRange(1), help="It ends after this many runs."),
@@ -107,11 +112,13 @@ def _takes_definition(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def _trigger(cron: str | None, every: str | None, tz: str | None) -> Trigger | None:
-    if cron is not None and every is not None:
-        raise click.UsageError("--cron and --every exclude each other")
+def _trigger(cron: str | None, every: str | None, calendar: str | None, tz: str | None) -> Trigger | None:
+    if sum(each is not None for each in (cron, every, calendar)) > 1:
+        raise click.UsageError("--cron, --every and --calendar exclude each other")
     if cron is not None:
         return Cron(cron, tz=tz or "UTC")
+    if calendar is not None:
+        return parse_calendar(calendar, tz=tz or "UTC")
     return None if every is None else Every(every)
 
 
@@ -121,10 +128,10 @@ def _payload(given: str | None) -> bytes | None:
     return sys.stdin.buffer.read() if given == "-" else os.fsencode(given)
 
 
-def _given(options: dict[str, Any], cron: str | None, tz: str | None) -> Any:
-    """Return the options that were given; those of windows on a cron expression have its zone."""
+def _given(options: dict[str, Any], trigger: Trigger | None, tz: str | None) -> Any:
+    """Return the options that were given; those of windows on a cron expression or a calendar have its zone."""
     given = {name: value for name, value in options.items() if value is not None and value != ()}
-    return given if tz is None or cron is not None else {**given, "tz": tz}
+    return given if tz is None or isinstance(trigger, Cron | Calendar) else {**given, "tz": tz}
 
 
 @schedules.command()
@@ -138,6 +145,7 @@ def create(
     words: tuple[str, str],
     cron: str | None,
     every: str | None,
+    calendar: str | None,
     tz: str | None,
     payload: str | None,
     queue: str | None,
@@ -150,12 +158,13 @@ def create(
     \b
       headgate schedules create shop:app sync-acme sync --every 5m --payload '{"tenant": "acme"}'
       headgate schedules create shop:app report report --cron '0 6 * * *' --tz Europe/Rome --exclude 12-25
+      headgate schedules create shop:app pay pay --calendar 'every 2 weeks on mon, wed at 9:00' --tz Europe/Rome
     """
     name, task = words
-    trigger = _trigger(cron, every, tz)
+    trigger = _trigger(cron, every, calendar, tz)
     if trigger is None:
-        raise click.UsageError("add --cron or --every")
-    given, arguments = _given(options, cron, tz), _payload(payload) or b"{}"
+        raise click.UsageError("add --cron, --every or --calendar")
+    given, arguments = _given(options, trigger, tz), _payload(payload) or b"{}"
     status = ask(
         target,
         lambda admin: admin.schedules.create(name, task, trigger, arguments, queue=queue, priority=priority, **given),
@@ -172,6 +181,7 @@ def edit(
     words: tuple[str],
     cron: str | None,
     every: str | None,
+    calendar: str | None,
     tz: str | None,
     payload: str | None,
     as_json: bool,
@@ -179,7 +189,8 @@ def edit(
 ) -> None:
     """Change a schedule that no code declares. What is left out stays, and so do its runs and its pause."""
     (name,) = words
-    trigger, given, arguments = _trigger(cron, every, tz), _given(options, cron, tz), _payload(payload)
+    trigger = _trigger(cron, every, calendar, tz)
+    given, arguments = _given(options, trigger, tz), _payload(payload)
     if trigger is None and not given and arguments is None:
         raise click.UsageError("add an option: what should change?")
     status = ask(target, lambda admin: admin.schedules.edit(name, trigger, arguments, **given))
@@ -248,6 +259,10 @@ def reencode(target: str, as_json: bool) -> None:
     """
     changed = ask(target, lambda admin: admin.schedules.reencode())
     say_done(f"{counted(changed, 'schedule')} encoded anew", as_json=as_json, changed=changed)
+
+
+def _tasks(schedule: ScheduleStatus) -> str:
+    return schedule.task if schedule.jobs == 1 else f"{', '.join(schedule.tasks)} ({counted(schedule.jobs, 'job')})"
 
 
 def _next_run(schedule: ScheduleStatus, now: datetime) -> str | None:

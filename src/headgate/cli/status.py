@@ -11,6 +11,7 @@ import click
 
 from headgate.admin import (
     Admin,
+    AlertStatus,
     BlockerStatus,
     BucketStatus,
     NodeStatus,
@@ -19,6 +20,7 @@ from headgate.admin import (
     SlowCounts,
     UnknownTaskCount,
 )
+from headgate.cli.alerts import print_alerts
 from headgate.cli.locate import ask_with_time, takes_app
 from headgate.cli.nodes import print_nodes
 from headgate.cli.output import json_option, lasting, print_json, print_table, until
@@ -69,6 +71,7 @@ class Status:
     waiting: Sequence[WaitingStatus]
     unknown_tasks: Sequence[UnknownTaskCount]
     overdue_schedules: Sequence[ScheduleStatus]
+    alerts: Sequence[AlertStatus]
 
 
 @click.command()
@@ -100,6 +103,8 @@ def status(target: str, as_json: bool) -> None:
         empty="nothing waits",
     )
     print_nodes(answer.nodes)
+    if answer.alerts:
+        print_alerts(answer.alerts)
     if answer.unknown_tasks:
         print_table(
             "Tasks that this app does not declare",
@@ -163,6 +168,7 @@ async def _answer(admin: Admin, counts: SlowCounts) -> Status:
         waiting=await _waiting(admin, seen),
         unknown_tasks=seen.unknown_tasks,
         overdue_schedules=seen.overdue_schedules,
+        alerts=seen.alerts,
     )
 
 

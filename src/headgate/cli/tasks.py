@@ -29,7 +29,7 @@ class LimitWait:
 class ListedTask:
     """A task under its name or an alias: its queue, its limits, and the number of waiting jobs.
 
-    `waits` is how its jobs wait for each of these limits, and those of its queue.
+    `waits` is how its jobs wait for each of these limits, and those of its queue. The rest is as in `DeclaredTask`.
     """
 
     task: str
@@ -37,6 +37,9 @@ class ListedTask:
     limits: Sequence[str]
     waiting: int
     waits: Sequence[LimitWait]
+    requires: Sequence[str]
+    tags: Sequence[str]
+    unique_key: str | None
 
 
 @click.command()
@@ -46,7 +49,8 @@ def tasks(target: str, as_json: bool) -> None:
     """List the tasks that an app declares, and how many jobs wait for each.
 
     The first 100,000 waiting jobs are counted. With a limit it says what a job does that finds it closed, unless it
-    waits without a maximum, and what sets that: the limit itself, the queue or the app.
+    waits without a maximum, and what sets that: the limit itself, the queue or the app. The labels that a node needs to
+    run a task, the tags of its jobs and their unique key are shown if a task has any.
     """
     gates = {name: task.whole_gate for name, task in locate(target).tasks.items()}
 
@@ -56,7 +60,16 @@ def tasks(target: str, as_json: bool) -> None:
             waiting[each.task] += each.jobs
         waits = {name: _waits(gate) for name, gate in gates.items()}
         return [
-            ListedTask(task.task, task.queue, task.limits, waiting[task.task], waits.get(task.task, []))
+            ListedTask(
+                task.task,
+                task.queue,
+                task.limits,
+                waiting[task.task],
+                waits.get(task.task, []),
+                task.requires,
+                task.tags,
+                task.unique_key,
+            )
             for task in admin.declared_tasks
         ]
 
@@ -64,12 +77,18 @@ def tasks(target: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    print_table(
-        "Tasks",
-        ("task", "queue", "limits", "waiting"),
-        [(each.task, each.queue, _limits(each, gates.get(each.task)), each.waiting) for each in found],
-        empty="no tasks are declared",
-    )
+    columns = ["task", "queue", "limits", "waiting"]
+    rows = [[each.task, each.queue, _limits(each, gates.get(each.task)), each.waiting] for each in found]
+    for name, cells in (
+        ("requires", [", ".join(each.requires) for each in found]),
+        ("tags", [", ".join(each.tags) for each in found]),
+        ("unique key", [each.unique_key for each in found]),
+    ):
+        if any(cells):
+            columns.append(name)
+            for row, cell in zip(rows, cells, strict=True):
+                row.append(cell or None)
+    print_table("Tasks", columns, rows, empty="no tasks are declared")
 
 
 def _waits(gate: Gate) -> list[LimitWait]:

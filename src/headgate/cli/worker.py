@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import click
 
 from headgate.app import Headgate
-from headgate.arguments import MOST_SLOTS
+from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.query import seconds
 from headgate.cli.reloader import Reloader
@@ -25,8 +25,9 @@ from headgate.cli.stacks import print_stacks_on_signal
 from headgate.cli.supervisor import NUMBER, STOPPED_BY_OPERATOR, Supervisor
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock, microseconds, wait_for_event
+from headgate.engine.children import ChildBounds
 from headgate.engine.stop_signals import on_stop_signals
-from headgate.errors import StorageUnavailable
+from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.escaping import indented, one_line
 from headgate.jobs.event import Event, NodeStarted, NodeStopping
 from headgate.observe.log import start_lines
@@ -59,6 +60,16 @@ def _queues(
     return queues or None
 
 
+def _size(_context: click.Context, _parameter: click.Parameter, given: str | None) -> int | None:
+    """Return a number of bytes; digits alone are bytes."""
+    if given is None:
+        return None
+    try:
+        return parse_bytes(given, "SIZE", least=MEBIBYTE)
+    except DeclarationError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 @click.command()
 @takes_app
 @click.option(
@@ -88,6 +99,20 @@ def _queues(
     multiple=True,
     metavar="LABEL",
     help="Also run tasks that require this label. Repeatable; default: HEADGATE_LABELS or the app's setting.",
+)
+@click.option(
+    "--max-tasks-per-child",
+    type=click.IntRange(1),
+    metavar="COUNT",
+    help="Replace a child process of process tasks after this number of attempts (default: "
+    "HEADGATE_MAX_TASKS_PER_CHILD or the app's setting).",
+)
+@click.option(
+    "--max-memory-per-child",
+    callback=_size,
+    metavar="SIZE",
+    help="Replace one that occupies more than this after an attempt, such as 500MB (default: "
+    "HEADGATE_MAX_MEMORY_PER_CHILD or the app's setting).",
 )
 @click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True, help="Number of processes.")
 @click.option(
@@ -147,6 +172,8 @@ def worker(
     slots: int | None,
     name: str | None,
     labels: tuple[str, ...],
+    max_tasks_per_child: int | None,
+    max_memory_per_child: int | None,
     processes: int,
     grace: float | None,
     metrics_port: int | None,
@@ -209,6 +236,10 @@ def worker(
         command += [f"--label={label}" for label in labels]
         if slots is not None:
             command += ["--slots", str(slots)]
+        if max_tasks_per_child is not None:
+            command += ["--max-tasks-per-child", str(max_tasks_per_child)]
+        if max_memory_per_child is not None:
+            command += ["--max-memory-per-child", str(max_memory_per_child)]
         if name is not None:
             command += ["--name", name]
         if log_jobs is not None:
@@ -234,7 +265,8 @@ def worker(
         threading.Thread(target=_end_with_stdin, name="headgate-stdin", daemon=True).start()
     with asyncio.Runner(loop_factory=make_loop) as runner:
         name = _numbered(name, app)
-        code = runner.run(_serve(app, queues, slots, name, labels, grace, until, health, wait, log_jobs))
+        children = ChildBounds(max_tasks_per_child, max_memory_per_child)
+        code = runner.run(_serve(app, queues, slots, name, labels, children, grace, until, health, wait, log_jobs))
     if code:
         raise SystemExit(code)
 
@@ -260,6 +292,7 @@ async def _serve(
     slots: int | None,
     name: str | None,
     labels: tuple[str, ...],
+    children: ChildBounds,
     grace: float | None,
     drain: Literal["ready", "all"] | None,
     health: HealthPort | None,
@@ -288,6 +321,8 @@ async def _serve(
                 slots=slots,
                 name=name,
                 labels=labels or None,
+                max_tasks_per_child=children.attempts,
+                max_memory_per_child=children.memory,
                 grace=grace,
                 drain=drain,
                 log_jobs=log_jobs,

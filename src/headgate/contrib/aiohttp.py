@@ -42,7 +42,7 @@ class LimitedRequests:
     (seconds, a timedelta, or "5m") a request that would start later raises `aiohttp.ConnectionTimeoutError`; nothing is
     sent then. The wait also counts in the `total` of aiohttp's own timeout, which is 5 minutes by default.
 
-    An answer that refuses, or was the last one of its window, penalises its key as `LimitedTransport` does. The answer
+    An answer that refuses, or was the last one of its window, penalizes its key as `LimitedTransport` does. The answer
     itself is returned unchanged. Redirects draw on the budget, too.
     """
 

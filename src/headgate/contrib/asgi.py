@@ -43,7 +43,8 @@ class AsgiLimitMiddleware:
 
     Answers have `RateLimit-Policy` and `RateLimit`, refusals also `Retry-After`, in whole seconds. The permit of a
     `Concurrency` is held until the application has answered. If the store of the limiter does not answer, the limit's
-    `on_store_error` decides: `"run"` (default) passes requests, `"wait"` answers 503. Raises DeclarationError.
+    `on_store_error` decides: `"run"` (default) passes requests, `"wait"` answers 503, and with `"share"` this process
+    uses its share. Raises DeclarationError.
     """
 
     def __init__(
@@ -59,6 +60,11 @@ class AsgiLimitMiddleware:
         self._limiter = limiter
         self._limit: RequestLimit[Scope] = RequestLimit(limiter, key, policy, where="AsgiLimitMiddleware", clock=clock)
 
+    @property
+    def passed_without_limit(self) -> int:
+        """How many requests were passed on because the store of the limiter did not answer."""
+        return self._limit.passed_without_limit
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = self._limit.key_of(scope) if scope["type"] in ("http", "websocket") else None
         if key is None:
@@ -69,7 +75,7 @@ class AsgiLimitMiddleware:
             decision = await self._limiter.try_acquire(key)
             refusal = None if decision else self._limit.refusal(decision)
         except STORE_ERRORS as error:
-            refusal = self._limit.without_store(error)
+            refusal = self._limit.without_store(error, key)
         if refusal is not None:
             await _refuse(scope, refusal, send)
         elif decision is None:

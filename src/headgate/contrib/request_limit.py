@@ -13,6 +13,7 @@ from headgate import Decision, DeclarationError, HeadgateError, Limiter, Storage
 from headgate.clock import Clock, SystemClock
 from headgate.contrib.rate_limit_fields import Fields, RateLimitFields, Refusal, unavailable
 from headgate.limits.key import bucket_key
+from headgate.limits.limit import share_of
 from headgate.observe.log_budget import LogBudget
 
 R = TypeVar("R")
@@ -57,7 +58,11 @@ class RequestLimit(Generic[R]):
         self._where = where
         self._fields = RateLimitFields(limiter.limit, policy)
         self._name = limiter.limit.name or limiter.limit.rule.describe()
+        limit = limiter.limit
+        self._share = None if limit.sharers is None else Limiter(share_of(limit), clock=clock)
         self._lock = threading.Lock()
+        self.passed_without_limit: int = 0
+        """How many requests were passed on although the store of the limit failed."""
         self._warnings = LogBudget(clock or SystemClock(), lines=1, per=30)
 
     def key_of(self, request: R) -> str | None:
@@ -81,17 +86,25 @@ class RequestLimit(Generic[R]):
         """Return the answer to a request that is refused."""
         return self._fields.refusal(decision)
 
-    def without_store(self, error: HeadgateError) -> Refusal | None:
+    def without_store(self, error: HeadgateError, key: str) -> Refusal | None:
         """Return the answer if the store of the limit fails; None to pass the request on, by its `on_store_error`.
 
-        Logs it, one line in 30 s.
+        Counts what passes, and logs it, one line in 30 s.
         """
         passes = self.limiter.limit.on_store_error == "run"
         doing = "requests pass without it" if passes else "requests get 503"
+        if self._share is not None:
+            doing = f"this process uses one of {self.limiter.limit.sharers} shares"
         line = f"limit {self._name}: its store cannot be used, {doing}"
+        if passes:
+            self.limiter.note_bypass(key)
         with self._lock:
+            self.passed_without_limit += passes
             if self._warnings.admits(lambda omitted: logger.warning("%s; %s", line, omitted)):
                 logger.warning("%s: %s", line, error)
+        if self._share is not None:
+            decision = self._share.sync.try_acquire(key)
+            return None if decision else self.refusal(decision)
         return None if passes else unavailable()
 
 

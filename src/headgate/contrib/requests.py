@@ -41,7 +41,7 @@ class LimitedAdapter(HTTPAdapter):
     is sent then. `options` are those of `requests.adapters.HTTPAdapter`; what its `max_retries` sends again does not
     draw on the budget.
 
-    An answer that refuses, or was the last one of its window, penalises its key as `LimitedTransport` does. The answer
+    An answer that refuses, or was the last one of its window, penalizes its key as `LimitedTransport` does. The answer
     itself is returned unchanged. Redirects draw on the budget, too. Raises DeclarationError for a limiter of a
     `Concurrency`, because an adapter does not see when an answer has been read.
     """

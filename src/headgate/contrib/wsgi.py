@@ -49,6 +49,11 @@ class WsgiLimitMiddleware:
         )
         self._limiter = limiter.sync
 
+    @property
+    def passed_without_limit(self) -> int:
+        """How many requests were passed on because the store of the limiter did not answer."""
+        return self._limit.passed_without_limit
+
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         key = self._limit.key_of(environ)
         if key is None:
@@ -58,7 +63,7 @@ class WsgiLimitMiddleware:
             decision = self._limiter.try_acquire(key)
             refusal = None if decision else self._limit.refusal(decision)
         except STORE_ERRORS as error:
-            refusal = self._limit.without_store(error)
+            refusal = self._limit.without_store(error, key)
         if refusal is not None:
             return _refuse(environ, refusal, start_response)
         if decision is None:

@@ -127,7 +127,7 @@ class Backlogs:
             return await self._admit(admitted, DEFAULT_QUEUE, jobs, may_wait=may_wait)
         if queue.when_full == "raise" or not may_wait or jobs > queue.max_backlog:
             if not await self._fits(admitted, queue, jobs):
-                raise QueueFull(name, self._count(name).waiting, queue.max_backlog)
+                raise QueueFull(name, self._count(name).waiting, queue.max_backlog, jobs)
             return name
         close_count = self._close_count
         # One caller at a time, in the order of arrival.

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.enqueuer import require_key
 from headgate.engine.error_text import USER_CODE_ERRORS
-from headgate.errors import StorageUnavailable
+from headgate.engine.large_payloads import LargePayloads, call_all
+from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
+from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed
 from headgate.jobs.gating import GateChange, GatedJob, subject_of
 from headgate.jobs.terms import GateTerms
@@ -41,6 +46,21 @@ SWEEP_SOON = 1.0
 MAX_UNMOVABLE = 10_000
 """How many unmovable jobs are kept in memory, so that they are not tried again at each claim that meets them."""
 
+LOADED_AT_ONCE = 4
+"""How many large payloads are in memory at once."""
+
+FOLDER_PAUSE = 30 * SECOND
+"""For how long no large payload is read after one could not be (microseconds); their jobs wait where they are."""
+
+
+class _Move(NamedTuple):
+    """A waiting job that carries another gate than that of this release."""
+
+    job: GatedJob
+    task: Task[Any, Any]
+    gate: Gate
+    gate_name: str
+
 
 class BacklogMigrator:
     """Compares the limits of waiting jobs with the current limits of their tasks, and moves jobs in small batches.
@@ -50,8 +70,16 @@ class BacklogMigrator:
     """
 
     def __init__(
-        self, storage: Store, registry: Registry, *, clock: Clock, bus: EventBus, wake: Callable[[], None]
+        self,
+        storage: Store,
+        registry: Registry,
+        *,
+        clock: Clock,
+        bus: EventBus,
+        wake: Callable[[], None],
+        large_payloads: LargePayloads | None = None,
     ) -> None:
+        self._large_payloads = large_payloads
         self._wake = wake
         self._storage = storage
         self._registry = registry
@@ -59,6 +87,8 @@ class BacklogMigrator:
         self._bus = bus
         self._published_tasks: set[str] = set()
         self._unmovable: set[str] = set()
+        self._not_yet: set[str] = set()
+        self._folder_again_at = 0
         self._met: dict[str, None] = {}
         self._is_met = asyncio.Event()
         self._has_met_unknown_lanes = False
@@ -114,9 +144,11 @@ class BacklogMigrator:
         to_do = await self._note()
         is_sweep = not self._until(SWEEP_EVERY)
         if to_do:
+            self._not_yet.clear()
             await self._move(self._tasks_of(to_do), to_do, unknown_only=False)
             gates = self._registry.gates().subjects
-            await self._storage.gates_done({subject: gates[subject] for subject in to_do if subject in gates})
+            done = [subject for subject in to_do if subject in gates and subject not in self._not_yet]
+            await self._storage.gates_done({subject: gates[subject] for subject in done})
         if is_sweep:
             await self._sweep()
             self._sweep_soon = SWEEP_SOON
@@ -173,39 +205,84 @@ class BacklogMigrator:
 
     async def _move_page(self, page: Sequence[GatedJob], subjects: frozenset[str] | None) -> int:
         """Move the jobs of a page whose limits differ from this release; `subjects` None: those of all its tasks."""
-        changes = list(self._changes(page, subjects))
+        small: list[_Move] = []
+        large: list[_Move] = []
+        for job in page:
+            move = self._move_of(job, subjects)
+            if move is not None:
+                (large if self._needs_folder(move) else small).append(move)
+        # Those that need no folder first: it may not answer.
+        moved = await self._change_gates([self._change(move) for move in small])
+        calls = [partial(self._change_of_large, move) for move in large]
+        return moved + await self._change_gates(await call_all(calls, at_once=LOADED_AT_ONCE))
+
+    def _needs_folder(self, move: _Move) -> bool:
+        return self._large_payloads is not None and move.gate.reads_arguments and is_in_folder(move.job.payload)
+
+    async def _change_gates(self, found: Iterable[GateChange | None]) -> int:
+        changes = [change for change in found if change is not None]
         if not changes:
             return 0
         done = await self._storage.change_gates(changes)
         return min(done, sum(not job.stays for job in changes))
 
-    def _changes(self, page: Sequence[GatedJob], subjects: frozenset[str] | None) -> Iterator[GateChange]:
-        """Yield the changes for jobs that carry another gate; an unreadable job stays as it is and does not start."""
-        for job in page:
-            task = self._registry.find(job.task)
-            assert task is not None, f"jobs of {job.task!r} were not requested"
-            if job.queue not in self._registry.queues:
-                continue
-            if subjects is not None and subject_of(job.task, job.queue) not in subjects:
-                continue
+    def _move_of(self, job: GatedJob, subjects: frozenset[str] | None) -> _Move | None:
+        """Return the move of a job; None if it carries the gate of this release, or is none of these subjects."""
+        task = self._registry.find(job.task)
+        assert task is not None, f"jobs of {job.task!r} were not requested"
+        if job.queue not in self._registry.queues:
+            return None
+        if subjects is not None and subject_of(job.task, job.queue) not in subjects:
+            return None
+        try:
             # A job that went to a fallback queue keeps the limits of the queue it was meant for.
             wanted = intended_queue(job.gate)
             wanted = wanted if wanted in self._registry.queues else None
-            try:
-                gate_name = self._registry.gate_name(job.task, job.queue, wanted)
-                if gate_name == job.gate:
-                    continue
-                gate, asked = self._registry.gate(task, job.queue, wanted), UNGATED
-                if gate.limits:
-                    asked = _asked(gate, task, job)
-                draws, costs, terms = draws_in_batch(asked, job.draws, job.terms)
-            except USER_CODE_ERRORS as error:  # including errors of the task's own `cost` or `owner` for an old payload
-                self._skip(job, error)
-                continue
-            if job.terms is not None and job.terms.skips:
-                terms = (terms or GateTerms()).skipping()
-            stays = (draws, costs, terms) == (job.draws, job.costs, job.terms)
-            yield GateChange(job.id, job.draws, draws, costs, terms, gate_name, stays)
+            gate_name = self._registry.gate_name(job.task, job.queue, wanted)
+            if gate_name == job.gate:
+                return None
+            return _Move(job, task, self._registry.gate(task, job.queue, wanted), gate_name)
+        except USER_CODE_ERRORS as error:
+            self._skip(job, error)
+            return None
+
+    async def _change_of_large(self, move: _Move) -> GateChange | None:
+        """Return the change for a job whose payload is in the folder; None if that cannot be read, now or ever."""
+        assert self._large_payloads is not None
+        job = move.job
+        if self._clock.monotonic() < self._folder_again_at:
+            self._not_yet.add(subject_of(job.task, job.queue))
+            return None
+        try:
+            payload = await self._large_payloads.load(job.payload, f"the payload of job {job.id}")
+        except FolderUnavailable as error:
+            self._pause_folder(error)
+            self._not_yet.add(subject_of(job.task, job.queue))
+            return None
+        except PayloadError as error:
+            self._skip(job, error)
+            return None
+        return self._change(move._replace(job=replace(job, payload=payload)))
+
+    def _pause_folder(self, error: FolderUnavailable) -> None:
+        now = self._clock.monotonic()
+        if now >= self._folder_again_at:
+            self._bus.publish(StorageFailed(at=self._clock.now(), doing="moving a backlog", error=str(error)))
+        self._folder_again_at = now + FOLDER_PAUSE
+
+    def _change(self, move: _Move) -> GateChange | None:
+        """Return the change for a job; None if its limits cannot be computed: it stays as it is and does not start."""
+        job = move.job
+        try:
+            asked = _asked(move.gate, move.task, job) if move.gate.limits else UNGATED
+            draws, costs, terms = draws_in_batch(asked, job.draws, job.terms)
+        except USER_CODE_ERRORS as error:  # including errors of the task's own `cost` or `owner` for an old payload
+            self._skip(job, error)
+            return None
+        if job.terms is not None and job.terms.skips:
+            terms = (terms or GateTerms()).skipping()
+        stays = (draws, costs, terms) == (job.draws, job.costs, job.terms)
+        return GateChange(job.id, job.draws, draws, costs, terms, move.gate_name, stays)
 
     def _skip(self, job: GatedJob, error: BaseException) -> None:
         if len(self._unmovable) >= MAX_UNMOVABLE:
@@ -225,6 +302,8 @@ def _ignore_skip(limit: str, reason: str) -> None:
 
 
 def _asked(gate: Gate, task: Task[Any, Any], job: GatedJob) -> GatedCall:
+    if not gate.reads_arguments:
+        return gate.ask({}, job.headers or {}, _ignore_skip)
     if job.origin is None or not job.origin.results:
         return gate.ask(task.payload.arguments(job.payload), job.headers or {}, _ignore_skip)
     # Results that are arguments are added when the job starts.

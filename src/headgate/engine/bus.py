@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.engine.error_text import summarize_error
 from headgate.errors import HeadgateError
 from headgate.jobs.event import Event, StorageFailed, StorageUsed
 
@@ -161,6 +162,7 @@ def publish_use(bus: EventBus, clock: Clock, verb: str, asked_at: int, jobs: int
         bus.publish(StorageUsed(at=clock.now(), verb=verb, seconds=seconds, jobs=jobs))
 
 
-def publish_storage_failure(bus: EventBus, clock: Clock, doing: str, error: HeadgateError) -> None:
+def publish_storage_failure(bus: EventBus, clock: Clock, doing: str, error: Exception) -> None:
     """Publish that the store failed during `doing`."""
-    bus.publish(StorageFailed(at=clock.now(), doing=doing, error=str(error)))
+    text = str(error) if isinstance(error, HeadgateError) else summarize_error(error)
+    bus.publish(StorageFailed(at=clock.now(), doing=doing, error=text))

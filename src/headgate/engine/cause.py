@@ -9,7 +9,7 @@ from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.following import LEADER_NOT_SUCCEEDED, LEADER_SUCCEEDED
 from headgate.tasks.signals import Cancel
 
-CANCELLED_BY_HANDLER = "headgate.tasks.signals.Cancel"
+CANCELLED_BY_HANDLER = "headgate.Cancel"
 """The error type of a job that its handler has cancelled, also by a subclass of `Cancel`."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from hashlib import blake2b
@@ -15,6 +16,7 @@ from headgate.engine.bus import EventBus
 from headgate.engine.occurrence import occurrence
 from headgate.jobs.encoded import codecs_of
 from headgate.jobs.event import ScheduleTooFast
+from headgate.jobs.job import Draw
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.limits.limit import AnyRule
 from headgate.schedules.schedule import ScheduleRules, first_progress, is_over, updated_progress
@@ -65,7 +67,7 @@ async def declare(
             # Keep the stored first occurrence: one that is computed anew at each start would never come.
             rules = replace(rules, first_at=known.rules.first_at)
             trigger = counted_from(spec.trigger, known.course.started_at)
-            course = updated_progress(known.course, rules, trigger, now)
+            course = updated_progress(known.course, rules, trigger, now, is_unchanged=rules == known.rules)
             is_same = codecs.encodes and _is_same_call(known.call, call, codecs)
             record = replace(known, name=spec.name, call=known.call if is_same else call, rules=rules, course=course)
             if code is not None:
@@ -129,17 +131,18 @@ async def _before(storage: Store, name: str, code: Code, *, is_stored: bool) -> 
 
 def _is_same_call(known: ScheduledCall, call: ScheduledCall, codecs: Codecs) -> bool:
     """Return whether two calls are the same, and encoded by the same codecs: an encryption differs each time."""
-    return (
-        codecs_of(known.payload) == codecs_of(call.payload)
-        and codecs.opened(known.payload) == codecs.opened(call.payload)
-        and replace(known, payload="") == replace(call, payload="")
-    )
+    if len(known.calls) != len(call.calls):
+        return False
+    have_same_codecs = [codecs_of(each.payload) for each in known.calls] == [
+        codecs_of(each.payload) for each in call.calls
+    ]
+    return have_same_codecs and known.with_payloads(codecs.opened) == call.with_payloads(codecs.opened)
 
 
 def signature(spec: ScheduleSpec, call: ScheduledCall, codecs: Codecs = NO_CODECS) -> str:
     """Return a short text that changes when the declaration of a schedule changes."""
     if codecs.encodes:
-        call = replace(call, payload=codecs.digest(call.payload, f"the payload of schedule {spec.name!r}"))
+        call = call.with_payloads(lambda payload: codecs.digest(payload, f"the payload of schedule {spec.name!r}"))
     declared = (dump_trigger(spec.trigger), *(getattr(spec, field.name) for field in fields(spec)[2:]), call)
     return blake2b(msgspec.json.encode(declared), digest_size=16).hexdigest()
 
@@ -175,13 +178,14 @@ def slower_limit(
 
 
 def warn_if_too_fast(record: ScheduleRecord, trigger: Trigger, registry: Registry, bus: EventBus, clock: Clock) -> None:
-    """Publish ScheduleTooFast if the schedule is due more often than a limit of its task allows."""
+    """Publish ScheduleTooFast if the schedule is due more often than a limit of its tasks allows."""
     now = record.course.started_at
-    job = occurrence(record, registry, id="", occurs_at=now, now=now)
-    costs = job.costs or (1,) * len(job.draws)
-    draws = [(draw.limit, cost) for draw, cost in zip(job.draws, costs, strict=True)]
-    if not draws:
+    costs: Counter[Draw] = Counter()
+    for job in occurrence(record, registry, str, occurs_at=now, now=now).jobs:
+        costs.update(dict(zip(job.draws, job.costs or (1,) * len(job.draws), strict=True)))
+    if not costs:
         return
+    draws = [(draw.limit, cost) for draw, cost in costs.items()]
     limit = slower_limit(counted_from(trigger, now), now, draws, registry.rules)
     if limit is not None:
-        bus.publish(ScheduleTooFast(at=clock.now(), schedule=record.name, task=job.task, limit=limit))
+        bus.publish(ScheduleTooFast(at=clock.now(), schedule=record.name, task=record.call.task, limit=limit))

@@ -17,19 +17,21 @@ from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.declaration import declare, warn_if_too_fast
 from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.housekeeper import publish_dropped
+from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.max_wait import reject_over_max_wait, rejected
 from headgate.errors import DeclarationError
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob, Origin
-from headgate.jobs.scheduled import ScheduledCall
+from headgate.jobs.scheduled import ScheduledCall, ScheduledGraph, ScheduledStep
 from headgate.jobs.uniqueness import replaces
 from headgate.schedules.stored_trigger import is_storable
 from headgate.storage.store import Store
 from headgate.tasks.batch_gate import BatchGate
-from headgate.tasks.flow import FlowBatch, FlowCall
+from headgate.tasks.flow import BatchPlan, ChainPlan, FlowBatch, FlowCall
 from headgate.tasks.gate import UNGATED, GatedCall
+from headgate.tasks.planned_schedule import numbered_graph
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
 from headgate.tasks.task import Call, Task
@@ -54,6 +56,7 @@ class Enqueuer:
         ids: IdSource,
         callback_runner: CallbackRunner,
         history_writer: HistoryWriter,
+        large_payloads: LargePayloads | None = None,
     ) -> None:
         self._storage = storage
         self._registry = registry
@@ -62,6 +65,7 @@ class Enqueuer:
         self._ids = ids
         self._callback_runner = callback_runner
         self._history_writer = history_writer
+        self._large_payloads = large_payloads
         self.tracing: Tracing | None = None
         self._backlogs = Backlogs(storage, clock, registry.queues.__getitem__)
         self._skipped: set[tuple[str, str]] = set()
@@ -70,15 +74,15 @@ class Enqueuer:
         """End all waits for room in a queue with NotOpen, because the app is closed."""
         self._backlogs.close()
 
-    async def enqueue(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[str]:
-        """Store the calls as jobs in one commit; return the id for each call, of its own job or of the existing one."""
+    async def enqueue(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[tuple[str, bool]]:
+        """Store the calls as jobs in one commit; return for each call the id of its job, and whether that is new."""
         counts = queue_counts(groups)
         if not self._backlogs.are_bounded(counts):
             return await self._store(self._jobs_of(task, groups))
         with await self._backlogs.admit(counts) as admitted:
             return await self._store(self._jobs_of(task, groups, admitted.queues), admitted)
 
-    async def _store(self, jobs: Sequence[NewJob], admitted: Admitted | None = None) -> list[str]:
+    async def _store(self, jobs: Sequence[NewJob], admitted: Admitted | None = None) -> list[tuple[str, bool]]:
         has_max_wait = any(job.give_up_at is not None for job in jobs)
         if has_max_wait:
             jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
@@ -125,6 +129,8 @@ class Enqueuer:
             jobs = self._jobs_of(task, groups, admitted.queues)
             # The caller's commit is not notified here, so these jobs count once the store counts them.
             admitted.store()
+            if self._large_payloads is not None:
+                jobs = list(await self._large_payloads.store_payloads(jobs, in_transaction=True))
             return jobs
 
     async def add_in_transaction(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
@@ -171,29 +177,49 @@ class Enqueuer:
             )
         if "id" in options:
             raise DeclarationError(f"schedule {spec.name!r}: id is an option of one job; each occurrence has its own")
-        payload, arguments = task.payload.encode(call.args, call.kwargs)
+        arguments: dict[str, Any]
+        if call.later:
+            payload, arguments = task.payload.encode_part(call.kwargs, call.later)
+        else:
+            payload, arguments = task.payload.encode(call.args, call.kwargs)
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # An impossible key or cost is raised here, and not later on a node.
-        self._registry.gate(task, queue).ask(arguments, headers, partial(self._skip, task.name))
+        on_skip = require_key if call.later else partial(self._skip, task.name)
+        self._registry.gate(task, queue).ask(arguments, headers, on_skip)
         fields = {name: value for name, value in task.template.fields.items() if name in _SCHEDULED}
         template = task.template
         return ScheduledCall(
             queue=queue, payload=payload, headers=template.headers, expires_in=template.expires_in, **fields
         )
 
-    async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> None:
-        """Store a schedule at run time. Raises DeclarationError for options of one job and for a custom trigger."""
+    def scheduled_graph(self, spec: ScheduleSpec, plan: ChainPlan[Any] | BatchPlan) -> ScheduledCall:
+        """Return the graph that a schedule enqueues.
+
+        Raises what `scheduled_call` raises for each call, and DeclarationError for what an occurrence cannot have:
+        stored jobs to follow, and limits that a batch holds.
+        """
+        graph = numbered_graph(plan, f"schedule {spec.name!r}")
+        steps = tuple(
+            ScheduledStep(each.id, self.scheduled_call(each.task, spec, each.call), each.origin) for each in graph.calls
+        )
+        batches = tuple(NewBatch(each.id, each.total, 0, each.batch, each.leaders) for each in graph.batches)
+        first = steps[0].call
+        return ScheduledCall(first.task, first.queue, "", graph=ScheduledGraph(steps, batches, graph.run, graph.last))
+
+    async def put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> None:
+        """Store a schedule at run time. Raises DeclarationError for a custom trigger."""
         if not is_storable(spec.trigger):
             raise DeclarationError(
                 f"schedule {spec.name!r}: a custom trigger, or a function in exclude=, cannot be stored, so other "
                 "nodes cannot load it; declare the schedule in the code with @app.schedule"
             )
-        scheduled = self.scheduled_call(task, spec, call)
         record, _ = await declare(self._storage, spec, scheduled, again=True, codecs=self._registry.codecs)
         assert record is not None
         warn_if_too_fast(record, spec.trigger, self._registry, self._bus, self._clock)
 
     async def _add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
+        if self._large_payloads is not None:
+            jobs = await self._large_payloads.store_payloads(jobs)
         asked_at = self._clock.monotonic()
         if self.tracing is not None and jobs:
             with self.tracing.sending(jobs) as sent:
@@ -300,9 +326,9 @@ class Enqueuer:
                 self._bus.publish(kind(at=at, job_id=id or job.id, task=job.task, queue=job.queue, run_at=job.run_at))
 
 
-def resolved_ids(jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[str]:
-    """Return the ids that callers get: of the existing job where one was found, else of the new one."""
-    return [others.get(job.id, job.id) for job in jobs]
+def resolved_ids(jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[tuple[str, bool]]:
+    """Return the ids that callers get, of the existing job where one was found; and whether the job is new."""
+    return [(others.get(job.id, job.id), job.id not in others) for job in jobs]
 
 
 def require_key(limit: str, reason: str) -> None:

@@ -23,12 +23,14 @@ from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import ChildCall, Children
 from headgate.engine.chunk_calls import ChunkCalls, MismatchedResults
 from headgate.engine.error_text import describe_error
+from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
 from headgate.engine.store_completion import StoreCompletion
 from headgate.engine.store_results import StoreResults
 from headgate.engine.threads import in_thread
-from headgate.errors import PayloadError, ResultUnavailable, StorageUnavailable
+from headgate.errors import FolderUnavailable, PayloadError, ResultUnavailable, StorageUnavailable
+from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
 from headgate.jobs.outcome import (
     CalleeRateLimited,
@@ -55,6 +57,9 @@ from headgate.tasks.tracing import Tracing
 
 CHILD_START_TIMEOUT = 30.0
 """Seconds that a starting child has to become ready after its attempt was cancelled; then it is killed."""
+
+FOLDER_PAUSE = 30
+"""Seconds that a job waits whose payload is in a folder that cannot be read."""
 
 LINGERS_AFTER = 5.0
 """Seconds after its cancellation until a still running attempt is reported as lingering."""
@@ -90,6 +95,7 @@ class AttemptDependencies:
     on_linger: Callable[[RunningAttempt], None]
     around: Sequence[AroundAttempt] = ()
     tracing: Tracing | None = None
+    large_payloads: LargePayloads | None = None
 
 
 class RunningAttempt:
@@ -179,7 +185,8 @@ class RunningAttempt:
     def start(self) -> asyncio.Task[Outcome]:
         dependencies = self._dependencies
         self.started_at = dependencies.clock.monotonic()
-        run = self._run() if dependencies.tracing is None else self._traced(dependencies.tracing)
+        body = self._run() if dependencies.large_payloads is None else self._run_large(dependencies.large_payloads)
+        run = body if dependencies.tracing is None else self._traced(dependencies.tracing, body)
         self._asyncio_task = asyncio.get_running_loop().create_task(run)
         return self._asyncio_task
 
@@ -226,11 +233,42 @@ class RunningAttempt:
         self.error = failure
         return Failed(describe_error(failure))
 
-    async def _traced(self, tracing: Tracing) -> Outcome:
+    async def _traced(self, tracing: Tracing, body: Coroutine[Any, Any, Outcome]) -> Outcome:
         with tracing.running(self.job, self.task.name) as set_outcome:
-            outcome = await self._run()
+            outcome = await body
             set_outcome(outcome)
         return outcome
+
+    async def _run_large(self, large_payloads: LargePayloads) -> Outcome:
+        """Run the attempt of an app whose large payloads and results are in a folder."""
+        if is_in_folder(self.job.payload):
+            try:
+                payload = await large_payloads.load(self.job.payload, f"the payload of job {self.job.id}")
+            except FolderUnavailable as error:
+                return self._put_back(error)
+            except StorageUnavailable:
+                return Interrupted()
+            except PayloadError as error:
+                return self._unreadable(error)
+            except asyncio.CancelledError as error:
+                return self._outcome_when_cancelled(error)
+            self.job = replace(self.job, payload=payload)
+        outcome = await self._run()
+        if not isinstance(outcome, Succeeded) or outcome.result is None or not large_payloads.is_large(outcome.result):
+            return outcome
+        try:
+            return Succeeded(await large_payloads.store(outcome.result, self.job.id))
+        except StorageUnavailable as error:
+            # The work is done, and must not be done again for its result.
+            self.context.log.warning("the result of job %s is kept in the database: %s", self.job.id, error)
+            return outcome
+        except asyncio.CancelledError:
+            return outcome
+
+    def _put_back(self, error: FolderUnavailable) -> Snoozed:
+        """Return the job for a while, without spending the attempt, because the folder cannot be read."""
+        self.context.log.warning("job %s waits %d s for its payload: %s", self.job.id, FOLDER_PAUSE, error)
+        return Snoozed(FOLDER_PAUSE * SECOND)
 
     async def _run(self) -> Outcome:
         task = self.task
@@ -296,6 +334,8 @@ class RunningAttempt:
         """Add the arguments that are results of other jobs. Returns the outcome if that fails."""
         try:
             payload = await self._dependencies.results.payload_of(self.job, results)
+        except FolderUnavailable as error:
+            return self._put_back(error)
         except StorageUnavailable:
             return Interrupted()
         except ResultUnavailable as error:

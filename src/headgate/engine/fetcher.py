@@ -38,6 +38,11 @@ class Fetcher:
         """Whether any limit is remote."""
         return bool(self._by_limit)
 
+    @property
+    def limits_away(self) -> set[str]:
+        """The limits whose stores did not answer the last call, if that was lately."""
+        return set().union(*(fetcher.limits_away for fetcher in self._fetchers))
+
     def request(self, starved: Sequence[Starved], room: int) -> None:
         """Fetch starts for buckets that a claim found empty; `room` jobs could start now."""
         for each in starved:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from headgate.clock import SECOND, Clock
 from headgate.engine.error_text import summarize_error
 from headgate.errors import HeadgateError, StorageUnavailable
-from headgate.limits.bucket_store import Bucket, BucketStore, ChecksRules, Taken
+from headgate.limits.bucket_store import Bucket, BucketStore, ChecksRules, NotesRefusals, Taken
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER, Snapshot
 
@@ -68,6 +68,11 @@ class GuardedStore:
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
         await self._call("penalize", lambda: self._store.penalize(bucket, closed_for))
+
+    async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
+        store = self._store
+        if isinstance(store, NotesRefusals):
+            await self._call("refuse", lambda: store.refuse(bucket, charged_at))
 
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         snapshot = await self._call("snapshot", lambda: self._store.snapshot(bucket))

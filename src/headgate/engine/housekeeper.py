@@ -33,6 +33,9 @@ EXPIRING_STEPS = 100
 RELEASING_STEPS = 100
 """How many steps of releasing followers may run in a row before other work."""
 
+KEPT_WITHOUT_TERMS = 3600.0
+"""Seconds that a job is kept, by a retention of 0, which it does not carry: others may still follow it."""
+
 PRUNED_AT_ONCE = 500
 
 PRUNE_OVERLAP = 86400 * SECOND
@@ -61,7 +64,8 @@ class Housekeeper:
         self._pruned_before: dict[int, int] = {}
         self._kept_for: dict[int, set[JobState]] = {}
         for state in FINAL_STATES:
-            self._kept_for.setdefault(round(retention.of(state) * SECOND), set()).add(state)
+            # With 0, jobs carry it themselves. These were enqueued by a program without this setting.
+            self._kept_for.setdefault(round((retention.of(state) or KEPT_WITHOUT_TERMS) * SECOND), set()).add(state)
 
         self._upkeep = Upkeep()
         self._noted = asyncio.Event()

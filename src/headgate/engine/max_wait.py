@@ -79,4 +79,4 @@ def rejected(jobs: Sequence[NewJob]) -> list[Dropped]:
 
 
 def _rejected_as(job: NewJob) -> JobState:
-    return JobState.FAILED if job.terms is None else job.terms.rejected_as
+    return JobState.FAILED if job.terms is None else job.terms.rejected_as()

@@ -13,7 +13,7 @@ from headgate.storage.store import Store
 class Membership:
     """Joins the store under an id. A node that was declared dead joins again under a new one.
 
-    `setting` is what the node is set to do, and stays so when it joins again.
+    `setting` is what the node is set to do, and `name` what operators call it; both stay when it joins again.
     """
 
     def __init__(
@@ -24,13 +24,15 @@ class Membership:
         setting: NodeSetting,
         labels: Set[str],
         version: str,
+        release: str | None,
         clock: Clock,
         ids: IdSource,
     ) -> None:
         self._storage = storage
-        self._name = name
+        self.name = name
         self._labels = sorted(labels)
         self._version = version
+        self._release = release
         self._clock = clock
         self._ids = ids
         self.setting = setting
@@ -38,7 +40,14 @@ class Membership:
 
     async def join(self) -> None:
         """Write the row of the node. Raises StorageUnavailable."""
-        await self._storage.join(self.id, self._name, setting=self.setting, labels=self._labels, version=self._version)
+        await self._storage.join(
+            self.id,
+            self.name,
+            setting=self.setting,
+            labels=self._labels,
+            version=self._version,
+            release=self._release,
+        )
 
     def renew_id(self) -> str:
         """Take a new id in place of the dead one and return it; `join` comes next."""

@@ -13,6 +13,8 @@ from typing import Any
 
 from headgate.arguments import MOST_SLOTS
 from headgate.clock import SECOND, Clock, microseconds
+from headgate.engine.alert_sender import AlertSender
+from headgate.engine.alerter import Alerter
 from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.callback_runner import CallbackRunner
@@ -26,9 +28,11 @@ from headgate.engine.drain import Drain, DrainWatch
 from headgate.engine.error_text import describe_error
 from headgate.engine.executor import CancelledBy, RunningAttempt
 from headgate.engine.fetcher import Fetcher
+from headgate.engine.folder_sweeper import FolderSweeper
 from headgate.engine.handler_tasks import guard_tasks, unguard_tasks
 from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.housekeeper import Housekeeper
+from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.lease_keeper import LeaseKeeper
 from headgate.engine.membership import Membership
 from headgate.engine.node_control import NodeControl
@@ -51,6 +55,7 @@ from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import NodeSetting
 from headgate.storage.store import Store
+from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.context import JobLogCapture
 from headgate.tasks.hooks import HookScope, LifecycleHook
 from headgate.tasks.registry import Registry
@@ -67,7 +72,7 @@ class NodeSettings:
     which they share by their `weights`. `name` is what operators see (default: host:pid). The node runs the tasks that
     require none but its `labels` (None: all tasks, as in tests). `children` says when child processes are replaced. Of
     each job's log the first `log_lines` (1,000; 0: none) of `log_level` (INFO) and above are kept. `version` is that of
-    Headgate. With `drain` the node stops by itself. With `throttle_events` (True)
+    Headgate, `release` that of the user's program. With `drain` the node stops by itself. With `throttle_events` (True)
     it publishes events of throttled jobs.
     """
 
@@ -84,6 +89,7 @@ class NodeSettings:
     log_lines: int = 1000
     log_level: int = logging.INFO
     version: str = ""
+    release: str | None = None
     drain: Drain | None = None
     throttle_events: bool = True
 
@@ -109,6 +115,7 @@ class Node:
         history_writer: HistoryWriter,
         remote_limits: Mapping[str, RemoteLimit] | None = None,
         tracing: Tracing | None = None,
+        large_payloads: LargePayloads | None = None,
         pool: Pool | None = None,
         make_attempt: MakeAttempt = RunningAttempt,
         on_concluded: Callable[[RunningAttempt], None] | None = None,
@@ -134,6 +141,7 @@ class Node:
             setting=NodeSetting(settings.queues, settings.slots),
             labels=settings.labels or frozenset(),
             version=settings.version,
+            release=settings.release,
             clock=clock,
             ids=ids,
         )
@@ -178,6 +186,7 @@ class Node:
             clock=clock,
             bus=bus,
             tracing=tracing,
+            large_payloads=large_payloads,
             make_attempt=make_attempt,
             on_concluded=on_concluded,
         )
@@ -212,7 +221,9 @@ class Node:
             random=random,
         )
         # The services that start jobs, or make jobs ready to start.
-        self._backlog_migrator = BacklogMigrator(storage, registry, clock=clock, bus=bus, wake=self._wakeup.wake)
+        self._backlog_migrator = BacklogMigrator(
+            storage, registry, clock=clock, bus=bus, wake=self._wakeup.wake, large_payloads=large_payloads
+        )
         self._notices = ClaimNotices(
             self._backlog_migrator,
             callback_runner,
@@ -247,6 +258,20 @@ class Node:
         self._recurring = Recurring(
             storage, registry, clock=clock, bus=bus, callback_runner=callback_runner, ids=ids, random=random
         )
+        self._alerter: Alerter | None = None
+        if alerts := self._alerts_to_watch(registry):
+            self._alerter = Alerter(
+                storage,
+                alerts,
+                AlertSender(pool, clock),
+                limits_away=lambda: self._fetcher.limits_away,
+                clock=clock,
+                bus=bus,
+                ids=ids,
+            )
+        self._sweeper: FolderSweeper | None = None
+        if large_payloads is not None:
+            self._sweeper = FolderSweeper(large_payloads, clock=clock, bus=bus, random=random)
         self._watch = NodeWatch(
             storage,
             self._membership,
@@ -282,6 +307,10 @@ class Node:
     def _hooks_to_call(self, registry: Registry) -> list[LifecycleHook]:
         """Return the functions for the start and the end of this node."""
         return [hook for hook in registry.hooks.lifecycle if hook.scope is HookScope.NODE]
+
+    def _alerts_to_watch(self, registry: Registry) -> Mapping[str, DeclaredAlert]:
+        """Return the alerts that this node watches."""
+        return registry.alerts
 
     @property
     def id(self) -> str:
@@ -368,6 +397,10 @@ class Node:
                 services.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
                 services.create_task(self._recurring.run(), name="headgate-recurring"),
             ]
+            if self._alerter is not None:
+                background.append(services.create_task(self._alerter.run(), name="headgate-alerter"))
+            if self._sweeper is not None:
+                background.append(services.create_task(self._sweeper.run(), name="headgate-folder-sweeper"))
             if self._drain is not None:
                 background.append(services.create_task(self._drain.run(), name="headgate-drain"))
             backlog_migrator = services.create_task(self._backlog_migrator.run(), name="headgate-backlog-migrator")

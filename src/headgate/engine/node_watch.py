@@ -90,6 +90,8 @@ class NodeWatch:
     async def _check_store(self) -> None:
         upkeep = await self._storage.upkeep(self._membership.id)
         self._housekeeper.note(upkeep)
+        if upkeep.name is not None:
+            self._membership.name = upkeep.name
         if upkeep.setting is not None:
             self._control.apply(upkeep.setting)
         if upkeep.has_arrived:

@@ -1,9 +1,16 @@
-"""Occurrences: the job that a schedule enqueues each time."""
+"""Occurrences: the job, or the graph of jobs, that a schedule enqueues each time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
 from headgate.engine.error_text import USER_CODE_ERRORS
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob, Origin, truncated_error
+from headgate.jobs.scheduled import ScheduledCall
 from headgate.jobs.terms import GateTerms
 from headgate.schedules.schedule import ready_at
 from headgate.storage.schedules import ScheduleRecord
@@ -12,15 +19,81 @@ from headgate.tasks.gate import UNGATED
 from headgate.tasks.registry import Registry
 
 
-def occurrence(
-    record: ScheduleRecord, registry: Registry, *, id: str, occurs_at: int, now: int, follows: str | None = None
-) -> NewJob:
-    """Return the job of a schedule for one instant, with the current limits of its task.
+class Occurrence(NamedTuple):
+    """What a schedule enqueues for one instant. `id` is what the next one follows, `last` is the last job."""
 
-    If a limit's key or cost cannot be computed from the payload, the job is stored as failed with that error: it must
-    not run without the limit. `follows` is the job that it runs after, if any.
+    id: str
+    last: str
+    jobs: Sequence[NewJob]
+    batches: Sequence[NewBatch] = ()
+
+
+def occurrence(
+    record: ScheduleRecord,
+    registry: Registry,
+    new_id: Callable[[], str],
+    *,
+    occurs_at: int,
+    now: int,
+    follows: str | None = None,
+) -> Occurrence:
+    """Return the jobs of a schedule for one instant, with the current limits of their tasks.
+
+    If a limit's key or cost cannot be computed from a payload, that job is stored as failed with that error: it must
+    not run without the limit. `follows` is the job or batch that it runs after, if any.
     """
-    call, rules = record.call, record.rules
+    ready = max(now, ready_at(record.name, record.rules, occurs_at))
+    origin = Origin(follows=follows, on="final", schedule=record.name, occurs_at=occurs_at)
+    graph = record.call.graph
+    if graph is None:
+        id = new_id()
+        job = _job(record, record.call, registry, id, origin, now=now, run_at=ready, until=record.rules.until)
+        return Occurrence(id, id, [job])
+    numbers = sorted({*(step.id for step in graph.steps), *(batch.id for batch in graph.batches)}, key=int)
+    ids = {number: new_id() for number in numbers}
+    jobs: list[NewJob] = []
+    for step in graph.steps:
+        is_first = step.origin.follows is None
+        own = _with_ids(step.origin, ids)
+        place = replace(own, schedule=record.name, occurs_at=occurs_at)
+        if is_first:
+            place = replace(place, follows=follows, on="final")
+        jobs.append(
+            _job(
+                record, step.call, registry, ids[step.id], place, now=now, run_at=ready if is_first else now,
+                until=record.rules.until if is_first else None,
+            )
+        )  # fmt: skip
+    batches = [
+        NewBatch(
+            ids[each.id], each.total, now, None if each.batch is None else ids[each.batch],
+            tuple(ids[leader] for leader in each.leaders), schedule=record.name if each.id == graph.run else None,
+        )
+        for each in graph.batches
+    ]  # fmt: skip
+    return Occurrence(ids[graph.run], ids[graph.last], jobs, batches)
+
+
+def _with_ids(origin: Origin, ids: Mapping[str, str]) -> Origin:
+    results = origin.results and {
+        name: [ids[each] for each in value] if isinstance(value, list) else ids[value]
+        for name, value in origin.results.items()
+    }
+    follows = None if origin.follows is None else ids[origin.follows]
+    return replace(origin, follows=follows, batch=None if origin.batch is None else ids[origin.batch], results=results)
+
+
+def _job(
+    record: ScheduleRecord,
+    call: ScheduledCall,
+    registry: Registry,
+    id: str,
+    origin: Origin,
+    *,
+    now: int,
+    run_at: int,
+    until: int | None,
+) -> NewJob:
     task = registry.find(call.task)
     assert task is not None, f"schedule {record.name!r} is of a task that was not requested"
     gate = registry.gate(task, call.queue)
@@ -28,12 +101,16 @@ def occurrence(
     rejection = None
     if gate.limits:
         try:
-            draws, costs, terms = gate.ask(task.payload.arguments(call.payload), call.headers or {}, _ignore_skip)
+            payload = task.payload
+            arguments = (
+                payload.decode_part(call.payload, origin.results) if origin.results else payload.arguments(call.payload)
+            )
+            draws, costs, terms = gate.ask(arguments, call.headers or {}, _ignore_skip)
         except USER_CODE_ERRORS as error:  # including errors of the task's own key or cost
             rejection = truncated_error(error)
-    run_at = max(now, ready_at(record.name, rules, occurs_at))
-    ends = [rules.until, None if call.expires_in is None else run_at + call.expires_in]
-    skipping = (terms or GateTerms()).skipping()
+    ends = [until, None if call.expires_in is None else run_at + call.expires_in]
+    if record.call.graph is None:
+        terms = (terms or GateTerms()).skipping()
     return NewJob(
         id=id,
         task=call.task,
@@ -49,20 +126,23 @@ def occurrence(
         costs=costs,
         headers=call.headers,
         options=call.options,
-        terms=skipping if rejection is None else None,
-        variant=skipping.variant(),
-        give_up_at=run_at + skipping.patience if skipping.patience else None,
+        terms=terms if rejection is None else None,
+        variant="" if terms is None else terms.variant(),
+        give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
         rejection=rejection,
-        origin=Origin(follows=follows, on="final", schedule=record.name, occurs_at=occurs_at),
+        origin=origin,
         audit=call.audit,
         gate=registry.gate_name(call.task, call.queue),
     )
 
 
 async def last_job_of(storage: Store, record: ScheduleRecord) -> str | None:
-    """Return the job that the next one of a schedule has to follow; None if there is none or it is final."""
+    """Return the job or batch that the next one of a schedule has to follow; None if there is none or it is final."""
     if record.last_job is None or not record.course.open:
         return None
+    batch = await storage.batch(record.last_job)
+    if batch is not None:
+        return batch.id if batch.pending else None
     job = await storage.job(record.last_job)
     return None if job is None or job.state.is_final else job.id
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from random import Random
 from typing import Literal
 
@@ -15,7 +16,8 @@ from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.max_wait import late_starts, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
-from headgate.errors import HeadgateError, LeaderNotFound, StorageUnavailable, UnreadableSchedule
+from headgate.errors import HeadgateError, LeaderNotFound, StorageUnavailable, UnknownTask, UnreadableSchedule
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.event import (
     JobEnqueued,
     OccurrencesSkipped,
@@ -24,7 +26,7 @@ from headgate.jobs.event import (
 )
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob
-from headgate.schedules.schedule import LATE, DueOccurrences, due, without_refused
+from headgate.schedules.schedule import LATE, DueOccurrences, due, occurrences_per_commit, without_refused
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
@@ -128,7 +130,11 @@ class Recurring:
             if not found.due:
                 return found.next_at
             now = self._storage.now()
-            decided = [(record, firing) for record in found.due if (firing := self._decide(record, now)) is not None]
+            decided = [
+                (record, firing)
+                for record in found.due
+                if (firing := self._decide(record, now, beside=len(found.due))) is not None
+            ]
             if not decided:
                 continue
             fired = [await self._fired(record, firing, now) for record, firing in decided]
@@ -140,15 +146,20 @@ class Recurring:
                 # Other nodes fired all of them first; wait a random moment, so as not to race in step again.
                 await sleep(self._clock, self._random.uniform(0.001, 0.02))
 
-    def _decide(self, record: ScheduleRecord, now: int) -> DueOccurrences | None:
+    def _decide(self, record: ScheduleRecord, now: int, beside: int) -> DueOccurrences | None:
+        """Return what to enqueue of one of `beside` schedules that are due together; None if this node cannot."""
         try:
             if record.unreadable is not None:
                 raise UnreadableSchedule(record.name, record.unreadable)
-            # A job without its payload could not get its limits: nodes that can decode it fire the schedule.
-            self._registry.codecs.decode(record.call.payload, "the payload of its jobs")
+            calls = record.call.calls
+            for call in calls:
+                if call.task not in self._registry.names:
+                    raise UnknownTask(f"it enqueues task {call.task!r}, which this app does not declare")
+                # A job without its payload could not get its limits: nodes that can decode it fire the schedule.
+                self._registry.codecs.decode(call.payload, "the payload of its jobs")
             trigger = trigger_of(record, self._triggers)
             if trigger is not None:
-                return due(record.rules, trigger, record.course, now)
+                return due(record.rules, trigger, record.course, now, occurrences_per_commit(len(calls), beside))
             # Only nodes that declare it in their code have its trigger.
             self._without_trigger.add(record.name)
         except USER_CODE_ERRORS as error:  # including errors of a custom trigger, and rows of a newer version
@@ -157,18 +168,25 @@ class Recurring:
 
     async def _fired(self, record: ScheduleRecord, firing: DueOccurrences, now: int) -> Fired:
         jobs: list[NewJob] = []
+        batches: list[NewBatch] = []
         is_queued = record.rules.overlap == "queue"
         before = await last_job_of(self._storage, record) if is_queued and firing.occurrences else None
         for occurs_at in firing.occurrences:
-            id = self._ids.next(now)
-            jobs.append(occurrence(record, self._registry, id=id, occurs_at=occurs_at, now=now, follows=before))
-            before = id if is_queued else None
-        # The jobs of a queue follow each other, so none of several can be left out.
-        is_alone = len(jobs) == 1 or not is_queued
+            new = occurrence(
+                record, self._registry, partial(self._ids.next, now), occurs_at=occurs_at, now=now, follows=before
+            )
+            jobs += new.jobs
+            batches += new.batches
+            before = new.id if is_queued else None
+        # The jobs of a queue follow each other, so none of several can be left out; nor can one of a graph.
+        is_alone = record.call.graph is None and (len(jobs) == 1 or not is_queued)
         if is_alone and any(job.terms is not None and job.terms.patience is not None for job in jobs):
             firing, jobs = await self._without_refused(record, firing, jobs)
         skipped_at = None if firing.skipped is None else now
-        return Fired(record.name, record.revision, firing.next_at, firing.last_at, jobs, firing.skipped, skipped_at)
+        return Fired(
+            record.name, record.revision, firing.next_at, firing.last_at, jobs, firing.skipped, skipped_at,
+            firing.skips, batches,
+        )  # fmt: skip
 
     async def _without_refused(
         self, record: ScheduleRecord, firing: DueOccurrences, jobs: list[NewJob]
@@ -198,9 +216,10 @@ class Recurring:
         if fired.skipped is not None:
             self._bus.publish(
                 OccurrencesSkipped(
-                    at=at, schedule=record.name, task=record.call.task, reason=fired.skipped, next_at=fired.next_at
+                    at=at, schedule=record.name, task=record.call.task, reason=fired.skipped, count=fired.skips,
+                    next_at=fired.next_at,
                 )
-            )
+            )  # fmt: skip
 
     async def _publish_overdue(self) -> None:
         """Publish once each schedule that this node cannot fire and no other node has fired for a minute."""

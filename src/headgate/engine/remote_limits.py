@@ -35,7 +35,7 @@ class RemoteLimits:
     def store_of(self, limit: Limit) -> BucketStore | None:
         """Return the store of a limit; None: the store of the jobs. Raises DeclarationError for an invalid URL."""
         place = limit.store
-        if place is None and not (limit.rule.holds_permits or limit.rule.orders_turns or limit.rule.adapts):
+        if place is None and not (limit.rule.holds_permits or limit.rule.orders_turns):
             place = self._url
         if place is None or not isinstance(place, str):
             return cast(BucketStore | None, place)

@@ -17,6 +17,7 @@ from headgate.engine.children import ChildBounds, Children
 from headgate.engine.chunk_calls import ChunkCalls
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.executor import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
+from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.late_start import StartDecision, decide_start
 from headgate.engine.outcome_recorder import OutcomeRecorder
 from headgate.engine.own_lease import OwnLease
@@ -62,6 +63,7 @@ class RunningAttempts:
         clock: Clock,
         bus: EventBus,
         tracing: Tracing | None = None,
+        large_payloads: LargePayloads | None = None,
         make_attempt: MakeAttempt = RunningAttempt,
         on_concluded: Callable[[RunningAttempt], None] | None = None,
     ) -> None:
@@ -88,12 +90,13 @@ class RunningAttempts:
             callback_runner,
             reporter,
             StoreCompletion(storage),
-            StoreResults(storage, registry.codecs),
+            StoreResults(storage, registry.codecs, large_payloads),
             ChunkCalls(clock, pool, slots.most_in),
             self._may_start,
             self._note_lingering,
             registry.hooks.around_attempt,
             tracing,
+            large_payloads,
         )
         self._running: dict[str, RunningAttempt] = {}
         # Ended attempts that may hold permits and whose threads still run; their endings wait for the threads.

@@ -9,8 +9,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from msgspec.structs import replace
 
 from headgate.clock import FARTHEST, SECOND, Clock, sleep, wait_for_event
-from headgate.engine.breaker import Breaker
-from headgate.engine.bus import EventBus
+from headgate.engine.breaker import MAX_PAUSE, Breaker
+from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.guarded_store import GuardedStore
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable
 from headgate.jobs.event import LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
@@ -22,6 +22,7 @@ from headgate.storage.admission import BucketVisit
 from headgate.storage.fetched import ASK_AGAIN, FetchedBalance, FetchedStarts
 from headgate.storage.records import Amendment, Deposit, Starved
 from headgate.storage.store import Store
+from headgate.storage.stored_buckets import StoredBuckets
 
 WITHDRAW_AFTER = 0.1
 """Seconds until unused starts are given back: with free slots a claim follows the deposit at once."""
@@ -47,7 +48,9 @@ class StoreFetcher:
         self._bus = bus
         self._ids = ids
         self._starved: dict[Draw, tuple[Starved, int]] = {}
+        self._shares = StoredBuckets(storage)
         self._breaker = Breaker()
+        self._failed_at: dict[str, int] = {}
         self._advised: set[str] = set()
         self._published: set[tuple[str, str]] = set()
         self._taken: Counter[Draw] = Counter()
@@ -55,6 +58,12 @@ class StoreFetcher:
         self._penalties: dict[Draw, int] = {}
         self._wakeup = asyncio.Event()
         self._is_empty = asyncio.Event()
+
+    @property
+    def limits_away(self) -> set[str]:
+        """The limits for which the store did not answer the last call, if that was within half a minute."""
+        since = self._clock.monotonic() - MAX_PAUSE
+        return {limit for limit, failed_at in self._failed_at.items() if failed_at >= since}
 
     def request(self, starved: Starved, room: int) -> None:
         """Fetch starts for a bucket that a claim found empty; `room` jobs could start now."""
@@ -126,11 +135,12 @@ class StoreFetcher:
             self._publish_once(limit, str(error))
             return Deposit(draw, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
         except HeadgateError as error:
-            return Deposit(draw, self._without(starved, room, now, error))
+            return Deposit(draw, await self._without(starved, room, now, error))
         if self._store.advice is not None:
             self._advise(limit, self._store.advice)
         if breaker.has_failed:
             self._bus.publish(LimitStoreRecovered(at=self._clock.now(), limit=limit))
+            self._failed_at.clear()
         breaker.succeed()
         left = taken.granted * starved.cost
         # Counted from before the call: a little early costs another call, a little late would lose budget.
@@ -155,21 +165,51 @@ class StoreFetcher:
             self._advised.add(advice)
             self._bus.publish(LimitStoreMisconfigured(at=self._clock.now(), limit=limit, advice=advice))
 
-    def _without(self, starved: Starved, room: int, now: int, error: HeadgateError) -> FetchedBalance:
+    async def _without(self, starved: Starved, room: int, now: int, error: HeadgateError) -> FetchedBalance:
         """Return the balance to use while the store is unavailable, by the limit's `on_store_error`."""
         monotonic = self._clock.monotonic()
-        policy = self._limits[starved.draw.limit].on_store_error
+        limit = self._limits[starved.draw.limit]
         rule = starved.rule.real.describe()
         if not self._breaker.is_open(monotonic):
             self._bus.publish(
                 LimitStoreFailed(
-                    at=self._clock.now(), limit=starved.draw.limit, error=str(error), jobs_run=policy == "run"
+                    at=self._clock.now(),
+                    limit=starved.draw.limit,
+                    error=str(error),
+                    jobs_run=limit.on_store_error == "run",
+                    sharers=limit.sharers,
                 )
             )
             self._breaker.fail(monotonic)
-        if policy == "run":
+        self._failed_at[starved.draw.limit] = monotonic
+        if limit.on_store_error == "run":
             return FetchedBalance(room * starved.cost, now, 0, now, rule)
-        return FetchedBalance(0, now, 0, now + ASK_AGAIN, rule)
+        granted, opens_at = 0, now + ASK_AGAIN
+        if limit.sharers is not None:
+            granted, opens_at = await self._take_share(starved, room, limit.sharers, opens_at)
+        # What is not taken within a second is lost: it cannot be given back, and later would be too late.
+        fetched_at = now - max(0, starved.rule.real.period // 2 - ASK_AGAIN)
+        return FetchedBalance(granted * starved.cost, fetched_at, 0, opens_at, rule)
+
+    async def _take_share(self, starved: Starved, room: int, sharers: int, ask_again_at: int) -> tuple[int, int]:
+        """Take starts from the share of the limit, a bucket beside the jobs, which all nodes use.
+
+        Return how many there are, and when there may be more.
+        """
+        draw = starved.draw
+        try:
+            share = Bucket(share_name(draw.limit), draw.key, starved.rule.real.divided(sharers))
+            taken = await self._shares.take(share, starved.cost, count=room)
+        except (CostExceedsLimit, DeclarationError) as error:
+            # Of a rule that was set at run time, or of a computed cost. They wait for the store.
+            self._publish_once(draw.limit, str(error))
+            return 0, ask_again_at
+        except StorageUnavailable as error:
+            # What it took, if it did, is lost: too little may be granted, never too much.
+            publish_storage_failure(self._bus, self._clock, "taking from the share of a limit", error)
+            return 0, ask_again_at
+        # The store is asked again each second, too.
+        return taken.granted, min(taken.opens_at, ask_again_at) if not taken.granted else taken.now
 
     async def _deposit(self, deposits: Sequence[Deposit]) -> bool:
         try:
@@ -213,6 +253,9 @@ class StoreFetcher:
         )
         # A failed refund loses budget; every failure is published.
         is_sent = await self._send(amend, "amending a start in a limit store")
+        if amendment.is_refused and self._limits[draw.limit].rule.adapts:
+            refuse = self._store.refuse(_bucket(draw, rule or self._limits[draw.limit].rule), amendment.charged_at)
+            await self._send(refuse, "noting a refusal in a limit store")
         if is_sent and amendment.actual < amendment.cost:
             await self._ask_sooner(draw)
 
@@ -253,6 +296,11 @@ class StoreFetcher:
             self._bus.publish(
                 StorageFailed(at=self._clock.now(), doing="reopening a bucket after a refund", error=str(error))
             )
+
+
+def share_name(limit: str) -> str:
+    """Return the name under which the share of a limit is counted while its store is away."""
+    return f"{limit} (share)"
 
 
 def _bucket(draw: Draw, rule: AnyRule) -> Bucket:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from headgate.engine.large_payloads import LargePayloads
 from headgate.errors import ResultUnavailable
 from headgate.jobs.job import ClaimedJob, JobRecord, JobState
 from headgate.storage.store import Store
@@ -20,14 +21,15 @@ READ_AT_ONCE = 1000
 class StoreResults:
     """Adds to the arguments of a job those that are results of others."""
 
-    def __init__(self, storage: Store, codecs: Codecs) -> None:
+    def __init__(self, storage: Store, codecs: Codecs, large_payloads: LargePayloads | None = None) -> None:
         self._storage = storage
         self._codecs = codecs
+        self._large_payloads = large_payloads
 
     async def payload_of(self, job: ClaimedJob, results: Mapping[str, str | Sequence[str]]) -> str:
         """Return the payload of a job with the arguments `results`, in clear.
 
-        Raises ResultUnavailable, StorageUnavailable, and PayloadError for what no codec decodes.
+        Raises ResultUnavailable, StorageUnavailable, FolderUnavailable, and PayloadError for what cannot be decoded.
         """
         arguments = _decode(self._codecs.decode(job.payload, f"the payload of job {job.id}"))
         for name, ids in results.items():
@@ -40,7 +42,7 @@ class StoreResults:
     async def _result_of(self, id: str, argument: str) -> msgspec.Raw:
         found = await self._storage.final([id])
         if found:
-            return self._result(found[0], argument)
+            return await self._result(found[0], argument)
         if await self._storage.job(id) is not None:
             raise ResultUnavailable(f"argument {argument!r} is the result of job {id}, which has been retried and runs")
         if await self._storage.batch(id) is None:
@@ -56,11 +58,11 @@ class StoreResults:
                     raise ResultUnavailable(
                         f"argument {argument!r} are the results of batch {id}, and its job {each} is not final"
                     )
-                results.append(self._result(records[each], argument))
+                results.append(await self._result(records[each], argument))
             ids = await self._storage.jobs_of_batch(id, after=ids[-1], count=READ_AT_ONCE)
         return _list(results)
 
-    def _result(self, record: JobRecord, argument: str) -> msgspec.Raw:
+    async def _result(self, record: JobRecord, argument: str) -> msgspec.Raw:
         if record.state is not JobState.SUCCEEDED:
             how = "failed" if record.state is JobState.FAILED else "was cancelled"
             raise ResultUnavailable(f"argument {argument!r} is the result of job {record.id}, which {how}")
@@ -69,7 +71,10 @@ class StoreResults:
                 f"argument {argument!r} is the result of job {record.id}, which is not kept: its task {record.task!r} "
                 "has keep_result=False, or it was completed in a transaction"
             )
-        return msgspec.Raw(self._codecs.decode(record.result, f"the result of job {record.id}").encode())
+        what, stored = f"the result of job {record.id}", record.result
+        if self._large_payloads is not None:
+            stored = await self._large_payloads.load(stored, what)
+        return msgspec.Raw(self._codecs.decode(stored, what).encode())
 
 
 def _list(results: Sequence[msgspec.Raw]) -> msgspec.Raw:

@@ -10,8 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_thread(pool: Pool, call: Callable[[], T]) -> asyncio.Future[T]:
-    """Run `call` in a thread of `pool` and return its future."""
+def in_thread(pool: Pool | None, call: Callable[[], T]) -> asyncio.Future[T]:
+    """Run `call` in a thread of `pool` (None: of the event loop) and return its future."""
     return asyncio.get_running_loop().run_in_executor(pool, _guarded, call)
 
 

@@ -90,6 +90,7 @@ def _of_bucket(met: Throttled, at: int, count: int) -> JobThrottled:
         at=at,
         limit=met.draw.limit,
         key=met.draw.key,
+        job_id=met.job_id,
         opens_at=met.opens_at,
         waiting=met.waiting,
         count=count,

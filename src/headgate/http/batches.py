@@ -1,4 +1,4 @@
-"""Batches: how many of their jobs are in each state."""
+"""Batches: how many of their jobs are in each state, and how to cancel one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Annotated
 
 import msgspec
 
+from headgate.admin import BatchDetails, BulkResult
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, Query, reads
+from headgate.http.endpoint import Endpoint, JsonBody, Query, acts, reads
+from headgate.http.jobs import MOST_CHANGED
 from headgate.http.page import Count, Cursor, Page
-from headgate.tasks.ties import BatchStatus
 
 
 class BatchesQuery(Query, frozen=True, kw_only=True):
@@ -19,15 +20,31 @@ class BatchesQuery(Query, frozen=True, kw_only=True):
     count: Count = 50
 
 
-async def batches(caller: Caller, query: BatchesQuery) -> Page[BatchStatus]:
-    """Return batches, newest first, with how many of their jobs are in each state."""
+class BatchCancel(JsonBody, frozen=True, kw_only=True):
+    """How many jobs are cancelled at most; with `dry_run` they are only counted."""
+
+    most: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANGED)] = 1000
+    dry_run: bool = False
+
+
+async def batches(caller: Caller, query: BatchesQuery) -> Page[BatchDetails]:
+    """Return batches, newest first, with their tasks, and how many of their jobs are in each state."""
     found = await caller.admin.batches(pending_only=query.pending_only, before=query.before, count=query.count)
     return Page(found, found[-1].id if len(found) == query.count else None)
 
 
-async def batch(caller: Caller, id: str) -> BatchStatus:
-    """Return how many jobs of a batch are in each state; `/jobs` lists them by `batch`, `/jobs/bulk` cancels them."""
+async def batch(caller: Caller, id: str) -> BatchDetails:
+    """Return the tasks of a batch, and how many of its jobs are in each state; `/jobs` lists them by `batch`."""
     return await caller.admin.batch(id)
 
 
-ENDPOINTS: Sequence[Endpoint] = (reads("/batches", batches), reads("/batches/{id}", batch, refuses=(404,)))
+async def cancel_batch(caller: Caller, id: str, body: BatchCancel) -> BulkResult:
+    """Cancel the jobs of a batch, of the batches in it, and what then waits for nothing else; repeat while `is_cut`."""
+    return await caller.admin.cancel_batch(id, most=body.most, dry_run=body.dry_run)
+
+
+ENDPOINTS: Sequence[Endpoint] = (
+    reads("/batches", batches),
+    reads("/batches/{id}", batch, refuses=(404,)),
+    acts("/batches/{id}/cancel", cancel_batch, refuses=(404,)),
+)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headgate.admin import Admin, Overview
+from headgate.admin import Admin, Overview, SlowCounts
 from headgate.errors import PayloadError
 from headgate.http.auth import User
 from headgate.http.overview_poller import AppCaller, OverviewPoller
@@ -17,8 +17,9 @@ from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
 class Caller:
     """The user of a request, and the Admin that acts in their name.
 
-    `reach` runs a coroutine where the app is open. `token` has to be sent with changes. With `read_only` nothing can be
-    changed. `can_sign_out` is true for users with a session.
+    `counts` are shared by all requests. `reach` runs a coroutine where the app is open. `token` has to be sent with
+    changes. With `read_only` nothing can be changed. `can_sign_out` is true for users with a session. `target` is how
+    the command line names the app.
     """
 
     user: User
@@ -26,10 +27,12 @@ class Caller:
     admin: Admin
     redaction: Redaction
     watch: OverviewPoller
+    counts: SlowCounts
     reach: AppCaller
     token: str
     title: str
     read_only: bool
+    target: str | None
 
     async def overview(self) -> Overview:
         """Return the overview as of the last second, redacted for the user."""

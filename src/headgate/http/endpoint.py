@@ -247,7 +247,8 @@ def require_storable(value: Any) -> None:
         case int() if abs(value) > LARGEST_NUMBER:
             raise _bad_request(f"{value} is too large")
         case dict():
-            for each in value.values():
+            for name, each in value.items():
+                require_storable(name)
                 require_storable(each)
         case list():
             for each in value:

@@ -26,13 +26,36 @@ class FindQuery(Query, frozen=True, kw_only=True):
     kind: FoundKind | None = None
 
 
-async def find(caller: Caller, query: FindQuery) -> Page[Found]:
+class FoundView(msgspec.Struct, frozen=True):
+    """Something with its name: the id of a job or a batch, the name of anything else.
+
+    `limit` is that of a key, `detail` the task of a job, the queue of a task, or the id of a node. `is_paused` is null
+    for what is neither a queue nor a key.
+    """
+
+    kind: FoundKind
+    name: str
+    limit: str | None
+    detail: str | None
+    is_paused: bool | None
+
+
+async def find(caller: Caller, query: FindQuery) -> Page[FoundView]:
     """Return jobs, batches, tasks, queues, limits, keys, schedules and nodes of that name, up to six of each.
 
     Best matches come first. It searches the tasks and limits that this app declares, and the first 1,000 schedules.
     """
-    queues = [queue.queue for queue in (await caller.overview()).queues]
-    return Page(await caller.admin.find(query.q, kind=query.kind, queues=queues, count=EACH))
+    queues = {queue.queue: queue.paused_at is not None for queue in (await caller.overview()).queues}
+    found = await caller.admin.find(query.q, kind=query.kind, queues=queues, count=EACH)
+    keys = [(each.limit, each.name) for each in found if each.kind == "key" and each.limit is not None]
+    paused = await caller.admin.limits.paused(keys) if keys else frozenset()
+
+    def is_paused(each: Found) -> bool | None:
+        if each.kind == "queue":
+            return queues.get(each.name, False)
+        return (each.limit, each.name) in paused if each.kind == "key" else None
+
+    return Page([FoundView(each.kind, each.name, each.limit, each.detail, is_paused(each)) for each in found])
 
 
 ENDPOINTS: Sequence[Endpoint] = (reads("/find", find),)

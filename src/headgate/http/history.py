@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from headgate.admin import JobsPoint, LimitHistory
+from headgate.admin import Deploy, JobsPoint, LimitHistory
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, Query, reads
 from headgate.http.page import Key, Name
@@ -31,17 +31,21 @@ class LimitHistoryQuery(Query, frozen=True, kw_only=True):
 
 
 class JobsHistory(msgspec.Struct, frozen=True):
-    """What jobs did, in steps of `step` seconds, and in all of them together; steps without jobs are missing."""
+    """What jobs did, in steps of `step` seconds, and in all of them together; steps without jobs are missing.
+
+    `deploys` are the last 100 deploys of all nodes in this time.
+    """
 
     step: int
     points: Sequence[JobsPoint]
     total: JobsPoint | None
+    deploys: Sequence[Deploy]
 
 
 async def history(caller: Caller, query: HistoryQuery) -> JobsHistory:
     """Return what jobs did over time, of a queue, of a task, or of all; oldest first, up to 1,440 points."""
     found = await caller.admin.history.report(query.queue, query.task, step=query.step, span=query.span)
-    return JobsHistory(query.step, found.points, found.total)
+    return JobsHistory(query.step, found.points, found.total, found.deploys)
 
 
 async def limit_history(caller: Caller, limit: str, query: LimitHistoryQuery) -> LimitHistory:

@@ -1,4 +1,4 @@
-"""Jobs: list and inspect them, and retry, run now or cancel them, one by one or many."""
+"""Jobs: list and inspect them, and retry, run now, reschedule, cancel or delete them, one by one or many."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from headgate.admin import BulkResult, JobCount, JobDetails, JobQuery, LimitInfo, ListedJob
+from headgate.admin import BulkResult, JobCount, JobDetails, JobQuery, LimitInfo, ListedJob, Purged
 from headgate.admin.query import Instant
 from headgate.admin.timeline import restarts
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads
+from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
 from headgate.http.http_error import HttpError
 from headgate.http.page import Count, Cursor, Number, Page
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
-from headgate.http.tasks import Arguments, EnqueuedJobView, require_no_mark
-from headgate.jobs.job import JobError, JobOptions, JobRecord
+from headgate.http.tasks import Arguments, EnqueuedJobView, enqueued, require_no_mark
+from headgate.jobs.job import MAX_PRIORITY, JobError, JobOptions, JobRecord
 from headgate.jobs.report import HIGHEST_LEVEL, LogLine
-from headgate.jobs.root_cause import RootCause, root_cause
+from headgate.jobs.root_cause import RootCause, raised_cause
 from headgate.jobs.state import JobState
+from headgate.limits.key import shown_key
+from headgate.storage.procedures import listing
 from headgate.storage.records import JobView, TiedJob
 from headgate.tasks.handle import JobProgress, JobStatus
 
@@ -37,6 +39,8 @@ MOST_IDS = 1000
 """How many jobs one request names at most."""
 
 JobId = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+Delay = Annotated[float, msgspec.Meta(ge=0, le=100 * 365 * 86400)]
+Priority = Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)]
 
 
 class JobsQuery(JobQuery, frozen=True, kw_only=True):
@@ -58,12 +62,29 @@ class LogsQuery(Query, frozen=True, kw_only=True):
 class BulkRequest(JsonBody, frozen=True, kw_only=True):
     """An action, the jobs that it changes, and how many at most; with `dry_run` they are only counted.
 
-    The jobs are those that match `query`, or those of `ids`.
+    The jobs are those that match `query`, or those of `ids`. `at` or `delay`, and `priority`, are those of the action
+    `reschedule`.
     """
 
-    action: Literal["retry", "cancel", "run_now"]
+    action: Literal["retry", "cancel", "run_now", "reschedule"]
     query: JobQuery | None = None
     ids: Annotated[Sequence[JobId], msgspec.Meta(min_length=1, max_length=MOST_IDS)] | None = None
+    most: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANGED)] = 1000
+    dry_run: bool = False
+    at: Instant | None = None
+    delay: Delay | None = None
+    priority: Priority | None = None
+
+
+class PurgeRequest(JsonBody, frozen=True, kw_only=True):
+    """The final jobs to delete, those that match `query` or those of `ids`, and how many at most.
+
+    Only jobs that finished more than `older_than` seconds ago; with `dry_run` they are only counted.
+    """
+
+    query: JobQuery | None = None
+    ids: Annotated[Sequence[JobId], msgspec.Meta(min_length=1, max_length=MOST_IDS)] | None = None
+    older_than: Delay = 0
     most: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANGED)] = 1000
     dry_run: bool = False
 
@@ -72,8 +93,8 @@ class NewPlace(JsonBody, frozen=True, kw_only=True):
     """When a job should be ready, at an instant or after so many seconds, and its priority."""
 
     at: Instant | None = None
-    delay: Annotated[float, msgspec.Meta(ge=0, le=100 * 365 * 86400)] | None = None
-    priority: Annotated[int, msgspec.Meta(ge=0, le=9)] | None = None
+    delay: Delay | None = None
+    priority: Priority | None = None
 
 
 class AnotherRun(JsonBody, frozen=True, kw_only=True):
@@ -107,6 +128,19 @@ class ListedJobView(msgspec.Struct, frozen=True):
     tags: Sequence[str]
     unreadable: str | None
     payload: str
+
+
+class JobsPage(msgspec.Struct, frozen=True):
+    """A page of jobs; `next` is the cursor of the next page, null at the end.
+
+    `read` is how many jobs were read if the page ended with them, before it was full; else it is null. The last of
+    them was enqueued at `reached`.
+    """
+
+    items: Sequence[ListedJobView]
+    next: str | None
+    read: int | None
+    reached: datetime | None
 
 
 class WaitView(msgspec.Struct, frozen=True):
@@ -200,7 +234,7 @@ class LogLineView(msgspec.Struct, frozen=True):
 
 
 class JobDetailsView(msgspec.Struct, frozen=True):
-    """Everything that is stored about a job, and the root cause of its last error.
+    """Everything that is stored about a job, and the root cause of its last error, with its message as it was raised.
 
     Fields that match `redacted` of the session are hidden. Of an encoded payload or result, viewers get the names of
     its codecs, as "[encoded: aes-gcm.2026-11]"; operators get it decoded, if this app has the codecs.
@@ -231,7 +265,7 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     followers: Sequence[TiedJob]
 
 
-async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
+async def jobs(caller: Caller, query: JobsQuery) -> JobsPage:
     """Return a page of the jobs that match the query; where fields are redacted, filters by them are for admins only.
 
     At most 5,000 jobs are read for it, so it may have fewer than `count`, or none, while `next` is not null.
@@ -240,7 +274,8 @@ async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
         _allowed(caller, query), before=query.before, count=query.count, oldest_first=query.order == "oldest"
     )
     paused = await _paused(caller, *(job.status for job in found.jobs))
-    return Page([_listed(job, caller, paused) for job in found.jobs], found.next)
+    read = listing.AT_ONCE if found.is_cut else None
+    return JobsPage([_listed(job, caller, paused) for job in found.jobs], found.next, read, found.reached)
 
 
 async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:
@@ -294,7 +329,7 @@ async def run_job_now(caller: Caller, id: str) -> Acknowledgement:
 async def run_job_again(caller: Caller, id: str, body: AnotherRun) -> EnqueuedJobView:
     """Enqueue a new job like this one, with the same or with other arguments; the old job stays as it is."""
     require_no_mark(body.payload, caller.redaction)
-    return EnqueuedJobView(await caller.admin.run_again(id, body.payload))
+    return enqueued(await caller.admin.run_again(id, body.payload))
 
 
 async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Acknowledgement:
@@ -303,9 +338,24 @@ async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Acknowledge
     return Acknowledgement()
 
 
-async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
-    """Retry, cancel or run now many jobs, oldest first; repeat it while it `is_cut`."""
+async def delete_job(caller: Caller, id: str) -> Acknowledgement:
+    """Delete a final job for good, unless an unfinished job that may read its result follows it."""
+    await caller.admin.delete(id)
+    return Acknowledgement()
+
+
+async def purge_jobs(caller: Caller, body: PurgeRequest) -> Purged:
+    """Delete many final jobs for good, oldest first; repeat it while it `is_cut`."""
     wanted = _wanted(caller, body)
+    return await caller.admin.purge(wanted, older_than=body.older_than, most=body.most, dry_run=body.dry_run)
+
+
+async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
+    """Retry, cancel, run now or reschedule many jobs, oldest first; repeat it while it `is_cut`."""
+    wanted = _wanted(caller, body)
+    place = {"at": body.at, "delay": body.delay, "priority": body.priority}
+    if body.action != "reschedule" and any(value is not None for value in place.values()):
+        raise HttpError(400, "bad_request", f"at, delay and priority are for reschedule, not for {body.action}")
     match body.action:
         case "retry":
             return await caller.admin.retry_many(wanted, most=body.most, dry_run=body.dry_run)
@@ -313,12 +363,17 @@ async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
             return await caller.admin.cancel_many(wanted, most=body.most, dry_run=body.dry_run)
         case "run_now":
             return await caller.admin.run_many_now(wanted, most=body.most, dry_run=body.dry_run)
+        case "reschedule":
+            return await caller.admin.reschedule_many(
+                wanted, at=body.at, delay=body.delay, priority=body.priority, most=body.most, dry_run=body.dry_run
+            )
 
 
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/jobs", jobs),
     reads("/jobs/count", count_jobs),
-    acts("/jobs/bulk", change_jobs),
+    acts("/jobs/bulk", change_jobs, refuses=(422,)),
+    acts("/jobs/purge", purge_jobs, needs="admin", refuses=(422,)),
     reads("/jobs/{id}", job, refuses=(404,)),
     reads("/jobs/{id}/explain", explain_job, refuses=(404,)),
     reads("/jobs/{id}/logs", job_logs, refuses=(404,)),
@@ -327,10 +382,11 @@ ENDPOINTS: Sequence[Endpoint] = (
     acts("/jobs/{id}/run-now", run_job_now, refuses=(404, 409)),
     acts("/jobs/{id}/run-again", run_job_again, refuses=(404, 409, 422)),
     acts("/jobs/{id}/reschedule", reschedule_job, refuses=(404, 409, 422)),
+    removes("/jobs/{id}", delete_job, refuses=(404, 409)),
 )
 
 
-def _wanted(caller: Caller, body: BulkRequest) -> JobQuery | Sequence[str]:
+def _wanted(caller: Caller, body: BulkRequest | PurgeRequest) -> JobQuery | Sequence[str]:
     """Return the query of a request, or its ids. Raises HttpError for both, for neither, and for a refused query."""
     if body.query is not None and body.ids is None:
         return _allowed(caller, body.query)
@@ -477,7 +533,7 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
             for each in job.timeline
         ],
         last_lines=[_line(line, redaction, secrets) for line in job.last_lines],
-        cause=None if error is None else root_cause(error),
+        cause=None if error is None else raised_cause(error),
         results=None if origin is None else origin.results,
         leaders=job.ties.leaders,
         followers=job.ties.followers,
@@ -493,7 +549,7 @@ def _status(status: JobStatus, redaction: Redaction, secrets: Secrets) -> JobSta
 
 def _draws(record: JobRecord) -> Sequence[DrawView]:
     costs = record.costs or (1,) * len(record.draws)
-    return [DrawView(draw.limit, draw.key, cost) for draw, cost in zip(record.draws, costs, strict=True)]
+    return [DrawView(draw.limit, shown_key(draw.key), cost) for draw, cost in zip(record.draws, costs, strict=True)]
 
 
 def _line(line: LogLine, redaction: Redaction, secrets: Secrets) -> LogLineView:

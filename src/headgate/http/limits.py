@@ -19,7 +19,7 @@ from headgate.limits.kinds import RateKind
 from headgate.storage.live_rules import Scope
 from headgate.storage.records import BucketPlace
 
-MOST_AUDITED = 50_000
+MOST_AUDITED = 10_000
 """How many starts one audit reads, in the process that serves."""
 
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
@@ -167,7 +167,10 @@ class AuditedPage(msgspec.Struct, frozen=True):
 
 
 async def limits(caller: Caller, query: LimitsQuery) -> Page[BucketStatus]:
-    """Return limits by key, those with most waiting jobs first."""
+    """Return limits by key, those with most waiting jobs first.
+
+    If jobs wait for more than 5,000 keys, they are ordered by limit and key.
+    """
     found = await caller.admin.limits.list(
         query.limit,
         key=query.key,
@@ -242,7 +245,7 @@ async def bucket(caller: Caller, limit: str, query: KeyQuery) -> BucketStatus:
 async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedPage:
     """Check whether the limit was kept, recomputed from the stored starts; the 500 worst keys, worst first.
 
-    It reads the newest 50,000 starts of that time. If there are more, request one key, or use `headgate limits audit`,
+    It reads the newest 10,000 starts of that time. If there are more, request one key, or use `headgate limits audit`,
     which reads all.
     """
     since = caller.admin.now() - timedelta(seconds=query.span)

@@ -44,6 +44,12 @@ class SlotsRequest(JsonBody, frozen=True, kw_only=True):
     queue: Name | None = None
 
 
+class NameRequest(JsonBody, frozen=True, kw_only=True):
+    """The new name of a node: 1 to 200 printable characters without spaces."""
+
+    name: Name
+
+
 async def nodes(caller: Caller) -> Page[NodeView]:
     """Return the nodes by machine, including those that have died and are not recovered yet."""
     return Page([msgspec.convert(each, NodeView, from_attributes=True) for each in await caller.admin.nodes()])
@@ -72,6 +78,11 @@ async def set_node_slots(caller: Caller, node: str, body: SlotsRequest) -> Ackno
     return Acknowledgement(await caller.admin.set_node_slots(node, body.slots, queue=body.queue))
 
 
+async def rename_node(caller: Caller, node: str, body: NameRequest) -> Acknowledgement:
+    """Give a node another name, until its process ends."""
+    return Acknowledgement(await caller.admin.rename_node(node, body.name))
+
+
 STEERED = (404, 409)
 """There is no such node; several have that name."""
 
@@ -81,4 +92,5 @@ ENDPOINTS: Sequence[Endpoint] = (
     acts("/nodes/{node}/resume", resume_node, refuses=STEERED),
     acts("/nodes/{node}/stop", stop_node, refuses=STEERED),
     acts("/nodes/{node}/slots", set_node_slots, refuses=(*STEERED, 422)),
+    acts("/nodes/{node}/rename", rename_node, refuses=(*STEERED, 422)),
 )

@@ -1,15 +1,17 @@
-"""Queues: their jobs by state, and their pauses."""
+"""Queues: their jobs by state, their pauses, and the purge of what waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Annotated
 
 import msgspec
 
-from headgate.admin import DeclaredLimit, QueueOverview
+from headgate.admin import BulkResult, DeclaredLimit, DeclaredQueue, QueueKeys, QueueOverview
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, acts, reads
+from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, acts, reads
+from headgate.http.jobs import MOST_CHANGED
 from headgate.http.tasks import limits_named
 
 
@@ -25,14 +27,24 @@ class QueuePage(msgspec.Struct, frozen=True):
 class QueueDetails(msgspec.Struct, frozen=True):
     """A queue, null if it is not declared, has no jobs and is not paused; its tasks, and the limits that they draw on.
 
-    Its unfinished jobs were counted at `counted_at` (null: not yet).
+    Its unfinished jobs were counted at `counted_at` (null: not yet). `declared` is null unless this app declares it,
+    and `keys` unless it is fair.
     """
 
     queue: QueueOverview | None
+    declared: DeclaredQueue | None
+    keys: QueueKeys | None
     tasks: Sequence[str]
     limits: Sequence[DeclaredLimit]
     now: datetime
     counted_at: datetime | None
+
+
+class QueuePurge(JsonBody, frozen=True, kw_only=True):
+    """How many waiting jobs are cancelled at most; with `dry_run` they are only counted."""
+
+    most: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANGED)] = 1000
+    dry_run: bool = False
 
 
 async def queues(caller: Caller) -> QueuePage:
@@ -42,11 +54,17 @@ async def queues(caller: Caller) -> QueuePage:
 
 
 async def queue(caller: Caller, name: str) -> QueueDetails:
-    """Return one queue, the tasks that this app declares for it, and the limits that their jobs draw on."""
+    """Return one queue, the tasks that this app declares for it, and the limits that their jobs draw on.
+
+    Of a fair queue, `keys` are the 20 keys with most waiting jobs.
+    """
     overview = await caller.overview()
+    own = caller.admin.queues.declared(name)
     declared = [each for each in caller.admin.declared_tasks if each.queue == name]
     return QueueDetails(
         queue=next((each for each in overview.queues if each.queue == name), None),
+        declared=own,
+        keys=await caller.admin.queues.keys(name) if own is not None and own.fair_by else None,
         tasks=[each.task for each in declared],
         limits=limits_named(caller, [limit for each in declared for limit in each.limits]),
         now=overview.now,
@@ -64,9 +82,15 @@ async def resume_queue(caller: Caller, name: str) -> Acknowledgement:
     return Acknowledgement(await caller.admin.queues.resume(name))
 
 
+async def purge_queue(caller: Caller, name: str, body: QueuePurge) -> BulkResult:
+    """Cancel the waiting jobs of a queue, scheduled and blocked ones included; running jobs continue."""
+    return await caller.admin.queues.purge(name, most=body.most, dry_run=body.dry_run)
+
+
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/queues", queues),
     reads("/queues/{name}", queue),
     acts("/queues/{name}/pause", pause_queue, refuses=(404,)),
     acts("/queues/{name}/resume", resume_queue),
+    acts("/queues/{name}/purge", purge_queue),
 )

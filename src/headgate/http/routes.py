@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.http import (
+    alerts,
     audit,
     batches,
     failed_jobs,
     find,
+    graphs,
     history,
     jobs,
     limits,
@@ -24,11 +26,13 @@ from headgate.http.endpoint import Endpoint
 ENDPOINTS: Sequence[Endpoint] = (
     *session.ENDPOINTS,
     *overview.ENDPOINTS,
+    *alerts.ENDPOINTS,
     *find.ENDPOINTS,
     *history.ENDPOINTS,
     *queues.ENDPOINTS,
     *jobs.ENDPOINTS,
     *batches.ENDPOINTS,
+    *graphs.ENDPOINTS,
     *tasks.ENDPOINTS,
     *limits.ENDPOINTS,
     *schedules.ENDPOINTS,

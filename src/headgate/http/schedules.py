@@ -16,6 +16,7 @@ from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, a
 from headgate.http.page import Count, Name, Page
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY
+from headgate.schedules.calendar_text import parse_calendar
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.schedule import Misfire, Overlap
@@ -36,12 +37,14 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 class ScheduleBody(JsonBody, frozen=True, kw_only=True):
     """A schedule: when it runs, and the arguments of its jobs. What is left out has its default.
 
-    `cron` is an expression, or `every` a period ("5m"); `tz` is the zone of `cron` and of the windows: `between` two
-    times of day, `on` weekdays, `exclude` days ("12-25") and ranges ("12-24..01-06"). `jitter` is in seconds.
+    `cron` is an expression, or `every` a period ("5m"), or `calendar` a text ("every 2 weeks on mon at 9:00"); `tz`
+    is the zone of these and of the windows: `between` two times of day, `on` weekdays, `exclude` days ("12-25") and
+    ranges ("12-24..01-06"). `jitter` is in seconds.
     """
 
     cron: Text | None = None
     every: Text | None = None
+    calendar: Text | None = None
     tz: Text | None = None
     payload: Arguments | None = None
     until: Instant | None = None
@@ -55,14 +58,18 @@ class ScheduleBody(JsonBody, frozen=True, kw_only=True):
 
     def trigger(self) -> Trigger | None:
         """Return its trigger; None without one. Raises DeclarationError."""
-        if self.cron is not None and self.every is not None:
-            raise DeclarationError("a schedule has a cron expression or a period; pass cron or every, not both")
+        if sum(each is not None for each in (self.cron, self.every, self.calendar)) > 1:
+            raise DeclarationError(
+                "a schedule has a cron expression, a period or a calendar; pass one of cron, every and calendar"
+            )
         if self.cron is not None:
             return Cron(self.cron, tz=self.tz or "UTC")
+        if self.calendar is not None:
+            return parse_calendar(self.calendar, tz=self.tz or "UTC")
         return None if self.every is None else Every(self.every)
 
     def options(self) -> ScheduleOptions:
-        """Return its options; windows on a cron expression have its zone."""
+        """Return its options; windows on a cron expression or a calendar have its zone."""
         return {
             "until": self.until,
             "max_runs": self.max_runs,
@@ -72,7 +79,7 @@ class ScheduleBody(JsonBody, frozen=True, kw_only=True):
             "between": self.between,
             "on": self.on or None,
             "exclude": self.exclude or None,
-            "tz": None if self.cron is not None else self.tz,
+            "tz": self.tz if self.cron is None and self.calendar is None else None,
         }
 
 
@@ -86,13 +93,14 @@ class NewSchedule(ScheduleBody, frozen=True, kw_only=True):
 
 
 class DefinitionView(msgspec.Struct, frozen=True):
-    """What a schedule enqueues, and when. A calendar, or a trigger of the code, has neither `cron` nor `every`."""
+    """What a schedule enqueues, and when. A trigger of the code has neither `cron`, nor `every`, nor `calendar`."""
 
     payload: Any
     queue: str
     priority: int
     cron: str | None
     every: str | None
+    calendar: str | None
     tz: str | None
     between: tuple[str, str] | None
     on: Sequence[str]
@@ -149,7 +157,7 @@ async def create_schedule(caller: Caller, body: NewSchedule) -> ScheduleStatus:
 async def edit_schedule(caller: Caller, name: str, body: ScheduleBody) -> ScheduleStatus:
     """Replace the definition of a schedule that no code declares; its runs, its rhythm and its pause stay.
 
-    Without `cron` and `every` its trigger stays, and without `payload` its arguments.
+    Without `cron`, `every` and `calendar` its trigger stays, and without `payload` its arguments.
     """
     require_no_mark(body.payload, caller.redaction)
     return await caller.admin.schedules.edit(name, body.trigger(), body.payload, **body.options())

@@ -18,7 +18,8 @@ class SessionView(msgspec.Struct, frozen=True):
     """The user, and what they `can` do: "operate" jobs, queues and schedules; "admin" limits, and remove.
 
     `token` has to be sent as X-Headgate-Token with changes. `store` is the path of the store's file, or its URL without
-    a password. Fields that match `redacted` are hidden. `can_sign_out` is true if POST /logout can end the session.
+    a password. `app` is how the command line names the app, `module:app`; null if the dashboard was not given that.
+    Fields that match `redacted` are hidden. `can_sign_out` is true if POST /logout can end the session.
     """
 
     user: str
@@ -27,6 +28,7 @@ class SessionView(msgspec.Struct, frozen=True):
     token: str
     title: str
     store: str
+    app: str | None
     version: str
     now: datetime
     read_only: bool
@@ -47,6 +49,7 @@ async def session(caller: Caller) -> SessionView:
         token=caller.token,
         title=caller.title,
         store=caller.admin.address,
+        app=caller.target,
         version=__version__,
         now=caller.admin.now(),
         read_only=caller.read_only,

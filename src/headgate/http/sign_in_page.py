@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from headgate.http.auth import LONGEST_CREDENTIAL, SignInFields, SignInForm
 from headgate.http.http_error import HttpError
+from headgate.http.languages import language_of, translated
 from headgate.http.static_files import STATIC
 
 SIGNED_OUT = Path(__file__).parent / "signed_out"
@@ -53,44 +54,48 @@ class SignInPage:
         is_from_elsewhere = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
         may_refresh = is_from_elsewhere and request.method == "GET" and fields is None
         target = html.escape(to_address(request, place))
+        language = language_of(request)
         parts = {
+            "language": language,
+            "sign_in": translated("Sign in", language),
             "refresh": f'<meta http-equiv="refresh" content="0;url={target}">' if may_refresh else "",
-            "content": self._content(request, refusal.message if fields is not None else "", fields, place),
+            "content": self._content(request, refusal.message if fields is not None else "", fields, place, language),
             **self._parts,
         }
         page = re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], self._page)
         headers = {"Cache-Control": "no-store", **refusal.headers, **self._headers}
         return Response(page, refusal.status, headers, media_type="text/html")
 
-    def _content(self, request: Request, message: str, fields: SignInFields | None, place: str) -> str:
+    def _content(self, request: Request, message: str, fields: SignInFields | None, place: str, language: str) -> str:
+        def text(english: str) -> str:
+            return html.escape(translated(english, language))
+
         if self._form is None:
-            where = "<p>You are signed out. Sign in to the application that this dashboard is part of.</p>"
+            where = f"<p>{text('You are signed out. Sign in to the application that this dashboard is part of.')}</p>"
             if self._sign_in_url is None:
                 return where
-            return f'{where}<p><a href="{html.escape(self._sign_in_url)}">Go to its sign-in page</a></p>'
+            return f'{where}<p><a href="{html.escape(self._sign_in_url)}">{text("Go to its sign-in page")}</a></p>'
         action = html.escape(to_address(request, "login"))
-        lines = [
-            f'<p class="message" id="message" role="alert">{html.escape(_sentence(message))}</p>' if message else ""
-        ]
+        lines = [f'<p class="message" id="message" role="alert">{text(_sentence(message))}</p>' if message else ""]
         lines.append(f'<form method="post" action="{action}">')
         described = ' aria-describedby="message"' if message else ""
         name = html.escape("" if fields is None else fields.name)
         focused = "secret" if name or not self._form.has_name else "name"
         if self._form.has_name:
             lines.append(
-                '<label for="name">User name</label><input id="name" name="name" type="text" autocomplete="username" '
-                f'autocapitalize="none" spellcheck="false" required value="{name}"'
+                f'<label for="name">{text("User name")}</label><input id="name" name="name" type="text" '
+                f'autocomplete="username" autocapitalize="none" spellcheck="false" required value="{name}"'
                 f"{' autofocus' if focused == 'name' else ''}{described}>"
             )
         lines.append(
-            f'<label for="secret">{html.escape(self._form.label)}</label><input id="secret" name="secret" '
+            f'<label for="secret">{text(self._form.label)}</label><input id="secret" name="secret" '
             f'type="password" autocomplete="current-password" required'
             f"{' autofocus' if focused == 'secret' else ''}{described}>"
         )
         if self._form.hint:
-            lines.append(f'<p class="hint">{html.escape(self._form.hint)}</p>')
+            lines.append(f'<p class="hint">{text(self._form.hint)}</p>')
         lines.append(f'<input type="hidden" name="place" value="{html.escape(place)}">')
-        lines.append('<button type="submit">Sign in</button></form>')
+        lines.append(f'<button type="submit">{text("Sign in")}</button></form>')
         return "\n    ".join(lines)
 
 

@@ -65,6 +65,7 @@ def dashboard(
     read_only: bool = False,
     trusted_proxies: Iterable[str] = (),
     secret: str | None = None,
+    target: str | None = None,
     clock: Clock | None = None,
 ) -> Dashboard:
     """Return the dashboard and REST API of an app, to serve or to mount: `host.mount("/jobs", dashboard(app, auth=…))`.
@@ -73,8 +74,9 @@ def dashboard(
     further fields to hide from all users, such as `"card.number"` or `"*_key"`, beside passwords, secrets, tokens and
     API keys; None shows all. With `read_only` nothing can be changed, whatever the role. `trusted_proxies` are the
     addresses whose X-Forwarded-For, -Host and -Proto are trusted. `secret` signs sessions and tokens: pass the same to
-    all processes that serve the dashboard; without one they are valid in one process only. Raises DeclarationError for
-    invalid arguments.
+    all processes that serve the dashboard; without one they are valid in one process only. `target` is the app as the
+    command line names it, `"shop.jobs:app"`: the commands that the pages show then work as they are. Raises
+    DeclarationError for invalid arguments.
 
     The first request opens the app unless it is open; the dashboard closes what it opened when its own lifespan or the
     event loop ends. If threads have opened the app, as with `app.sync`, calls run on the loop that they share.
@@ -92,6 +94,7 @@ def dashboard(
         redaction=Redaction(() if redact is None else (*ALWAYS, *((redact,) if isinstance(redact, str) else redact))),
         title=title,
         read_only=read_only,
+        target=target,
         clock=clock,
     )
 
@@ -100,13 +103,22 @@ class Dashboard(Starlette):
     """An ASGI app made by `dashboard()`."""
 
     def __init__(
-        self, app: Headgate, *, guard: AccessControl, redaction: Redaction, title: str, read_only: bool, clock: Clock
+        self,
+        app: Headgate,
+        *,
+        guard: AccessControl,
+        redaction: Redaction,
+        title: str,
+        read_only: bool,
+        target: str | None,
+        clock: Clock,
     ) -> None:
         self._app = app
         self._guard = guard
         self._redaction = redaction
         self._title = title
         self._read_only = read_only
+        self._target = target
         self._opening: asyncio.Task[None] | None = None
         self._opened: contextlib.AsyncExitStack | None = None
         self._counts = SlowCounts(clock)
@@ -293,10 +305,12 @@ class Dashboard(Starlette):
             admin=(await self._admin()).by(user.name),
             redaction=self._redaction,
             watch=self._watch,
+            counts=self._counts,
             reach=self._app._client.portal.reach,
             token=self._guard.token(user),
             title=self._title,
             read_only=self._read_only,
+            target=self._target,
         )
 
     async def _overview(self) -> Overview:

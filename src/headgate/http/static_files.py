@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from starlette.responses import Response
 from headgate.http.compression import accepts_gzip, zipped
 from headgate.http.http_error import HttpError
 from headgate.http.joining import join_modules
+from headgate.http.languages import SOURCE, catalogue, language_of, languages
 
 STATIC = Path(__file__).parent / "static"
 
@@ -46,7 +48,10 @@ FOR_GOOD = "private, max-age=31536000, immutable"
 SCRIPT = "theme.js"
 """The script that is loaded by itself: it runs before the page is shown, and is no module."""
 
-SHEETS = ("tokens", "base", "frame", "parts", "tables", "charts", "heat_map", "pages")
+CATALOGUE = "catalogue.js"
+"""The module that has the translations: the one in the folder is that of English."""
+
+SHEETS = ("tokens", "base", "frame", "parts", "tables", "charts", "heat_map", "graph", "pages")
 """The stylesheets, in the order in which later ones override earlier ones."""
 
 SMALL = 9
@@ -77,8 +82,8 @@ class StaticFiles:
     """Serves the shell and the files that it loads from memory.
 
     All modules are joined into one file when the dashboard starts, and all stylesheets into another: a browser loads
-    three files instead of sixty. It revalidates the shell each time, and caches the files: their addresses change if
-    any of them changes.
+    three files instead of sixty. There is one script for each language, with its translations. The browser revalidates
+    the shell each time, and caches the files: their addresses change if any of them changes.
     """
 
     def __init__(self, folder: Path = STATIC) -> None:
@@ -92,9 +97,15 @@ class StaticFiles:
         self._page = page.replace('="static/', f'="static/{self._version}/')
 
     async def page(self, request: Request, status: int = 200) -> Response:
-        """Return the shell, with the address where it is mounted. For an unknown address, the shell shows an error."""
+        """Return the shell in the language of the user, with the address where it is mounted.
+
+        For an unknown address, the shell shows an error.
+        """
+        language = language_of(request)
         base = html.escape(f"{request.scope.get('root_path', '').rstrip('/')}/", quote=True)
         page = self._page.replace('<base href="/">', f'<base href="{base}">', 1)
+        page = page.replace('<html lang="en">', f'<html lang="{language}">', 1)
+        page = page.replace(f"/{script_of(SOURCE)}", f"/{script_of(language)}", 1)
         if status != 200:
             return Response(page, status, {"Cache-Control": "no-cache"}, media_type="text/html")
         return _unless_known(request, _asset(page, "text/html"))
@@ -119,11 +130,23 @@ def _joined(folder: Path) -> Mapping[str, Asset]:
     modules = {path.relative_to(scripts).as_posix(): path.read_text("utf-8") for path in sorted(scripts.rglob("*.js"))}
     theme = modules.pop(SCRIPT)
     sheets = "\n".join((folder / f"css/{name}.css").read_text("utf-8") for name in SHEETS)
-    return {
-        SCRIPT: _asset(theme, "text/javascript"),
-        "app.css": _asset(sheets, "text/css"),
-        "app.js": _asset(join_modules(modules), "text/javascript"),
-    }
+    assets = {SCRIPT: _asset(theme, "text/javascript"), "app.css": _asset(sheets, "text/css")}
+    for language in languages():
+        translations = _catalogue_module(language)
+        script = join_modules({**modules, CATALOGUE: translations})
+        assets[script_of(language)] = _asset(script, "text/javascript")
+    return assets
+
+
+def script_of(language: str) -> str:
+    """Return the name of the script with the texts of a language."""
+    return "app.js" if language == SOURCE else f"app.{language}.js"
+
+
+def _catalogue_module(language: str) -> str:
+    values = {"LANGUAGE": language, "LANGUAGES": languages(), "CATALOGUE": catalogue(language)}
+    # JSON is JavaScript; these are files of ours, not data of users.
+    return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in values.items())
 
 
 def _asset(text: str, kind: str) -> Asset:

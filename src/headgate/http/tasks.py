@@ -2,51 +2,130 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Annotated, Any, cast
 
 import msgspec
 
-from headgate.admin import DeclaredLimit, DeclaredTask
+from headgate.admin import DeclaredLimit, DeclaredTask, EnqueuedJob
 from headgate.admin.query import Instant
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, JsonBody, acts, reads
 from headgate.http.http_error import HttpError
-from headgate.http.page import Name, Page
+from headgate.http.page import Name
 from headgate.http.redaction import HIDDEN, Redaction
-from headgate.jobs.job import MAX_PRIORITY
+from headgate.jobs.audit import AuditWord
+from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.tasks.options import EnqueueOptions
+from headgate.tasks.unique_key import UniqueState
+
+MOST_COUNTED = 100_000
+"""How many waiting jobs `Admin.waiting` counts at most."""
 
 Arguments = Annotated[Mapping[str, Any], msgspec.Meta(description="The arguments of the job by name.")]
 
 
+ShortText = Annotated[str, msgspec.Meta(max_length=100)]
+
+Length = Annotated[float | ShortText, msgspec.Meta(description='A duration: seconds, or text such as "5m".')]
+
+
 class NewJobBody(JsonBody, frozen=True, kw_only=True):
-    """A job to enqueue: its arguments, and what differs from its task. `delay` is in seconds."""
+    """A job to enqueue: its arguments, and what differs from its task, as the options of `task.using(…)`.
+
+    `delay` is in seconds. `retention` is a duration, "forever", or these by state.
+    """
 
     payload: Arguments | None = None
     queue: Name | None = None
     delay: Annotated[float, msgspec.Meta(ge=0, le=100 * 365 * 86400)] | None = None
     at: Instant | None = None
     priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] | None = None
+    expires_in: Length | None = None
+    expires_at: Instant | None = None
+    timeout: Length | None = None
+    id: ShortText | None = None
+    unique_key: Name | None = None
+    on_conflict: OnConflict | None = None
+    unique_for: Length | None = None
+    unique_while: Sequence[UniqueState] | None = None
+    debounce: Length | None = None
+    debounce_max: Length | None = None
+    tags: Sequence[Name] | None = None
+    headers: Mapping[str, str] | None = None
+    retention: Length | Mapping[str, Length] | None = None
+    keep_result: bool | None = None
+    audit: AuditWord | None = None
 
 
 class EnqueuedJobView(msgspec.Struct, frozen=True):
-    """The id of the job; under a unique key it may be one that was there before."""
+    """The id of the job; not `is_new` if nothing was enqueued, because a job with its unique key was there."""
 
     job: str
+    is_new: bool
+
+
+def enqueued(job: EnqueuedJob) -> EnqueuedJobView:
+    return EnqueuedJobView(job.id, job.is_new)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskView(DeclaredTask):
+    """A task with the number of its waiting jobs, null if they are not counted yet."""
+
+    waiting: int | None
+
+
+class TaskPage(msgspec.Struct, frozen=True):
+    """All tasks that this app declares. The waiting jobs were counted at `counted_at`, null: not yet.
+
+    With more than 100,000 waiting jobs the counts are lower bounds, not `is_exact`.
+    """
+
+    items: Sequence[TaskView]
+    now: datetime
+    counted_at: datetime | None
+    is_exact: bool
+    next: None = None
 
 
 class TaskDetails(msgspec.Struct, frozen=True):
-    """A task: its queue, null if this app does not declare it, and the limits that its jobs draw on."""
+    """A task: its queue, null if this app does not declare it, and the limits that its jobs draw on.
+
+    `requires` are the labels that a node needs to run its jobs, `tags` those of all its jobs, `unique_key` the template
+    of their unique keys, or the name of its function.
+    """
 
     task: str
     queue: str | None
     limits: Sequence[DeclaredLimit]
+    requires: Sequence[str] = ()
+    tags: Sequence[str] = ()
+    unique_key: str | None = None
 
 
-async def tasks(caller: Caller) -> Page[DeclaredTask]:
-    """Return the tasks that this app declares, by name."""
-    return Page(caller.admin.declared_tasks)
+async def tasks(caller: Caller) -> TaskPage:
+    """Return the tasks that this app declares, by name, each with the number of its waiting jobs."""
+    caller.counts.tasks.begin(caller.admin.waiting, caller.admin.now)
+    counted = await caller.counts.tasks.read()
+    waiting = Counter[str]()
+    for each in () if counted is None else counted.found:
+        waiting[each.task] += each.jobs
+    return TaskPage(
+        items=[
+            TaskView(
+                **{field.name: getattr(each, field.name) for field in fields(each)},
+                waiting=None if counted is None else waiting[each.task],
+            )
+            for each in caller.admin.declared_tasks
+        ],
+        now=caller.admin.now(),
+        counted_at=None if counted is None else counted.at,
+        is_exact=waiting.total() < MOST_COUNTED,
+    )
 
 
 async def task(caller: Caller, name: str) -> TaskDetails:
@@ -54,7 +133,8 @@ async def task(caller: Caller, name: str) -> TaskDetails:
     found = next((each for each in caller.admin.declared_tasks if each.task == name), None)
     if found is None:
         return TaskDetails(name, None, ())
-    return TaskDetails(name, found.queue, limits_named(caller, found.limits))
+    limits = limits_named(caller, found.limits)
+    return TaskDetails(name, found.queue, limits, found.requires, found.tags, found.unique_key)
 
 
 def limits_named(caller: Caller, names: Sequence[str]) -> Sequence[DeclaredLimit]:
@@ -64,21 +144,21 @@ def limits_named(caller: Caller, names: Sequence[str]) -> Sequence[DeclaredLimit
 
 
 async def enqueue_job(caller: Caller, task: str, body: NewJobBody) -> EnqueuedJobView:
-    """Enqueue a job of a task; its arguments are checked as in a program."""
+    """Enqueue a job of a task; its arguments and options are checked as in a program."""
     require_no_mark(body.payload, caller.redaction)
-    options: EnqueueOptions = {
-        "queue": body.queue, "delay": body.delay, "at": body.at, "priority": body.priority
-    }  # fmt: skip
-    return EnqueuedJobView(await caller.admin.enqueue(task, body.payload or {}, **options))
+    require_no_mark(body.headers, caller.redaction)
+    options = msgspec.structs.asdict(body)
+    payload = options.pop("payload") or {}
+    return enqueued(await caller.admin.enqueue(task, payload, **cast(EnqueueOptions, options)))
 
 
 def require_no_mark(payload: Mapping[str, Any] | None, redaction: Redaction) -> None:
-    """Raise HttpError for arguments that were copied with a redacted value: the job would get the mark itself."""
+    """Raise HttpError for values that were copied with a redacted one: the job would get the mark itself."""
     if payload is not None and redaction.has_mark(dict(payload)):
         raise HttpError(
             422,
             "payload_is_redacted",
-            f"the arguments contain {HIDDEN!r}, which this dashboard shows in place of a hidden value; write the value",
+            f"a value contains {HIDDEN!r}, which this dashboard shows in place of a hidden value; write the value",
         )
 
 

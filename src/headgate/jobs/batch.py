@@ -12,7 +12,7 @@ class NewBatch(msgspec.Struct, frozen=True, array_like=True):
 
     `batch` is the outer batch that it is part of. A join has `leaders` instead of members of its own: stored or new
     jobs and batches, which it counts; a job that follows the join follows all of them. One that `grows` is stored
-    already, and gets the new jobs that name it.
+    already, and gets the new jobs that name it. `schedule` is the schedule of which it is an occurrence.
     """
 
     id: str
@@ -21,13 +21,15 @@ class NewBatch(msgspec.Struct, frozen=True, array_like=True):
     batch: str | None = None
     leaders: tuple[str, ...] = ()
     grows: bool = False
+    schedule: str | None = None
 
 
 class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
     """A stored batch as it is read. Instants are wall microseconds.
 
     `pending` is the number of members that are not final yet; at 0 the batch is final, since `finished_at`. A batch in
-    a batch is one member. `batch` is the outer one. A join counts the leaders of the jobs that follow it.
+    a batch is one member. `batch` is the outer one. A join counts the leaders of the jobs that follow it. `schedule` is
+    the schedule of which it is an occurrence.
     """
 
     id: str
@@ -40,6 +42,7 @@ class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
     finished_at: int | None
     batch: str | None = None
     is_join: bool = False
+    schedule: str | None = None
 
     @property
     def ended_as(self) -> JobState | None:

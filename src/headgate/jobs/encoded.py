@@ -9,7 +9,13 @@ from typing import NamedTuple
 MARK = "encoded:"
 """How an encoded text begins; no JSON text begins with this letter. Statements find encoded texts by it."""
 
+FOLDER = "folder"
+"""Named after the codecs of a text whose data is in the folder of large payloads; the stored data says where."""
+
 _BETWEEN = "+"
+
+_LONGEST_REFERENCE = 2000
+"""Characters of the longest text that refers to a folder: others need not be parsed."""
 
 
 class Encoded(NamedTuple):
@@ -33,6 +39,11 @@ def read_encoded(text: str) -> Encoded:
     """Return the parts of an encoded text. Raises ValueError if it is damaged."""
     _, names, data = text.split(":", 2)
     return Encoded(tuple(names.split(_BETWEEN)), binascii.a2b_base64(data.encode("ascii"), strict_mode=True))
+
+
+def is_in_folder(text: str) -> bool:
+    """Return whether the data of a stored text is in the folder of large payloads."""
+    return len(text) <= _LONGEST_REFERENCE and is_encoded(text) and codecs_of(text)[-1:] == (FOLDER,)
 
 
 def codecs_of(text: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from headgate.jobs.alert import AlertState
 from headgate.jobs.job import JobError, JobState
 
 
@@ -104,12 +105,13 @@ class JobReturned(Event, frozen=True):
 class JobThrottled(Event, frozen=True):
     """Jobs wait for a closed bucket. Published at once, then at most each 30 s with how often lanes met it closed.
 
-    What was met since the last one is published when the node stops. `opens_at` is None for a bucket that opens when a
-    permit is given back.
+    What was met since the last one is published when the node stops. `job_id` is the job that met it last: the first of
+    the `waiting` ones in its lane. `opens_at` is None for a bucket that opens when a permit is given back.
     """
 
     limit: str
     key: str
+    job_id: str
     opens_at: int | None
     waiting: int
     count: int
@@ -136,10 +138,32 @@ class LimitsClosed(Event, frozen=True):
     limits: tuple[str, ...]
 
 
+class LimiterGranted(Event, frozen=True):
+    """A limiter of `app.limiter(…)` granted plain code `count` starts since the last one, the latest for `key`.
+
+    Published as `LimiterRefused` is. Reservations are not counted.
+    """
+
+    limit: str
+    key: str
+    count: int
+
+
 class LimiterRefused(Event, frozen=True):
     """A limiter of `app.limiter(…)` refused plain code `count` times since the last one, the latest time for `key`.
 
     Published at once for each limit, then at most each 30 s, and when the app is closed.
+    """
+
+    limit: str
+    key: str
+    count: int
+
+
+class LimiterBypassed(Event, frozen=True):
+    """A middleware passed `count` requests without a limit of `app.limiter(…)`, because the limit's store failed.
+
+    The latest one was for `key`. Published as `LimiterRefused` is.
     """
 
     limit: str
@@ -173,11 +197,15 @@ class JobNotMigrated(Event, frozen=True):
 
 
 class LimitStoreFailed(Event, frozen=True):
-    """The remote store of a limit is unavailable; by its `on_store_error` jobs run without the limit, or wait."""
+    """The remote store of a limit is unavailable; by its `on_store_error` jobs run without it, share it, or wait.
+
+    `sharers` is set if they use an equal share of the limit meanwhile.
+    """
 
     limit: str
     error: str
     jobs_run: bool
+    sharers: int | None = None
 
 
 class LimitStoreRecovered(Event, frozen=True):
@@ -194,13 +222,16 @@ class LimitStoreMisconfigured(Event, frozen=True):
 
 
 class OccurrencesSkipped(Event, frozen=True):
-    """Occurrences of a schedule do not run: no node ran when they were due ("misfire"), the previous one is not final
-    ("overlap"), or the open ones may be its last ("max_runs"). The next one is due at `next_at`.
+    """`count` occurrences of a schedule do not run: no node ran when they were due ("misfire"), the previous one is not
+    final ("overlap"), the open ones may be its last ("max_runs"), or its limit is closed until then ("limit").
+
+    The next one is due at `next_at`. Of another trigger than `Every`, at most 1,000 are counted at once.
     """
 
     schedule: str
     task: str
     reason: str
+    count: int
     next_at: int | None
 
 
@@ -372,6 +403,28 @@ class NodeLost(Event, frozen=True):
     returned: int
     poisonous: int
     completed: int = 0
+
+
+class AlertSent(Event, frozen=True):
+    """A message of an alert was delivered to its target; `alert_id` and `number` are those of the message."""
+
+    alert: str
+    alert_id: str
+    number: int
+    state: AlertState
+    text: str
+
+
+class AlertFailed(Event, frozen=True):
+    """A message of an alert was not delivered, at this try, counted from 1; it is tried again at `retry_at`."""
+
+    alert: str
+    alert_id: str
+    number: int
+    text: str
+    tried: int
+    error: str
+    retry_at: int
 
 
 class NodeDeclaredDead(Event, frozen=True):

@@ -22,8 +22,9 @@ OwnRetention = Duration | Mapping[str, Duration]
 class Retention:
     """How long jobs are kept after they have succeeded, failed or been cancelled (7 days each), in seconds.
 
-    A job is deleted with its attempts, its log lines and its audit entries. Audit entries of limits, queues and
-    schedules are kept for `audit` (90 days).
+    It may be 0: a job is deleted by the next pruning, but not before the jobs that follow it have ended. A job is
+    deleted with its attempts, its log lines and its audit entries. Audit entries of limits, queues and schedules are
+    kept for `audit` (90 days).
     """
 
     succeeded: float = 7 * DAY
@@ -33,7 +34,9 @@ class Retention:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            seconds = parse_seconds(getattr(self, field.name), field.name, "retention", allow_zero=False)
+            seconds = parse_seconds(
+                getattr(self, field.name), field.name, "retention", allow_zero=field.name != "audit"
+            )
             object.__setattr__(self, field.name, seconds)
 
     def of(self, state: JobState) -> float:
@@ -44,6 +47,14 @@ class Retention:
     def terms(self) -> RetentionTerms:
         """The same as it is stored with a job that has its own retention."""
         return RetentionTerms(math.ceil(self.succeeded), math.ceil(self.failed), math.ceil(self.cancelled))
+
+    @property
+    def own_terms(self) -> RetentionTerms | None:
+        """The terms that each job has to carry, because one of them is 0; None if none has to.
+
+        Only the pruning of jobs with their own retention spares those that others still follow.
+        """
+        return None if self.succeeded and self.failed and self.cancelled else self.terms
 
 
 DEFAULT_RETENTION = Retention()
@@ -103,4 +114,4 @@ def _own_seconds(value: object, name: str, where: str) -> int | None:
 
 
 def _seconds(name: str, value: object) -> float:
-    return parse_seconds(value, name, "retention", allow_zero=False)
+    return parse_seconds(value, name, "retention", allow_zero=name != "audit")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,10 +32,11 @@ class CodePlace:
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """The type of an error, the pattern of its message, and the last line of the user's own code that it passed.
+    """The type of an error, its message, and the last line of the user's own code that it passed.
 
-    `message` has `#` for numbers and ids and `'…'` for quoted values, so that errors that differ only in these have the
-    same root cause. `place` is None without a traceback, and if the traceback shows no code of the user.
+    That of many errors has the pattern of their messages: `#` for numbers and ids and `'…'` for quoted values, so that
+    errors that differ only in these have the same root cause. `place` is None without a traceback, and if the traceback
+    shows no code of the user.
     """
 
     type: str
@@ -47,7 +48,13 @@ class RootCause:
 
 
 def root_cause(error: JobError) -> RootCause:
-    """Return the root cause of a stored error.
+    """Return the root cause that a stored error has in common with others: its message is a pattern."""
+    found = raised_cause(error)
+    return replace(found, message=message_pattern(found.message))
+
+
+def raised_cause(error: JobError) -> RootCause:
+    """Return the root cause of a stored error, with its message as it was raised.
 
     If its traceback shows the exceptions that it was raised `from`, that is the innermost of them; of an exception
     group, it is the root cause of the first member. Exceptions that were only being handled when it was raised are not
@@ -66,7 +73,7 @@ def root_cause(error: JobError) -> RootCause:
             break
         inner = member
     kind, message = (_headline(inner) if is_inner else None) or (error.type, error.message)
-    return RootCause(kind, message_pattern(message), _own_place(inner, whole))
+    return RootCause(kind, message, _own_place(inner, whole))
 
 
 def message_pattern(message: str) -> str:

@@ -40,8 +40,8 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `holds` has an entry for each draw, None for a rate; it is empty if no draw is on permits. A retry is not charged
     for the draws in `free_retries`. `patience` is how long the job may wait (µs; 0: not at all). With `cancels` a
-    rejected job is cancelled instead of failed. With `skips` an expired job is cancelled, too: an occurrence of a
-    schedule that does not run is no failure.
+    rejected job is cancelled instead of failed. With `skips` it is cancelled if it is rejected or expires before an
+    attempt was spent: an occurrence of a schedule that does not run is no failure.
     """
 
     holds: tuple[PermitTerms | None, ...] = ()
@@ -55,17 +55,21 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether the job is rejected as soon as it meets a closed bucket."""
         return self.patience == 0
 
-    @property
-    def rejected_as(self) -> JobState:
-        return JobState.CANCELLED if self.cancels else JobState.FAILED
+    def rejected_as(self, attempts: int = 0) -> JobState:
+        """Return how a job ends that its limits reject after so many spent attempts."""
+        return JobState.CANCELLED if self.cancels else self.expires_as(attempts)
 
-    @property
-    def expires_as(self) -> JobState:
-        return JobState.CANCELLED if self.skips else JobState.FAILED
+    def expires_as(self, attempts: int = 0) -> JobState:
+        """Return how a job ends that expires after so many spent attempts."""
+        return JobState.CANCELLED if self.skips and not attempts else JobState.FAILED
 
     def skipping(self) -> GateTerms:
         """Return these terms for an occurrence of a schedule."""
-        return replace(self, cancels=True, skips=True)
+        return replace(self, skips=True)
+
+    def retried(self, attempts: int) -> GateTerms:
+        """Return these terms for a job that is retried from a final state, after so many spent attempts."""
+        return replace(self, skips=False) if self.skips and attempts else self
 
     @property
     def permits(self) -> DrawSet:

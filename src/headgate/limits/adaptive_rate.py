@@ -10,12 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Unpack
 
+from msgspec.structs import replace
+
 from headgate.arguments import parse_duration
+from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
 from headgate.limits.rate import Rate, parse_rate
-from headgate.limits.rule import Rule, Snapshot, SpelledOptions
+from headgate.limits.rate_limit import FARTHEST
+from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 
 KEPT = 7 * 86400 * SECOND
 """How long an idle bucket is kept, because it has found a rate."""
@@ -32,6 +36,9 @@ FAST_COUNTED = 2 * SECOND
 DEFAULT_CLIMB = 1800
 DEFAULT_BACKOFF = 0.7
 LEAST_SHARE = 100
+
+LONGEST_IN_LUA = 1 << 52
+"""The longest distance of two starts (ticks) that the Lua script computes with: doubles are exact up to 2^53."""
 
 
 class FoundRate(NamedTuple):
@@ -66,6 +73,7 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
     spaces_starts: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
     spelling: ClassVar[str | None] = "15/m"
+    lua: ClassVar[str | None] = "adaptive_rate"
     counted: ClassVar[tuple[str, ...]] = ("burst",)
 
     def take(self, state: FoundRate | None, now: int, cost: int = 1) -> tuple[int, FoundRate]:
@@ -84,6 +92,11 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
                 "raise its burst or lower the cost"
             )
 
+    def divided(self, sharers: int) -> Aimd:
+        low, high = max(1, self.low // sharers), self.share_of(self.high, sharers)
+        start = max(low, self.start // sharers)
+        return replace(self, low=low, high=high, start=start, burst=max(1, self.burst // sharers))
+
     def counts_until(self, charged_at: int) -> int:
         distance = self._distance(self.high) // TICKS
         return charged_at + (distance if distance >= SECOND else FAST_COUNTED)
@@ -95,7 +108,7 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
         distance = self._distance(state.rate)
         anew = max(state.arrival, started_at * TICKS) + cost * distance
         moved = min(state.arrival + (started_at - charged_at) * TICKS, anew) + (actual - cost) * distance
-        return state._replace(arrival=moved, last=max(state.last, started_at))
+        return state._replace(arrival=min(moved, FARTHEST * TICKS), last=max(state.last, started_at))
 
     def refused(self, state: FoundRate | None, charged_at: int, now: int) -> FoundRate:
         """Return the state after the callee has refused a start that was charged at `charged_at`.
@@ -111,9 +124,11 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
         rate, arrival, _ = self._grown(state, now)
         used = -(-max(0, arrival - now * TICKS) // self._distance(rate))
         available = max(0, self.burst - used)
-        return Snapshot(used=used, available=available, opens_at=now if available else self.take(state, now)[0])
+        opens_at = now if available else self.take(state, now)[0]
+        return Snapshot(used=used, available=available, opens_at=opens_at, present=self.present(state))
 
     def present(self, state: FoundRate | None) -> str:
+        """Return the present rate in words."""
         rate = self.start if state is None else state.rate
         return _spelled(rate, self.period)
 
@@ -141,7 +156,40 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
         # Written under other bounds: the nearest rate within these, and the debt, counted in starts, stays the same.
         owed = -(-max(0, arrival - now * TICKS) * rate // (period * TICKS * PARTS))
         found = found._replace(rate=min(self.high, max(self.low, rate * self.period // period)))
-        return found._replace(arrival=now * TICKS + owed * self._distance(found.rate)) if owed else found
+        return found._replace(arrival=_opening(now, owed * self._distance(found.rate))) if owed else found
+
+    def require_bounded(self, rounding: int = 0) -> None:
+        super().require_bounded(rounding)
+        fills_in = self.burst * self._distance(self.low) // TICKS
+        if fills_in > HUNDRED_YEARS:
+            raise DeclarationError(
+                f"{self.kind} limit: a burst of {self.burst} takes {fills_in / SECOND:g} s to fill at its lowest rate, "
+                f"{_spelled(self.low, self.period)}, more than a hundred years; lower the burst or raise its min"
+            )
+
+    def lua_numbers(self) -> LuaNumbers:
+        longest = self._distance(self.low)
+        if longest > LONGEST_IN_LUA:
+            raise DeclarationError(
+                f"{self.describe()} has {longest / TICKS / SECOND / 86400:.0f} days between two starts at its lowest, "
+                "more than the 52 that fit into Redis's numbers; raise its min"
+            )
+        arguments = (self.low, self.high, self.period, self.start, self.climb, self.kept, self.burst)
+        return LuaNumbers(arguments, self.high, max(self.period, self.burst * longest // TICKS))
+
+    def lua_change(self, charged: int, actual: int) -> tuple[int, int]:
+        change = abs(actual - charged)
+        return change, change * self._distance(self.low) // TICKS
+
+    def lua_dump(self, state: FoundRate, now: int) -> bytes:
+        rate, arrival, last, cut_at = state
+        us, ns = divmod(arrival, TICKS)
+        return f"{rate}:{self.period}:{us}:{ns}:{last}:{cut_at}".encode()
+
+    @classmethod
+    def lua_load(cls, state: bytes) -> str:
+        rate, period, us, ns, last, cut_at = map(int, state.split(b":"))
+        return f"1:{cls.kind}:{rate}:{period}:{us * TICKS + ns}:{last}:{cut_at}"
 
     def describe(self) -> str:
         bounds = f"{_spelled(self.low, self.period)} to {_spelled(self.high, self.period)}"
@@ -154,7 +202,7 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
             return AdaptiveRate(text, burst=1 if burst is None else burst)
         highest = parse_rate(text, None)
         high = highest.count * PARTS
-        low = min(high, like.low * highest.period // like.period)
+        low = min(high, max(1, like.low * highest.period // like.period))
         limit = AdaptiveRate(
             text, climb=like.climb / SECOND, backoff=like.kept / 100, burst=like.burst if burst is None else burst
         )
@@ -176,12 +224,12 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
         return rate, arrival, cut_at
 
     def _at_rate(self, state: FoundRate, rate: int, now: int) -> FoundRate:
-        """Return the state at another rate, with the same debt, counted in starts."""
+        """Return the state at a lower rate, with the same debt, counted in starts."""
         owed = max(0, state.arrival - now * TICKS)
         if not owed:
             return state._replace(rate=rate)
         moved = -(-owed * self._distance(rate) // self._distance(state.rate))
-        return state._replace(rate=rate, arrival=now * TICKS + moved)
+        return state._replace(rate=rate, arrival=max(state.arrival, _opening(now, moved)))
 
     def _distance(self, rate: int) -> int:
         """Return the distance of two starts in ticks, rounded up."""
@@ -199,7 +247,7 @@ class AdaptiveRate(Limit):
     evenly spaced) is how many starts may go at once after a quiet time, and the highest cost.
 
     The present rate is stored with the bucket, so all machines share it. A key that is not used for a week begins anew.
-    Redis cannot hold it: its buckets are with the jobs. Source: Chiu and Jain (1989); RFC 5681, 7661 and 9438.
+    Source: Chiu and Jain (1989); RFC 5681, 7661 and 9438.
     """
 
     rule: Aimd
@@ -238,6 +286,11 @@ def _with_rule(limit: Limit, rule: Aimd) -> Limit:
     object.__setattr__(limit, "rule", rule)
     rule.require_bounded()
     return limit
+
+
+def _opening(now: int, debt: int) -> int:
+    """Return when a debt is paid; both in ticks. Many starts of a fast rate may be centuries of a slow one."""
+    return now * TICKS + min(debt, HUNDRED_YEARS * TICKS)
 
 
 def _parts(text: object, highest: Rate, option: str) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule
@@ -101,6 +102,19 @@ class ChecksRules(Protocol):
         ...
 
 
+@runtime_checkable
+class NotesRefusals(Protocol):
+    """A bucket store that can hold rules that adapt, such as `AdaptiveRate`."""
+
+    async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
+        """Note that the callee has refused a start that was charged at that instant; see `Rule.refused`.
+
+        None: an unknown instant before now. While the bucket is closed, such a refusal counts as one with the refusal
+        that closed it.
+        """
+        ...
+
+
 class ServerReport(msgspec.Struct, frozen=True):
     """The server of a bucket store, for `headgate doctor`; `advice` is what to change about it, if anything."""
 
@@ -119,6 +133,11 @@ class ReportsServer(Protocol):
 
 def check_rule(store: object, rule: AnyRule, limit: str) -> None:
     """Raise DeclarationError for a rule that the limit's store cannot hold."""
+    if rule.adapts and not isinstance(store, NotesRefusals):
+        raise DeclarationError(
+            f"limit {limit!r} cannot be {rule.describe()} in its store: a {type(store).__name__} has no `refuse`, "
+            "so the rate would never be lowered"
+        )
     if isinstance(store, ChecksRules):
         try:
             store.check_rule(rule)
@@ -131,4 +150,4 @@ def snapshot_of(snapshot_at: Callable[[int], Snapshot], now: int, closed_until: 
     current = snapshot_at(now)
     if closed_until <= now:
         return current
-    return Snapshot(used=current.used, available=0, opens_at=snapshot_at(closed_until).opens_at)
+    return replace(current, available=0, opens_at=snapshot_at(closed_until).opens_at)

@@ -4,16 +4,22 @@ Each key has a turn, a number that grows by `STEP` divided by its weight with ea
 starts next (start-time fair queueing; Goyal, Vin and Cheng, 1996). A key that comes back goes on from its own turn, or
 from the lowest in line if that is higher: turns cannot be saved up. A key that has had no turn yet comes just before
 the lowest in line: its turn is odd, all others are even.
+
+With two levels of keys, such as tenants and their users, each key of the first level has a turn, a group. The group
+with the lowest turn starts next, and in it the lane with the lowest turn. A start raises both: the turn of the group by
+its weight, that of the lane by `STEP`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from heapq import heapify, heappop, heapreplace
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from headgate.arguments import parse_count
 from headgate.errors import DeclarationError
+from headgate.limits.key import levels_of, stored_level
 from headgate.limits.limit import Key, Limit
 from headgate.limits.rule import NEVER, Rule, Snapshot
 
@@ -24,6 +30,10 @@ STEP = 10_080
 """How much one start raises the turn of a key of weight 1. Weights from 1 to 10 divide its half."""
 
 MOST_WEIGHT = 100
+
+
+FairKey = Key | tuple[Key, Key]
+"""The key of a fair queue: of one level, or of two."""
 
 
 class TurnOrder(Rule[None], frozen=True):
@@ -41,8 +51,8 @@ class TurnOrder(Rule[None], frozen=True):
         return 0
 
     def step(self, key: str) -> int:
-        """Return by how much one start raises the turn of a key, an even number."""
-        return 2 * (STEP // 2 // self.weights.get(key, 1))
+        """Return by how much one start raises the turn of the first level of a key, an even number."""
+        return 2 * (STEP // 2 // self.weights.get(levels_of(key)[0], 1)) if self.weights else STEP
 
     def take(self, state: None, now: int, cost: int = 1) -> tuple[int, None]:
         return now, None
@@ -86,10 +96,17 @@ class TurnOrder(Rule[None], frozen=True):
 class FairOrder(Limit):
     """The keys of a queue take turns; `weights` are those of keys whose weight is not 1."""
 
-    def __init__(self, key: Key, weights: Mapping[str, int]) -> None:
+    def __init__(self, key: FairKey, weights: Mapping[str, int]) -> None:
+        levels = key if isinstance(key, tuple) else (key,)
+        if len(levels) > 1:
+            weights = {stored_level(level): weight for level, weight in weights.items()}
         # A job without a key takes turns with the others without one.
         super().__init__(
-            TurnOrder(dict(weights)), key=key, on_limit="wait", on_missing_key="shared", on_key_error="fail"
+            TurnOrder(dict(weights)),
+            key=levels,  # type: ignore[arg-type]  # no other limit has a key of levels
+            on_limit="wait",
+            on_missing_key="shared",
+            on_key_error="fail",
         )
 
 
@@ -106,6 +123,95 @@ def returning_turn(own: int, lowest: int) -> int:
 def next_turn(turn: int, step: int) -> int:
     """Return the turn of a key after a start."""
     return turn + turn % 2 + step
+
+
+class TurnGroup:
+    """The lanes of one key of the first level, where keys have two: its turn, which each start raises by `step`.
+
+    It `is_complete` if all its lanes in line are visited.
+    """
+
+    __slots__ = ("first", "is_complete", "is_exhausted", "step", "turn")
+
+    def __init__(self, turn: int, step: int = STEP, first: int | None = None) -> None:
+        self.turn = turn
+        self.step = step
+        self.first = first
+        """The lowest turn of its lanes in line, None if none is."""
+        self.is_complete = True
+        self.is_exhausted = False
+        """Whether all visited lanes have started all their jobs."""
+
+
+class TakesTurns(Protocol):
+    """What stands in a line of turns: a lane. Its start raises its `turn` by `step`."""
+
+    turn: int
+    step: int
+
+    @property
+    def group(self) -> TurnGroup | None: ...
+
+
+Taker = TypeVar("Taker", bound=TakesTurns)
+
+
+class TurnLine:
+    """Lanes in the order of their turns: the group with the lowest turn first, in it the lane with the lowest turn.
+
+    A lane without a group is a group by itself. Of equal turns, the lane that was passed first comes first.
+    """
+
+    def __init__(self, takers: Iterable[Taker]) -> None:
+        members: dict[TurnGroup | int, list[tuple[int, int, TakesTurns]]] = {}
+        for place, taker in enumerate(takers):
+            known = place if taker.group is None else taker.group
+            members.setdefault(known, []).append((taker.turn, place, taker))
+        self._groups = []
+        for known, lanes in members.items():
+            heapify(lanes)
+            turn = known.turn if isinstance(known, TurnGroup) else lanes[0][0]
+            self._groups.append((turn, lanes[0][1], lanes))
+        heapify(self._groups)
+
+    @property
+    def first(self) -> Any:
+        """The lane whose job starts next; None if there is no lane."""
+        return self._groups[0][2][0][2] if self._groups else None
+
+    def start(self) -> None:
+        """Note that the first lane has started a job."""
+        _, place, lanes = self._groups[0]
+        _, own_place, taker = lanes[0]
+        taker.turn = turn = next_turn(taker.turn, taker.step)
+        heapreplace(lanes, (turn, own_place, taker))
+        if taker.group is not None:
+            taker.group.turn = turn = next_turn(taker.group.turn, taker.group.step)
+        heapreplace(self._groups, (turn, place, lanes))
+
+    def leave(self) -> bool:
+        """Remove the first lane. Returns whether its group has more lanes in line that are not visited."""
+        lanes = self._groups[0][2]
+        _, _, taker = heappop(lanes)
+        if lanes:
+            return False
+        heappop(self._groups)
+        if taker.group is None:
+            return False
+        taker.group.is_exhausted = True
+        return not taker.group.is_complete
+
+
+def checked_key(key: Any, where: str) -> FairKey:
+    """Return the key of a fair queue. Raises DeclarationError for a list that is not of two keys."""
+    if not isinstance(key, (list, tuple)):
+        return key  # type: ignore[no-any-return]  # it is checked with the arguments of each task
+    if len(key) != 2 or any(level is None or isinstance(level, (list, tuple)) for level in key):
+        raise DeclarationError(
+            f"{where}: fair_by={key!r:.80} is not a list of two keys; write "
+            'fair_by=["{tenant_id}", "{user_id}"], or one key alone'
+        )
+    return tuple(key)
 
 
 def checked_weights(weights: Any, where: str) -> Mapping[str, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
+from msgspec.structs import replace
+
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
@@ -54,6 +56,9 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
                 f"a cost of {cost} can never be granted by a fixed window of {self.describe()}; "
                 "raise its count or lower the cost"
             )
+
+    def divided(self, sharers: int) -> WindowCounter:
+        return replace(self, count=self.share_of(self.count, sharers))
 
     def counts_until(self, charged_at: int) -> int:
         return self._window(charged_at) + self.period

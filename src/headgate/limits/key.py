@@ -40,6 +40,14 @@ def header(name: str = "tenant") -> Header:
     return Header(name)
 
 
+BETWEEN_LEVELS = "\x1f"
+"""Stands between the two levels of a key. Statements know it in stored draws, so it is in no level."""
+
+LONGEST_LEVEL = 120
+"""The longest level of a key of two; a longer one is replaced by its SHA-256."""
+
+_NOT_IN_LEVELS = re.compile(r'["\\\x00-\x1f]')
+
 Arguments = Mapping[str, object]
 Headers = Mapping[str, str]
 Compute = Callable[[Arguments, Headers], object]
@@ -62,6 +70,10 @@ def compile_key(key: object, parameters: Sequence[str], where: str, fields: Argu
             return lambda _arguments, headers: headers.get(name) or SHARED
         case str():
             return _compile_template(key, parameters, where, fields)
+        case (only,) if isinstance(key, tuple):
+            return _compile_only_level(only, parameters, where, fields)
+        case (outer, inner) if isinstance(key, tuple):
+            return _compile_levels(outer, inner, parameters, where, fields)
         case _ if hasattr(key, "enqueue"):
             raise DeclarationError(f"key={key!r} of {where} is a task, not a function of the arguments")
         case _ if callable(key):
@@ -76,6 +88,17 @@ def is_constant(template: str) -> bool:
         return not any(field is not None for _, field, _, _ in Formatter().parse(template))
     except ValueError:
         return False
+
+
+def reads_arguments(key: object) -> bool:
+    """Return whether a key, a cost or an owner may depend on the arguments of a job."""
+    match key:
+        case None | int() | Header():
+            return False
+        case str():
+            return not is_constant(key)
+        case _:
+            return True
 
 
 def named_arguments(text: str, parameters: Sequence[str], fields: ArgumentFields = UNTYPED) -> list[str]:
@@ -97,8 +120,29 @@ def bucket_key(value: object, longest: int = MAX_KEY) -> str:
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def levels_of(key: str) -> tuple[str, ...]:
+    """Return the levels of a computed key: one or two."""
+    return tuple(key.split(BETWEEN_LEVELS, 1))
+
+
+def shown_key(key: str) -> str:
+    """Return a computed key for people: two levels as `acme / ann`."""
+    return " / ".join(levels_of(key))
+
+
+def shown_template(key: object) -> str:
+    """Return a key as it is declared, for people: a template as it is, a function by its name."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, Header):
+        return f'header("{key.name}")'
+    return getattr(key, "__qualname__", None) or type(key).__qualname__
+
+
 def described_callable(key: object) -> str:
     """Return what a key computes, as text: a function by its name and code, so that a change of it is noticed."""
+    if isinstance(key, tuple):
+        return "|".join(map(described_callable, key))
     code = getattr(key, "__code__", None)
     if code is None:
         return repr(key) if key is None or isinstance(key, (str, int, Header)) else type(key).__qualname__
@@ -148,6 +192,34 @@ def _compile_template(template: str, parameters: Sequence[str], where: str, fiel
         return "".join(text)
 
     return compute
+
+
+def _compile_levels(
+    outer: object, inner: object, parameters: Sequence[str], where: str, fields: ArgumentFields
+) -> Compute:
+    levels = [compile_key(level, parameters, where, fields) for level in (outer, inner)]
+
+    def compute(arguments: Arguments, headers: Headers) -> object:
+        return BETWEEN_LEVELS.join(stored_level(level(arguments, headers)) for level in levels)
+
+    return compute
+
+
+def _compile_only_level(only: object, parameters: Sequence[str], where: str, fields: ArgumentFields) -> Compute:
+    level = compile_key(only, parameters, where, fields)
+
+    def compute(arguments: Arguments, headers: Headers) -> object:
+        key = bucket_key(level(arguments, headers))
+        return bucket_key(key, 0) if BETWEEN_LEVELS in key else key
+
+    return compute
+
+
+def stored_level(value: object) -> str:
+    """Return a level of a key of two as it is stored; an empty one is the shared one."""
+    text = bucket_key(value, LONGEST_LEVEL) or SHARED
+    # In stored draws these characters are escaped; statements find the end of a level without decoding it.
+    return bucket_key(text, 0) if _NOT_IN_LEVELS.search(text) else text
 
 
 def _path(field: str, template: str, parameters: Sequence[str], where: str, fields: ArgumentFields) -> list[str]:

@@ -20,7 +20,7 @@ Key = str | Callable[..., object] | Header | None
 Cost = int | str | Callable[..., int]
 OnLimit = Literal["wait", "discard", "cancel"]
 WaitTermsSource = Literal["limit", "queue", "app", "default"]
-OnStoreError = Literal["run", "wait"]
+OnStoreError = Literal["run", "wait", "share"]
 OnKeyError = Literal["run", "fail"]
 OnMissingKey = Literal["run", "shared", "fail"]
 
@@ -47,6 +47,7 @@ class LimitOptions(TypedDict, total=False):
     max_wait: Duration | None
     store: str | object | None
     on_store_error: OnStoreError
+    sharers: int | None
     on_key_error: OnKeyError
     on_missing_key: OnMissingKey
 
@@ -75,7 +76,7 @@ class Limit:
 
     `store` keeps the buckets in another store (`"redis://…"`, `"postgresql://…"`, or a BucketStore), to share them with
     other programs. While that store cannot be reached, jobs run unlimited with a warning (`on_store_error="run"`,
-    default) or wait (`"wait"`).
+    default), wait (`"wait"`), or use an equal share of the limit: `on_store_error="share", sharers=4` is a quarter.
     `charge_retries=False` does not charge retries, for limits that count starts.
     """
 
@@ -91,6 +92,7 @@ class Limit:
     max_wait: Duration | None = None
     store: str | object | None = field(default=None, repr=False)  # a URL may hold a password
     on_store_error: OnStoreError = "run"
+    sharers: int | None = None
     on_key_error: OnKeyError = "run"
     on_missing_key: OnMissingKey = "run"
     charge_retries: bool = True
@@ -110,12 +112,39 @@ class Limit:
                 )
         wait_terms(self.on_limit, self.max_wait, "a limit", "limit")
         self.rule.require_bounded()
+        share = self._share()
         if isinstance(self.cost, int):
             parse_count(self.cost, "cost", "a limit")
             try:
                 self.rule.check_cost(self.cost)
             except CostExceedsLimit as error:
                 raise DeclarationError(str(error)) from None
+            if share is not None:
+                try:
+                    share.check_cost(self.cost)
+                except CostExceedsLimit as error:
+                    raise DeclarationError(f"while its store is away, with sharers={self.sharers}: {error}") from None
+
+    def _share(self) -> AnyRule | None:
+        """Return the rule while the store is away, if there is one. Raises DeclarationError."""
+        if self.on_store_error != "share":
+            if self.sharers is not None:
+                raise DeclarationError(f'sharers={self.sharers!r} of a limit is for on_store_error="share"')
+            return None
+        if self.sharers is None:
+            raise DeclarationError(
+                'on_store_error="share" of a limit needs sharers=, the number of those that share it: all workers of '
+                "one database are one, and so is each process with a limiter of its own"
+            )
+        share = self.rule.divided(parse_count(self.sharers, "sharers", "a limit"))
+        share.require_bounded()
+        return share
+
+
+def share_of(limit: Limit) -> Limit:
+    """Return the limit of one of its sharers while its store is away."""
+    assert limit.sharers is not None
+    return changed(limit, rule=limit.rule.divided(limit.sharers), store=None)
 
 
 class WaitTerms(NamedTuple):

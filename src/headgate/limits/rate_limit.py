@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
+from msgspec.structs import replace
+
 from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
@@ -55,7 +57,7 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
         opens = arrival - period * self.burst
         if opens <= ticks:
             return now, (arrival, now)
-        # Every cost that is too high longest_time this line.
+        # Every cost that is too high reaches this line.
         self.check_cost(cost)
         opens_at = -(-opens // count)
         return opens_at, (arrival, opens_at)
@@ -66,6 +68,10 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
                 f"a cost of {cost} can never be granted by a rate of {self.describe()}; "
                 "raise its burst or lower the cost"
             )
+
+    def divided(self, sharers: int) -> Gcra:
+        # A burst below the number of sharers is one start for each of them: nothing could start otherwise.
+        return replace(self, period=self.period * sharers, burst=max(1, self.burst // sharers))
 
     def counts_until(self, charged_at: int) -> int:
         # Room for one start is made each `period / count`. Fast rates use a longer time, in which a few may go too

@@ -24,11 +24,15 @@ RATE = "rate"
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A bucket's state for display: starts that count now, starts left, and when (µs of limit time) the next may go."""
+    """A bucket's state for display: starts that count now, starts left, and when (µs of limit time) the next may go.
+
+    `present` is the present rate of a rule that adapts, in words; None for all others.
+    """
 
     used: int
     available: int
     opens_at: int
+    present: str | None = None
 
 
 class SpelledOptions(TypedDict, total=False):
@@ -126,6 +130,24 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
         """Return how many starts of cost 1 the rule would grant now, at most `most`."""
         return min(most, self.snapshot(state, now).available)
 
+    def divided(self, sharers: int) -> Rule[S]:
+        """Return the rule of each of so many that use this rule's budget apart from one another.
+
+        Raises DeclarationError if it cannot be divided, or if less than one start is left for each.
+        """
+        raise DeclarationError(
+            f'{self.describe()} cannot be divided among {sharers}; write on_store_error="run" or "wait"'
+        )
+
+    def share_of(self, count: int, sharers: int) -> int:
+        """Return `count` divided by `sharers`, rounded down. Raises DeclarationError if nothing is left."""
+        if count < sharers:
+            raise DeclarationError(
+                f"{self.describe()} divided among {sharers} leaves less than one start for each; lower sharers, or "
+                'write on_store_error="run" or "wait"'
+            )
+        return count // sharers
+
     def counts_until(self, charged_at: int) -> int:
         """Return the instant from which a start that was charged at `charged_at` may make room for others.
 
@@ -151,10 +173,6 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
     def refused(self, state: S | None, charged_at: int, now: int) -> S | None:
         """Return the state after the callee has refused a start that was charged at `charged_at`."""
         return state
-
-    def present(self, state: S | None) -> str | None:
-        """Return the present value, in words, of a rule that adapts; None for all others."""
-        return None
 
     def snapshot(self, state: S | None, now: int) -> Snapshot:
         """Return the state of the bucket for display."""

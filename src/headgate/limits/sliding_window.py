@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
+from msgspec.structs import replace
+
 from headgate.clock import Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
@@ -66,6 +68,9 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
                 f"a cost of {cost} can never be granted by a sliding window of {self.describe()}; "
                 "raise its count or lower the cost"
             )
+
+    def divided(self, sharers: int) -> SliceCounter:
+        return replace(self, count=self.share_of(self.count, sharers))
 
     def counts_until(self, charged_at: int) -> int:
         return (charged_at // self.slice + self.slices) * self.slice

@@ -8,6 +8,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
+from msgspec.structs import replace
+
 from headgate.clock import Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
@@ -55,6 +57,9 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
                 f"a cost of {cost} can never be granted by a strict rate of {self.describe()}; "
                 "raise its count or lower the cost"
             )
+
+    def divided(self, sharers: int) -> SlidingLog:
+        return replace(self, count=self.share_of(self.count, sharers))
 
     def counts_until(self, charged_at: int) -> int:
         return charged_at + self.period

@@ -10,6 +10,8 @@ import msgspec
 from headgate.clock import to_datetime
 from headgate.escaping import INDENT, indented, one_line
 from headgate.jobs.event import (
+    AlertFailed,
+    AlertSent,
     AttemptLingers,
     CallbackFailed,
     ClockSkewed,
@@ -23,6 +25,7 @@ from headgate.jobs.event import (
     JobsMigrated,
     JobStarted,
     LeaseNotRenewed,
+    LimiterBypassed,
     LimiterRefused,
     LimitSkipped,
     LimitStoreFailed,
@@ -107,6 +110,7 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         JobFailure,
         JobRetried,
         LimitThrottled,
+        LimiterBypassed,
         LimiterRefused,
         LimitSkipped,
         JobsMigrated,
@@ -136,6 +140,8 @@ def logged_kinds(*, jobs: bool = False) -> tuple[type[Event], ...]:
         NodeCrashed,
         NodeLost,
         NodeDeclaredDead,
+        AlertSent,
+        AlertFailed,
         LeaseNotRenewed,
         ClockSkewed,
         StorageFailed,
@@ -200,6 +206,9 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
         case LimiterRefused():
             refused = f"refused plain code {counted(event.count, 'start')}"
             return logging.INFO, f"limit {event.limit} {refused}, the latest for key {event.key!r}"
+        case LimiterBypassed():
+            passed = f"{counted(event.count, 'request')} passed without it, as its store does not answer"
+            return logging.WARNING, f"limit {event.limit}: {passed}; the latest for key {event.key!r}"
         case JobsMigrated():
             return logging.INFO, f"{counted(event.jobs, 'waiting job')} moved to the current limits of their tasks"
         case JobNotMigrated():
@@ -208,7 +217,8 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 f"cannot be computed from its arguments: {event.error}; let upgrade= make them fit, or cancel the job"
             )
         case LimitStoreFailed():
-            doing = "jobs run without it" if event.jobs_run else "its jobs wait"
+            share = f"its jobs use one of {event.sharers} shares" if event.sharers else "its jobs wait"
+            doing = "jobs run without it" if event.jobs_run else share
             return logging.WARNING, f"limit {event.limit}: its store does not answer, {doing}: {event.error}"
         case LimitStoreMisconfigured():
             return logging.WARNING, f"limit {event.limit}: {event.advice}"
@@ -228,12 +238,21 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             )
             return (
                 logging.INFO,
-                f"schedule {event.schedule} skipped: {reasons.get(event.reason, event.reason)}{goes_on}",
+                f"schedule {event.schedule} skipped {counted(event.count, 'occurrence')}: "
+                f"{reasons.get(event.reason, event.reason)}{goes_on}",
             )
         case ScheduleTooFast():
             return logging.WARNING, (
                 f"schedule {event.schedule} comes more often than limit {event.limit} lets its jobs start; the "
                 "others are skipped or late"
+            )
+        case AlertSent():
+            return logging.INFO, f"alert {event.alert} sent: {event.text}"
+        case AlertFailed():
+            again = to_datetime(event.retry_at).isoformat(timespec="seconds")
+            return logging.ERROR, (
+                f"alert {event.alert} was not delivered at try {event.tried}, and is tried again at {again}: "
+                f"{event.error} ({event.text})"
             )
         case ScheduleFailed():
             return logging.ERROR, f"schedule {event.schedule} is not run by this node: {event.error}"

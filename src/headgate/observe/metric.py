@@ -65,7 +65,8 @@ DECISIONS = Metric(
     "counter",
     ("limit", "decision"),
     "Decisions of limits: granted (a start was charged), throttled (a claim met a bucket closed), rejected (a job), "
-    "refused (plain code), unlimited (a start was not charged, because the limit's own store was unavailable).",
+    "refused (plain code), unlimited (a start or a request was not charged, because the limit's own store was "
+    "unavailable).",
 )
 LIMIT_STORE_ERRORS = Metric(
     "headgate_limit_store_errors_total", "counter", ("limit",), "How often a limit's own store did not answer."
@@ -89,7 +90,8 @@ SKIPPED = Metric(
     "headgate_occurrences_skipped_total",
     "counter",
     ("reason",),
-    "Occurrences of schedules that did not run: misfire, overlap, max_runs, limit.",
+    "Occurrences of schedules that did not run: misfire, overlap, max_runs, limit. Of a trigger other than Every, at "
+    "most 1,000 are counted at once; those due before a limit opens are counted as soon as that is known.",
 )
 CALLBACKS_FAILED = Metric(
     "headgate_callbacks_failed_total", "counter", ("task",), "Callbacks that raised, or could not be called."

@@ -16,6 +16,8 @@ from headgate.jobs.event import (
     JobRetried,
     JobReturned,
     JobStarted,
+    LimiterBypassed,
+    LimiterGranted,
     LimiterRefused,
     LimitsClosed,
     LimitStoreFailed,
@@ -125,11 +127,13 @@ class Tally:
                 JobRetried: self._retried,
                 JobReturned: self._returned,
                 LimitsClosed: self._closed,
+                LimiterGranted: self._granted,
                 LimiterRefused: self._refused,
+                LimiterBypassed: self._bypassed,
                 LimitStoreFailed: lambda event: self._count(metric.LIMIT_STORE_ERRORS, self._labels.limit(event.limit)),
                 EndingRefused: lambda event: self._count(metric.FENCED, self._labels.task(event.task)),
                 CallbackFailed: lambda event: self._count(metric.CALLBACKS_FAILED, self._labels.task(event.task)),
-                OccurrencesSkipped: lambda event: self._count(metric.SKIPPED, event.reason),
+                OccurrencesSkipped: lambda event: self._count(metric.SKIPPED, event.reason, by=event.count),
                 StorageFailed: lambda event: self._count(metric.STORE_ERRORS, OPS.get(event.doing, "other")),
                 StorageUsed: self._used,
                 NodeStarted: self._begin,
@@ -222,8 +226,14 @@ class Tally:
         for name in event.limits:
             self._limit(name).decisions["throttled"] += 1
 
+    def _granted(self, event: LimiterGranted) -> None:
+        self._limit(event.limit).decisions["granted"] += event.count
+
     def _refused(self, event: LimiterRefused) -> None:
         self._limit(event.limit).decisions["refused"] += event.count
+
+    def _bypassed(self, event: LimiterBypassed) -> None:
+        self._limit(event.limit).decisions["unlimited"] += event.count
 
     def _used(self, event: StorageUsed) -> None:
         found = self._store.get(event.verb)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import LAST, SECOND
+from headgate.schedules.every import Every
 from headgate.schedules.trigger import Trigger
 
 LATE = 60 * SECOND
@@ -19,7 +20,13 @@ FARTHEST_INSTANT = 1 << 62
 """The bound of instants that fit a database."""
 
 MAX_PER_COMMIT = 1000
-"""The most occurrences of one schedule that one commit enqueues."""
+"""The most jobs that one commit enqueues for the schedules that are due, and the most occurrences of one of them.
+
+It may be more: each schedule that is due enqueues at least one occurrence.
+"""
+
+MOST_COUNTED = 1000
+"""How many skipped occurrences are counted at once, one by one; those of `Every` are counted in one step."""
 
 Misfire = Literal["run_once", "skip", "run_all"]
 Overlap = Literal["skip", "queue", "allow"]
@@ -57,12 +64,16 @@ class ScheduleProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DueOccurrences(NamedTuple):
-    """The occurrences to enqueue now, and the next check; `skipped` is why others are left out, if any are."""
+    """The occurrences to enqueue now, and the next check.
+
+    `skipped` is why others are left out, if any are, and `skips` is how many, as far as `MOST_COUNTED` allows.
+    """
 
     occurrences: tuple[int, ...]
     next_at: int | None
     last_at: int | None
     skipped: Skipped | None = None
+    skips: int = 0
 
 
 def first_progress(rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
@@ -72,12 +83,14 @@ def first_progress(rules: ScheduleRules, trigger: Trigger, now: int) -> Schedule
     return ScheduleProgress(now, _before(_after(trigger, now), rules.until))
 
 
-def updated_progress(progress: ScheduleProgress, rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
-    """Return the progress of a schedule that is declared again.
+def updated_progress(
+    progress: ScheduleProgress, rules: ScheduleRules, trigger: Trigger, now: int, *, is_unchanged: bool
+) -> ScheduleProgress:
+    """Return the progress of a schedule that is declared again, with the rules that it had if it `is_unchanged`.
 
     Its run count and its rhythm stay. An occurrence that is due stays due, and a `first_at` in the future stays; else
-    the next occurrence is computed by the new trigger and the current rules of its zone. An ended schedule continues
-    if its new rules allow it.
+    the next occurrence is computed by the new trigger and the current rules of its zone. What was skipped stays
+    skipped, unless the rules have changed. An ended schedule continues if its new rules allow it.
     """
     if progress.next_at is not None and progress.next_at <= now:
         return progress
@@ -90,6 +103,8 @@ def updated_progress(progress: ScheduleProgress, rules: ScheduleRules, trigger: 
         return replace(progress, next_at=_before(rules.first_at, rules.until))
     if rules.max_runs is not None and progress.runs >= rules.max_runs:
         return replace(progress, next_at=None)
+    if is_unchanged and progress.next_at is not None and _after(trigger, progress.next_at - 1) == progress.next_at:
+        return progress
     return replace(progress, next_at=_before(_after(trigger, max(now, progress.last_at or 0)), rules.until))
 
 
@@ -107,11 +122,22 @@ def skip_next(progress: ScheduleProgress, rules: ScheduleRules, trigger: Trigger
     return replace(progress, next_at=_before(_after(trigger, progress.next_at), rules.until))
 
 
-def due(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress, now: int) -> DueOccurrences:
-    """Return the due occurrences of a schedule whose `next_at` has come.
+def occurrences_per_commit(jobs: int, schedules: int) -> int:
+    """Return the most occurrences, of `jobs` jobs each, for one of the `schedules` that are due together."""
+    return max(1, MAX_PER_COMMIT // (jobs * schedules))
 
-    Missed occurrences are not enumerated, unless `misfire` is "run_all"; so a long downtime costs nothing.
+
+def due(
+    rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress, now: int, most: int = MAX_PER_COMMIT
+) -> DueOccurrences:
+    """Return up to `most` of the due occurrences of a schedule whose `next_at` has come.
+
+    Of the missed occurrences, at most `MOST_COUNTED` are enumerated, unless `misfire` is "run_all"; so a long downtime
+    costs no more than a short one.
     """
+    if rules.overlap == "skip":
+        # Only one of them is enqueued, however many are due.
+        most = MAX_PER_COMMIT
     first = progress.next_at
     assert first is not None
     assert first <= now
@@ -119,16 +145,18 @@ def due(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress, now:
     if first > horizon:
         return DueOccurrences((), None, progress.last_at)
     skipped: Skipped | None = None
+    missed = 0
     if first >= now - LATE or rules.misfire == "run_all":
-        points, next_at = _points(trigger, first, horizon)
+        points, next_at = _points(trigger, first, horizon, most)
     elif rules.misfire == "skip":
-        points, next_at = _points(trigger, _after(trigger, now - LATE - 1), horizon)
-        skipped = "misfire"
+        points, next_at = _points(trigger, _after(trigger, now - LATE - 1), horizon, most)
+        skipped, missed = "misfire", _counted(trigger, first, min(horizon, now - LATE - 1))
     else:
         # `first` may come from `first_at` instead of the trigger, and may be the only occurrence.
         latest = max(first, _latest(trigger, horizon) or first)
         points, next_at = [latest], _after(trigger, max(latest, horizon))
-        skipped = None if latest == first else "misfire"
+        skipped, missed = (None, 0) if latest == first else ("misfire", _counted(trigger, first, latest - 1))
+    due_now = len(points)
     last_at = points[-1] if points else horizon
     if rules.overlap == "skip" and points:
         free = 0 if progress.open else 1
@@ -138,24 +166,29 @@ def due(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress, now:
     if rules.max_runs is not None:
         left = rules.max_runs - progress.runs - progress.open
         if left <= 0 and not progress.open:
-            return DueOccurrences((), None, last_at, skipped)
+            return DueOccurrences((), None, last_at, skipped, missed)
         if len(points) > left:
             skipped = skipped or "max_runs"
         points = points[: max(left, 0)]
-    return DueOccurrences(tuple(points), _before(next_at, rules.until), last_at, skipped)
+    skips = missed + due_now - len(points)
+    return DueOccurrences(tuple(points), _before(next_at, rules.until), last_at, skipped, skips)
 
 
 def without_refused(
     firing: DueOccurrences, rules: ScheduleRules, trigger: Trigger, refused: Sequence[int], opens_at: int | None
 ) -> DueOccurrences:
-    """Return what is due without occurrences that a limit would refuse; it goes on when that opens, if it is known."""
+    """Return what is due without occurrences that a limit would refuse; it goes on when that opens, if it is known.
+
+    Those that are due until then are skipped, too.
+    """
     if not refused:
         return firing
-    next_at = firing.next_at
+    next_at, skips = firing.next_at, firing.skips + len(refused)
     if opens_at is not None and next_at is not None and next_at < opens_at:
         next_at = _before(_after(trigger, opens_at - 1), rules.until)
+        skips += _counted(trigger, firing.next_at, (next_at or rules.until or opens_at) - 1)
     left = tuple(each for each in firing.occurrences if each not in refused)
-    return DueOccurrences(left, next_at, firing.last_at, "limit")
+    return DueOccurrences(left, next_at, firing.last_at, "limit", skips)
 
 
 def ready_at(name: str, rules: ScheduleRules, occurs_at: int) -> int:
@@ -184,13 +217,31 @@ def upcoming(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress,
     return found
 
 
-def _points(trigger: Trigger, first: int | None, horizon: int) -> tuple[list[int], int | None]:
-    """Return the instants from `first` to the horizon, at most as many as fit one commit, and the next one."""
+def _points(trigger: Trigger, first: int | None, horizon: int, most: int) -> tuple[list[int], int | None]:
+    """Return the instants from `first` to the horizon, up to `most`, and the next one."""
     points: list[int] = []
-    while first is not None and first <= horizon and len(points) < MAX_PER_COMMIT:
+    while first is not None and first <= horizon and len(points) < most:
         points.append(first)
         first = _after(trigger, first)
     return points, first
+
+
+def _counted(trigger: Trigger, first: int | None, last: int) -> int:
+    """Return how many occurrences there are from `first`, which is one, to `last`.
+
+    Of another trigger than `Every`, at most `MOST_COUNTED`.
+    """
+    if first is None or first > last:
+        return 0
+    if isinstance(trigger, Every):
+        next_at, last_at = trigger.next_after(first), trigger.latest_at_or_before(last)
+        if next_at is None or last_at is None or last_at < next_at:
+            return 1
+        return 2 + (last_at - next_at) // trigger.period
+    count, instant = 1, _after(trigger, first)
+    while instant is not None and instant <= last and count < MOST_COUNTED:
+        count, instant = count + 1, _after(trigger, instant)
+    return count
 
 
 def _after(trigger: Trigger, instant: int) -> int | None:

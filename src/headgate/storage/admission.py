@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from heapq import heapify, heappop, heapreplace
 from typing import Any
 
 from headgate.errors import CostExceedsLimit
@@ -18,7 +17,7 @@ from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
 from headgate.jobs.job import Draw, RemoteCharge
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import NO_PERMITS, batches_of
-from headgate.limits.fair import next_turn
+from headgate.limits.fair import TurnGroup, TurnLine
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.storage.fetched import is_starved, remote_charge_of
@@ -172,8 +171,8 @@ class LaneView:
 
     A demand of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
     `behind` it, until `opens_at`. A lane that `discards` its jobs does not close the bucket for other lanes.
-    `turn` is the turn of its key in a fair queue, which each start raises by `step`; 0 in other queues. A lane is
-    `complete` if all its ready jobs were read.
+    `turn` is the turn of its key in a fair queue, which each start raises by `step`; 0 in other queues. With keys of
+    two levels it is that within its `group`. A lane is `complete` if all its ready jobs were read.
     """
 
     __slots__ = (
@@ -183,6 +182,7 @@ class LaneView:
         "demands",
         "discards",
         "failed",
+        "group",
         "id",
         "opens_at",
         "queue",
@@ -201,9 +201,11 @@ class LaneView:
         discards: bool = False,
         turn: int = 0,
         step: int = 0,
+        group: TurnGroup | None = None,
         complete: bool = True,
     ) -> None:
         self.id = id
+        self.group = group
         self.turn = turn
         self.step = step
         self.complete = complete
@@ -294,28 +296,25 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
 def _admit_by_turn(lanes: Sequence[LaneView], left: dict[str, int], now: int) -> None:
     """Start jobs of fair queues: always the next one of the lane with the lowest turn.
 
-    If that lane has jobs that were not read, its queue starts no more: they come before those of the other lanes.
+    If that lane has jobs that were not read, or its group other lanes, its queue starts no more: they come before the
+    jobs of the others.
     """
-    line = [(lane.turn, place, lane) for place, lane in enumerate(lanes) if lane.demands]
-    heapify(line)
-    while line:
-        turn, place, lane = line[0]
+    line = TurnLine(lane for lane in lanes if lane.demands)
+    lane: LaneView | None
+    while (lane := line.first) is not None:
         if not left[lane.queue]:
-            heappop(line)
+            line.leave()
             continue
-        if not lane.has_more:
-            heappop(line)
-            if not lane.complete:
-                left[lane.queue] = 0
-            continue
-        _take(lane, now)
-        if lane.behind is not None or lane.failed is not None:
-            heappop(line)
-            continue
-        lane.taken += 1
-        left[lane.queue] -= 1
-        lane.turn = next_turn(turn, lane.step)
-        heapreplace(line, (lane.turn, place, lane))
+        if lane.has_more:
+            _take(lane, now)
+            if lane.behind is None and lane.failed is None:
+                lane.taken += 1
+                left[lane.queue] -= 1
+                line.start()
+                continue
+        hides_jobs = not lane.has_more and not lane.complete
+        if line.leave() or hides_jobs:
+            left[lane.queue] = 0
 
 
 def _take(lane: LaneView, now: int) -> None:

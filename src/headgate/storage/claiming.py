@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from heapq import heapify, heapreplace
 from operator import attrgetter
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.jobs.annotation import Annotation
-from headgate.jobs.draw_set import NO_DRAWS, DrawSet, difference, draws_where, size, spread, union, without
-from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, Origin, truncated_error
-from headgate.jobs.terms import GateTerms, variant_discards
+from headgate.jobs.draw_set import NO_DRAWS, difference, draws_where, spread, union, without
+from headgate.jobs.job import ClaimedJob, Draw, JobError, JobState, truncated_error
+from headgate.jobs.terms import variant_discards
 from headgate.limits.concurrency import batches_of
-from headgate.limits.fair import PREFIX, STEP, TurnOrder, first_turn, next_turn, returning_turn
+from headgate.limits.fair import PREFIX, STEP, TurnGroup, TurnLine, TurnOrder, first_turn, returning_turn
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import (
     TURN,
@@ -35,11 +32,19 @@ from headgate.storage.admission import (
     remote_charges,
     starved_by,
 )
+from headgate.storage.claim_rows import (
+    BatchLanes,
+    JobStart,
+    LaneHead,
+    LaneMove,
+    LaneRow,
+    TurnGroupRow,
+    WrittenTurn,
+)
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
 from headgate.storage.permits import PermitRelease
 from headgate.storage.records import Claim, Claimed, Dropped, Starved, Throttled
 from headgate.storage.row_ids import bucket_id
-from headgate.storage.stored_rows import note_unreadable
 
 EXPIRED_A_VISIT = 100
 """How many expired jobs of one lane a claim ends; it leaves the others in the lane for the next claim."""
@@ -50,130 +55,14 @@ FAIR_LANES = 16
 LOCKED_FOR = SECOND
 """After how long a lane is visited again if other transactions have locked all its jobs. Their ends wake it too."""
 
-LOWEST_RANK = -9_000_000_000_000_000_000
-"""Below the ranks of all jobs."""
 
+class _Taker(msgspec.Struct):
+    """A lane of which is asked how many jobs it would start."""
 
-class LaneRow(msgspec.Struct):
-    """A lane as it is stored. The lane of jobs without limits has no draws.
-
-    `opened_at` (limit time) is when the bucket opened that the lane last waited behind. Its jobs that were ready before
-    have waited for that limit until then, and for a slot since then. `turn` is that of its key in a fair queue, None in
-    other queues. With several writers, each update raises `version`, and no merged job that requested no start time has
-    a `rank` below `front`.
-    """
-
-    id: RowId
-    queue: str
-    draws: tuple[Draw, ...]
-    waiting: int
-    since: int | None
-    behind: RowId | None
-    wakes_at: int | None
-    variant: str
-    opened_at: int | None = None
-    turn: int | None = None
-    version: int = 0
-    front: int = LOWEST_RANK
-
-    @property
-    def place(self) -> int:
-        """Its place in line."""
-        return self.turn if self.turn is not None else self.since or 0
-
-
-class LaneHead(msgspec.Struct):
-    """A job near the front of its lane: those of lower ranks start first. The id of a later job is greater."""
-
-    id: str
-    lane: RowId
-    task: str
-    queue: str
-    payload: str
-    rank: int
-    run_at: int
-    attempt: int
-    fence: int
-    lost: int
-    enqueued_at: int
-    expires_at: int | None
-    costs: tuple[int, ...] | None
-    headers: dict[str, str] | None
-    options: JobOptions | None
-    origin: Origin | None
-    terms: GateTerms | None
-    held: DrawSet
-    passed: DrawSet
-    give_up_at: int | None
-    annotations: dict[str, Annotation] | None
-    draws: tuple[Draw, ...] | None
-    """All draws of the job, if it holds permits of some."""
-    gate: str
-    unreadable: str | None = None
-    """Which field of its row could not be read, and why."""
-
-    @property
-    def exempt_draws(self) -> DrawSet:
-        """The draws of the job that its lane does not have."""
-        return union(self.held, self.passed)
-
-    def is_late(self, now: int) -> bool:
-        """Whether the time by which it had to start has passed."""
-        expires_at, give_up_at = self.expires_at, self.give_up_at
-        return (expires_at is not None and expires_at <= now) or (give_up_at is not None and give_up_at <= now)
-
-    def check_draw_count(self, draws: int) -> None:
-        """Compare the lengths of its costs and holders with the number of its draws; if they differ, it is unreadable.
-
-        Its cost or its permits are then unknown, so it is charged as a job that costs 1 or holds nothing.
-        """
-        expected = draws + size(self.exempt_draws)
-        costs, terms = self.costs, self.terms
-        if costs is not None and (len(costs) != expected or min(costs, default=0) < 0):
-            self._refuse(f"costs: {list(costs)[:10]} for {expected} limits")
-            self.costs = None
-        if terms is not None and terms.holds and len(terms.holds) != expected:
-            self._refuse(f"terms: those of {len(terms.holds)} limits for {expected} limits")
-            self.terms = None
-
-    def _refuse(self, fault: str) -> None:
-        note_unreadable("job", self.id, fault)
-        self.unreadable = fault if self.unreadable is None else f"{self.unreadable}; {fault}"
-
-
-class JobStart(msgspec.Struct):
-    """A job that starts, as it was read, with the permits that it holds now and the draws that were not charged.
-
-    It `is_deferred` if it waited for a limit.
-    """
-
-    id: str
-    lane: RowId
-    fence: int
-    held: DrawSet
-    uncharged: DrawSet
-    is_deferred: bool
-
-
-class LaneMove(msgspec.Struct):
-    """The new place of a lane after the claim, and how many jobs have left it."""
-
-    id: RowId
-    gone: int
-    since: int | None
-    behind: RowId | None
-    wakes_at: int | None
-    opened_at: int | None
-    turn: int | None
-    version: int
-    front: int
-
-
-class BatchLanes(NamedTuple):
-    """The lanes of one batch that wait behind a bucket."""
-
-    bucket: RowId
-    batch: str
+    place: int
+    turn: int
+    step: int
+    group: TurnGroup | None
 
 
 class LaneVisit:
@@ -267,7 +156,9 @@ class ClaimPlan:
         self._next_wake: int | None = None
         rules = ((queue, claim.rules.get(PREFIX + queue)) for queue in claim.rooms)
         self._orders = {queue: rule for queue, rule in rules if isinstance(rule, TurnOrder)}
-        # The lowest turn of the lanes in line, of each fair queue, and the lanes that are not in line.
+        self.groups: dict[RowId, TurnGroup] = {}
+        """The groups of the lanes that may be visited, if keys have two levels."""
+        # The lowest turn in line, of each fair queue, and the lanes that are not in line.
         self._lowest_turns: dict[str, int] = {}
         self._outside: Set[RowId] = frozenset()
 
@@ -276,7 +167,7 @@ class ClaimPlan:
         later = ClaimPlan(self.claim, now, limit_now, self.newest)
         later.unknown, later.gate_mismatches = self.unknown, self.gate_mismatches
         later.has_unknown_lanes, later._page_was_full = self.has_unknown_lanes, self._page_was_full
-        later._lowest_turns, later._outside = self._lowest_turns, self._outside
+        later._lowest_turns, later._outside, later.groups = self._lowest_turns, self._outside, self.groups
         later.rooms, later.ready = self.rooms, self.ready
         return later
 
@@ -336,8 +227,9 @@ class ClaimPlan:
         the `shares`: to read and lock lanes in vain costs the most.
         """
         for row in due:
-            if row.turn is not None:
-                self._lowest_turns[row.queue] = min(row.turn, self._lowest_turns.get(row.queue, row.turn))
+            turn = row.turn if row.group_id is None else self.groups[row.group_id].turn
+            if turn is not None:
+                self._lowest_turns[row.queue] = min(turn, self._lowest_turns.get(row.queue, turn))
         rows = sorted(self.usable(behind), key=_place_in_line)
         order = {id: index for index, id in enumerate(grants)}
         left_of = dict(grants)
@@ -357,7 +249,12 @@ class ClaimPlan:
             # Of equal turns, those of lanes that are not in line come first: they grow with the lowest in line. Lanes
             # of other queues stay in their order.
             self._outside = {row.id for row in (*released, *woken)}
-            candidates.sort(key=self._place_by_turn)
+            if self.groups:
+                self._enter_groups(candidates)
+                planned = self._planned_turns(candidates, shares)
+                candidates.sort(key=lambda row: (planned[row.id], self._is_in_line(row), *self._place_by_turn(row)))
+            else:
+                candidates.sort(key=self._place_by_turn)
         for row in candidates:
             # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.
             needs_fetch = row.behind is not None and row.behind in starving
@@ -367,6 +264,9 @@ class ClaimPlan:
                 seen.add(row.id)
                 visits.append(LaneVisit(row))
         self._page_was_full = any(count <= 0 for count in left.values())
+        for row in candidates:
+            if row.group_id is not None and row.id not in seen:
+                self.groups[row.group_id].is_complete = False
         return visits
 
     def _expected(
@@ -389,7 +289,7 @@ class ClaimPlan:
         order = self._orders.get(row.queue)
         if order is None:
             return 0
-        if order.weights:
+        if order.weights and row.group_id is None:
             for draw in row.draws:
                 if draw.limit == PREFIX + row.queue:
                     return order.step(draw.key)
@@ -397,7 +297,10 @@ class ClaimPlan:
 
     def _turn(self, row: LaneRow) -> int:
         """Return the turn of a lane."""
-        lowest = self._lowest_turns.get(row.queue, row.turn or self.limit_now)
+        lowest = None if row.group_id is None else self.groups[row.group_id].first
+        if lowest is None:
+            known = None if row.group_id is not None else self._lowest_turns.get(row.queue)
+            lowest = known or row.turn or self.limit_now
         if row.turn is None:
             return first_turn(lowest)
         return returning_turn(row.turn, lowest) if row.id in self._outside else row.turn
@@ -407,19 +310,80 @@ class ClaimPlan:
             return 0, False, 0
         return self._turn(row), row.id not in self._outside, row.since or 0
 
+    def note_groups(self, rows: Iterable[TurnGroupRow]) -> None:
+        """Note the turns of groups, as they are stored now."""
+        for row in rows:
+            known = self.groups.setdefault(row.id, TurnGroup(row.turn))
+            # One that was not in line keeps the turn with which it joins, if that is higher.
+            known.turn = max(known.turn, row.turn) if row.first is None else row.turn
+            known.first = row.first
+
+    def cuts_groups(self, rows: Iterable[LaneRow]) -> bool:
+        """Whether there may be more lanes in line in the groups of these."""
+        read = Counter((row.group_id, row.group_most) for row in rows if row.group_most)
+        return any(count >= most for (_, most), count in read.items())
+
+    def _enter_groups(self, rows: Sequence[LaneRow]) -> None:
+        """Complete what is known of the groups of these lanes."""
+        read = Counter(row.group_id for row in rows if row.group_most)
+        for row in rows:
+            if row.group_id is None:
+                continue
+            group = self.groups[row.group_id]
+            order = self._orders.get(row.queue)
+            for draw in row.draws if order is not None else ():
+                if draw.limit == PREFIX + row.queue:
+                    group.step = order.step(draw.key) if order is not None else STEP
+            if group.first is None:
+                # None of its lanes is in line.
+                group.turn = returning_turn(group.turn, self._lowest_turns.get(row.queue, group.turn))
+            if row.group_most and read[row.group_id] >= row.group_most:
+                group.is_complete = False
+
+    def _planned_turns(self, rows: Sequence[LaneRow], shares: Mapping[str, int]) -> dict[RowId, int]:
+        """Return the turn at which each lane is to be visited, if all before it in its group start a few jobs."""
+        planned: dict[RowId, int] = {}
+        turns: dict[RowId, int] = {}
+        for row in sorted(rows, key=self._place_by_turn):
+            if row.group_id is None:
+                planned[row.id] = self._turn(row) if self._step(row) else 0
+                continue
+            group = self.groups[row.group_id]
+            planned[row.id] = turns.setdefault(row.group_id, group.turn)
+            few = max(1, min(-(-shares.get(row.queue, 0) // FAIR_LANES), row.waiting))
+            turns[row.group_id] += few * group.step
+        return planned
+
+    def _is_in_line(self, row: LaneRow) -> bool:
+        """Whether the lane, or its group, is in line in a fair queue."""
+        if row.queue not in self._orders:
+            return False
+        return row.id not in self._outside if row.group_id is None else self.groups[row.group_id].first is not None
+
     def _most_of_one(self, visits: Sequence[LaneVisit], slots: int) -> int:
         """Return how many jobs a lane of a fair queue can start at most when these lanes fill so many slots."""
         if not self._orders:
             return 0
+        groups = {id: TurnGroup(group.turn, group.step) for id, group in self.groups.items()}
         rows = (visit.row for visit in visits)
-        line = [(self._turn(row), place, step) for place, row in enumerate(rows) if (step := self._step(row))]
-        heapify(line)
+        line = TurnLine(
+            _Taker(place, self._turn(row), step, None if row.group_id is None else groups[row.group_id])
+            for place, row in enumerate(rows)
+            if (step := self._step(row))
+        )
         starts: Counter[int] = Counter()
-        for _ in range(slots if line else 0):
-            turn, place, step = line[0]
-            starts[place] += 1
-            heapreplace(line, (next_turn(turn, step), place, step))
+        for _ in range(slots if line.first else 0):
+            starts[line.first.place] += 1
+            line.start()
         return max(starts.values(), default=-1) + 1
+
+    def written_turns(self, moved: Iterable[RowId]) -> list[WrittenTurn]:
+        """Return the turns of the groups of which lanes have moved."""
+        if not self.groups:
+            return []
+        ids = set(moved)
+        found = {visit.row.group_id for visit in self.gated if visit.row.id in ids}
+        return [WrittenTurn(id, self.groups[id].turn) for id in sorted(id for id in found if id is not None)]
 
     def shares(self, ready: Mapping[str, int]) -> dict[str, int]:
         """Return how many gated jobs each queue may start while so many ungated jobs are ready."""
@@ -520,10 +484,13 @@ class ClaimPlan:
                 discards=discards,
                 turn=self._turn(visit.row) if step else 0,
                 step=step,
+                group=None if visit.row.group_id is None else self.groups[visit.row.group_id],
                 complete=visit.complete,
             )
         self._starving = {view.draw for view in self.opened if self._is_starving(view)}
         admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
+        if any(group.is_exhausted and not group.is_complete for group in self.groups.values()):
+            self._page_was_full = True
         for visit in gated:
             visit.taken = visit.view.taken if visit.view is not None else 0
             if visit.closed is not None and visit.behind is None:
@@ -601,14 +568,14 @@ class ClaimPlan:
 
     def _endings(self, visit: LaneVisit) -> Iterator[tuple[LaneHead, JobState, JobError]]:
         for head in visit.expired:
-            yield head, *late_ending(self.now, head.expires_at, head.give_up_at, head.terms, None)
+            yield head, *late_ending(self.now, head.expires_at, head.give_up_at, head.terms, head.attempt, None)
         closed = visit.closed
         for head in visit.rejected:
             assert head.terms is not None
             assert closed is not None
             assert visit.view is not None
             opens_at = self._in_wall_time(visit.view.opens_at)
-            yield head, head.terms.rejected_as, rejection_error(closed.draw, opens_at, 0)
+            yield head, head.terms.rejected_as(head.attempt), rejection_error(closed.draw, opens_at, 0)
         if visit.view is not None and visit.view.failed is not None:
             # A limit was lowered below the cost of a job, so the job would wait for ever.
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)
@@ -726,7 +693,9 @@ class ClaimPlan:
         behind = visit.behind
         if behind is None or behind.opens_at is None:
             return None
-        return Throttled(behind.draw, self._in_wall_time(behind.opens_at), visit.row.waiting - visit.gone)
+        first = visit.heads[visit.taken]
+        opens_at = self._in_wall_time(behind.opens_at)
+        return Throttled(behind.draw, opens_at, visit.row.waiting - visit.gone, first.id)
 
     def _starved(self) -> list[Starved]:
         """Return the buckets that need starts from another store, each once."""

@@ -37,7 +37,8 @@ def rejection_error(draw: Draw | None, opens_at: int | None, patience: int) -> J
         said = f"{waited_for} had nothing left{until}, and on_limit does not let the job wait"
     else:
         option = "max_wait"
-        said = f"{waited_for} kept the job waiting{until} beyond its max_wait of {patience / SECOND:g} s"
+        kept = "kept" if opens_at is None else "would keep"
+        said = f"{waited_for} {kept} the job waiting{until}, longer than its max_wait of {patience / SECOND:g} s"
     data: dict[str, str | int | None] = {"opens_at": opens_at, "option": option}
     if draw is not None:
         data |= {"limit": draw.limit, "key": draw.key}
@@ -45,12 +46,20 @@ def rejection_error(draw: Draw | None, opens_at: int | None, patience: int) -> J
 
 
 def late_ending(
-    now: int, expires_at: int | None, give_up_at: int | None, terms: GateTerms | None, behind: Draw | None
+    now: int,
+    expires_at: int | None,
+    give_up_at: int | None,
+    terms: GateTerms | None,
+    attempts: int,
+    behind: Draw | None,
 ) -> tuple[JobState, JobError]:
-    """Return how a job ends that has not started in time, at wall time `now`; `behind` is its closed bucket."""
+    """Return how a job ends that has not started in time, at wall time `now`, after so many spent attempts.
+
+    `behind` is its closed bucket.
+    """
     if terms is None or give_up_at is None or (expires_at is not None and expires_at <= min(now, give_up_at)):
-        return JobState.FAILED if terms is None else terms.expires_as, EXPIRED_ERROR
-    return terms.rejected_as, rejection_error(behind, None, terms.patience or 0)
+        return JobState.FAILED if terms is None else terms.expires_as(attempts), EXPIRED_ERROR
+    return terms.rejected_as(attempts), rejection_error(behind, None, terms.patience or 0)
 
 
 class DroppedRow(msgspec.Struct):

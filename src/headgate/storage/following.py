@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -186,6 +187,28 @@ def unrun_error(on: str, leader: str, ended: JobState, cause: LeaderError | None
     return not_needed_error(leader) if on == "failure" else leader_error(leader, ended, cause)
 
 
+def depths(order: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Return the depth of jobs and batches of which pairs say which ends first: greater than that of all before it.
+
+    The depth is 0 without anything before it.
+    """
+    after: dict[str, list[str]] = {}
+    left: Counter[str] = Counter()
+    for earlier, later in order:
+        after.setdefault(earlier, []).append(later)
+        left[later] += 1
+    found = dict.fromkeys(after.keys() - left.keys(), 0)
+    ready = list(found)
+    while ready:
+        earlier = ready.pop()
+        for later in after.get(earlier, ()):
+            found[later] = max(found.get(later, 0), found[earlier] + 1)
+            left[later] -= 1
+            if not left[later]:
+                ready.append(later)
+    return found
+
+
 def leaders_of(jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> set[str]:
     """Return the ids of the leaders of new jobs, and of those that new joins count."""
     leaders = {job.origin.follows for job in jobs if job.origin is not None and job.origin.follows is not None}
@@ -292,7 +315,7 @@ class _Ends:
 
 def rejected(job: NewJob) -> FollowerPlacement:
     """Return where a rejected job goes."""
-    state = JobState.FAILED if job.terms is None else job.terms.rejected_as
+    state = JobState.FAILED if job.terms is None else job.terms.rejected_as()
     return FollowerPlacement(state, error=job.rejection)
 
 

@@ -75,6 +75,11 @@ class LiveRules:
         limit = self._limits.get(draw.limit)
         return limit is not None and limit.is_paused(draw.key)
 
+    def pausing(self, draw: Draw) -> LimitSetting | None:
+        """Return the most specific setting that pauses the bucket; other settings may pause it as well."""
+        limit = self._limits.get(draw.limit)
+        return None if limit is None else limit.pausing(draw.key)
+
     def is_set(self, draw: Draw) -> bool:
         """Whether a setting replaces the declared rule."""
         limit = self._limits.get(draw.limit)
@@ -116,6 +121,9 @@ class _LimitSettings:
     def is_paused(self, key: str) -> bool:
         return any(setting.is_paused for setting in self._about(key))
 
+    def pausing(self, key: str) -> LimitSetting | None:
+        return next((setting.stored for setting in self._about(key) if setting.is_paused), None)
+
     def _about(self, key: str) -> Iterable[_Setting]:
         """Yield the settings for a key, the most specific first."""
         if key in self._keys:
@@ -131,9 +139,10 @@ class _LimitSettings:
 
 
 class _Setting:
-    __slots__ = ("is_paused", "rule")
+    __slots__ = ("is_paused", "rule", "stored")
 
     def __init__(self, setting: LimitSetting) -> None:
+        self.stored = setting
         self.is_paused = setting.is_paused
         self.rule: AnyRule | None = None
         if setting.rule is None:

@@ -59,11 +59,15 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Throttled(msgspec.Struct, frozen=True):
-    """A lane met a closed bucket: which, until when (None: until a permit is returned), and how many jobs wait."""
+    """A lane met a closed bucket: which, until when (None: until a permit is returned), and how many jobs wait.
+
+    `job_id` is the first of them, which met it.
+    """
 
     draw: Draw
     opens_at: int | None
     waiting: int
+    job_id: str
 
 
 class Starved(msgspec.Struct, frozen=True):
@@ -97,6 +101,13 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True):
     state: JobState
     error: JobError
     attempt: int = 0
+
+
+class Deletion(msgspec.Struct, frozen=True):
+    """The jobs that were deleted, and those that are kept because an unfinished job may need their results."""
+
+    deleted: frozenset[str]
+    needed: frozenset[str]
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -191,7 +202,8 @@ class Upkeep(msgspec.Struct, frozen=True):
     """What a node reads every second.
 
     `has_expired`: there are jobs for `expire`. `has_followers`: there is work for `release_followers`. `has_arrived`:
-    jobs have arrived that the next claim has to merge into their lanes. `setting` is what the node is set to do.
+    jobs have arrived that the next claim has to merge into their lanes. `setting` is what the node is set to do, `name`
+    what it is called.
     """
 
     peers: Sequence[Peer] = ()
@@ -199,6 +211,7 @@ class Upkeep(msgspec.Struct, frozen=True):
     has_followers: bool = False
     has_arrived: bool = False
     setting: NodeSetting | None = None
+    name: str | None = None
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -305,6 +318,21 @@ class QueuePosition(msgspec.Struct, frozen=True):
     behind: Draw | None
     buckets: Sequence[BucketRecord]
     demands: tuple[tuple[int, ...] | None, tuple[str | None, ...] | None] | None = None
+
+
+class KeyWaiting(msgspec.Struct, frozen=True):
+    """A key of a fair queue and its number of waiting jobs; of a key of two levels, the first one."""
+
+    key: str
+    jobs: int
+
+
+class WaitingByKey(msgspec.Struct, frozen=True):
+    """The keys of a fair queue with most waiting jobs, among `keys`; it is not exact if not all lanes were read."""
+
+    counts: Sequence[KeyWaiting]
+    keys: int
+    is_exact: bool
 
 
 class RecordedStart(msgspec.Struct, frozen=True, array_like=True):
@@ -432,6 +460,66 @@ class Ties(msgspec.Struct, frozen=True):
 
     leaders: Sequence[TiedJob]
     followers: Sequence[TiedJob]
+
+
+class DownstreamJob(msgspec.Struct, frozen=True):
+    """A job that is cancelled with a batch: in it, or after it. `needs` is as in `TiedJob`.
+
+    `depth` is greater than that of each job that it follows, also through batches; it is 0 if all followers that are
+    cancelled need a success.
+    """
+
+    id: str
+    state: JobState
+    cancel_requested: bool
+    is_blocked: bool
+    needs: str | None
+    depth: int
+
+    @property
+    def runs_after_others_end(self) -> bool:
+        """Whether the cancellation of others releases it, and so it has to be cancelled before them."""
+        return self.is_blocked and self.needs not in (None, "success")
+
+
+class DeployRecord(msgspec.Struct, frozen=True, array_like=True):
+    """When the first node of another release of the user's program started, as wall time in microseconds."""
+
+    at: int
+    release: str
+
+
+class GraphNode(msgspec.Struct, frozen=True):
+    """A job or a batch of a graph; a batch has no task, but counts its jobs: `total`, of which `done` are final.
+
+    `state` is that of the job; for a waiting one what it waits for: "ready", "throttled", "scheduled" or "blocked". A
+    batch that is not final is "pending". None if it is not stored any more.
+    """
+
+    id: str
+    task: str | None
+    state: str | None
+    total: int | None = None
+    done: int | None = None
+
+
+class GraphEdge(msgspec.Struct, frozen=True):
+    """The job `target` follows `source`, and needs its "success", its "failure", or any end: "final".
+
+    If `needs` is "member", `source` is a job or batch in the batch `target`.
+    """
+
+    source: str
+    target: str
+    needs: str
+
+
+class JobGraph(msgspec.Struct, frozen=True):
+    """Jobs and batches that are connected, and what follows what. Empty if it `is_cut`: there are too many."""
+
+    nodes: Sequence[GraphNode]
+    edges: Sequence[GraphEdge]
+    is_cut: bool
 
 
 class EndedAttempt(msgspec.Struct, frozen=True, array_like=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules, Skipped
@@ -17,11 +18,12 @@ _encode = msgspec.json.Encoder().encode
 class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
     """A schedule as it is stored; instants are wall microseconds.
 
-    `last_job` is the id of the last job that it enqueued. It is paused since `paused_at`. `revision` grows with each
-    write; a write compares it with the one that it has read. `is_declared`: code has declared it with `@app.schedule`;
-    `formerly` is its earlier name if that code has renamed it. `skipped` is why its last occurrence that did not run
-    was skipped, at `skipped_at`. `unreadable` names the fields of the row that could not be read, and why; they are
-    blank, and such a record is never written back.
+    `last_job` is the id of the last job that it enqueued, or of the last batch around a graph. It is paused since
+    `paused_at`. `revision` grows with each write; a write compares it with the one that it has read. `is_declared`:
+    code has declared it with `@app.schedule`; `formerly` is its earlier name if that code has renamed it. `skipped` is
+    why its last occurrence that did not run was skipped, at `skipped_at`; `skips` of them were counted. `unreadable`
+    names the fields of the row that could not be read, and why; they are blank, and such a record is never written
+    back.
     """
 
     name: str
@@ -35,6 +37,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
     formerly: str | None = None
     skipped: Skipped | None = None
     skipped_at: int | None = None
+    skips: int = 0
     unreadable: str | None = None
 
     def columns(self) -> dict[str, Any]:
@@ -54,6 +57,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
             "formerly": self.formerly,
             "skipped": self.skipped,
             "skipped_at": self.skipped_at,
+            "skips": self.skips,
         }
 
 
@@ -77,16 +81,23 @@ class Fired(msgspec.Struct, frozen=True):
     jobs: Sequence[NewJob] = ()
     skipped: Skipped | None = None
     skipped_at: int | None = None
+    skips: int = 0
+    batches: Sequence[NewBatch] = ()
+
+    @property
+    def runs(self) -> Sequence[str]:
+        """The ids of the batches that are occurrences: those of a graph."""
+        return [batch.id for batch in self.batches if batch.schedule is not None]
 
     @property
     def last_job(self) -> str | None:
-        """The id of the last of the jobs."""
-        return self.jobs[-1].id if self.jobs else None
+        """The id of the last of the jobs; of a graph, that of its batch."""
+        return self.runs[-1] if self.batches else self.jobs[-1].id if self.jobs else None
 
     @property
     def opened(self) -> int:
-        """How many of the jobs are not final at once."""
-        return sum(job.rejection is None for job in self.jobs)
+        """How many of the jobs are not final at once; of graphs, how many there are."""
+        return len(self.runs) if self.batches else sum(job.rejection is None for job in self.jobs)
 
 
 class DueSchedules(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
+from headgate.jobs.alert import AlertRecord, HeldCondition
 from headgate.jobs.audit import AuditEntry, AuditFilter, AuditRecord
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import NO_GATES, GateChange, GatedJob, KnownGates
@@ -34,11 +35,14 @@ from headgate.storage.facts import StoreFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
+from headgate.storage.procedures import alerts as alert_rows
 from headgate.storage.procedures import (
     audit,
+    downstream,
     failures,
     finish,
     following,
+    graph,
     history,
     limits,
     listing,
@@ -61,12 +65,16 @@ from headgate.storage.records import (
     BucketRecord,
     Claim,
     Claimed,
+    Deletion,
+    DeployRecord,
     Deposit,
+    DownstreamJob,
     Dropped,
     EditNode,
     EndedAttempt,
     JobCount,
     JobFilter,
+    JobGraph,
     JobName,
     JobPage,
     NodeRecord,
@@ -80,6 +88,7 @@ from headgate.storage.records import (
     Ties,
     Upkeep,
     ViewCount,
+    WaitingByKey,
     WaitingByLimit,
     WaitingCount,
 )
@@ -218,14 +227,40 @@ class Store:
         refunds = any(amendment.actual < amendment.cost for amendment in amendments)
         await self.driver.write(lambda tx: limits.amend(tx, amendments, rules, self.driver.live), wakes=refunds)
 
-    async def cancel(self, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
-        """Cancel a waiting job, or request the cancellation of a running one.
+    async def cancel(
+        self, job_id: str, *, audit_record: AuditRecord | None = None, waiting_only: bool = False
+    ) -> JobState | None:
+        """Cancel a waiting job, or request the cancellation of a running one unless `waiting_only`.
 
         Returns the state it was in, None if there is no such job; a final job is left as it is. A verb that takes a
         `audit_record` stores it in the commit that changes something; for a job, only if the job is audited in full.
         """
         return await self.driver.write(
-            lambda tx: waiting.cancel(tx, job_id, audit_record), wakes=True, changes_job=job_id, empties_lanes=True
+            lambda tx: waiting.cancel(tx, job_id, audit_record, waiting_only=waiting_only),
+            wakes=True,
+            changes_job=job_id,
+            empties_lanes=True,
+        )
+
+    async def downstream_of(self, batch_id: str) -> Sequence[DownstreamJob]:
+        """Return the jobs to cancel with a batch, by id, as far as they are not final.
+
+        Its jobs, those of the batches in it, and each job after them that then would wait for nothing else.
+        """
+        return await self.driver.read(lambda tx: downstream.downstream_of(tx, batch_id), "scan")
+
+    async def cancel_blocked(
+        self, job_ids: Sequence[str], *, audit_records: Sequence[AuditRecord] = ()
+    ) -> Sequence[str]:
+        """Cancel those of the jobs that are blocked, in one commit, so that none releases another; return their ids.
+
+        A job that another transaction has locked is left as it is.
+        """
+        return await without_held(
+            lambda held: self.driver.write(
+                lambda tx: downstream.cancel_blocked(tx, [id for id in job_ids if id not in held], audit_records),
+                wakes=bool,
+            )
         )
 
     async def retry(self, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
@@ -313,6 +348,13 @@ class Store:
         """Return what a job follows, and what follows it."""
         return await self.driver.read(lambda tx: listing.ties(tx, job_id), "lookup")
 
+    async def graph(self, id: str, most: int) -> JobGraph:
+        """Return the jobs and batches that are connected with a job or a batch, up to `most`.
+
+        Jobs of a batch that follow nothing and are not followed are not part of it.
+        """
+        return await self.driver.read(lambda tx: graph.graph(tx, id, most), "list")
+
     async def batches(
         self, *, pending_only: bool = False, cursor: str | None = None, count: int = 50
     ) -> Sequence[BatchRecord]:
@@ -320,6 +362,10 @@ class Store:
         return await self.driver.read(
             lambda tx: listing.batches(tx, pending_only=pending_only, cursor=cursor, count=count), "scan"
         )
+
+    async def tasks_of_batches(self, batch_ids: Collection[str], most: int = 100) -> Mapping[str, Sequence[str]]:
+        """Return the tasks of each batch by name, of up to `most` of its jobs, whichever they are."""
+        return await self.driver.read(lambda tx: listing.tasks_of_batches(tx, batch_ids, most), "list")
 
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         """Return those of the jobs that are final."""
@@ -408,6 +454,13 @@ class Store:
     async def backlog(self, queue: str) -> int:
         """Return how many jobs wait in the lanes of a queue; it adds up the counts of the lanes, and reads no job."""
         return await self.driver.read(lambda tx: listing.backlog(tx, queue), "lookup")
+
+    async def waiting_by_key(self, queue: str, count: int) -> WaitingByKey:
+        """Return the `count` keys of a fair queue with most waiting jobs; none if no job draws on its order.
+
+        It reads up to 2,000 lanes that are next in line, 2,000 that wait for limits, and 2,000 arrivals, and no job.
+        """
+        return await self.driver.read(lambda tx: listing.waiting_by_key(tx, queue, count), "list")
 
     async def pause_queue(self, queue: str, *, audit_record: AuditRecord | None = None) -> bool:
         """Pause a queue: from the next claim on, no node gets its jobs until it is resumed. False if it was paused.
@@ -669,15 +722,25 @@ class Store:
         setting: NodeSetting | None = None,
         labels: Sequence[str] = (),
         version: str = "",
+        release: str | None = None,
     ) -> None:
-        """Register a node with its slots, before its first claim. A registered node stays as it is."""
+        """Register a node with its slots, before its first claim. A registered node stays as it is.
+
+        If no other node runs its `release`, and the last deploy was of another one, this is a deploy.
+        """
         driver = self.driver
         chosen = setting or NodeSetting({})
         await driver.write(
-            lambda tx: nodes.join(tx, node, name, driver.clock.boot_id(), chosen, labels, version, driver.port),
+            lambda tx: nodes.join(
+                tx, node, name, driver.clock.boot_id(), chosen, labels, version, release, driver.port
+            ),
             is_atomic=False,
             may_repeat=True,
         )
+
+    async def deploys(self, since: int, count: int = 100) -> Sequence[DeployRecord]:
+        """Return the last `count` deploys since then, oldest first."""
+        return await self.driver.read(lambda tx: nodes.deploys(tx, since, count), "list")
 
     async def beat(
         self, node: str, *, lingering: Sequence[str] = (), started_since: int = 0, is_stopping: bool = False
@@ -697,6 +760,10 @@ class Store:
         node reads it within a second.
         """
         return await self.driver.write(lambda tx: nodes.set_node(tx, node, edit, audit_record))
+
+    async def rename_node(self, node: str, name: str, *, audit_record: AuditRecord | None = None) -> bool | None:
+        """Give a node another name. Returns whether that is a change; None if there is no such node."""
+        return await self.driver.write(lambda tx: nodes.rename_node(tx, node, name, audit_record))
 
     async def cancels(self, node: str, ids: Collection[str]) -> frozenset[str]:
         """Return those of these jobs that run on the node and whose cancellation was requested."""
@@ -741,18 +808,29 @@ class Store:
         states: frozenset[JobState] = FINAL_STATES,
         *,
         since: int = 0,
-        ids: Sequence[str] | None = None,
     ) -> int:
         """Delete up to `count` jobs that finished in these states before then, and not before `since`; return how many.
 
-        Jobs with their own retention are kept. With `ids`, only these jobs are deleted, whatever their retention. Jobs
-        that another open transaction has locked are skipped.
+        Jobs with their own retention are kept. Jobs that another open transaction has locked are skipped.
 
         Their attempts, log lines and audit entries are deleted with them. Fewer jobs are deleted at once if they have
         logged much; 0 means that none are left.
         """
         return await self.driver.write(
-            lambda tx: upkeep.prune(tx, since, finished_before, count, states, ids), reads_summaries=True
+            lambda tx: upkeep.prune(tx, since, finished_before, count, states), reads_summaries=True
+        )
+
+    async def delete(
+        self, ids: Sequence[str], *, finished_before: int, audit_record: AuditRecord | None = None
+    ) -> Deletion:
+        """Delete those of these jobs that finished before then, whatever their retention, in one commit.
+
+        Kept are jobs that an unfinished job follows, or whose batch it follows, as it may read their results, and jobs
+        that another open transaction has locked. What they held is released. Fewer jobs are deleted at once if they
+        have logged much. The audit record is stored if a job was deleted.
+        """
+        return await self.driver.write(
+            lambda tx: upkeep.delete(tx, ids, finished_before, audit_record), wakes=True, reads_summaries=True
         )
 
     async def prune_by_own_retention(self, count: int = 1000) -> int:
@@ -809,9 +887,67 @@ class Store:
         """Delete up to `count` steps of that length from before then, and as many of limits. Returns how many."""
         return await self.driver.write(lambda tx: history.prune_history(tx, step, before, count))
 
+    async def take_alert_turns(self, alerts: Collection[str], every: int) -> Set[str]:
+        """Take and return those of these alerts that no node has taken for `every` microseconds: it looks at them."""
+        return await self.driver.write(lambda tx: alert_rows.take_alert_turns(tx, alerts, every))
+
+    async def note_alerts(
+        self, held: Sequence[HeldCondition], *, ends: Collection[str] = (), unread: Collection[tuple[str, str]] = ()
+    ) -> None:
+        """Store that these conditions hold; each that is new begins an alert.
+
+        Of the alerts in `ends` those end whose condition has not held for a minute, unless it is in `unread`: alerts
+        and those of their conditions that may hold or not. One that has ended begins again only after its end was
+        delivered.
+        """
+        await self.driver.write(lambda tx: alert_rows.note_alerts(tx, held, ends, unread))
+
+    async def due_alerts(self, alerts: Collection[str], count: int = 100) -> Sequence[AlertRecord]:
+        """Return those of these alerts whose next message is due, the longest due first."""
+        return await self.driver.read(lambda tx: alert_rows.due_alerts(tx, alerts, count), "engine")
+
+    async def try_alert(self, record: AlertRecord, until: int) -> bool:
+        """Store that this process sends the next message of an alert as it was read; False if another process does.
+
+        If its answer is not stored, the message is due again at the instant `until`. Its next form has one more try.
+        """
+        return await self.driver.write(lambda tx: alert_rows.try_alert(tx, record, until), is_atomic=False)
+
+    async def alert_tried(self, record: AlertRecord, error: str | None, send_at: int) -> bool:
+        """Store whether the message was delivered (no `error`); the next one, or the same again, is due at `send_at`.
+
+        After a delivery the end of an alert is due at once, and an alert whose end was delivered is deleted. False if
+        the alert has changed meanwhile.
+        """
+        return await self.driver.write(lambda tx: alert_rows.alert_tried(tx, record, error, send_at), is_atomic=False)
+
+    async def alerts(self, count: int = 1000) -> Sequence[AlertRecord]:
+        """Return the alerts that last or whose end is not delivered, the oldest first."""
+        return await self.driver.read(lambda tx: alert_rows.alerts(tx, count), "lookup")
+
+    async def lost_nodes(self, since: int) -> Sequence[str]:
+        """Return the names of the nodes that were found dead since then, at most a day ago."""
+        return await self.driver.read(lambda tx: tx.values("lost_nodes", since=since), "engine")
+
     async def evict(self, count: int = 1000) -> int:
         """Delete up to `count` idle buckets and empty lanes, which frees space and changes nothing else."""
         return await self.driver.write(lambda tx: upkeep.evict(tx, count), is_atomic=False)
+
+    async def identity(self) -> str:
+        """Return the id of the database, which another one with the same tables does not have, unless it is a copy."""
+        return await self.driver.read(upkeep.identity, "lookup")
+
+    async def is_folder_used(self, url: str) -> bool:
+        """Return whether large payloads have been in the folder of this URL."""
+        return await self.driver.read(lambda tx: upkeep.is_folder_used(tx, url), "lookup")
+
+    async def note_folder_used(self, url: str) -> None:
+        """Store for ever that large payloads have been in the folder of this URL."""
+        await self.driver.write(lambda tx: upkeep.note_folder_used(tx, url), may_repeat=True)
+
+    async def stored_ids(self, job_ids: Sequence[str]) -> Sequence[str]:
+        """Return which of these jobs are stored, whatever their state."""
+        return await self.driver.read(lambda tx: upkeep.stored_ids(tx, job_ids), "lookup")
 
     async def facts(self) -> StoreFacts:
         """Return facts about the store and the machine that it runs on."""

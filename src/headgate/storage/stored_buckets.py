@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.errors import DeclarationError, LimitRejected
 from headgate.jobs.job import Draw
@@ -61,10 +62,11 @@ class StoredBuckets:
         await self._visit(bucket, change)
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
-        if bucket.rule.adapts:
-            await self._visit(bucket, _refuse)
         draw = Draw(bucket.limit, bucket_key(bucket.key))
         await self._storage.penalize(draw, self._storage.limit_now() + closed_for)
+
+    async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
+        await self._visit(bucket, lambda visit: _refuse(visit, charged_at))
 
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         return await self._visit(bucket, _snapshot)
@@ -155,16 +157,15 @@ def _cancel(visit: BucketVisit) -> bool:
     return True
 
 
-def _refuse(visit: BucketVisit) -> None:
-    """Note a refusal, unless the bucket is closed: then it is of a start before the refusal that closed it."""
-    if visit.view.closed_until <= visit.now:
-        visit.view.refuse(visit.now, visit.now)
+def _refuse(visit: BucketVisit, charged_at: int | None) -> None:
+    if charged_at is not None or visit.view.closed_until <= visit.now:
+        visit.view.refuse(visit.now if charged_at is None else charged_at, visit.now)
 
 
 def _snapshot(visit: BucketVisit) -> Snapshot:
     view = visit.view
     if view.closed_until >= NEVER:
-        return Snapshot(used=view.snapshot(visit.now).used, available=0, opens_at=NEVER)
+        return replace(view.snapshot(visit.now), available=0, opens_at=NEVER)
     return snapshot_of(view.snapshot, visit.now, view.closed_until)
 
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from headgate.errors import DeclarationError, PayloadError
-from headgate.jobs.encoded import is_encoded, read_encoded, write_encoded
+from headgate.jobs.encoded import FOLDER, is_encoded, read_encoded, write_encoded
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
@@ -82,6 +82,11 @@ class Codecs:
             raise PayloadError(f"{what} cannot be decoded: what is stored is damaged") from None
         for name in reversed(names):
             codec = self._by_name.get(name)
+            if name == FOLDER:
+                raise PayloadError(
+                    f"{what} is in a folder, and this program reads none: pass large_payloads=PayloadFolder(…) to "
+                    "Headgate, or read it where that is done"
+                )
             if codec is None:
                 known = f"has only {', '.join(map(repr, self._by_name))}" if self._by_name else "has no codec"
                 raise PayloadError(
@@ -150,6 +155,8 @@ def _checked(codec: Any, option: str) -> Codec:
             f"{option}: {kind} needs a name of 1 to 80 letters, digits, dots, hyphens and underscores, not "
             f"{known_as!r:.80}"
         )
+    if known_as == FOLDER:
+        raise DeclarationError(f"{option}: {kind} is named {FOLDER!r}, which marks large payloads; choose another name")
     checked: Codec = codec
     return checked
 

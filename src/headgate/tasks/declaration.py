@@ -115,7 +115,11 @@ def declare_task(
         unique=_unique(options, payload, where),
         audit=audit if own_audit is None else audit_level(own_audit, where),
         expires_in=None if expires_in is None else checked_expiry(expires_in, where),
-        retention=None if retention is None else own_retention(retention, registry.retention.terms, where),
+        retention=(
+            registry.retention.own_terms
+            if retention is None
+            else own_retention(retention, registry.retention.terms, where)
+        ),
         keep_result=keep_result,
         aliases=_checked_aliases(options.get("aliases", ()), where),
         requires=parse_labels(options.get("requires", ()), f"{where}: requires"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -13,9 +13,12 @@ from headgate.errors import DeclarationError
 from headgate.jobs.job import On, Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, require_list
+from headgate.schedules.trigger import Trigger
 from headgate.tasks.handle import Job
 from headgate.tasks.leading import Leader, ResultOf, require_on, results_in
+from headgate.tasks.schedule import Schedule, ScheduleOptions, ScheduleSpec, schedule_spec
 from headgate.tasks.sync_job import SyncJob
+from headgate.tasks.sync_schedule import SyncSchedule
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import Batch, Chain, SyncBatch, SyncChain
 
@@ -50,6 +53,13 @@ class ChainPlan(Generic[R_co]):
         while isinstance(last, PlacedBatch) and len(last.then) == 1:
             (last,) = last.then
         return Chain(jobs, _handle(last, client))
+
+    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> PlannedSchedule:
+        """Return a schedule of the chain made at run time: `await chain(…).schedule("nightly", Every(…)).enqueue()`.
+
+        Each occurrence enqueues all of it. Options and errors are those of `Task.schedule`.
+        """
+        return PlannedSchedule(self, schedule_spec(name, trigger, options))
 
     @property
     def sync(self) -> SyncChainPlan[R_co]:
@@ -88,6 +98,10 @@ class BatchPlan:
         assert isinstance(handle, Batch)
         return handle
 
+    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> PlannedSchedule:
+        """Same as `ChainPlan.schedule`, for a batch with the steps after it."""
+        return PlannedSchedule(self, schedule_spec(name, trigger, options))
+
     @property
     def sync(self) -> SyncBatchPlan:
         """The same for code that cannot await."""
@@ -102,8 +116,12 @@ class SyncChainPlan(Generic[R_co]):
 
     def enqueue(self) -> SyncChain[R_co]:
         """Same as `ChainPlan.enqueue`."""
-        portal = _client_of(self._plan).portal
+        portal = client_of(self._plan).portal
         return SyncChain(portal.run(self._plan.enqueue()), portal)
+
+    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncPlannedSchedule:
+        """Same as `ChainPlan.schedule`."""
+        return SyncPlannedSchedule(self._plan.schedule(name, trigger, **options))
 
 
 class SyncBatchPlan:
@@ -114,8 +132,43 @@ class SyncBatchPlan:
 
     def enqueue(self) -> SyncBatch:
         """Same as `BatchPlan.enqueue`."""
-        portal = _client_of(self._plan).portal
+        portal = client_of(self._plan).portal
         return SyncBatch(portal.run(self._plan.enqueue()), portal)
+
+    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncPlannedSchedule:
+        """Same as `BatchPlan.schedule`."""
+        return SyncPlannedSchedule(self._plan.schedule(name, trigger, **options))
+
+
+class PlannedSchedule:
+    """A schedule of a chain or a batch, made at run time; `plan.schedule(…)` makes it."""
+
+    __slots__ = ("_spec", "plan")
+
+    def __init__(self, plan: ChainPlan[Any] | BatchPlan, spec: ScheduleSpec) -> None:
+        self.plan: ChainPlan[Any] | BatchPlan = plan
+        self._spec = spec
+
+    async def enqueue(self) -> Schedule[Any]:
+        """Store the schedule, and return when it is durable. It updates an existing one as `task.schedule(…)` does.
+
+        Raises DeclarationError, and what `Task.enqueue` raises for each call.
+        """
+        return await client_of(self.plan).put_planned_schedule(self._spec, self.plan)
+
+
+class SyncPlannedSchedule:
+    """`PlannedSchedule` for code that cannot await."""
+
+    __slots__ = ("_schedule",)
+
+    def __init__(self, schedule: PlannedSchedule) -> None:
+        self._schedule = schedule
+
+    def enqueue(self) -> SyncSchedule[Any]:
+        """Same as `PlannedSchedule.enqueue`."""
+        portal = client_of(self._schedule.plan).portal
+        return SyncSchedule(portal.run(self._schedule.enqueue()), portal)
 
 
 Step = Call[Any] | ChainPlan[Any] | BatchPlan
@@ -509,7 +562,7 @@ def growth(client: Client, batch_id: str, steps: Iterable[Step]) -> FlowBuilder:
     checked = [_step(step, "batch.add()") for step in steps]
     if any(_has_batch(step) for step in checked):
         raise DeclarationError("batch.add() takes calls and chains of calls; a batch in a batch is enqueued with it")
-    if any(_client_of(step) is not client for step in checked):
+    if any(client_of(step) is not client for step in checked):
         raise DeclarationError("the calls for batch.add() belong to another app than the batch")
     builder = FlowBuilder(client.new_id)
     builder.grow(batch_id, checked)
@@ -524,11 +577,11 @@ def _handle(added: PlacedJob | PlacedBatch, client: Client) -> Job[Any] | Batch:
 
 
 def _new_builder(step: Step) -> tuple[Client, FlowBuilder]:
-    client = _client_of(step)
+    client = client_of(step)
     return client, FlowBuilder(client.new_id)
 
 
-def _client_of(step: Step) -> Client:
+def client_of(step: Step) -> Client:
     """Return the client of all calls. Raises DeclarationError if they belong to several apps, or there are none."""
     clients = {id(call.task._client): call.task._client for call in _calls(step) if call.task is not None}
     if not clients:

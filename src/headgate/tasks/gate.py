@@ -14,7 +14,15 @@ from headgate.jobs.draw_set import draws_where
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
-from headgate.limits.key import SHARED, UNTYPED, bucket_key, compile_key, described_callable, is_constant
+from headgate.limits.key import (
+    SHARED,
+    UNTYPED,
+    bucket_key,
+    compile_key,
+    described_callable,
+    is_constant,
+    reads_arguments,
+)
 from headgate.limits.limit import Limit, WaitTerms, require_list, suggested_limits, wait_terms
 
 OnSkip = Callable[[str, str], None]
@@ -51,6 +59,8 @@ class BoundLimit:
             self.holding = PermitTerms(limit.permit.hold)
             if limit.permit.owner is not None:
                 self._owner = compile_key(limit.permit.owner, parameters, f"the owner of {self.where}", fields)
+        owner = None if limit.permit is None else limit.permit.owner
+        self.reads_arguments: bool = any(map(reads_arguments, (limit.key, limit.cost, owner)))
         own = wait_terms(limit.on_limit, limit.max_wait, self.where, "limit")
         self.has_own_terms: bool = own is not None
         self.wait_terms: WaitTerms = own or WaitTerms()
@@ -139,6 +149,7 @@ class Gate:
         self.limits: tuple[BoundLimit, ...] = tuple(limits)
         self.names: tuple[str, ...] = tuple(limit.name for limit in limits)
         self._all_cost_one = all(limit.fixed_cost == 1 for limit in self.limits)
+        self.reads_arguments: bool = any(limit.reads_arguments for limit in self.limits)
         self._has_owners = any(limit.has_owners for limit in self.limits)
         # Mutexes are named by their resources, so several of them may be the same bucket.
         self._may_coincide = len(set(self.names)) < len(self.names)

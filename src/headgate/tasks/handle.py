@@ -34,13 +34,13 @@ class JobStatus:
     `state` is waiting, running, succeeded, failed or cancelled. While the job waits behind a closed limit, `waits_for`
     is that limit, as (limit, key), and `throttled_until` is when it opens (None: when a permit comes back). For a
     waiting job with limits, `position` is how many starts of its lane it is away (1 is next; None beyond 100,000),
-    `predicted_start` is when its limits will let it start if nothing changes (None if that depends on others), and
-    `lane_waiting` is how many jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is
-    `is_scheduled`. `progress` is what its handler reported last. A job that `is_blocked` waits until the job or batch
-    that it `follows` (an id) is final; it is in no lane before that. `enqueued_by` is the process that enqueued it, as
-    `host:pid`, or the node of its schedule. `deferrals` is how many of its starts a limit delayed, without a wait that
-    still lasts. `tags` are those of its task and its call, `annotations` what its handler has noted. `unreadable`
-    names the parts of its stored row that cannot be read, with the reason: its attempts fail
+    `predicted_start` is when its limits will let it start if nothing changes (None if that depends on others, as on the
+    turns of a fair queue), and `lane_waiting` is how many jobs wait in the same lane, this one included. A waiting job
+    whose `run_at` is ahead is `is_scheduled`. `progress` is what its handler reported last. A job that `is_blocked`
+    waits until the job or batch that it `follows` (an id) is final; it is in no lane before that. `enqueued_by` is the
+    process that enqueued it, as `host:pid`, or the node of its schedule. `deferrals` is how many of its starts a limit
+    delayed, without a wait that still lasts. `tags` are those of its task and its call, `annotations` what its handler
+    has noted. `unreadable` names the parts of its stored row that cannot be read, with the reason: its attempts fail
     with a `PayloadError` until they are repaired.
     """
 
@@ -110,7 +110,8 @@ class EnqueuePrediction:
     """The predicted start of a new job, if nothing else changes and a slot is free.
 
     It is `position` starts away in its lane (1 is next), and its limits let it start at `predicted_start` (None if that
-    depends on when other jobs end); `waits_for` is the limit that decides it, as (limit, key), None if none does.
+    depends on when other jobs end, or on the turns of a fair queue); `waits_for` is the limit that decides it, as
+    (limit, key), None if none does.
     """
 
     position: int | None
@@ -126,13 +127,17 @@ def wait_seconds(timeout: Duration | None, where: str) -> float | None:
 class Job(Generic[R_co]):
     """A stored job: its id, and the ways to follow and cancel it.
 
-    `prediction` is what its limits predict if it was enqueued with `using(predict=True)`, else None.
+    `prediction` is what its limits predict if it was enqueued with `using(predict=True)`, else None. `is_new` is False
+    if `enqueue` stored no job, because one with its unique key or its id was there: this is that one.
     """
 
-    __slots__ = ("_client", "id", "prediction")
+    __slots__ = ("_client", "id", "is_new", "prediction")
 
-    def __init__(self, id: str, client: Client, prediction: EnqueuePrediction | None = None) -> None:
+    def __init__(
+        self, id: str, client: Client, prediction: EnqueuePrediction | None = None, *, is_new: bool = True
+    ) -> None:
         self.id: str = id
+        self.is_new: bool = is_new
         self.prediction: EnqueuePrediction | None = prediction
         self._client = client
 

@@ -10,7 +10,7 @@ from headgate.arguments import MOST_SLOTS, parse_count, parse_duration
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy, require_policy
-from headgate.limits.fair import MOST_WEIGHT, checked_weights
+from headgate.limits.fair import MOST_WEIGHT, FairKey, checked_key, checked_weights
 from headgate.limits.limit import Key, Limit, OnLimit, WaitTerms, require_list, wait_terms
 from headgate.tasks.name import require_name
 from headgate.tasks.options import checked_timeout, require_names
@@ -40,7 +40,7 @@ class Queue:
     limits: tuple[Limit | str, ...] = ()
     retry: RetryPolicy | None = None
     timeout: float | None = None
-    fair_by: Key = None
+    fair_by: FairKey = None
     weights: Mapping[str, int] | None = None
     weight: int = 1
     aging: int | None = None
@@ -75,7 +75,7 @@ class QueueOptions(TypedDict, total=False):
     on_limit: OnLimit | None
     """What its jobs do when a limit that does not set it is closed: "wait", "discard", "cancel" (default: the app's).
 
-    It does not apply to the queue's own `global_concurrency`: jobs wait for that.
+    It does not apply to the queue's own `global_concurrency`: jobs without other limits wait for that.
     """
 
     max_wait: Duration | None
@@ -90,8 +90,11 @@ class QueueOptions(TypedDict, total=False):
     timeout: Duration | None
     """For tasks declared for this queue without their own timeout (default: the app's)."""
 
-    fair_by: Key
+    fair_by: Key | Sequence[Key]
     """Let the keys of its jobs take turns: a template over the arguments of each task, a callable or `header(…)`.
+
+    With a list of two, `["{tenant_id}", "{user_id}"]`, the keys of the first take turns, by `weights`, and in each turn
+    those of the second: a tenant with 50 users has as many turns as one with a single user.
 
     However many jobs of other keys wait, a key that comes new has its turn before those that have had theirs. Within a
     key, jobs start in order. Jobs with an empty key share the key `"global"`. Default: jobs start in the order in which
@@ -99,7 +102,10 @@ class QueueOptions(TypedDict, total=False):
     """
 
     weights: Mapping[str, int]
-    """How many turns a key of `fair_by` has for each turn of the others (default: 1 each; 1 to 100)."""
+    """How many turns a key of `fair_by` has for each turn of the others (default: 1 each; 1 to 100).
+
+    Of a list of two, they are the weights of the first.
+    """
 
     weight: int
     """Its part of the slots of a worker, if `slots` bounds those of all queues (default: 1; 1 to 100)."""
@@ -134,7 +140,7 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
         parse_count(global_concurrency, "global_concurrency", where)
     parse_count(options.get("weight", 1), "weight", where, most=MOST_WEIGHT)
     aging = options.get("aging")
-    fair_by, weights = options.get("fair_by"), options.get("weights")
+    fair_by, weights = checked_key(options.get("fair_by"), where), options.get("weights")
     if weights is not None:
         checked_weights(weights, where)
         if fair_by is None:

@@ -14,6 +14,7 @@ from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.fair import PREFIX
 from headgate.limits.limit import AnyRule, Limit, WaitTerms, require_limit_name
+from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.gate import BoundLimit, Gate
@@ -83,6 +84,7 @@ class Registry:
         self.resources: dict[Any, Resource] = {}
         """The resources by the type that handlers request."""
         self.hooks: Hooks = Hooks()
+        self.alerts: dict[str, DeclaredAlert] = {}
         self._queue_limits: dict[str, QueueLimits] = {}
         self._gates: dict[tuple[str, str, str | None], Gate] = {}
         self._gate_names: dict[tuple[str, str, str | None], str] = {}
@@ -331,6 +333,15 @@ class Registry:
         """Return the aging of a queue (microseconds); None also for a queue that this app does not declare."""
         declared = self.queues.get(queue)
         return None if declared is None else declared.aging
+
+    def add_alert(self, alert: DeclaredAlert) -> None:
+        """Add an alert. Raises DeclarationError for a name that another one has, and UnknownQueue."""
+        if alert.name in self.alerts:
+            raise DeclarationError(f"there are two alerts {alert.name!r}; pass name= to tell them apart")
+        for condition in alert.conditions:
+            if condition.kind in ("queue_lag", "waiting") and condition.subject is not None:
+                self.require_queue(condition.subject, f"alert {alert.name!r}")
+        self.alerts[alert.name] = alert
 
     def require_queue(self, queue: str, where: str) -> None:
         """Raise UnknownQueue unless the queue is declared."""

@@ -151,11 +151,13 @@ class ScheduleStatus:
 
     `state` is active, paused or finished. `runs` of its jobs have run, `open` wait or run. `next_run` is None without a
     further one. At `last_occurrence` it was last due, whether that ran or was skipped. At `skipped_at` an occurrence
-    was last skipped, because of `misfire`, `overlap` or `max_runs`. `problem` says what is wrong as this app sees it:
-    no node fires it (`is_overdue`), or this app does not declare it. `unreadable` names the parts of its stored row
-    that cannot be read, with the reason: only the release that stored it runs it. `tz` is the time zone on whose wall
-    clock its trigger is (None: it has none). Its jobs are ready up to `jitter` seconds after their occurrences.
-    With `is_declared`, code has declared it, and only the code changes it.
+    was last skipped, because of `misfire`, `overlap`, `max_runs` or its `limit`; `skips` were counted (except of
+    `Every`, at most 1,000 at once). `problem` says what is wrong as this app sees it: no node fires it (`is_overdue`),
+    or this app does not declare it. `unreadable` names the parts of its stored row that cannot be read, with the
+    reason: only the release that stored it runs it. `tz` is the time zone on whose wall clock its trigger is (None: it
+    has none). Its jobs are ready up to `jitter` seconds after their occurrences. With `is_declared`, code has declared
+    it, and only the code changes it. Each occurrence is of `jobs` jobs of these `tasks`: several, in the batch
+    `last_batch` in place of `last_job`, if it enqueues a chain or a batch.
     """
 
     name: str
@@ -174,12 +176,16 @@ class ScheduleStatus:
     started_at: datetime
     skipped: Skipped | None = None
     skipped_at: datetime | None = None
+    skips: int = 0
     is_overdue: bool = False
     problem: str | None = None
     unreadable: str | None = None
     tz: str | None = None
     jitter: float | None = None
     is_declared: bool = False
+    last_batch: str | None = None
+    tasks: Sequence[str] = ()
+    jobs: int = 1
 
 
 class Schedule(Generic[R_co]):
@@ -210,7 +216,7 @@ class Schedule(Generic[R_co]):
     async def trigger(self) -> Job[R_co]:
         """Enqueue its job now, also while it is paused; its next occurrences stay, and the run counts as a run.
 
-        Raises ScheduleNotFound.
+        Of a chain or a batch, all is enqueued, and the handle is that of its last job. Raises ScheduleNotFound.
         """
         return Job(await self._client.admin.schedules.trigger(self.name), self._client)
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 from headgate.arguments import parse_wait
 from headgate.clock import Duration
 
+_SHOWN_IN = "headgate"
+"""Where these classes are imported from, so that the error of a job reads `headgate.Fail`."""
+
 
 class Snooze(Exception):
     """Run this job again after a delay; no attempt is spent and no error is kept.
 
     `raise Snooze(60)`: seconds, a timedelta, or text like "5m"; less than 0 is 0, and a hundred years is the most.
     """
+
+    __module__ = _SHOWN_IN
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(f"run again in {delay}")
@@ -28,6 +33,8 @@ class RateLimited(Exception):
     then.
     """
 
+    __module__ = _SHOWN_IN
+
     def __init__(self, retry_after: Duration) -> None:
         super().__init__(f"refused for {retry_after}")
         self.retry_after: int = parse_wait(retry_after, "retry_after", "RateLimited")
@@ -40,6 +47,8 @@ class Retry(Exception):
     0, and a hundred years is the most. Without a delay that of the retry policy applies. The filters of the policy
     (`retry_on`, `give_up_on`) do not apply.
     """
+
+    __module__ = _SHOWN_IN
 
     delay: int | None = None
 
@@ -55,6 +64,8 @@ class Fail(Exception):
     `raise Fail("the customer is deleted")`, or `raise Fail(…) from error` to keep the cause in the traceback.
     """
 
+    __module__ = _SHOWN_IN
+
     def __init__(self, reason: str = "the handler failed the job") -> None:
         super().__init__(reason)
 
@@ -64,6 +75,8 @@ class Cancel(Exception):
 
     `raise Cancel("the order was withdrawn")`
     """
+
+    __module__ = _SHOWN_IN
 
     def __init__(self, reason: str = "the handler cancelled the job") -> None:
         super().__init__(reason)

@@ -131,6 +131,12 @@ class Task(Generic[P, R]):
         return self._client.registry.timeout(self.queue) if self._timeout is None else self._timeout
 
     @property
+    def unique_template(self) -> str | None:
+        """The template of the unique key that it declares, or the name of its function; None without one."""
+        key = self.unique.get("unique_key")
+        return None if key is None else str(key.template)
+
+    @property
     def whole_gate(self) -> Gate:
         """Its own limits and those of its queue, with the defaults for how jobs wait."""
         return self._client.registry.gate(self, self.queue)

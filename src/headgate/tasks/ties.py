@@ -27,7 +27,8 @@ class BatchStatus:
 
     `pending` of its `total` members are not final: its jobs, and the batches in it, each as one. `state` is None while
     any is pending; then it is succeeded if all have succeeded, failed if one has failed, else cancelled. A retried job
-    makes the batch pending again. `batch` is the id of the batch that it is in.
+    makes the batch pending again. `batch` is the id of the batch that it is in, `schedule` the name of the schedule of
+    which it is an occurrence.
     """
 
     id: str
@@ -40,6 +41,7 @@ class BatchStatus:
     enqueued_at: datetime
     finished_at: datetime | None
     batch: str | None = None
+    schedule: str | None = None
 
 
 def batch_status(record: BatchRecord) -> BatchStatus:
@@ -55,6 +57,7 @@ def batch_status(record: BatchRecord) -> BatchStatus:
         enqueued_at=to_datetime(record.enqueued_at),
         finished_at=None if record.finished_at is None else to_datetime(record.finished_at),
         batch=record.batch,
+        schedule=record.schedule,
     )
 
 
@@ -107,16 +110,13 @@ class Batch:
         return [await job.result() for job in await self._stored_jobs()]
 
     async def cancel(self) -> int:
-        """Cancel its jobs, those of the batches in it, and the steps after it; return how many were not final.
+        """Cancel its jobs, those of the batches in it, and what follows it; return how many were not final.
 
-        By a stored id, the steps after it are not cancelled as well: those that do not need its success run.
+        The steps after it are cancelled whatever end they need. A step that also waits for other jobs, or for a batch
+        with others, is not: it ends or runs as it needs. Jobs that another open transaction has locked stay, too; a
+        repeated call cancels them.
         """
-        count = 0
-        for step in self.then:
-            count += int(await step.cancel())
-        for job in reversed(await self._stored_jobs()):
-            count += await job.cancel()
-        return count
+        return await self._client.cancel_batch(self.id)
 
     async def _stored_jobs(self) -> Sequence[Job[Any]]:
         return self.jobs or await self._client.batch_jobs(self.id)

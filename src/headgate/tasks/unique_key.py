@@ -13,7 +13,7 @@ from headgate.errors import DeclarationError, PayloadError
 from headgate.jobs.job import JobOptions, NewJob, OnConflict, UniqueTerms
 from headgate.jobs.state import JobState
 from headgate.limits.argument_fields import ArgumentFields
-from headgate.limits.key import UNTYPED, Compute, bucket_key, compile_key
+from headgate.limits.key import UNTYPED, Compute, bucket_key, compile_key, shown_template
 
 MAX_UNIQUE_KEY = 200
 """Characters of a unique key."""
@@ -29,10 +29,11 @@ UNIQUE_OPTIONS = ("unique_key", "unique_for", "unique_while", "on_conflict", "de
 
 
 class ComputedKey:
-    """A unique key that is computed from the arguments of each job."""
+    """A unique key that is computed from the arguments of each job; `template` is how the task declares it."""
 
-    def __init__(self, compute: Compute, where: str) -> None:
+    def __init__(self, compute: Compute, template: str, where: str) -> None:
         self._compute = compute
+        self.template = template
         self._where = where
 
     def of(self, arguments: Mapping[str, Any]) -> str | None:
@@ -82,7 +83,8 @@ def computed_key(
         )
     if template == "":
         raise DeclarationError(f'{where}: unique_key="" is empty; leave it out for jobs without a unique key')
-    return ComputedKey(compile_key(template, parameters, f"the unique_key of {where}", fields), where)
+    compute = compile_key(template, parameters, f"the unique_key of {where}", fields)
+    return ComputedKey(compute, shown_template(template), where)
 
 
 def uniqueness(declared: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Uniqueness | None:

@@ -96,6 +96,8 @@ class HeadgateInThread(LiveHeadgate):
         slots: int | None = None,
         name: str | None = None,
         labels: Collection[str] | None = None,
+        max_tasks_per_child: int | None = None,
+        max_memory_per_child: int | str | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,

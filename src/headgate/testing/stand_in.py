@@ -43,11 +43,12 @@ S = TypeVar("S", bound="InTest")
 class InTest(Headgate):
     """An app on the store of a test, limits included: limits of Redis are kept with the jobs.
 
-    Its nodes run all tasks, whatever labels they require.
+    Its nodes run all tasks, whatever labels they require. Large payloads stay in the store.
     """
 
     _node_kind = NodeInTest
     _has_all_labels = True
+    _uses_payload_folder = False
 
 
 class ManualClient(Client):
@@ -126,6 +127,8 @@ class StandIn(InTest):
         slots: int | None = None,
         name: str | None = None,
         labels: Collection[str] | None = None,
+        max_tasks_per_child: int | None = None,
+        max_memory_per_child: int | str | None = None,
         grace: Duration | None = None,
         drain: Drain | None = None,
         log_jobs: bool | None = None,

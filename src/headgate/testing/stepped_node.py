@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -19,6 +19,7 @@ from headgate.engine.node import Node
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.outcome import Outcome
 from headgate.storage.records import Claimed, Room
+from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.chunk import Chunk
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import LifecycleHook
@@ -78,6 +79,10 @@ class NodeInTest(Node):
     def _hooks_to_call(self, registry: Registry) -> list[LifecycleHook]:
         """Return also those of child processes, each function once: process tasks run here."""
         return list({(hook.moment, hook.function): hook for hook in registry.hooks.lifecycle}.values())
+
+    def _alerts_to_watch(self, registry: Registry) -> Mapping[str, DeclaredAlert]:
+        """Return none: a test must not wake anybody up."""
+        return {}
 
 
 def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:

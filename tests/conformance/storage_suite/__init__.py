@@ -13,6 +13,7 @@ Time stands still unless a test moves it. After each test the store's own `check
 
 from tests.conformance.storage_suite.adaptive import AdaptiveConformance
 from tests.conformance.storage_suite.aging import AgingConformance
+from tests.conformance.storage_suite.alerts import AlertsConformance
 from tests.conformance.storage_suite.auditing import AuditingConformance
 from tests.conformance.storage_suite.batches import BatchesConformance
 from tests.conformance.storage_suite.bounds import BoundsConformance
@@ -24,6 +25,8 @@ from tests.conformance.storage_suite.endings import EndingsConformance
 from tests.conformance.storage_suite.failures import FailuresConformance
 from tests.conformance.storage_suite.fair_queues import FairQueuesConformance
 from tests.conformance.storage_suite.following import FollowingConformance
+from tests.conformance.storage_suite.graphs import GraphsConformance
+from tests.conformance.storage_suite.identity import IdentityConformance
 from tests.conformance.storage_suite.jobs import JobsConformance
 from tests.conformance.storage_suite.joins import JoinsConformance
 from tests.conformance.storage_suite.listing import ListingConformance
@@ -40,6 +43,7 @@ from tests.conformance.storage_suite.schedules import SchedulesConformance
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, most_in_a_window, rate, recover, strict
 from tests.conformance.storage_suite.tags import TagsConformance
 from tests.conformance.storage_suite.terms import TermsConformance
+from tests.conformance.storage_suite.two_level_fair_queues import TwoLevelFairQueuesConformance
 from tests.conformance.storage_suite.unique_keys import UniqueKeysConformance
 from tests.conformance.storage_suite.unique_terms import UniqueTermsConformance
 
@@ -52,9 +56,11 @@ class StorageConformance(
     BudgetsConformance,
     AdaptiveConformance,
     FairQueuesConformance,
+    TwoLevelFairQueuesConformance,
     BoundsConformance,
     EndingsConformance,
     NodesConformance,
+    AlertsConformance,
     CompletingConformance,
     QueuesConformance,
     SchedulesConformance,
@@ -71,10 +77,12 @@ class StorageConformance(
     TagsConformance,
     UniqueKeysConformance,
     UniqueTermsConformance,
+    IdentityConformance,
     OwnIdsConformance,
     FollowingConformance,
     BatchesConformance,
     JoinsConformance,
+    GraphsConformance,
     ChartsConformance,
     FailuresConformance,
 ):

@@ -84,6 +84,22 @@ class BatchesConformance(Conformance):
         pending = await storage.batches(pending_only=True, cursor=ids[0], count=5)
         assert [batch.id for batch in pending] == [ids[1]]
 
+    async def test_the_tasks_of_batches_are_those_of_their_own_jobs_by_name(self, store_user: StoreUser) -> None:
+        first, _ = await add_batch(store_user, 3, task="send")
+        empty, _ = await add_batch(store_user, 0)
+        mixed, inner, now = new_batch_id(store_user), new_batch_id(store_user), store_user.clock.now()
+        members = [("sync", mixed), ('Ärger "x"', mixed), ("sync", mixed), ("within", inner)]
+        jobs = [replace(store_user.new(task=task), origin=Origin(batch=batch)) for task, batch in members]
+        storage = store_user.storage
+        await storage.add(jobs, [NewBatch(mixed, 4, now), NewBatch(inner, 1, now, batch=mixed)])
+        found = await storage.tasks_of_batches([first, empty, mixed, "nobody"])
+        assert {id: list(tasks) for id, tasks in found.items()} == {
+            first: ["send"], empty: [], mixed: sorted(["sync", "Ärger \"x\""])
+        }  # fmt: skip
+        # Whichever jobs are read, there is one task.
+        assert [len(tasks) for tasks in (await storage.tasks_of_batches([mixed], 1)).values()] == [1]
+        assert await storage.tasks_of_batches([]) == {}
+
     async def test_an_empty_batch_is_final_immediately(self, store_user: StoreUser, clock: ManualClock) -> None:
         batch, _ = await add_batch(store_user, 0)
         assert await batch_of(store_user, batch) == BatchRecord(batch, 0, 0, 0, 0, 0, clock.now(), clock.now())

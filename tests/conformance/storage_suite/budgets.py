@@ -40,13 +40,22 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(3)}
-        await store_user.add(5, draws=[("api", "acme")])
+        ids = await store_user.add(5, draws=[("api", "acme")])
         throttled: list[Throttled] = []
         for _ in range(5):
             claimed = await store_user.claim()
             throttled += claimed.throttled
         (only,) = throttled
-        assert (only.draw, only.opens_at, only.waiting) == (Draw("api", "acme"), clock.now() + MINUTE, 2)
+        assert only == Throttled(Draw("api", "acme"), clock.now() + MINUTE, 2, ids[3])
+
+    async def test_the_first_job_that_waits_is_reported_with_its_closed_bucket(self, store_user: StoreUser) -> None:
+        """That is the one that met the bucket: with a higher priority, it need not be the oldest."""
+        store_user.rules = {"api": strict(3)}
+        await store_user.add(draws=[("api", "acme")], costs=(1,))
+        small = await store_user.add(2, draws=[("api", "acme")], costs=(2,), priority=9)
+        claimed = await store_user.claim()
+        assert [job.id for job in claimed.jobs] == small[:1]
+        assert [(met.job_id, met.waiting) for met in claimed.throttled] == [(small[1], 2)]
 
     async def test_no_window_ever_holds_more_than_a_strict_rate_allows(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(7, per=10)}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from math import ceil
+from unittest import mock
 
 import pytest
 
 from headgate.jobs.job import ClaimedJob
 from headgate.limits.fair import STEP, FairOrder
 from headgate.limits.limit import AnyRule
+from headgate.storage.procedures import listing
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, rate
@@ -39,6 +41,23 @@ async def starts(user: StoreUser, count: int, slots: int = 2) -> list[str]:
         keys += map(key_of, jobs)
         await user.succeed(*jobs)
     return keys[:count]
+
+
+async def paced(user: StoreUser, clock: ManualClock, tenths: int) -> Counter[str]:
+    """How often jobs of each key start in so many tenths of a second."""
+    started: Counter[str] = Counter()
+    for _ in range(tenths):
+        jobs = await user.take(5)
+        started.update(map(key_of, jobs))
+        await user.succeed(*jobs)
+        clock.advance(0.1)
+    return started
+
+
+async def waiting(user: StoreUser, queue: str = "default", count: int = 10) -> tuple[list[tuple[str, int]], int, bool]:
+    """The keys of a fair queue with their numbers of waiting jobs."""
+    found = await user.storage.waiting_by_key(queue, count)
+    return [(each.key, each.jobs) for each in found.counts], found.keys, found.is_exact
 
 
 class FairQueuesConformance(Conformance):
@@ -129,6 +148,20 @@ class FairQueuesConformance(Conformance):
         # Its budget has room for one start. It has not saved up the turns in which it waited for that.
         assert (await starts(store_user, 6, 1)).count("a") == 1
 
+    async def test_a_shared_rate_is_divided_by_weight_and_one_key_may_use_all_of_it(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """A guaranteed minimum, and more while there is room: of 10/s, four fifths are for b and the rest for a."""
+        store_user.rules = {**turns(b=4), "partner": rate(10, per=1, burst=1)}
+        await add(store_user, "a", 100, ("partner", ""))
+        assert await paced(store_user, clock, 20) == {"a": 20}
+        await add(store_user, "b", 40, ("partner", ""))
+        joining = await paced(store_user, clock, 10)
+        assert joining["b"] >= 6
+        assert await paced(store_user, clock, 30) == {"a": 6, "b": 24}
+        await paced(store_user, clock, 15)
+        assert await paced(store_user, clock, 10) == {"a": 10}
+
     async def test_permits_are_returned_in_a_fair_queue(self, store_user: StoreUser) -> None:
         store_user.rules = {**turns(), "slots": at_once()}
         await add(store_user, "a", 3, ("slots", "a"))
@@ -153,6 +186,37 @@ class FairQueuesConformance(Conformance):
         assert len(set(await starts(store_user, 1000, 10))) == 1000
         await add(store_user, "new")
         assert "new" in await starts(store_user, 20, 10)
+
+    async def test_waiting_jobs_are_counted_by_key_wherever_their_lanes_are(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {**turns(), "calls": rate(1, per=60, burst=1)}
+        await add(store_user, "a", 2)
+        await add(store_user, "b", 3, ("calls", "b"))
+        await add(store_user, "b", 2)
+        await store_user.add(5, draws=[("fair:other", "a")], queue="other")
+        assert await waiting(store_user) == ([("b", 5), ("a", 2)], 2, True)
+        # A lane of b waits behind its budget then, and one of a has a running job.
+        assert sorted(map(key_of, await store_user.take(3))) == ["a", "b", "b"]
+        assert await waiting(store_user) == ([("b", 3), ("a", 1)], 2, True)
+        await add(store_user, "later", delay=60)
+        await store_user.add(7, draws=[("calls", "c")])
+        assert [key for key, _ in (await waiting(store_user))[0] if key != "later"] == ["b", "a"]
+        assert (await waiting(store_user, count=1))[0] == [("b", 3)]
+        assert await waiting(store_user, queue="nothing") == ([], 0, True)
+
+    async def test_the_first_lanes_in_line_are_counted_where_there_are_very_many(self, store_user: StoreUser) -> None:
+        store_user.rules = turns()
+        for key in "abc":
+            await add(store_user, key, 2)
+        with mock.patch.object(listing, "LANES_IN_TURN", 2):
+            _, keys, is_exact = await waiting(store_user)
+            assert not is_exact
+            assert 0 < keys <= 2
+            await store_user.succeed(*await store_user.take(1))
+            assert not (await waiting(store_user))[2]
+        with mock.patch.object(listing, "LANES_IN_TURN", 4):
+            assert (await waiting(store_user))[1:] == (3, True)
 
     async def test_starts_follow_the_model(self, store_user: StoreUser) -> None:
         """Against a plain model of start-time fair queueing, with one slot and arrivals between starts."""

@@ -47,6 +47,36 @@ class NodesConformance(Conformance):
             node.id: (node.beat, node.is_gone) for node in second.values()
         }
 
+    async def test_a_deploy_is_the_first_node_of_another_release(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        await storage.join("plain", "plain")
+        assert not await storage.deploys(0)
+        seen: list[tuple[int, str]] = []
+        for node, release, is_deploy in (
+            ("one", "a", True),
+            ("two", "a", False),
+            ("three", "b", True),
+            ("four", "a", False),  # It restarts while "one" and "two" run.
+            ("five", "b", False),
+        ):
+            clock.advance(1)
+            if is_deploy:
+                seen.append((clock.now(), release))
+            await storage.join(node, node, release=release)
+        assert [(each.at, each.release) for each in await storage.deploys(0)] == seen
+        for node in ("one", "two", "four"):
+            await storage.leave(node)
+        clock.advance(1)
+        await storage.join("six", "six", release="a")
+        assert [each.release for each in await storage.deploys(0)] == ["a", "b", "a"], "a rollback is one"
+        assert [each.release for each in await storage.deploys(seen[1][0] + 1)] == ["a"]
+        assert [each.release for each in await storage.deploys(0, 2)] == ["b", "a"]
+        clock.advance(401 * 86_400)
+        await storage.join("seven", "seven", release="d")
+        assert [each.release for each in await storage.deploys(0)] == ["d"], "old ones are deleted"
+
     async def test_a_heartbeat_stores_the_lingering_jobs(self, store_user: StoreUser) -> None:
         await store_user.storage.beat(store_user.node)
         assert [node.lingering for node in await store_user.storage.nodes()] == [()]
@@ -80,6 +110,22 @@ class NodesConformance(Conformance):
         await storage.beat(node)
         await storage.join(node, "a", setting=NodeSetting({"default": 1}))
         assert (await storage.upkeep(node)).setting == becomes
+
+    async def test_a_node_that_is_renamed_reads_its_name_and_keeps_its_setting(self, store_user: StoreUser) -> None:
+        storage, node = store_user.storage, store_user.node
+        await storage.join("node-b", "b", setting=NodeSetting({"mail": 2}))
+        for changed in (True, False):
+            record = AuditRecord("ada@here", "rename", "node", "b", "mail-1")
+            assert await storage.rename_node("node-b", "mail-1", audit_record=record) is changed
+        assert (await storage.upkeep("node-b")).name == "mail-1"
+        assert (await storage.upkeep(node)).name != "mail-1"
+        assert (await storage.upkeep("stranger")).name is None
+        assert {each.id: each.name for each in await storage.nodes()}["node-b"] == "mail-1"
+        assert (await storage.upkeep("node-b")).setting == NodeSetting({"mail": 2})
+        await storage.leave("node-b")
+        assert await storage.rename_node("node-b", "x", audit_record=record) is None
+        entries = await storage.audit_log(AuditFilter(kind="node"))
+        assert [(each.action, each.subject, each.detail) for each in entries] == [("rename", "b", "mail-1")]
 
     async def test_changes_of_a_node_at_the_same_time_are_all_kept(self, store_user: StoreUser) -> None:
         async def add(queue: str) -> None:

@@ -1,41 +1,91 @@
-"""Deleting jobs by their ids, before their retention does it."""
+"""Deleting jobs by their ids, before their retention does it, and cancelling only what waits."""
 
 from __future__ import annotations
 
-from headgate.jobs.job import JobState
+from msgspec.structs import replace
+
+from headgate.jobs.audit import AuditFilter, AuditRecord
+from headgate.jobs.job import JobOptions, JobState, Origin, RetentionTerms
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser
 
 
 class PurgingConformance(Conformance):
-    """What `prune` promises of the jobs that it is given."""
+    """What `delete` promises of the jobs that it is given."""
 
-    async def test_pruning_named_jobs_prunes_only_the_final_ones(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_only_final_jobs_are_deleted(self, store_user: StoreUser, clock: ManualClock) -> None:
         done, other, waiting = await store_user.add(3)
         await store_user.succeed(*await store_user.take(2))
         clock.advance(1)
-        assert await store_user.storage.prune(clock.now(), ids=[done, waiting, "no-such-job"]) == 1
+        asked = [done, waiting, "no-such-job"]
+        record = AuditRecord("ada", "delete", "queue", "default", "one job")
+        deletion = await store_user.storage.delete(asked, finished_before=clock.now(), audit_record=record)
+        assert (deletion.deleted, deletion.needed) == (frozenset({done}), frozenset[str]())
         assert await store_user.storage.job(done) is None
         assert await store_user.storage.job(other) is not None
         assert await store_user.storage.job(waiting) is not None
         counts = await store_user.counts()
         assert (counts.waiting, counts.succeeded) == (1, 1)
-        assert await store_user.storage.prune(clock.now(), ids=[done]) == 0
+        again = await store_user.storage.delete([done], finished_before=clock.now(), audit_record=record)
+        assert not again.deleted
+        assert len(await store_user.storage.audit_log(AuditFilter(subject="default", count=10))) == 1
 
-    async def test_purged_jobs_are_selected_by_state_and_end(self, store_user: StoreUser, clock: ManualClock) -> None:
-        first, second = await store_user.add(2)
+    async def test_deleted_jobs_are_selected_by_their_end_and_not_by_their_retention(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        forever = store_user.new(options=JobOptions(retention=RetentionTerms(None, None, None)))
+        await store_user.storage.add([forever])
+        (second,) = await store_user.add(1)
         [one, two] = await store_user.take(2)
         await store_user.fail(one)
         failed_at = clock.now()
         clock.advance(10)
         await store_user.succeed(two)
         clock.advance(1)
-        ids = [first, second]
-        assert await store_user.storage.prune(failed_at, ids=ids) == 0
-        assert await store_user.storage.prune(clock.now(), states=frozenset({JobState.CANCELLED}), ids=ids) == 0
-        assert await store_user.storage.prune(failed_at + 1, ids=ids) == 1
-        assert await store_user.storage.job(one.id) is None
-        assert await store_user.storage.prune(clock.now(), count=0, ids=ids) == 0
-        assert await store_user.storage.prune(clock.now(), ids=ids) == 1
+        ids = [forever.id, second]
+        storage = store_user.storage
+        assert not (await storage.delete(ids, finished_before=failed_at)).deleted
+        assert (await storage.delete(ids, finished_before=failed_at + 1)).deleted == {one.id}
+        assert await storage.job(one.id) is None
+        assert not (await storage.delete([], finished_before=clock.now())).deleted
+        assert (await storage.delete(ids, finished_before=clock.now())).deleted == {two.id}
+
+    async def test_a_job_is_not_deleted_before_those_that_may_read_its_result(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        first = store_user.new()
+        then = replace(store_user.new(), origin=Origin(follows=first.id))
+        await store_user.storage.add([first, then])
+        await store_user.succeed(await store_user.take_one())
+        clock.advance(1)
+        deletion = await store_user.storage.delete([first.id], finished_before=clock.now())
+        assert (deletion.deleted, deletion.needed) == (frozenset[str](), frozenset({first.id}))
+        await store_user.succeed(await store_user.take_one())
+        clock.advance(1)
+        both = await store_user.storage.delete([first.id, then.id], finished_before=clock.now())
+        assert both.deleted == {first.id, then.id}
+
+    async def test_a_failed_leader_is_deleted_with_the_follower_that_was_cancelled_for_it(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        first = store_user.new()
+        then = replace(store_user.new(), unique_key="k", origin=Origin(follows=first.id))
+        await store_user.storage.add([first, then])
+        await store_user.fail(await store_user.take_one())
+        clock.advance(1)
+        assert (await store_user.storage.delete([first.id], finished_before=clock.now())).deleted == {first.id}
+        # Its leader is gone, so it is not held back.
+        assert await store_user.storage.retry(then.id) is JobState.CANCELLED
+        assert await store_user.take_ids() == [then.id]
+
+    async def test_a_purge_does_not_ask_running_jobs_to_end(self, store_user: StoreUser) -> None:
+        (running,) = await store_user.add(1)
+        await store_user.take_one()
+        (waiting,) = await store_user.add(1)
+        record = AuditRecord("ada", "cancel", "job", running)
+        cancel = store_user.storage.cancel
+        assert await cancel(running, audit_record=record, waiting_only=True) is JobState.RUNNING
+        assert not (await store_user.record(running)).cancel_requested
+        assert not await store_user.storage.audit_log(AuditFilter(subject=running, count=10))
+        assert await cancel(waiting, waiting_only=True) is JobState.WAITING
+        assert await store_user.states([running, waiting]) == [JobState.RUNNING, JobState.CANCELLED]

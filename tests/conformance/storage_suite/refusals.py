@@ -181,7 +181,7 @@ class RefusalsConformance(Conformance):
         assert await storage.cancels("nobody", ["any"]) == frozenset()
         assert await storage.batch("nobody") is None
         assert list(await storage.attempts("nobody")) == []
-        assert await storage.prune(0, ids=["nobody"]) == 0
+        assert not (await storage.delete(["nobody"], finished_before=0)).deleted
 
     async def test_a_time_in_the_past_is_not_refused(self, store_user: StoreUser) -> None:
         id = await store_user.add_one(delay=60)

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.history import ALL
 from headgate.jobs.job import JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Finished
@@ -18,6 +20,7 @@ from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, strict
+from tests.conformance.storage_suite.ties import batch_of, new_batch_id
 
 WORK = frozenset({"work"})
 SKIPPING = GateTerms().skipping()
@@ -74,6 +77,47 @@ class ScheduleUser:
 
 
 class SchedulesConformance(Conformance):
+    async def test_an_occurrence_of_several_jobs_is_enqueued_once_and_its_batch_counts(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        user = ScheduleUser(store_user, clock)
+        await user.put()
+        record = await user.read()
+        fired = user.fired(record, 2)
+        run = new_batch_id(store_user)
+        jobs = [replace(job, origin=replace(job.origin, batch=run)) for job in fired.jobs if job.origin is not None]
+        graph = msgspec.structs.replace(fired, jobs=jobs, batches=[NewBatch(run, 2, clock.now(), schedule="s")])
+        assert await store_user.storage.fire([graph]) == [True]
+        assert await store_user.storage.fire([graph]) == [False]
+        assert ((await user.read()).course.open, (await user.read()).last_job) == (1, run)
+        one, two = await store_user.take()
+        await store_user.succeed(one)
+        assert ((await user.read()).course.open, (await user.read()).course.runs) == (1, 0)
+        await store_user.fail(two)
+        assert ((await user.read()).course.open, (await user.read()).course.runs) == (0, 1)
+        assert (await batch_of(store_user, run)).schedule == "s"
+        await store_user.storage.retry(two.id)
+        assert ((await user.read()).course.open, (await user.read()).course.runs) == (1, 0)
+        # Under its new name it has the same runs.
+        record = await user.read()
+        renamed = replace(record, name="t")
+        assert await store_user.storage.take_over_schedule(renamed, was="s", replaces=record.revision)
+        await store_user.storage.cancel(two.id)
+        after = await user.read("t")
+        assert (after.course.open, after.course.runs) == (0, 1)
+
+    async def test_an_occurrence_whose_jobs_are_all_rejected_is_not_open(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        user = ScheduleUser(store_user, clock)
+        await user.put()
+        fired = user.fired(await user.read())
+        run = new_batch_id(store_user)
+        job = replace(fired.jobs[0], origin=Origin(batch=run, schedule="s"), rejection=BOOM, terms=None)
+        batch = NewBatch(run, 1, clock.now(), schedule="s")
+        await store_user.storage.fire([msgspec.structs.replace(fired, jobs=[job], batches=[batch])])
+        assert ((await user.read()).course.open, (await user.read()).course.runs) == (0, 0)
+
     async def test_a_schedule_is_read_as_it_was_stored(self, store_user: StoreUser, clock: ManualClock) -> None:
         own = ScheduleUser(store_user, clock)
         record = own.record(until=clock.now() + SECOND, max_runs=3, misfire="skip", overlap="queue", first_at=5)
@@ -308,11 +352,19 @@ class SchedulesConformance(Conformance):
     async def test_the_last_skipped_occurrence_stays_recorded(self, store_user: StoreUser, clock: ManualClock) -> None:
         own = ScheduleUser(store_user, clock)
         await own.put()
-        skipping = replace(own.fired(await own.read(), jobs=0), skipped="misfire", skipped_at=7)
+        skipping = replace(own.fired(await own.read(), jobs=0), skipped="misfire", skipped_at=7, skips=3)
         assert await store_user.storage.fire([skipping]) == [True]
         await own.fire()
         record = await own.read()
-        assert (record.skipped, record.skipped_at) == ("misfire", 7)
+        assert (record.skipped, record.skipped_at, record.skips) == ("misfire", 7, 3)
+
+    async def test_skipped_occurrences_are_counted(self, store_user: StoreUser, clock: ManualClock) -> None:
+        own = ScheduleUser(store_user, clock)
+        await own.put()
+        for skips in (1, 10**6):
+            skipping = replace(own.fired(await own.read(), jobs=0), skipped="overlap", skipped_at=7, skips=skips)
+            assert await store_user.storage.fire([skipping, skipping]) == [True, True]
+        assert (await own.read()).skips == 1_000_001
 
     async def test_a_schedule_replaces_another_with_its_jobs_and_its_count(
         self, store_user: StoreUser, clock: ManualClock

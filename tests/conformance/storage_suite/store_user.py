@@ -87,6 +87,7 @@ class StoreUser:
         free_retries: int = 0,
         patience: float | None = None,
         cancels: bool = False,
+        skips: bool = False,
         rejection: JobError | None = None,
         gate: str = "",
     ) -> NewJob:
@@ -100,6 +101,7 @@ class StoreUser:
             free_retries=DrawSet(free_retries),
             patience=None if patience is None else microseconds(patience),
             cancels=cancels,
+            skips=skips,
         )
         run_at = now + microseconds(delay or 0)
         return NewJob(

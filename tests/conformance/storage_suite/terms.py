@@ -80,6 +80,77 @@ class TermsConformance(Conformance):
         assert error.data == {"limit": "mutex", "key": "", "opens_at": None, "option": "on_limit"}
         assert await store_user.states(ids) == [JobState.RUNNING, JobState.CANCELLED]
 
+    @pytest.mark.parametrize(
+        ("outcome", "spent", "state"),
+        [
+            ("snoozed", False, JobState.CANCELLED),
+            ("refused", False, JobState.CANCELLED),
+            ("failed", True, JobState.FAILED),
+        ],
+    )
+    async def test_a_rejected_occurrence_is_cancelled_only_if_it_never_spent_an_attempt(
+        self, store_user: StoreUser, outcome: str, spent: bool, state: JobState
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        (ran, never) = await store_user.add(2, draws=API, patience=0, skips=True)
+        claimed = await store_user.claim()
+        (job,) = claimed.jobs
+        assert [(each.id, each.state) for each in claimed.dropped] == [(never, JobState.CANCELLED)]
+        await store_user.give_back(job, outcome, spent=spent)
+        dropped = (await store_user.claim()).dropped
+        assert [(each.id, each.state, each.attempt) for each in dropped] == [(ran, state, int(spent))]
+        assert (await store_user.record(ran)).error == dropped[0].error
+        assert dropped[0].error.type == REJECTED
+
+    @pytest.mark.parametrize("by_claim", [False, True], ids=["by expire", "by a claim"])
+    @pytest.mark.parametrize("spent", [False, True])
+    async def test_an_occurrence_that_has_waited_too_long_is_cancelled_only_if_it_never_spent_an_attempt(
+        self, store_user: StoreUser, clock: ManualClock, by_claim: bool, spent: bool
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        (id,) = await store_user.add(draws=API, patience=30, skips=True)
+        job = await store_user.take_one()
+        await store_user.give_back(job, "failed", spent=spent)
+        assert await store_user.take() == []
+        clock.advance(60 if by_claim else 30)
+        dropped = (await store_user.claim()).dropped if by_claim else await store_user.storage.expire()
+        state = JobState.FAILED if spent else JobState.CANCELLED
+        assert [(each.id, each.state) for each in dropped] == [(id, state)]
+        assert dropped[0].error.type == REJECTED
+
+    async def test_an_occurrence_that_was_lost_with_its_node_is_not_skipped(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.storage.join(store_user.node, "a")
+        (id,) = await store_user.add(draws=API, patience=0, skips=True)
+        await store_user.take_one()
+        await recover(store_user)
+        dropped = (await store_user.claim(node="node-b")).dropped
+        assert [(each.id, each.state, each.attempt) for each in dropped] == [(id, JobState.FAILED, 1)]
+
+    @pytest.mark.parametrize("spent", [False, True])
+    async def test_an_expired_occurrence_is_cancelled_only_if_it_never_spent_an_attempt(
+        self, store_user: StoreUser, clock: ManualClock, spent: bool
+    ) -> None:
+        (id,) = await store_user.add(expires_in=10, skips=True)
+        job = await store_user.take_one()
+        await store_user.give_back(job, "failed", spent=spent, run_at=clock.now() + 20 * SECOND)
+        clock.advance(10)
+        state = JobState.FAILED if spent else JobState.CANCELLED
+        assert [(each.id, each.state) for each in await store_user.storage.expire()] == [(id, state)]
+
+    async def test_an_occurrence_that_ran_is_not_skipped_after_an_operator_has_retried_it(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        (ran,) = await store_user.add(draws=API, patience=0, skips=True)
+        await store_user.fail(await store_user.take_one())
+        (skipped,) = await store_user.add(draws=API, patience=0, skips=True)
+        assert await store_user.take() == []
+        for id in (ran, skipped):
+            await store_user.storage.retry(id)
+        assert await store_user.take() == []
+        assert await store_user.states([ran, skipped]) == [JobState.FAILED, JobState.CANCELLED]
+
     async def test_a_whole_backlog_of_jobs_that_do_not_wait_is_rejected(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(3)}
         ids = await store_user.add(300, draws=API, patience=0)

@@ -14,6 +14,7 @@ from headgate.jobs.job import ClaimedJob, JobRecord
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.following import LEADER_NOT_SUCCEEDED
 from headgate.tasks.flow import BatchPlan, ChainPlan, Step
+from headgate.tasks.handle import Job
 from headgate.tasks.ties import Batch, Chain
 from tests.engine.simulation.job_checker import Change, JobChecker
 
@@ -72,9 +73,7 @@ class Ties:
 
     async def _cancel(self) -> None:
         stored = self._simulation.random.choice(self._stored)
-        jobs = {job.id for job in stored.jobs}
-        for then in stored.then if isinstance(stored, Batch) else ():
-            jobs |= {job.id for job in then.jobs} if isinstance(then, Batch) else {then.id}
+        jobs = job_ids_of(stored)
         with contextlib.suppress(StorageUnavailable):
             if self._simulation.random.random() < 0.5:
                 self._simulation.cancelled |= jobs
@@ -224,6 +223,14 @@ class Ties:
             assert not any(id == job.id for _, id, _, _ in self._simulation.history.starts), f"job {job.id} has run"
         elif is_left_behind(job):
             raise AssertionError(f"job {job.id} was left behind by {job.origin}, which {ended}")
+
+
+def job_ids_of(stored: Chain[Any] | Batch | Job[Any]) -> set[str]:
+    """Its jobs, and those of the steps after it: what a cancellation reaches."""
+    if isinstance(stored, Job):
+        return {stored.id}
+    after = stored.then if isinstance(stored, Batch) else (stored.last,)
+    return {job.id for job in stored.jobs}.union(*map(job_ids_of, after))
 
 
 def is_left_behind(job: JobRecord) -> bool:

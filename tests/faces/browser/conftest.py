@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from headgate import Headgate
 from tests.faces.browser.shop import PASSWORDS, Seeds, make_app, seed
@@ -32,7 +33,13 @@ FLAGS = (
     "--disable-component-update",
     "--no-first-run",
 )
+APP = "-A tests.faces.browser.served:app"
+"""How commands name the app of the shop."""
+
 SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
+
+# The overview is read again only after ten times as long as the last reading took, which is seconds on a busy machine.
+expect.set_options(timeout=15_000)
 
 # What the hostile names and payloads call if a page takes them for anything but text, and what a policy has refused.
 GUARD = """
@@ -78,13 +85,14 @@ class Served:
 
 @dataclass(slots=True)
 class Shop:
-    """What runs, and where; `app` looks at the store from here."""
+    """What runs, and where; `app` looks at the store from here, and programs in `environment` use the same one."""
 
     app: Headgate
     seeds: Seeds
     base: str
     server: Served
     store: str
+    environment: dict[str, str]
     schema: str | None = None
 
     async def answers(self) -> None:
@@ -104,6 +112,8 @@ class Visit:
     page: Page
     shop: Shop
     complaints: list[str] = field(default_factory=list)
+    expected: set[str] = field(default_factory=set)
+    """Parts of messages that are no complaints, whenever they arrive."""
 
     async def go(self, where: str) -> None:
         """Go there, and wait until it shows what it is about."""
@@ -120,8 +130,11 @@ class Visit:
         self.forget_refusals()
 
     def forget_refusals(self, status: int = 401) -> None:
-        """A browser complains of each answer with such a status; the sign-in page is one with 401."""
-        self.complaints[:] = [each for each in self.complaints if f"status of {status}" not in each]
+        """A browser complains of each answer with such a status, perhaps later; the sign-in page is one with 401."""
+        self.expected.add(f"status of {status}")
+
+    def unexpected(self) -> list[str]:
+        return [each for each in self.complaints if not any(part in each for part in self.expected)]
 
     async def look(self, size: str, scheme: Any) -> None:
         """Look at the same page on another screen, in light or in dark colours."""
@@ -191,7 +204,7 @@ async def shop_on(store: str, folder: Path, url: str, **settings: str) -> AsyncI
             await worker.start()
             await server.start()
             base = f"http://127.0.0.1:{port}/ops/jobs/"
-            shop = Shop(app, await seed(app, folder), base, server, store, settings.get("schema"))
+            shop = Shop(app, await seed(app, folder), base, server, store, environment, settings.get("schema"))
             await shop.answers()
             yield shop
     finally:
@@ -219,4 +232,16 @@ async def visiting(browser: Browser, shop: Shop, *, who: str = "ada") -> AsyncIt
         yield visit
     finally:
         await context.close()
-    assert visit.complaints == []
+    assert visit.unexpected() == []
+
+
+async def axe_violations(visit: Visit, axe: str) -> list[str]:
+    """Return what axe, whose source is passed, finds on the page."""
+    # Evaluated by the debugger, which the policy of the page does not concern.
+    await visit.page.evaluate(axe)
+    received = await visit.page.evaluate(
+        "axe.run(document, {resultTypes: ['violations'], rules: {'target-size': {enabled: true}}})"
+        ".then(({violations}) => JSON.stringify(violations.map("
+        "(each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.html.slice(0, 150)).join(' | ')}`)))"
+    )
+    return list(json.loads(received))

@@ -16,6 +16,7 @@ app = make_app(os.environ["SHOP_URL"], **({"schema": os.environ["SHOP_SCHEMA"]} 
 
 _users: dict[str, tuple[Any, str]] = {name: (cast(Role, role), PASSWORDS[name]) for name, role in ROLES.items()}
 
-host = Starlette(
-    routes=[Mount("/ops/jobs", dashboard(app, auth=BasicAuth(_users), title="Shop", secret="of these tests"))]
+site = dashboard(
+    app, auth=BasicAuth(_users), title="Shop", secret="of these tests", target="tests.faces.browser.served:app"
 )
+host = Starlette(routes=[Mount("/ops/jobs", site)])

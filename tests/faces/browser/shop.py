@@ -35,6 +35,7 @@ LIMIT = "lim/it <b onclick=owned(4)>\"x'</b> %25"
 SCHEDULE = "sched/ule <img src=x onerror=owned(5)> 'ü\""
 SPARE = "spare"
 QUEUE = "mail"
+FAIR = "imports"
 
 PASSWORDS = {"ada": "ada's password", "olga": "olga's password", "vic": "vic's password"}
 ROLES = {"ada": "admin", "olga": "operator", "vic": "viewer"}
@@ -43,6 +44,7 @@ ROLES = {"ada": "admin", "olga": "operator", "vic": "viewer"}
 def make_app(url: str, **settings: Any) -> Headgate:
     app = Headgate(url, **settings)
     app.queue(QUEUE, concurrency=4)
+    app.queue(FAIR, concurrency=2, fair_by="{tenant}", weights={"big": 3}, aging=60)
     app.limit(SPARE, StrictRate("5/m", key="{tenant}"))
 
     @app.task(limits=[StrictRate("1/h", key="{tenant}", name=LIMIT)])
@@ -68,6 +70,9 @@ def make_app(url: str, **settings: Any) -> Headgate:
     @app.task(queue=QUEUE)
     async def send_mail(to: str, words: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         return {"to": to, "words": words, HOSTILE: LONG}
+
+    @app.task(queue=FAIR, tags=["import"])
+    async def import_rows(tenant: str) -> None: ...
 
     @app.schedule(Cron("0 3 * * *", tz="Europe/Zurich"), name="nightly")
     @app.task(queue=QUEUE)

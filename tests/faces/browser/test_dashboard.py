@@ -22,7 +22,7 @@ from headgate import Every
 from headgate.errors import ScheduleNotFound
 from headgate.http.static_files import STATIC
 from headgate.storage.records import NodeSetting
-from tests.faces.browser.conftest import Shop, Visit, shop_on, visiting
+from tests.faces.browser.conftest import APP, Shop, Visit, axe_violations, shop_on, visiting
 from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, PASSWORDS, QUEUE, SCHEDULE, SPARE
 from tests.until import until
 
@@ -151,17 +151,6 @@ async def fits(visit: Visit) -> bool:
     return bool(await visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
-async def axe_violations(visit: Visit, axe: str) -> list[str]:
-    # Evaluated by the debugger, which the policy of the page does not concern.
-    await visit.page.evaluate(axe)
-    received = await visit.page.evaluate(
-        "axe.run(document, {resultTypes: ['violations'], rules: {'target-size': {enabled: true}}})"
-        ".then(({violations}) => JSON.stringify(violations.map("
-        "(each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.html.slice(0, 150)).join(' | ')}`)))"
-    )
-    return list(json.loads(received))
-
-
 @of_one_store
 async def test_a_page_takes_at_most_twelve_requests_when_nothing_is_cached(browser: Browser, shop: Shop) -> None:
     asked: list[str] = []
@@ -192,6 +181,21 @@ async def test_the_card_of_a_limit_counts_all_jobs_that_wait_for_it_whatever_the
             card = visit.page.locator("a.card").filter(has_text=re.compile("1 per h"))
             await expect(card).to_contain_text(f"{totals.waiting[LIMIT]} jobs waiting")
         await expect(visit.page.get_by_text("No matching keys")).to_be_visible()
+
+
+@of_one_store
+async def test_keys_are_said_to_be_ranked_only_if_they_are(browser: Browser, shop: Shop) -> None:
+    async def cut(route: Route) -> None:
+        await route.fulfill(json={"waiting": {LIMIT: 30_000}, "is_exact": False})
+
+    async with visiting(browser, shop) as visit:
+        for where in ("limits", limit_page(LIMIT)):
+            await visit.go(where)
+            await expect(visit.page.get_by_text("most waiting jobs first")).to_be_visible()
+        await visit.page.route("**/api/limits/totals", cut)
+        for where in ("limits", limit_page(LIMIT)):
+            await visit.go(where)
+            await expect(visit.page.get_by_text("by limit and key")).to_be_visible()
 
 
 async def test_a_paused_key_says_that_its_jobs_start_when_it_is_resumed(browser: Browser, shop: Shop) -> None:
@@ -332,6 +336,7 @@ async def test_jobs_are_enqueued_and_run_again_with_other_arguments(browser: Bro
         await arguments.fill('{"to": "third"}')
         await visit.page.get_by_label("Delay in seconds").fill("3600")
         await visit.agree("Enqueue")
+        await expect(visit.page).to_have_url(re.compile(r"/jobs/[\w-]+$"))
         await expect(visit.page.locator("main")).to_contain_text("scheduled")
         entries = await shop.app.admin.audit_log(subject=visit.page.url.rpartition("/")[2])
         assert [(entry.actor, entry.action) for entry in entries] == [("olga", "enqueue")]
@@ -380,7 +385,10 @@ async def test_a_list_does_not_change_while_jobs_are_selected(browser: Browser, 
         await visit.press("Clear selection")
         await expect(every).not_to_be_checked()
         await every.check()
-        await expect(page.get_by_role("button", name="Cancel 2 selected", exact=True)).to_be_visible()
+        # Only what failed jobs allow.
+        await expect(page.locator(".bulk-bar").get_by_role("button")).to_have_text(
+            ["Clear selection", "Retry", "Delete"]
+        )
 
         late = await task.enqueue("pick me too")
         await until(functools.partial(is_in, shop, late.id, "failed"))
@@ -413,12 +421,21 @@ async def test_nodes_are_quieted_get_other_slots_and_are_stopped(browser: Browse
             await visit.agree("Quiet the node")
             await expect(visit.page.get_by_role("button", name="Resume node steered")).to_be_visible()
             assert (await setting()).is_quiet
+            await visit.page.get_by_role("status", name="Messages").get_by_role("button", name="Undo").click()
+            await expect(visit.page.get_by_role("button", name="Quiet node steered")).to_be_visible()
+            assert not (await setting()).is_quiet
+            await visit.press("Quiet node steered")
+            await visit.agree("Quiet the node")
+            await expect(visit.page.get_by_role("button", name="Resume node steered")).to_be_visible()
             await visit.press("Set the slots of node steered")
             await visit.page.get_by_label("Slots", exact=True).fill("9")
             await visit.agree("Set the slots")
             await expect(visit.page.get_by_role("button", name="Quiet node steered")).to_be_visible()
             assert await setting() == NodeSetting({QUEUE: 9})
-            await visit.press("Stop node steered")
+            await visit.press("Rename node steered")
+            await visit.page.get_by_label("Name", exact=True).fill("renamed")
+            await visit.agree("Rename the node")
+            await visit.press("Stop node renamed")
             await visit.agree("Stop the node")
             await expect(visit.page.get_by_text("stopping", exact=True)).to_be_visible()
             assert (await setting()).is_stopping
@@ -480,8 +497,8 @@ async def test_schedules_are_created_and_edited(browser: Browser, shop: Shop) ->
         await page.get_by_label("Name of the schedule").fill(name)
         await page.get_by_label("Task of the schedule").select_option("send_mail")
         await page.get_by_label("Expression").fill("0 99 * * *")
-        await page.get_by_label("Zone of the schedule").fill("Europe/Zurich")
-        await page.get_by_label("Not on").fill("12-25, 12-31..01-02")
+        await page.get_by_label("Time zone", exact=True).fill("Europe/Zurich")
+        await page.get_by_label("Except on").fill("12-25, 12-31..01-02")
         await page.get_by_label("Arguments (JSON)").fill('{"to": "ops"}')
         await dialog.get_by_role("button", name="Create", exact=True).click()
         await expect(dialog.get_by_role("alert")).to_contain_text("hour 99 is not in 0-23")
@@ -492,11 +509,11 @@ async def test_schedules_are_created_and_edited(browser: Browser, shop: Shop) ->
         assert status.trigger == "cron 0 9 * * * (Europe/Zurich), except 12-25, 12-31..01-02 (Europe/Zurich)"
 
         await visit.press("Edit")
-        await expect(page.get_by_label("Not on")).to_have_value("12-25, 12-31..01-02")
-        await page.get_by_label("Runs by").select_option("every")
+        await expect(page.get_by_label("Except on")).to_have_value("12-25, 12-31..01-02")
+        await page.get_by_label("Trigger", exact=True).select_option("every")
         await page.get_by_label("Every", exact=True).fill("2h")
         await page.get_by_label("Only between").fill("8:00 - 18:00")
-        await page.get_by_label("Not on").fill("")
+        await page.get_by_label("Except on").fill("")
         await page.get_by_label("Jitter in seconds").fill("30")
         await visit.agree("Save")
         await expect(visit.page.locator("main")).to_contain_text(
@@ -504,6 +521,20 @@ async def test_schedules_are_created_and_edited(browser: Browser, shop: Shop) ->
         )
         status, definition = await admin.status(name), await admin.definition(name)
         assert (status.jitter, json.loads(definition.payload)) == (30, {"to": "ops"})
+
+        await visit.press("Edit")
+        await page.get_by_label("Trigger", exact=True).select_option("calendar")
+        await page.get_by_label("Days and times").fill("each monday")
+        await dialog.get_by_role("button", name="Save", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("'each monday' is not a calendar")
+        await page.get_by_label("Days and times").fill("every 2 weeks on mon, wed at 9:00 from 2027-01-04")
+        await visit.agree("Save")
+        await expect(visit.page.locator("main")).to_contain_text("every 2 weeks on mon, wed at 9:00 (Europe/Zurich)")
+        await visit.press("Edit")
+        await expect(page.get_by_label("Days and times")).to_have_value(
+            "every 2 weeks on mon, wed at 9:00 from 2027-01-04"
+        )
+        await dialog.get_by_role("button", name="Cancel", exact=True).click()
         await visit.press("Remove")
         await visit.agree("Remove the schedule")
         await expect(page).to_have_url(shop.base + "schedules")
@@ -544,16 +575,16 @@ async def test_limits_are_changed(browser: Browser, shop: Shop) -> None:
         await expect(visit.page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
         assert not (await limits.bucket(LIMIT, key)).is_paused
 
-        await visit.press("Penalise")
-        await visit.agree("Penalise")
-        await expect(visit.page.locator("main")).to_contain_text("Penalised until")
+        await visit.press("Penalize")
+        await visit.agree("Penalize")
+        await expect(visit.page.locator("main")).to_contain_text("Penalized until")
         assert (await limits.bucket(LIMIT, key)).penalized_until is not None
         await visit.press("Reset")
         await visit.agree("Reset")
         await expect(said).to_contain_text("is reset")
         assert (await limits.bucket(LIMIT, key)).penalized_until is None
 
-        await visit.press("Tier")
+        await visit.press("Set tier")
         await visit.page.get_by_label("Tier", exact=True).fill("gold")
         await visit.agree("Assign")
         await expect(said).to_contain_text("is in tier gold")
@@ -600,7 +631,7 @@ async def test_a_limit_is_changed_for_all_its_keys_and_removed(browser: Browser,
         await expect(said).to_contain_text("job", ignore_case=True)
         assert [each.limit for each in await limits.list(LIMIT, count=1)] == [LIMIT]
         # A browser says itself that it was refused.
-        visit.complaints[:] = [received for received in visit.complaints if "409" not in received]
+        visit.expected.add("409")
 
 
 @of_one_store
@@ -644,9 +675,9 @@ async def test_control_characters_are_escaped_on_the_page_and_on_the_clipboard(b
         assert not set("\u202e\x1b") & set(await page.locator("body").inner_text())
         await page.get_by_role("button", name="Copy as command").first.click()
         copied = await page.evaluate("navigator.clipboard.readText()")
-        assert copied == r"headgate limits list --limit permits --key $'a\u202eb\u001b]0;c\nd\'e'"
+        assert copied == rf"headgate limits list --limit permits --key $'a\u202eb\u001b]0;c\nd\'e' {APP}"
     # The shell makes of it the key that was meant.
-    word = copied.partition("--key ")[2]
+    word = copied.partition("--key ")[2].removesuffix(APP)
     printf = await asyncio.create_subprocess_exec(
         "bash", "-c", f"printf %s {word}", stdout=asyncio.subprocess.PIPE, env={"LC_ALL": "C.UTF-8"}
     )
@@ -667,7 +698,7 @@ async def test_lists_are_filtered_paged_and_copied_as_a_command(browser: Browser
         await expect(page.get_by_text("60 jobs").first).to_be_visible()
         await visit.press("Copy as command")
         copied = await page.evaluate("navigator.clipboard.readText()")
-        assert copied == "headgate jobs list --view scheduled --text '\"pages\"'"
+        assert copied == f"headgate jobs list --view scheduled --text '\"pages\"' {APP}"
         rows = page.get_by_role("table", name="Jobs", exact=True).locator("tbody tr")
         await expect(rows).to_have_count(50)
         await visit.press("Next")
@@ -809,7 +840,7 @@ async def test_a_page_shows_when_the_server_is_lost_and_back(browser: Browser, s
     async with visiting(browser, shop) as visit:
         await visit.go("queues")
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
-        assert visit.complaints == []
+        assert visit.unexpected() == []
         await shop.server.kill()
         await expect(visit.page.get_by_role("button", name="Live updates: Offline")).to_be_visible(timeout=20_000)
         await shop.server.start()
@@ -817,8 +848,7 @@ async def test_a_page_shows_when_the_server_is_lost_and_back(browser: Browser, s
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=20_000)
         await expect(visit.page.get_by_role("alert")).to_have_count(0)
         # The browser itself reports that there was no answer.
-        refused = [received for received in visit.complaints if "ERR_" in received]
-        visit.complaints[:] = [received for received in visit.complaints if received not in refused]
+        visit.expected.add("ERR_")
 
 
 @of_one_store
@@ -851,7 +881,7 @@ async def test_live_updates_are_offline_while_the_store_does_not_answer(
         finally:
             await blocker.close()
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=30_000)
-        visit.complaints[:] = [each for each in visit.complaints if "status of 503" not in each]
+        visit.expected.add("status of 503")
 
 
 @of_one_store
@@ -870,7 +900,28 @@ async def test_a_store_without_live_nodes_shows_a_warning(browser: Browser, shop
         await expect(badge).to_have_text("0 alive")
         await expect(badge).to_have_class(re.compile("state-silent"))
         await expect(visit.page.get_by_text("No node is alive.")).to_be_visible()
-        visit.complaints[:] = [each for each in visit.complaints if "ERR_FAILED" not in each]
+        visit.expected.add("ERR_FAILED")
+
+
+@of_one_store
+async def test_alerts_are_shown_with_what_could_not_be_delivered(browser: Browser, shop: Shop) -> None:
+    async def with_alerts(route: Route) -> None:
+        answer = await route.fetch()
+        overview = await answer.json()
+        alert = {"id": "a1", "alert": "ops", "state": "firing", "text": f"node '{HOSTILE}' was lost", "error": None}
+        alert["started_at"] = overview["now"]
+        overview["alerts"] = [alert, {**alert, "id": "a2", "alert": "dev", "state": "resolved", "error": HOSTILE}]
+        await route.fulfill(response=answer, json=overview)
+
+    async with visiting(browser, shop) as visit:
+        await visit.page.route("**/api/overview", with_alerts)
+        await visit.page.route("**/api/stream", lambda route: route.abort())
+        await visit.go("overview")
+        notices = visit.page.locator(".notices")
+        await expect(notices.get_by_text("Alert ops:")).to_be_visible()
+        await expect(notices.get_by_text("Alert dev has ended:")).to_be_visible()
+        await expect(notices).to_contain_text("Not delivered: <img src=x onerror=owned(1)>")
+        visit.expected.add("ERR_FAILED")
 
 
 @of_one_store
@@ -878,7 +929,7 @@ async def test_a_missing_batch_is_called_a_batch(browser: Browser, shop: Shop) -
     async with visiting(browser, shop) as visit:
         await visit.page.goto(f"{shop.base}batches/{uuid.uuid4()}")
         await expect(visit.page.get_by_role("alert")).to_contain_text("Batch not found")
-        visit.complaints[:] = [each for each in visit.complaints if "404" not in each]
+        visit.expected.add("404")
 
 
 @of_one_store
@@ -948,9 +999,9 @@ async def test_a_viewer_sees_why_actions_are_disabled(browser: Browser, shop: Sh
         visit.page.on("request", lambda asked: changes.append(asked.url) if asked.method != "GET" else None)
         for where, names in (
             (f"jobs/{shop.seeds.failed.id}", ["Retry"]),
-            (f"jobs/{shop.seeds.scheduled.id}", ["Run now", "Cancel"]),
+            (f"jobs/{shop.seeds.scheduled.id}", ["Run now", "Cancel", "Reschedule"]),
             ("queues", [f"Pause queue {QUEUE}"]),
-            (limit_page("permits", "warehouse"), ["Pause", "Set rule", "Penalise", "Reset", "Tier"]),
+            (limit_page("permits", "warehouse"), ["Pause", "Set rule", "Penalize", "Reset", "Set tier"]),
             ("schedules/nightly", ["Pause schedule nightly", "Run now: schedule nightly", "Skip next", "Remove"]),
         ):
             await visit.go(where)
@@ -987,8 +1038,7 @@ async def test_an_unknown_address_shows_a_not_found_page(browser: Browser, shop:
         assert answer.status == 404
         await expect(visit.page.get_by_role("heading", level=1)).to_have_text("Not found")
         # A browser says itself that the document is none.
-        assert len(visit.complaints) == 1
-        assert "404" in visit.complaints.pop()
+        visit.expected.add("status of 404")
 
 
 async def is_in(shop: Shop, job_id: str, state: str) -> bool:

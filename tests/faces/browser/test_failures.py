@@ -75,6 +75,13 @@ async def test_the_page_of_a_job_leads_to_the_jobs_that_failed_for_the_same_reas
     async with visiting(browser, shop, who="vic") as visit:
         await visit.go(f"jobs/{shop.seeds.failed.id}")
         await expect(visit.page.locator(".job-cause .cause-place")).to_contain_text(re.compile(r"shop\.py:\d+ in fail"))
+        # The error and its place come first; the traceback ends with it once more.
+        main = visit.page.locator("main")
+        assert (await main.inner_text()).count(LONG) == 2
+        await expect(main.locator(".why .job-error")).to_contain_text("ValueError: <img src=x onerror=owned(1)>")
+        places = [await main.locator(each).bounding_box() for each in (".why .cause-place", ".timeline")]
+        heights = [place["y"] for place in places if place is not None]
+        assert heights == sorted(heights)
         await visit.page.get_by_role("link", name="Jobs that failed for the same reason").click()
         retry = visit.page.get_by_role("button", name="Retry 1 job", exact=True)
         await expect(retry).to_have_attribute("aria-disabled", "true")

@@ -298,6 +298,12 @@ def test_a_rolled_back_savepoint_removes_its_tasks(worker: Any) -> None:
         lost.refresh()
 
 
+def test_a_task_that_is_completed_in_a_transaction_has_ended_once_that_commits(worker: Any) -> None:
+    result = ended(worker.insert_once.enqueue("in one commit"))
+    assert (result.status, result.return_value, result.attempts) == ("SUCCESSFUL", None, 1)
+    assert "in one commit" in notes()
+
+
 def test_in_a_transaction_of_another_database_a_task_is_enqueued_after_the_commit_with_the_returned_id(
     worker: Any,
 ) -> None:

@@ -310,6 +310,15 @@ def test_requests_get_503_if_the_limit_must_not_be_passed(limited: Limited, capl
     assert "limit api: its store cannot be used, requests get 503: the server refuses this user" in caplog.text
 
 
+def test_requests_use_a_share_of_the_limit_while_its_store_does_not_answer(
+    limited: Limited, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = FixedWindow("8/d", name="api", on_store_error="share", sharers=4)
+    visit = limited(without_store(limit, StorageUnavailable("no route to the store")), key="acme")
+    assert [visit().status_code for _ in range(4)] == [200, 200, 429, 429]
+    assert "limit api: its store cannot be used, this process uses one of 4 shares: no route" in caplog.text
+
+
 # ------------------------------------------------------------------------------------------------------------- permits
 
 

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from headgate import AesGcm, Headgate, JobState, StrictRate
+from headgate import AesGcm, Headgate, JobState, StrictRate, batch
+from headgate.clock import SECOND
 from headgate.http import CallbackAuth, User
 from headgate.storage.records import NodeSetting
 from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, seed
@@ -98,6 +99,62 @@ async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgat
             assert PASSWORD not in (await client.get("/api/audit")).text
 
 
+async def test_a_job_is_enqueued_with_the_options_of_a_program(app: Headgate) -> None:
+    enqueue, payload = "/tasks/answer/enqueue", {"question": "why?"}
+    id = "0199d3a0-8f2b-7c3d-9e4f-001122334455"
+    options = {
+        "id": id,
+        "unique_key": "why",
+        "on_conflict": "raise",
+        "unique_for": "2h",
+        "tags": ["vip", "api"],
+        "headers": {"source": "api"},
+        "delay": 3600,
+        "expires_in": "10m",
+        "timeout": 30,
+        "retention": {"succeeded": 0, "failed": "forever"},
+        "keep_result": False,
+        "audit": "full",
+    }
+    async with app.open(), browser(app) as client:
+        assert await act(client, enqueue, {"payload": payload, **options}) == {"job": id, "is_new": True}
+        record = (await app.admin.job(id)).record
+        assert record.options is not None
+        assert (record.unique_key, record.headers, record.options.tags) == ("why", {"source": "api"}, ("api", "vip"))
+        assert (record.options.timeout, record.options.keep_result) == (30, False)
+        assert record.options.retention is not None
+        assert (record.options.retention.succeeded, record.options.retention.failed) == (0, None)
+        assert record.expires_at is not None
+        assert record.expires_at - record.run_at == 600 * SECOND
+        again = {"payload": payload, **options, "id": None}
+        assert await act(client, enqueue, again, expected=409) == "duplicate_job"
+        assert (await act(client, enqueue, again | {"on_conflict": "keep"}))["job"] == id
+        assert await act(client, "/tasks/hold/enqueue", {"payload": {"tenant": "a"}, "id": id}, expected=409)
+        for wrong, code, expected in (
+            ({"id": "seven"}, "declaration_error", 422),
+            ({"unique_key": ""}, "declaration_error", 422),
+            ({"on_conflict": "keep"}, "declaration_error", 422),
+            ({"on_conflict": "ask", "unique_key": "a"}, "bad_request", 400),
+            ({"unique_for": "soon", "unique_key": "a"}, "declaration_error", 422),
+            ({"unique_while": ["running"], "unique_key": "a"}, "declaration_error", 422),
+            ({"debounce": 5, "delay": 5, "unique_key": "a"}, "declaration_error", 422),
+            ({"expires_in": 0}, "declaration_error", 422),
+            ({"expires_in": 60, "expires_at": "2099-01-01T00:00:00Z"}, "declaration_error", 422),
+            ({"timeout": -1}, "declaration_error", 422),
+            ({"tags": ["two words"]}, "declaration_error", 422),
+            ({"tags": "vip"}, "bad_request", 400),
+            ({"headers": {"a": 1}}, "bad_request", 400),
+            ({"headers": {"a\x00": "b"}}, "bad_request", 400),
+            ({"headers": {"password": "[redacted]"}}, "payload_is_redacted", 422),
+            ({"retention": {"lost": 1}}, "declaration_error", 422),
+            ({"retention": "for a while"}, "declaration_error", 422),
+            ({"keep_result": "no"}, "bad_request", 400),
+            ({"predict": True}, "bad_request", 400),
+        ):
+            assert await act(client, enqueue, {"payload": payload, **wrong}, expected=expected) == code, wrong
+        assert len(await app.admin.jobs()) == 1
+
+
 async def test_many_jobs_are_counted_first_and_changed_then(app: Headgate) -> None:
     async with app.open():
         await app.tasks["answer"].enqueue_many([(str(number),) for number in range(5)])
@@ -110,6 +167,88 @@ async def test_many_jobs_are_counted_first_and_changed_then(app: Headgate) -> No
             assert (await act(client, "/jobs/bulk", request))["is_cut"] is False
             assert (await act(client, "/jobs/bulk", request | {"action": "retry"}))["changed"] == 3
             assert await app.admin.count(state=JobState.WAITING) == 3
+
+
+async def test_the_answer_says_that_a_job_with_the_unique_key_was_there(app: Headgate) -> None:
+    @app.task(unique_key="{order}")
+    async def pay(order: str) -> None: ...
+
+    async with app.open(), browser(app) as client:
+        first = await act(client, "/tasks/pay/enqueue", {"payload": {"order": "1"}})
+        assert first["is_new"] is True
+        again = {"job": first["job"], "is_new": False}
+        assert await act(client, "/tasks/pay/enqueue", {"payload": {"order": "1"}}) == again
+        assert await act(client, f"/jobs/{first['job']}/run-again") == again
+
+
+async def test_a_batch_is_cancelled_with_the_batches_in_it_and_what_follows(app: Headgate) -> None:
+    async with app.open():
+        call = app.tasks["answer"].call
+        inner = batch([call("c")]).then(call("d"), on="final")
+        stored = await batch([call("a"), call("b"), inner]).then(call("e"), on="final").enqueue()
+        async with browser(app) as client:
+            path = f"/batches/{stored.id}/cancel"
+            counted = await act(client, path, {"dry_run": True})
+            assert counted == {"matched": 5, "changed": 5, "refused": {}, "is_dry_run": True, "is_cut": False}
+            assert await act(client, path, {"most": 2}) == counted | {
+                "matched": 2, "changed": 2, "is_dry_run": False, "is_cut": True
+            }  # fmt: skip
+            assert (await act(client, path))["changed"] == 3
+            assert (await app.admin.batch(stored.id)).state is JobState.CANCELLED
+            assert await act(client, "/batches/gone/cancel", expected=404) == "batch_not_found"
+
+
+async def test_waiting_jobs_are_rescheduled_by_their_ids_or_a_filter(app: Headgate) -> None:
+    async with app.open():
+        jobs = await app.tasks["answer"].enqueue_many([(str(number),) for number in range(3)])
+        async with browser(app) as client:
+            request = {"action": "reschedule", "at": "2099-01-01T00:00:00Z", "priority": 6}
+            by_filter = request | {"query": {"task": "answer"}}
+            assert (await act(client, "/jobs/bulk", by_filter | {"dry_run": True}))["changed"] == 3
+            assert (await act(client, "/jobs/bulk", request | {"ids": [jobs[0].id]}))["changed"] == 1
+            assert (await act(client, "/jobs/bulk", by_filter))["changed"] == 2
+            assert {(await job.status()).priority for job in jobs} == {6}
+            assert await app.admin.count(view="scheduled") == 3
+            assert await act(client, "/jobs/bulk", request | {"query": {}, "action": "cancel"}, expected=400)
+            assert await act(client, "/jobs/bulk", {"action": "reschedule", "query": {}}, expected=422)
+
+
+async def test_final_jobs_are_deleted_for_good_by_admins(app: Headgate) -> None:
+    async with app.open():
+        jobs = await app.tasks["answer"].enqueue_many([(str(number),) for number in range(4)])
+        await app.admin.cancel_many([job.id for job in jobs[:3]])
+        async with browser(app) as client:
+            assert (await client.delete(f"/api/jobs/{jobs[0].id}")).json() == {"changed": True}
+            assert (await client.delete(f"/api/jobs/{jobs[0].id}")).status_code == 404
+            refused = await client.delete(f"/api/jobs/{jobs[3].id}")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "illegal_transition")
+            named = {"ids": [job.id for job in jobs], "dry_run": True}
+            assert (await act(client, "/jobs/purge", named))["deleted"] == 2
+            assert await app.admin.count() == 3
+            done = await act(client, "/jobs/purge", {"query": {"state": "cancelled"}, "most": 1})
+            assert done == {"deleted": 1, "is_dry_run": False, "is_cut": True, "kept": 0}
+            assert (await act(client, "/jobs/purge", {"ids": [job.id for job in jobs]}))["deleted"] == 1
+            assert await act(client, "/jobs/purge", {"query": {"state": "waiting"}}, expected=422)
+            assert await app.admin.count() == 1
+            entries = await app.admin.audit_log(kind="queue")
+            assert [entry.action for entry in entries] == ["purge", "purge", "delete"]
+        operator = CallbackAuth(lambda request: User("olga", "operator"))
+        async with browser(app, auth=operator) as client:
+            assert await act(client, "/jobs/purge", {"query": {}}, expected=403) == "not_allowed"
+            assert (await client.delete(f"/api/jobs/{jobs[3].id}")).status_code == 403
+
+
+async def test_a_queue_is_purged_after_its_waiting_jobs_were_counted(app: Headgate) -> None:
+    async with app.open():
+        await app.tasks["answer"].enqueue_many([(str(number),) for number in range(3)])
+        await app.tasks["answer"].using(delay=60).enqueue("later")
+        async with browser(app) as client:
+            assert (await act(client, "/queues/default/purge", {"dry_run": True}))["changed"] == 4
+            assert (await act(client, "/queues/default/purge", {"most": 3}))["is_cut"] is True
+            assert (await act(client, "/queues/default/purge"))["changed"] == 1
+            entries = await app.admin.audit_log(kind="queue", subject="default")
+            assert [entry.detail for entry in entries] == ["1 waiting job cancelled", "3 waiting jobs cancelled"]
+            assert (await act(client, "/jobs/bulk", {"action": "retry", "query": {}}))["changed"] == 4
 
 
 async def test_queues_are_paused_and_resumed(app: Headgate) -> None:
@@ -139,11 +278,15 @@ async def test_nodes_are_quieted_resumed_and_stopped_and_get_other_slots(app: He
         assert await act(client, "/nodes/mail-1/slots", {"slots": 12}, expected=422) == "declaration_error"
         assert await act(client, "/nodes/mail-1/slots", {"slots": -1}, expected=400) == "bad_request"
         assert await act(client, "/nodes/mail-1/slots", {"slots": 1, "queue": "x"}, expected=404) == "unknown_queue"
+        assert await act(client, "/nodes/node-3/rename", {"name": "api"}) == {"changed": True}
+        assert await act(client, "/nodes/api/rename", {"name": "api"}) == {"changed": False}
+        assert await act(client, "/nodes/api/rename", {"name": "two words"}, expected=422) == "declaration_error"
+        assert await act(client, "/nodes/node-3/rename", {"name": "web"}) == {"changed": True}
         assert await act(client, "/nodes/web/stop", expected=409) == "ambiguous_node"
         assert await act(client, "/nodes/nobody/stop", expected=404) == "node_not_found"
         assert await act(client, "/nodes/mail-1/stop") == {"changed": True}
         assert (await node())["is_stopping"]
-        entries = await app.admin.audit_log(kind="node")
+        entries = [each for each in await app.admin.audit_log(kind="node") if each.action != "rename"]
         assert [entry.action for entry in entries] == ["stop", "set slots", "set slots", "resume", "quiet"]
         assert {(entry.actor, entry.subject) for entry in entries} == {("local", "mail-1")}
 
@@ -252,7 +395,8 @@ async def test_schedules_are_created_and_edited(app: Headgate) -> None:
             shown = (await client.get(f"/api{path}")).json()
             assert shown["definition"] == {
                 "payload": {"question": "how?"}, "queue": "default", "priority": 4, "cron": None, "every": "10m",
-                "tz": "Europe/Rome", "between": ["8:00", "18:00"], "on": ["weekday"], "exclude": ["12-25"],
+                "calendar": None, "tz": "Europe/Rome", "between": ["8:00", "18:00"], "on": ["weekday"],
+                "exclude": ["12-25"],
             }  # fmt: skip
             edited = await act(client, f"{path}/edit", {"cron": "0 6 * * *", "tz": "Asia/Tokyo", "max_runs": 9})
             assert (edited["trigger"], edited["max_runs"], edited["jitter"], edited["tz"]) == (
@@ -264,8 +408,16 @@ async def test_schedules_are_created_and_edited(app: Headgate) -> None:
             assert (await client.get(f"/api{path}")).json()["definition"]["payload"] == {"question": "when?"}
             assert (await app.admin.schedules.status(HOSTILE + "2")).trigger == "cron 0 6 * * * (Asia/Tokyo)"
 
+            text = "every 2 weeks on mon, wed at 9:00, 17:30 from 2027-01-04"
+            edited = await act(client, f"{path}/edit", {"calendar": text, "tz": "Asia/Tokyo"})
+            assert edited["trigger"] == "every 2 weeks on mon, wed at 9:00, 17:30 (Asia/Tokyo)"
+            definition = (await client.get(f"/api{path}")).json()["definition"]
+            assert (definition["calendar"], definition["tz"], definition["cron"]) == (text, "Asia/Tokyo", None)
+
             for body, code, expected in (
                 (new | {"every": "10m"}, "schedule_exists", 409),
+                (new | {"name": "x", "calendar": "each monday"}, "declaration_error", 422),
+                (new | {"name": "x", "calendar": "every day", "every": "10m"}, "declaration_error", 422),
                 (new | {"name": "hourly", "every": "10m"}, "schedule_exists", 409),
                 (new | {"name": "x", "task": "nobody", "every": "10m"}, "unknown_task", 404),
                 (new | {"name": "x"}, "declaration_error", 422),
@@ -288,6 +440,7 @@ async def test_schedules_are_created_and_edited(app: Headgate) -> None:
             entries = await app.admin.audit_log(kind="schedule", actor="local")
             assert [(entry.action, entry.detail) for entry in entries] == [
                 ("remove", None),
+                ("edit", "every 2 weeks on mon, wed at 9:00, 17:30 (Asia/Tokyo)"),
                 ("edit", "arguments"),
                 ("edit", "cron 0 6 * * * (Asia/Tokyo)"),
                 ("create", "every 10 minutes, between 8:00 and 18:00, on weekday, except 12-25 (Europe/Rome)"),

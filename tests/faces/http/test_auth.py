@@ -48,6 +48,7 @@ def of(role: Role) -> dict[str, str]:
 def test_the_roles_of_the_endpoints_are_these() -> None:
     needs = {role: sorted(e.name for e in ENDPOINTS if e.needs == role) for role in ROLES}
     assert needs["operator"] == [
+        "cancel_batch",
         "cancel_job",
         "change_jobs",
         "create_schedule",
@@ -55,8 +56,10 @@ def test_the_roles_of_the_endpoints_are_these() -> None:
         "enqueue_job",
         "pause_queue",
         "pause_schedule",
+        "purge_queue",
         "quiet_node",
         "remove_schedule",
+        "rename_node",
         "reschedule_job",
         "resume_node",
         "resume_queue",
@@ -71,8 +74,10 @@ def test_the_roles_of_the_endpoints_are_these() -> None:
     ]
     assert needs["admin"] == [
         "assign_limit",
+        "delete_job",
         "pause_limit",
         "penalize_limit",
+        "purge_jobs",
         "remove_limit",
         "reset_limit",
         "resume_limit",

@@ -92,7 +92,7 @@ async def test_failures_are_listed_by_root_cause_and_retried_together(app: Headg
         assert details["group"]["id"] == ids[-1]
         assert "direct cause" in details["group"]["error"]["traceback"]
         assert [job["id"] for job in details["jobs"]] == [ids[2], ids[1]]
-        assert (await ask(client, f"/jobs/{ids[0]}"))["cause"] == first["cause"]
+        assert (await ask(client, f"/jobs/{ids[0]}"))["cause"] == first["cause"] | {"message": "user 17 not found"}
 
         named = [job["id"] for job in (await ask(client, f"/failures/{ids[0]}?jobs=10000"))["jobs"]]
         assert sorted(named) == sorted(ids)

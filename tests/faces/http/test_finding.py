@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,14 @@ import pytest
 from headgate import Headgate
 from headgate.admin import Found
 from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stored_app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
+    if request.param == "sqlite":
+        return make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    schema = request.getfixturevalue("postgres_schema")
+    return make_app(request.getfixturevalue("postgres_url"), schema=schema)
 
 
 async def find(client: httpx.AsyncClient, q: str, **query: str) -> list[tuple[str, str]]:
@@ -36,6 +45,26 @@ async def test_each_kind_is_found_by_its_name() -> None:
             assert await find(client, "nothing is called so") == []
             # Without a text, some of each kind but jobs, batches and keys.
             assert {kind for kind, _ in await find(client, "")} == {"task", "queue", "limit", "schedule", "node"}
+
+
+async def test_a_found_queue_or_key_says_whether_it_is_paused(stored_app: Headgate) -> None:
+    app = stored_app
+
+    async def paused(client: httpx.AsyncClient, q: str) -> dict[str, bool | None]:
+        answer = (await client.get("/api/find", params={"q": q})).json()
+        return {each["kind"]: each["is_paused"] for each in answer["items"]}
+
+    async with app.open():
+        await seed(app)
+        for is_paused in (False, True):
+            if is_paused:
+                await app.admin.queues.pause("default")
+                await app.admin.limits.pause(LIMIT, key=HOSTILE)
+            # Its own client, as an overview may be a second old.
+            async with browser(app) as client:
+                assert await paused(client, "default") == {"queue": is_paused}
+                assert (await paused(client, "a/b?c="))["key"] is is_paused
+                assert await paused(client, "answer") == {"task": None}
 
 
 async def test_one_kind_is_found_and_the_best_matches_come_first() -> None:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from headgate import Headgate
+from headgate import Every, Headgate, batch, chain, result_of
 from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
 from tests.until import until
 
@@ -65,13 +65,21 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
             assert len(lines["items"] + more["items"]) == 4
             explained = await ask(client, f"/jobs/{seeds.throttled}/explain")
             assert explained["limits"][0]["key"] == HOSTILE
-            assert (await ask(client, f"/batches/{seeds.batch}"))["total"] == 2
-            assert [each["id"] for each in (await ask(client, "/batches"))["items"]] == [seeds.batch]
+            (one_batch,) = (await ask(client, "/batches"))["items"]
+            assert one_batch == await ask(client, f"/batches/{seeds.batch}")
+            assert (one_batch["id"], one_batch["total"], one_batch["tasks"]) == (seeds.batch, 2, ["answer"])
             assert (await ask(client, f"/batches?before={seeds.batch}"))["items"] == []
-            declared_tasks = {each["task"]: each for each in (await ask(client, "/tasks"))["items"]}
+            await until(lambda: are_tasks_counted(client))
+            task_page = await ask(client, "/tasks")
+            assert (task_page["is_exact"], task_page["counted_at"] <= task_page["now"]) == (True, True)
+            declared_tasks = {each["task"]: each for each in task_page["items"]}
             assert declared_tasks["answer"] == {
-                "task": "answer", "queue": "default", "arguments": ["question"], "required": ["question"], "limits": []
+                "task": "answer", "queue": "default", "arguments": ["question"], "required": ["question"], "limits": [],
+                "requires": [], "tags": [], "unique_key": None,
+                # One that is scheduled, two of a chain, two of a batch.
+                "waiting": 5,
             }  # fmt: skip
+            assert (declared_tasks["sync"]["waiting"], declared_tasks["login"]["waiting"]) == (1, 0)
             assert declared_tasks["sync"]["limits"] == [LIMIT]
 
             (bucket,) = (await ask(client, f"/limits?limit={quote(LIMIT)}"))["items"]
@@ -91,12 +99,42 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
             schedule = await ask(client, f"/schedules/{quote(HOSTILE, safe='')}")
             assert len(schedule["next_runs"]) == 5
             history = await ask(client, "/history?step=10&span=60&queue=default")
-            assert (history["step"], set(history)) == (10, {"step", "points", "total"})
+            assert (history["step"], set(history)) == (10, {"step", "points", "total", "deploys"})
             used = await ask(client, f"/limits/{quote(LIMIT)}/history?key={quote(HOSTILE)}")
             assert (used["step"], used["bound"]) == (10, {"count": 1, "per": 3600.0})
             assert (await ask(client, "/nodes"))["items"] == []
             actions = [each["action"] for each in (await ask(client, "/audit"))["items"]]
             assert "cancel" in actions
+
+
+async def are_tasks_counted(client: httpx.AsyncClient) -> bool:
+    return (await ask(client, "/tasks"))["counted_at"] is not None
+
+
+async def test_jobs_and_batches_of_a_graph_name_what_they_are_tied_to(app: Headgate) -> None:
+    async with app.open():
+        task = app.tasks["answer"]
+        first = task.call("first")
+        inner = batch([task.call("inner")])
+        last = task.call(result_of(first)).after(inner, on="final")
+        stored = await batch([first, inner, last]).enqueue()
+        await chain(task.call("a"), task.call("b")).schedule("nightly", Every(hours=24)).enqueue()
+        await app.admin.schedules.trigger("nightly")
+        ids = [job.id for job in stored.jobs]
+        async with browser(app) as client:
+            shown = await ask(client, f"/jobs/{ids[2]}")
+            assert (shown["batch"], shown["results"]) == (stored.id, {"question": ids[0]})
+            inner_id = (await ask(client, f"/jobs/{ids[1]}"))["batch"]
+            assert {each["id"] for each in shown["leaders"]} == {ids[0], inner_id}
+            assert shown["followers"] == []
+            (follower,) = (await ask(client, f"/jobs/{ids[0]}"))["followers"]
+            assert follower == {"id": ids[2], "task": "answer", "state": "blocked", "needs": "final"}
+            found = await ask(client, f"/batches/{inner_id}")
+            assert (found["batch"], found["schedule"]) == (stored.id, None)
+            (nightly,) = (await ask(client, "/schedules"))["items"]
+            assert (nightly["jobs"], nightly["tasks"], nightly["last_job"]) == (2, ["answer"], None)
+            assert (await ask(client, f"/batches/{nightly['last_batch']}"))["schedule"] == "nightly"
+            assert (await ask(client, "/schedules/nightly"))["definition"]["payload"] is None
 
 
 async def test_lists_come_in_pages_that_leave_nothing_out_and_repeat_nothing(app: Headgate) -> None:
@@ -136,6 +174,9 @@ async def test_a_task_and_a_queue_name_the_limits_of_their_jobs(app: Headgate) -
                 "task": HOSTILE,
                 "queue": None,
                 "limits": [],
+                "requires": [],
+                "tags": [],
+                "unique_key": None,
             }
             queue = await ask(client, "/queues/default")
             assert (queue["queue"]["queue"], queue["queue"]["ready"]) == ("default", 1)
@@ -143,6 +184,67 @@ async def test_a_task_and_a_queue_name_the_limits_of_their_jobs(app: Headgate) -
             assert {each["limit"] for each in queue["limits"]} == {LIMIT, "permits"}
             unknown = await ask(client, f"/queues/{quote(HOSTILE, safe='')}")
             assert (unknown["queue"], unknown["tasks"], unknown["limits"]) == (None, [], [])
+
+
+async def test_a_task_shows_the_labels_it_requires_its_tags_and_its_unique_key(app: Headgate) -> None:
+    def key_of_order(order: str) -> str:
+        return order
+
+    @app.task(requires={"gpu", "eu"}, tags=["shop"], unique_key="{order}")
+    async def pay(order: str) -> None: ...
+
+    @app.task(unique_key=key_of_order)
+    async def refund(order: str) -> None: ...
+
+    async with app.open(), browser(app) as client:
+        shown = await ask(client, "/tasks/pay")
+        assert (shown["requires"], shown["tags"], shown["unique_key"]) == (["eu", "gpu"], ["shop"], "{order}")
+        listed = {each["task"]: each for each in (await ask(client, "/tasks"))["items"]}
+        assert (listed["pay"]["requires"], listed["pay"]["tags"], listed["sync"]["unique_key"]) == (
+            ["eu", "gpu"], ["shop"], None
+        )  # fmt: skip
+        assert listed["refund"]["unique_key"].endswith("key_of_order")
+
+
+async def test_a_queue_shows_how_it_is_declared_and_the_keys_of_a_fair_one(app: Headgate) -> None:
+    app.queue("fair", fair_by="{tenant}", weights={"big": 3}, concurrency=4, weight=2, aging="1m", max_backlog=100)
+
+    @app.task(queue="fair")
+    async def work(tenant: str) -> None: ...
+
+    async with app.open():
+        await work.enqueue_many([("small",), (HOSTILE,), ("big",), ("big",)])
+        async with browser(app) as client:
+            queue = await ask(client, "/queues/fair")
+            assert queue["declared"] == {
+                "queue": "fair",
+                "concurrency": 4,
+                "global_concurrency": None,
+                "max_backlog": 100,
+                "when_full": "wait",
+                "fair_by": ["{tenant}"],
+                "weights": {"big": 3},
+                "weight": 2,
+                "aging": 60.0,
+                "on_limit": None,
+                "max_wait": None,
+            }
+            assert queue["keys"] == {
+                "keys": [
+                    {"key": "big", "waiting": 2, "weight": 3},
+                    {"key": HOSTILE, "waiting": 1, "weight": 1},
+                    {"key": "small", "waiting": 1, "weight": 1},
+                ],
+                "count": 3,
+                "is_exact": True,
+            }
+            # What the number of a key leads to.
+            query = f"state=waiting&limit=fair:fair&key={quote(HOSTILE, safe='')}"
+            assert len((await ask(client, f"/jobs?{query}"))["items"]) == 1
+            plain = await ask(client, "/queues/default")
+            assert (plain["declared"]["fair_by"], plain["keys"]) == ([], None)
+            unknown = await ask(client, "/queues/nothing")
+            assert (unknown["declared"], unknown["keys"]) == (None, None)
 
 
 async def test_failures_are_those_of_one_task_or_queue(app: Headgate) -> None:
@@ -191,3 +293,24 @@ async def test_keys_are_found_by_how_they_begin(app: Headgate) -> None:
             assert (await ask(client, "/limits?prefix=str_p"))["items"][0]["key"] == "str_pe:c"
             assert len((await ask(client, "/limits?prefix="))["items"]) == 5
             assert (await ask(client, "/limits?key=stripe:*"))["items"] == []
+
+
+async def test_a_graph_is_returned_for_jobs_and_batches(app: Headgate) -> None:
+    async with app.open():
+        first = app.tasks["answer"].using(delay=60).call("first")
+        stored = await batch([first, app.tasks["answer"].call("then").after(first)]).enqueue()
+        async with browser(app) as client:
+            graph = await ask(client, f"/graphs/{stored.id}")
+            assert {edge["needs"] for edge in graph["edges"]} == {"success", "member"}
+            assert sorted(node["task"] or "" for node in graph["nodes"]) == ["", "answer", "answer"]
+            assert await ask(client, f"/graphs/{stored.jobs[1].id}") == graph
+            assert (await client.get("/api/graphs/nobody")).status_code == 404
+
+
+async def test_the_history_names_the_deploys_of_its_time(app: Headgate) -> None:
+    async with app.open():
+        for node, release in (("n1", "v1"), ("n2", "v2")):
+            await app._storage.join(node, node, release=release)
+        async with browser(app) as client:
+            history = await ask(client, "/history?span=900&step=10")
+            assert [each["release"] for each in history["deploys"]] == ["v1", "v2"]

@@ -77,7 +77,7 @@ async def test_forty_payload_searches_do_not_delay_the_overview_and_lists(app: H
         assert left >= 5
         # Those that had to wait too long got an error.
         assert {answer.status_code for answer in answers} <= {200, 503}
-        assert answers[0].json() == {"items": [], "next": None}
+        assert answers[0].json() == {"items": [], "next": None, "read": None, "reached": None}
 
 
 def test_a_search_waits_for_others_a_moment_and_is_then_refused() -> None:

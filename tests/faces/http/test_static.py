@@ -96,6 +96,27 @@ def test_a_module_is_joined_after_those_that_it_imports_in_a_scope_of_its_own() 
     assert re.search(r'const \{\s+one,\s+two: second,\s+\} = \$modules\["deep/numbers\.js"\];', joined)
 
 
+def test_comments_on_lines_of_their_own_are_left_out_and_nothing_else() -> None:
+    source = """/** Of one line. */
+export const one = 1;
+  /**
+   * Of many lines.
+   * @type {any}
+   */
+export const two = /** @type {any} */ (one); // at the end
+/** @param {any} x */ const three = (x) => x;
+// More.
+const text = "/** no comment */";
+/** The last one. */
+"""
+    left = """const one = 1;
+const two = /** @type {any} */ (one); // at the end
+/** @param {any} x */ const three = (x) => x;
+const text = "/** no comment */";
+"""
+    assert f"(() => {{\n{left}\nreturn" in join_modules({"main.js": source})
+
+
 @pytest.mark.parametrize(
     ("source", "part"),
     [

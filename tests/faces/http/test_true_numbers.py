@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from unittest import mock
 from urllib.parse import quote
@@ -42,6 +43,22 @@ async def test_the_jobs_that_wait_for_a_limit_are_counted_over_all_keys(app: Hea
             with mock.patch.object(listing, "AT_ONCE", 3):
                 cut = (await client.get("/api/limits/totals")).json()
             assert cut == {"waiting": {LIMIT: 6}, "is_exact": False}
+
+
+async def test_a_page_that_ends_before_it_is_full_says_how_many_jobs_were_read_and_how_far_back(app: Headgate) -> None:
+    async with app.open():
+        old = await app.tasks["hold"].enqueue("acme")
+        newer = await app.tasks["answer"].enqueue_many([(str(number),) for number in range(8)])
+        third = await app.admin.status(newer[-3].id)
+        async with browser(app) as client:
+            whole = (await client.get("/api/jobs?task=hold")).json()
+            assert ([job["id"] for job in whole["items"]], whole["next"], whole["read"]) == ([old.id], None, None)
+            with mock.patch.object(listing, "AT_ONCE", 3), mock.patch.object(listing, "FEW", 0):
+                cut = (await client.get("/api/jobs?task=hold")).json()
+                assert (cut["items"], cut["next"], cut["read"]) == ([], third.id, 3)
+                assert datetime.fromisoformat(cut["reached"]) == third.enqueued_at
+                full = (await client.get("/api/jobs?task=answer&count=2")).json()
+                assert (len(full["items"]), full["read"], full["reached"]) == (2, None, None)
 
 
 async def test_more_failures_than_are_counted_are_said_to_be_more(app: Headgate) -> None:

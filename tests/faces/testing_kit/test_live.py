@@ -45,6 +45,25 @@ async def test_a_real_engine_runs_the_jobs_and_is_waited_for() -> None:
     assert type(shop.app) is Headgate
 
 
+def test_no_alert_is_sent_in_a_test() -> None:
+    app = Headgate("memory://")
+    told: list[object] = []
+    app.alert(told.append, on="waiting > 0", name="ops")
+
+    @app.task
+    async def work() -> None: ...
+
+    async def main(clock: VirtualClock) -> None:
+        async with live(app):
+            await app.admin.queues.pause("default")
+            await work.enqueue()
+            await asyncio.sleep(60)
+            assert await app.admin.alerts() == []
+
+    run_virtual(main)
+    assert told == []
+
+
 async def test_a_file_may_be_the_store(tmp_path: Path) -> None:
     async with live(shop.app, file=tmp_path / "jobs.db"):
         assert await (await shop.greet.enqueue("ada")).result(timeout=5) == "ada"

@@ -7,12 +7,13 @@ import pytest
 from headgate.clock import SECOND
 from headgate.engine import throttle_log
 from headgate.engine.throttle_log import ThrottleLog
+from headgate.jobs.event import JobThrottled
 from headgate.jobs.job import Draw
 from headgate.storage.records import Throttled
 
 
-def met(key: str, waiting: int = 1, *, limit: str = "api") -> Throttled:
-    return Throttled(Draw(limit, key), 7 * SECOND, waiting)
+def met(key: str, waiting: int = 1, *, limit: str = "api", job_id: str = "j1") -> Throttled:
+    return Throttled(Draw(limit, key), 7 * SECOND, waiting, job_id)
 
 
 def test_a_bucket_that_makes_room_for_others_is_summed_up() -> None:
@@ -26,6 +27,15 @@ def test_a_bucket_that_makes_room_for_others_is_summed_up() -> None:
         ]
         published += [(event.key, event.count) for event in log.close(at=0)]
     assert published == [("a", 1), ("b", 1), ("c", 1), ("a", 2)]
+
+
+def test_the_event_of_a_bucket_has_the_first_waiting_job_as_it_was_met_last() -> None:
+    log = ThrottleLog()
+    assert [event.job_id for event in log.by_bucket([met("a", job_id="j1")], at=0, now=0)] == ["j1"]
+    assert log.by_bucket([met("a", job_id="j2"), met("a", job_id="j3")], at=1, now=SECOND) == []
+    (event,) = log.close(at=2)
+    assert isinstance(event, JobThrottled)
+    assert (event.job_id, event.count) == ("j3", 2)
 
 
 def test_a_limit_that_is_met_no_more_is_summed_up_when_another_one_is_met() -> None:

@@ -36,11 +36,18 @@ def test_a_mapping_sets_some_durations_and_keeps_the_others() -> None:
         ("succeeded=1h,failed=30d", Retention(3600, 30 * DAY)),
         (" succeeded = 90 s , cancelled = 2w ,", Retention(90, 7 * DAY, 14 * DAY)),
         ("audit=365d", Retention(audit=365 * DAY)),
+        ("0", Retention(0, 0, 0)),
+        ("succeeded=0", Retention(succeeded=0)),
     ],
 )
 def test_retention_can_be_set_as_text_in_the_environment(text: str, expected: Retention) -> None:
     assert parse_retention(text) == expected
     assert load_settings({}, {"HEADGATE_RETENTION": text}).retention == expected
+
+
+def test_jobs_carry_the_retention_of_the_app_if_a_part_of_it_is_0() -> None:
+    assert retention_of({"succeeded": 0, "failed": 60}).own_terms == RetentionTerms(0, 60, round(7 * DAY))
+    assert Retention().own_terms is None
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "1y", "succeeded=soon", "1h=succeeded", "=1h"])
@@ -51,7 +58,7 @@ def test_text_that_cannot_be_read_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [0, -1, True, "soon", "", {"succeeded": 0}, {"running": 5}, {"failed": "1x"}, None, float("nan"), timedelta.max],
+    [-1, True, "soon", "", {"audit": 0}, {"running": 5}, {"failed": "1x"}, None, float("nan"), timedelta.max],
 )
 def test_invalid_values_are_refused(given: Any) -> None:
     with pytest.raises(DeclarationError, match="retention"):

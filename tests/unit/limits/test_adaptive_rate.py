@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate import AdaptiveRate, StrictRate
-from headgate.clock import SECOND
+from headgate.clock import FARTHEST, SECOND
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.adaptive_rate import KEPT, PARTS, Aimd, FoundRate
 from headgate.limits.kinds import spelled_limit
@@ -206,6 +206,28 @@ def test_it_can_be_set_as_text_and_keeps_its_other_numbers() -> None:
     assert spelled_limit(StrictRate("5/m").rule, "50/m", kind="adaptive").rule.describe() == "adaptive, 0.5/m to 50/m"
 
 
+def test_the_lowest_rate_of_a_long_period_stays_above_zero_in_a_short_one() -> None:
+    """The fault: it was none at all, and the next start divided by zero."""
+    new = spelled_limit(aimd("1/d"), "10/s").rule
+    assert isinstance(new, Aimd)
+    assert new.low == 1
+    assert new.take(None, NOON)[0] == NOON
+
+
+def test_a_debt_is_bounded_when_the_rate_becomes_slower() -> None:
+    fast, slow = aimd("1000/s", min="1/d", start="1000/s", burst=1000), aimd("1/d", min="1/9d", start="1/9d")
+    _, state = fast.take(None, NOON, 1000)
+    for _ in range(1000):
+        _, state = fast.take(state, NOON, 1000)
+    hundred_years = NOON + FARTHEST
+    assert slow.full_at(slow.load(fast.dump(state), NOON)) == hundred_years
+    for number in range(100):
+        state = fast.refused(state, NOON + number, NOON + number)
+    assert NOON < fast.full_at(state) <= hundred_years + 100
+    # A settled cost is unbounded.
+    assert fast.full_at(fast.amend(state, NOON, 1, NOON, 10**30)) < 1 << 62
+
+
 def test_a_cost_above_the_burst_can_never_go() -> None:
     with pytest.raises(CostExceedsLimit, match="raise its burst"):
         aimd("600/m", burst=3).take(None, NOON, 4)
@@ -223,6 +245,7 @@ def test_a_cost_above_the_burst_can_never_go() -> None:
         ({"burst": 0}, "burst=0 of an adaptive rate must be a whole number of at least 1"),
         ({"climb": 0}, "climb"),
         ({"min": "1/10000000d"}, "less than a millionth|hundred years"),
+        ({"burst": 10**10}, "a burst of 10000000000 takes .* lower the burst or raise its min"),
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:

@@ -134,7 +134,7 @@ def test_a_template_that_cannot_be_read_is_refused_at_declaration(template: str)
     assert "cannot be read" in refusal(template, ["tenant_id"])
 
 
-@pytest.mark.parametrize("key", [5, 1.5, ["{tenant_id}"], b"{tenant_id}"])
+@pytest.mark.parametrize("key", [5, 1.5, ["{tenant_id}"], ["{tenant_id}", "{page}"], b"{tenant_id}"])
 def test_a_value_that_is_no_key_is_refused_at_declaration(key: object) -> None:
     assert "is not a template, a callable, header(…) or None" in refusal(key, ["tenant_id"])
 

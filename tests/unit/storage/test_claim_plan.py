@@ -12,7 +12,8 @@ from headgate.clock import SECOND
 from headgate.jobs.job import Draw
 from headgate.limits.concurrency import HeldPermits, Semaphore
 from headgate.storage.admission import BucketView
-from headgate.storage.claiming import ClaimPlan, LaneHead, LaneRow, LaneVisit
+from headgate.storage.claim_rows import LaneHead, LaneRow
+from headgate.storage.claiming import ClaimPlan, LaneVisit
 from headgate.storage.fetched import FetchedBalance, FetchedStarts
 from headgate.storage.records import Claim, Claimed, Room
 

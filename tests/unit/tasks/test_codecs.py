@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import pytest
 
-from headgate import AesGcm, DeclarationError, Headgate, PayloadError, Zlib
+from headgate import AesGcm, DeclarationError, Headgate, PayloadError, Zlib, Zstd
 from headgate.jobs.encoded import codecs_of, is_encoded, read_encoded, shown_encoded
 from headgate.tasks.codec import Codecs
 from headgate.tasks.payload import PayloadType
@@ -48,19 +49,44 @@ def test_a_stored_text_says_with_what_it_was_encoded_and_is_never_json() -> None
     assert arguments == {"card": SECRET, "cents": 5}
 
 
-def test_a_payload_is_encoded_in_order_and_decoded_backwards() -> None:
-    payload = payload_type(Zlib(above=1), Backwards())
+def compression(name: str, **options: Any) -> Any:
+    if name == "zstd":
+        pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
+        return Zstd(**options)
+    return Zlib(**options)
+
+
+@pytest.mark.parametrize("name", ["zlib", "zstd"])
+def test_a_payload_is_encoded_in_order_and_decoded_backwards(name: str) -> None:
+    payload = payload_type(compression(name, above=1), Backwards())
     stored, _ = payload.encode(("ab" * 500,), {})
-    assert codecs_of(stored) == ("zlib", "backwards")
+    assert codecs_of(stored) == (name, "backwards")
     assert len(stored) < 200
     assert payload.decode(stored) == ([], {"card": "ab" * 500})
 
 
 @pytest.mark.parametrize("card", ["short", base64.b85encode(bytes(range(256)) * 8).decode()[:1500]])
-def test_what_compression_would_not_shrink_is_stored_as_json(card: str) -> None:
-    stored, _ = payload_type(Zlib()).encode((card,), {})
+@pytest.mark.parametrize("name", ["zlib", "zstd"])
+def test_what_compression_would_not_shrink_is_stored_as_json(card: str, name: str) -> None:
+    stored, _ = payload_type(compression(name)).encode((card,), {})
     assert not is_encoded(stored) or len(stored) < len(card)
-    assert payload_type(Zlib()).decode(stored) == ([], {"card": card})
+    assert payload_type(compression(name)).decode(stored) == ([], {"card": card})
+
+
+def test_damaged_zstd_is_an_error_and_a_wrong_level_is_refused() -> None:
+    codec = compression("zstd")
+    with pytest.raises(PayloadError, match="cannot be decoded with 'zstd': ZstdError"):
+        payload_type(codec).decode("encoded:zstd:eJwr")
+    with pytest.raises(DeclarationError, match="level=20"):
+        Zstd(level=20)
+    assert repr(codec) == "Zstd(1024, level=3)"
+
+
+def test_zstd_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    monkeypatch.setitem(sys.modules, "backports.zstd", None)
+    with pytest.raises(DeclarationError, match=r"pip install \"headgate\[zstd\]\""):
+        Zstd()
 
 
 def test_results_are_encoded_too_but_none_is_not() -> None:

@@ -20,7 +20,7 @@ SHARE_BOUND = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class EnqueuedJob:
+class EnqueuedCall:
     """A job whose enqueue returned; `at` is when it was called, in microseconds since boot."""
 
     tenant: str
@@ -40,7 +40,7 @@ class DemoRecords:
     window: int
     margin: int
     noisy: str
-    enqueued: Mapping[str, EnqueuedJob]
+    enqueued: Mapping[str, EnqueuedCall]
     ledger: Sequence[RecordedCall]
     states: Mapping[str, str]
     lost: Mapping[str, int]

@@ -25,7 +25,7 @@ from headgate.cli.demonstration.api_client import ApiClient
 from headgate.cli.demonstration.display import DemoDisplay, DemoProgress, TenantRow, choose_screen, print_verdict
 from headgate.cli.demonstration.jobs_app import make_app
 from headgate.cli.demonstration.load import NOISY, QUIET, DemoLoad
-from headgate.cli.demonstration.result import DemoRecords, DemoResult, EnqueuedJob, judge
+from headgate.cli.demonstration.result import DemoRecords, DemoResult, EnqueuedCall, judge
 from headgate.cli.output import print_json
 from headgate.clock import SECOND, Clock, SystemClock, sleep
 from headgate.errors import HeadgateError
@@ -90,7 +90,7 @@ class _Demonstration:
         self._began = clock.monotonic()
         self._alive_since = 0
         self._alive: list[tuple[int, int]] = []
-        self._enqueued: dict[str, EnqueuedJob] = {}
+        self._enqueued: dict[str, EnqueuedCall] = {}
         self._endings: list[str] = []
         self._endings_read = 0
 
@@ -140,7 +140,7 @@ class _Demonstration:
         at = self._clock.monotonic()
         jobs = await self._task.enqueue_many([(NOISY, page) for page in range(self._scene.noisy_jobs)])
         for job in jobs:
-            self._enqueued[job.id] = EnqueuedJob(NOISY, at)
+            self._enqueued[job.id] = EnqueuedCall(NOISY, at)
         self._screen.say(
             f"{self._elapsed():5.1f} s  tenant {NOISY!r} enqueued {counted(len(jobs), 'job')}; {len(QUIET)} quiet ones "
             "enqueue a few, and stay below their limit"
@@ -153,7 +153,7 @@ class _Demonstration:
             await sleep(self._clock, random.uniform(*self._scene.quiet_every))
             at = self._clock.monotonic()
             job = await self._task.enqueue(tenant, page)
-            self._enqueued[job.id] = EnqueuedJob(tenant, at)
+            self._enqueued[job.id] = EnqueuedCall(tenant, at)
             page += 1
 
     async def _kill_worker(self) -> None:

@@ -128,6 +128,7 @@ def _throughput(look: LiveSnapshot) -> Text:
 def _warnings(look: LiveSnapshot) -> Text | None:
     overview = look.overview
     told = [f"unknown task {each.task!r}: {counted(each.jobs, 'job')} waiting" for each in overview.unknown_tasks]
+    told += [each.text for each in overview.alerts if each.state == "firing"]
     told += [f"schedule {each.name!r} is overdue" for each in overview.overdue_schedules]
     told += [f"blocked for {lasting(each.age)}: {each}" for each in overview.blockers]
     if overview.failed_last_hour:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -12,13 +13,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules, import_string
+from msgspec import structs
 
 from headgate import DeclarationError, Headgate, JobNotFound, UnfitConnection
+from headgate.admin import JobDetails
 from headgate.contrib.django.arguments import Arguments
 from headgate.contrib.django.declared import IMPORTED, Declared, declared_on
 from headgate.contrib.django.default_app import app_of_database
 from headgate.contrib.django.results import PRIORITY, enqueued_result
 from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals, tasks
+from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.job import MAX_PRIORITY, Origin
 from headgate.tasks.flow import FlowCall
 
@@ -113,9 +117,18 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         """Same as in Django. Raises TaskResultDoesNotExist, also for a pruned job, or one that is not a Django task."""
         try:
             details = self.app.sync.admin.job(result_id)
-            return self._declared(details.record.task).body.result_of(details)
+            return self._declared(details.record.task).body.result_of(self._loaded(details))
         except (JobNotFound, _NoDjangoTask) as error:
             raise exceptions.TaskResultDoesNotExist(str(error)) from error
+
+    def _loaded(self, details: JobDetails) -> JobDetails:
+        """Return a job with what is in the folder of large payloads."""
+        record = details.record
+        if is_in_folder(record.payload):
+            record = structs.replace(record, payload=self.app.sync.admin.loaded(record.payload))
+        if record.result is not None and is_in_folder(record.result):
+            record = structs.replace(record, result=self.app.sync.admin.loaded(record.result))
+        return replace(details, record=record)
 
     def check(self, **kwargs: Any) -> list[Any]:
         """Return errors for `manage.py check`: the app cannot be imported, or the database is not one of Django's."""

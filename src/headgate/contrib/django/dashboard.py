@@ -75,6 +75,7 @@ class DashboardMount:
             app_with_tasks(self._alias),
             auth=CallbackAuth(lambda request: cast("User | None", request.scope[_USER])),
             # The same in all processes.
+            target=f"headgate.contrib.django.worker:{self._alias}",
             secret=salted_hmac("headgate.dashboard", self._alias, algorithm="sha256").hexdigest(),
             **self._options,
         )

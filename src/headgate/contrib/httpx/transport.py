@@ -32,7 +32,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
     closed. With a `timeout` (seconds, a timedelta, or "5m") a request that would start later raises
     `httpx.PoolTimeout`; nothing is sent then.
 
-    An answer that refuses, or was the last one of its window, penalises its key for as long as `closed_for` returns:
+    An answer that refuses, or was the last one of its window, penalizes its key for as long as `closed_for` returns:
     until then nothing starts on the same bucket, in other clients and, with a shared store, in other programs. The
     answer itself is returned unchanged: nothing is sent again automatically. Redirects and repeats draw on the budget,
     too.

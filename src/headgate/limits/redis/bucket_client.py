@@ -12,7 +12,7 @@ from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.key import bucket_key
 from headgate.limits.redis.pipeline import RequestPipeline, ScriptCall
-from headgate.limits.redis.script import Script, from_script, numbers, script
+from headgate.limits.redis.script import Script, load_state, numbers, script
 
 MAX_BATCH = 10_000
 """The maximum of starts granted in one call."""
@@ -133,7 +133,7 @@ class _BucketCall(ScriptCall):
             return False
         _, now, offset, text = reply
         rule = self.client.bucket.rule
-        state = rule.lua_dump(rule.load(from_script(text), now), now)
+        state = rule.lua_dump(load_state(rule, text, now), now)
         self.stored_text = text
         self.new_text = f"1:{rule.kind}:{now}:{offset}:".encode() + state
         self.tries += 1

@@ -102,6 +102,7 @@ class GatedTask:
             "on_limit": limit.on_limit not in (None, "wait"),
             "max_wait": limit.max_wait is not None,
             "store": limit.store is not None,
+            "sharers": limit.sharers is not None,
             "charge_retries": not limit.charge_retries,
         }
         for option in (option for option, is_set in refused.items() if is_set):

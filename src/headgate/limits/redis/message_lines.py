@@ -23,7 +23,7 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.key import bucket_key
 from headgate.limits.redis.bucket_client import CLOSED
 from headgate.limits.redis.redis_buckets import key_name
-from headgate.limits.redis.script import Script, from_script, numbers
+from headgate.limits.redis.script import Script, load_state, numbers
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class MessageLines:
                 return reply
             # Another rule wrote the bucket: convert its state, as `BucketClient` does.
             _, at, offset, stored_text = reply
-            state = rule.lua_dump(rule.load(from_script(stored_text), at), at)
+            state = rule.lua_dump(load_state(rule, stored_text, at), at)
             new_text = f"1:{rule.kind}:{at}:{offset}:".encode() + state
         raise StorageUnavailable(
             f"{key.decode()} is rewritten all the time: programs use limit {line.bucket.limit!r} with different "

@@ -19,7 +19,7 @@ from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule
 from headgate.limits.redis.bucket_client import MAX_BATCH, BucketClient
 from headgate.limits.redis.pipeline import RequestPipeline, connected, deadline, quietly_close, unavailable
-from headgate.limits.redis.script import check_change, from_script, numbers
+from headgate.limits.redis.script import check_change, load_state, numbers
 from headgate.limits.rule import Snapshot
 from headgate.urls import displayed_url, without_secrets
 
@@ -160,10 +160,15 @@ class RedisBuckets:
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
         await self._client(bucket).ask(b"penalize", closed_for)
 
+    async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
+        # The repeat of a refusal at an unknown instant would be a second one.
+        arguments = () if charged_at is None else (charged_at,)
+        await self._client(bucket).ask(b"refuse", *arguments, may_repeat=charged_at is not None)
+
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         now, text, closed_until = await self._client(bucket).ask(b"snapshot")
         rule = bucket.rule.for_key(bucket_key(bucket.key))
-        state = None if text is None else bucket.rule.load(from_script(text), now)
+        state = None if text is None else load_state(bucket.rule, text, now)
         return snapshot_of(lambda at: rule.snapshot(state, at), now, closed_until)
 
     async def reset(self, bucket: Bucket) -> None:

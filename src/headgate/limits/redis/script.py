@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -64,6 +64,14 @@ def from_script(text: bytes) -> str:
         return Leases.lua_load(state) if name == Leases.kind else kinds.KINDS[name].lua_load(state)
     except (KeyError, ValueError, NotImplementedError, msgspec.DecodeError):
         return "unknown"
+
+
+def load_state(rule: AnyRule, text: bytes, now: int) -> Any:
+    """Return the state that a script of any rule wrote; one that cannot be read counts as another rule's."""
+    try:
+        return rule.load(from_script(text), now)
+    except Exception:  # the stored text may fail in any way
+        return rule.load("unknown", now)
 
 
 def _check(rule: AnyRule, highest_count: int, longest_time: int) -> None:

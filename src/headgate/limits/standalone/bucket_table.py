@@ -174,10 +174,16 @@ class BucketTable:
         """Same as `BucketStore.penalize`."""
         with self.lock:
             now = self.clock.monotonic() + self.ahead
-            if self.rule.adapts and self.closed.until(key) <= now:
-                # While it is closed, refusals are of starts before the refusal that closed it.
-                self._keep(key, self.rule.refused(self._find(key, now), now, now))
             self.closed.close(key, now + closed_for, now)
+
+    def refuse(self, key: str, charged_at: int | None) -> None:
+        """Same as `NotesRefusals.refuse`."""
+        with self.lock:
+            now = self.clock.monotonic() + self.ahead
+            if charged_at is None and self.closed.until(key) > now:
+                return
+            charged_at = now if charged_at is None else charged_at
+            self._keep(key, self._rule_of(key).refused(self._find(key, now), charged_at, now))
 
     def snapshot(self, key: str) -> Snapshot:
         """Same as `BucketStore.snapshot`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headgate.limits.bucket_store import Bucket, BucketStore, Taken
+from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken
 from headgate.limits.rule import Snapshot
 
 
@@ -34,6 +34,11 @@ class CurrentBuckets:
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
         await self._find().penalize(bucket, closed_for)
+
+    async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
+        store = self._find()
+        assert isinstance(store, NotesRefusals), "checked when the limit was declared"
+        await store.refuse(bucket, charged_at)
 
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         return await self._find().snapshot(bucket)

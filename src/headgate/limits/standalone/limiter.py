@@ -21,6 +21,7 @@ from headgate.limits.standalone.held_start import HeldStart, SyncHeldStart
 from headgate.limits.standalone.local_budget import LocalBudget
 from headgate.limits.standalone.local_permits import LocalPermits
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from headgate.limits.standalone.refusal_log import RefusalLog
 from headgate.limits.standalone.reservation import Reservation, SyncReservation
 from headgate.limits.standalone.shared_budget import SharedBudget
 from headgate.urls import displayed_url
@@ -39,7 +40,7 @@ class Limiter:
     not apply. `store` is where the buckets live: `"memory://"` (default) for this process alone, `"redis://…"` or
     `"postgresql://…"` to share them with programs that declare the same limit under the same name, or a BucketStore.
     Waiters for a key are served in the order of arrival, also across event loops and threads; `.sync` has the same
-    verbs for threads.
+    verbs for threads. Refusals are logged by `headgate.limiter`, one line each 30 s at most.
 
     A `Concurrency` grants permits: `hold()` returns them by itself; return those of `acquire()` with `release()`. On a
     shared store a permit is a lease of `lease` seconds (default 30), which `hold()`, its only verb, renews until the
@@ -57,17 +58,30 @@ class Limiter:
         self._budget = _budget(limit, store, lease, clock)
         self.limit: Limit = limit
         """The limit that it was made with."""
-        self.sync: SyncLimiter = SyncLimiter(self._budget)
+        self._refusals = RefusalLog(f"limiter {limit.name or limit.rule.describe()}")
+        self.sync: SyncLimiter = SyncLimiter(self._budget, self._refusals)
 
     @property
     def has_leases(self) -> bool:
         """Whether it grants permits on a shared store, which are leases; `hold` is their only verb."""
         return _leases(self._budget) is not None
 
+    def note_bypass(self, key: str) -> None:
+        """Note a call that went on without the limit because its store failed: a limiter of an app publishes it."""
+
     async def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
         """Return whether one start may go now; if so it is charged. Never waits; refused while other callers wait."""
         budget = self._budget
-        return budget.try_acquire(key, cost) if budget.decides_at_once else await budget.try_acquire_async(key, cost)
+        decision = (
+            budget.try_acquire(key, cost) if budget.decides_at_once else await budget.try_acquire_async(key, cost)
+        )
+        if not decision.allowed:
+            # The same as `note`, without a call: there may be a million refusals a second.
+            log = self._refusals
+            log.count += 1
+            if decision.decided_at >= log.next_at:
+                log.write(key, decision.decided_at)
+        return decision
 
     async def acquire(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Decision:
         """Wait until one start may go; it is charged when it goes.
@@ -76,7 +90,10 @@ class Limiter:
         later. Nothing is charged then, nor when the waiting task is cancelled. Raises CostExceedsLimit if `cost` can
         never be granted.
         """
-        return await self._budget.acquire_async(key, cost, timeout)
+        decision = await self._budget.acquire_async(key, cost, timeout)
+        if not decision.allowed:
+            self._refusals.note(key, decision.decided_at)
+        return decision
 
     def release(self, key: str = "", cost: int = 1) -> None:
         """Return permits of a `Concurrency` that `acquire` took. Raises ValueError below 1 and above those held."""
@@ -98,6 +115,7 @@ class Limiter:
         if (leases := _leases(self._budget)) is not None:
             async with leases.hold_async(key, cost, timeout) as lease:
                 if lease is None:
+                    self._refusals.note(key, leases.clock.monotonic())
                     raise _too_late(key, timeout)
                 yield lease
             return
@@ -140,16 +158,27 @@ class Limiter:
 class SyncLimiter:
     """The verbs of a `Limiter` for threads; they block instead of being awaited."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, refusals: RefusalLog) -> None:
         self._budget = budget
+        self._refusals = refusals
 
     def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
         """Same as `Limiter.try_acquire`."""
-        return self._budget.try_acquire(key, cost)
+        decision = self._budget.try_acquire(key, cost)
+        if not decision.allowed:
+            # The same as `note`, without a call: there may be a million refusals a second.
+            log = self._refusals
+            log.count += 1
+            if decision.decided_at >= log.next_at:
+                log.write(key, decision.decided_at)
+        return decision
 
     def acquire(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Decision:
         """Same as `Limiter.acquire`."""
-        return self._budget.acquire(key, cost, timeout)
+        decision = self._budget.acquire(key, cost, timeout)
+        if not decision.allowed:
+            self._refusals.note(key, decision.decided_at)
+        return decision
 
     def release(self, key: str = "", cost: int = 1) -> None:
         """Same as `Limiter.release`."""
@@ -167,6 +196,7 @@ class SyncLimiter:
         if (leases := _leases(self._budget)) is not None:
             with leases.hold(key, cost, timeout) as lease:
                 if lease is None:
+                    self._refusals.note(key, leases.clock.monotonic())
                     raise _too_late(key, timeout)
                 yield lease
             return

@@ -59,7 +59,11 @@ class LocalBudget:
     def penalize(self, key: str, until: datetime | Duration) -> None:
         if self.is_closed:
             raise GateClosed
-        self.table.penalize(key, parse_until(until, "until", "penalize", self.table.clock.now()))
+        closed_for = parse_until(until, "until", "penalize", self.table.clock.now())
+        if self.table.rule.adapts:
+            # Before it is closed: while a bucket is closed, a refusal of an unknown start is not counted again.
+            self.table.refuse(key, None)
+        self.table.penalize(key, closed_for)
 
     def snapshot(self, key: str) -> Snapshot:
         if self.is_closed:

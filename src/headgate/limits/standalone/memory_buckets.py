@@ -58,6 +58,9 @@ class MemoryBuckets:
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
         self._table_of(bucket).penalize(bucket.key, closed_for)
 
+    async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
+        self._table_of(bucket).refuse(bucket.key, charged_at)
+
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         return self._table_of(bucket).snapshot(bucket.key)
 

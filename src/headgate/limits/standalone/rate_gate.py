@@ -13,6 +13,7 @@ from headgate.arguments import parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError, GateClosed
 from headgate.limits.rate import parse_rate
+from headgate.limits.standalone.refusal_log import RefusalLog
 from headgate.limits.standalone.waiting_lines import WaitingLines
 
 P = ParamSpec("P")
@@ -27,7 +28,8 @@ class RateGate:
     Any number of threads, and of tasks on any number of event loops, may wait at once; they pass in the order of their
     arrival. A pass counts from the instant at which the waiter is awake, so no window ever holds more, however late it
     wakes. `with RateGate(…) as gate:` closes it at the end of the block; `@gate` makes each call of a function wait
-    first. The last N passes are kept in memory of this process. Raises DeclarationError for an invalid rate.
+    first. The last N passes are kept in memory of this process. Waits that end without a pass are logged by
+    `headgate.limiter`, one line each 30 s at most. Raises DeclarationError for an invalid rate.
     """
 
     def __init__(self, rate: str | int, *, per: Duration | None = None, clock: Clock | None = None) -> None:
@@ -41,6 +43,7 @@ class RateGate:
         # window.
         self._passes: deque[int] = deque(maxlen=parsed.count)
         self._is_closed = False
+        self._refusals = RefusalLog(f"rate gate {parsed}")
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """Block this thread until it may pass.
@@ -49,13 +52,19 @@ class RateGate:
         charged then. Raises GateClosed, also when the gate is closed during the wait.
         """
         until = self._until(timeout)
-        return self._pass_nowait() or (self._can_pass_before(until) and self._lines.wait(_LINE, self, until))
+        return (
+            self._pass_nowait()
+            or (self._can_pass_before(until) and self._lines.wait(_LINE, self, until))
+            or self._refuse()
+        )
 
     async def wait_async(self, timeout: Duration | None = None) -> bool:
         """Wait in this task until it may pass, as `wait` does for a thread. A cancelled task is not charged."""
         until = self._until(timeout)
-        return self._pass_nowait() or (
-            self._can_pass_before(until) and await self._lines.wait_async(_LINE, self, until)
+        return (
+            self._pass_nowait()
+            or (self._can_pass_before(until) and await self._lines.wait_async(_LINE, self, until))
+            or self._refuse()
         )
 
     def delay(self) -> float:
@@ -127,6 +136,10 @@ class RateGate:
             if self._is_closed:
                 raise GateClosed
             return _LINE not in self._lines.by_key and self.try_now() is None
+
+    def _refuse(self) -> bool:
+        self._refusals.note("", self._clock.monotonic())
+        return False
 
     def _opens_at(self) -> int:
         return self._passes[0] + self._period if len(self._passes) == self._count else 0

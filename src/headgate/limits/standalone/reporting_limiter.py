@@ -1,4 +1,4 @@
-"""A limiter that reports each call that it refuses."""
+"""A limiter that reports what it decides."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from headgate.limits.limit import Limit
 from headgate.limits.standalone.budget import Budget
 from headgate.limits.standalone.decision import Decision
 from headgate.limits.standalone.limiter import Limiter, SyncLimiter
+from headgate.limits.standalone.refusal_log import RefusalLog
 
-Report = Callable[[str], None]
-"""Is called with the key of a refused call, in the thread of its caller."""
+Report = Callable[[str, Decision], None]
+"""Is called with the key of a call and its decision, in the thread of the caller."""
+
+ReportBypass = Callable[[str], None]
+"""Is called with the key of a request that a middleware passes without the limit."""
 
 
 class ReportingLimiter(Limiter):
-    """A Limiter that calls `report` for each refused call of `try_acquire`, `acquire` and `hold`."""
+    """A Limiter that calls `report` for each `try_acquire`, `acquire` and `hold`, and writes no log lines itself."""
 
-    def __init__(self, limit: Limit, store: BucketStore, *, clock: Clock, report: Report) -> None:
+    def __init__(
+        self, limit: Limit, store: BucketStore, *, clock: Clock, report: Report, report_bypass: ReportBypass
+    ) -> None:
         super().__init__(limit, store, clock=clock)
+        self._refusals.silence()
         self._report = report
-        self.sync = ReportingSyncLimiter(self._budget, report)
+        self._report_bypass = report_bypass
+        self.sync = ReportingSyncLimiter(self._budget, self._refusals, report)
+
+    def note_bypass(self, key: str) -> None:
+        self._report_bypass(key)
 
     async def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
         return _reported(await super().try_acquire(key, cost), key, self._report)
@@ -33,8 +44,8 @@ class ReportingLimiter(Limiter):
 class ReportingSyncLimiter(SyncLimiter):
     """The verbs of a `ReportingLimiter` for threads."""
 
-    def __init__(self, budget: Budget, report: Report) -> None:
-        super().__init__(budget)
+    def __init__(self, budget: Budget, refusals: RefusalLog, report: Report) -> None:
+        super().__init__(budget, refusals)
         self._report = report
 
     def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
@@ -45,6 +56,5 @@ class ReportingSyncLimiter(SyncLimiter):
 
 
 def _reported(decision: Decision, key: str, report: Report) -> Decision:
-    if not decision.allowed:
-        report(key)
+    report(key, decision)
     return decision

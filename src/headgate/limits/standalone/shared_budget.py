@@ -36,7 +36,7 @@ class SharedBudget:
         def begin() -> SharedSession:
             return self.session_kind(open_store(), limit, rule, clock, closes_store=is_new)
 
-        self._clock = clock
+        self.clock: Clock = clock
         self._home = HomeLoop(begin, renews=is_new)
         self._is_closed = False
 
@@ -122,8 +122,8 @@ class SharedBudget:
             raise GateClosed
 
     def _end_of(self, timeout: Duration | None) -> int | None:
-        return None if timeout is None else self._clock.monotonic() + parse_wait(timeout, "timeout", "a limiter")
+        return None if timeout is None else self.clock.monotonic() + parse_wait(timeout, "timeout", "a limiter")
 
     def _opening(self, until: datetime | Duration) -> int:
         """Return the clock time of an instant; an invalid one is refused before any request."""
-        return self._clock.monotonic() + parse_until(until, "until", "penalize", self._clock.now())
+        return self.clock.monotonic() + parse_until(until, "until", "penalize", self.clock.now())

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 from headgate.clock import Clock
 from headgate.errors import GateClosed
-from headgate.limits.bucket_store import Bucket, BucketStore, Taken
+from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.bucket_table import check_cost
@@ -70,6 +70,9 @@ class SharedSession:
     async def penalize(self, key: str, opens_at: int) -> None:
         """Close the bucket until clock time `opens_at` (monotonic µs); the time to connect counts."""
         await self._ready()
+        if isinstance(self._store, NotesRefusals) and self._rule.adapts:
+            # Before it is closed: while a bucket is closed, a refusal of an unknown start is not counted again.
+            await self._store.refuse(self._bucket(key))
         await self._store.penalize(self._bucket(key), max(0, opens_at - self._clock.monotonic()))
 
     async def snapshot(self, key: str) -> Snapshot:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
-from headgate.storage.claiming import EXPIRED_A_VISIT, LaneHead
+from headgate.storage.claim_rows import LaneHead
+from headgate.storage.claiming import EXPIRED_A_VISIT
 from headgate.storage.postgres.arrivals import ProvenFront, merge
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.limit_time import correct_limit_time
@@ -257,7 +258,7 @@ class Claimer:
             for queue, lane in snapshot.ungated.items()
             if lane.version is not None and lane.first is not None
         ]
-        due = [lane.place for lane in snapshot.due]
+        due = [lane.place for lane in snapshot.due if lane.group_id is None]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
         self.low_watermarks.record_positions(due, opened, snapshot.limit_now)
         return snapshot

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from headgate.clock import Clock
 from headgate.storage.admission import RowId
-from headgate.storage.claiming import LOCKED_FOR, LaneHead
+from headgate.storage.claim_rows import LaneHead
+from headgate.storage.claiming import LOCKED_FOR
 
 
 class LockedJobs:

@@ -121,6 +121,10 @@ class PostgresBuckets(StoredBuckets):
         ask = super().penalize
         await self._within_timeout(lambda: self._repeat_until_answered(lambda: ask(bucket, closed_for)))
 
+    async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
+        ask = super().refuse
+        await self._within_timeout(lambda: ask(bucket, charged_at))
+
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         ask = super().snapshot
         return await self._within_timeout(lambda: self._repeat_until_answered(lambda: ask(bucket)))

@@ -124,7 +124,7 @@ class BucketViews:
         """Write the states that have changed. Returns whether there were any."""
         charged = self.charged
         if charged:
-            await tx.execute("charge", charged=[Charged.of(view) for view in charged])
+            await tx.execute("charge", wanted=[Charged.of(view) for view in charged])
         return bool(charged)
 
     def _make(self, draw: Draw, row: BucketRow | None) -> BucketView:
@@ -152,6 +152,17 @@ async def lock_buckets(tx: Transaction, draws: Iterable[Draw]) -> list[BucketRow
     """Lock the rows of these buckets, in the order of their ids, as every transaction does."""
     ids = sorted({bucket_id(draw) for draw in draws})
     return await tx.fetch(BUCKETS, "buckets_for_update", ids=ids) if ids else []
+
+
+async def lock_or_insert(tx: Transaction, draws: Iterable[Draw]) -> list[BucketRow]:
+    """As lock_buckets, after inserting missing rows."""
+    wanted = set(draws)
+    rows = await lock_buckets(tx, wanted)
+    while len(rows) < len(wanted):
+        # New, or deleted for being idle a moment ago.
+        await ensure_rows(tx, wanted)
+        rows = await lock_buckets(tx, wanted)
+    return rows
 
 
 async def lock_views(
@@ -186,6 +197,6 @@ async def ensure_rows(tx: Transaction, draws: Iterable[Draw]) -> None:
 
 async def close_buckets(tx: Transaction, draws: Iterable[Draw], until: int) -> None:
     """Let nothing start on these buckets before that limit time."""
-    closed = [BucketName(bucket_id(draw), draw.limit, draw.key) for draw in draws]
-    if closed:
-        await tx.execute("close_buckets", closed=closed, until=until)
+    rows = await lock_or_insert(tx, draws)
+    if rows:
+        await tx.execute("close_buckets", ids=[row.id for row in rows], until=until)

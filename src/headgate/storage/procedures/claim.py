@@ -30,7 +30,8 @@ from headgate.clock import SECOND, Clock
 from headgate.jobs.draw_set import chosen
 from headgate.jobs.job import Draw
 from headgate.storage.admission import RowId
-from headgate.storage.claiming import LOWEST_RANK, ClaimPlan, LaneHead, LaneMove, LaneRow, LaneVisit, sort_heads
+from headgate.storage.claim_rows import LOWEST_RANK, LaneHead, LaneMove, LaneRow, TurnGroupRow
+from headgate.storage.claiming import ClaimPlan, LaneVisit, sort_heads
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow
 from headgate.storage.following import EndedJob
@@ -150,6 +151,7 @@ class _Remaining(msgspec.Struct):
 _NODES = RowDecoder(_LockedNode, "node")
 _HEADS = RowDecoder(LaneHead, "job")
 _HELD_LANES = RowDecoder(_HeldLane, "lane")
+_TURN_GROUPS = RowDecoder(TurnGroupRow, "turn group")
 _REMAINING = RowDecoder(_Remaining, "lane")
 
 
@@ -254,6 +256,9 @@ class ClaimTransaction:
         plan.opened = [buckets.of(row) for row in snapshot.opened]
         grants = plan.grants()
         snapshot.behind = await self._lanes_behind(grants, known_only=known_only) if grants else []
+        groups = {row.group_id for row in (*snapshot.behind, *snapshot.due, *snapshot.woken)} - {None}
+        if groups:
+            plan.note_groups(await self._tx.fetch(_TURN_GROUPS, "turn_groups", ids=list(groups)))
         if self._claim.slots is not None:
             plan.divide(plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken]))
             self._shares = plan.shares(plan.ready)
@@ -289,7 +294,9 @@ class ClaimTransaction:
         """Whether there may be more lanes than were read."""
         snapshot, page = self._snapshot, self._plan.page
         # At most as many lanes are read behind a bucket as it grants, so they are always cut short.
-        return len(snapshot.due) + len(snapshot.woken) >= page or len(snapshot.opened) >= page or bool(snapshot.behind)
+        if len(snapshot.due) + len(snapshot.woken) >= page or len(snapshot.opened) >= page or bool(snapshot.behind):
+            return True
+        return self._plan.cuts_groups(snapshot.due)
 
     # ---------------------------------------------------------------------------------------------- claim
 
@@ -360,6 +367,7 @@ class ClaimTransaction:
         """Lock lanes that no other transaction has locked, and return them as they are now."""
         if self._tx.has_one_writer:
             return list(visits)
+        visits = await self._lock_groups(visits)
         rows = await self._tx.fetch(
             _HELD_LANES,
             "lock_lanes",
@@ -386,6 +394,16 @@ class ClaimTransaction:
                 newer.turn,
             )
         return held
+
+    async def _lock_groups(self, visits: Sequence[LaneVisit]) -> Sequence[LaneVisit]:
+        """Lock the groups of lanes, and return the lanes without those whose group another transaction has locked."""
+        ids = {visit.row.group_id for visit in visits} - {None}
+        if not ids:
+            return visits
+        rows = await self._tx.fetch(_TURN_GROUPS, "lock_turn_groups", ids=list(ids))
+        self._plan.note_groups(rows)
+        held = {row.id for row in rows}
+        return [visit for visit in visits if visit.row.group_id is None or visit.row.group_id in held]
 
     # ---------------------------------------------------------------------------------------------- heads
 
@@ -498,11 +516,19 @@ class ClaimTransaction:
         visits = plan.visits if tx.has_one_writer else plan.gated
         moves = await self._moves(visits, dropped)
         await self._write_claim(visits, moves)
+        turns = plan.written_turns(move.id for move in moves)
+        if turns:
+            # After the lanes: a group leaves the line with the last of its lanes.
+            await tx.execute("write_turns", written=turns)
         ended = await self._drop(dropped) if dropped else []
         # After the charges: they write states that still have the returned permits.
         reopened = await return_permits(tx, plan.given)
         lanes = plan.batch_lanes
-        released = await tx.execute("release_batch_lanes", released=lanes, limit_now=plan.limit_now) if lanes else 0
+        released = (
+            await tx.execute("release_batch_lanes", released=lanes, now=plan.now, limit_now=plan.limit_now)
+            if lanes
+            else 0
+        )
         timers = plan.timers(reopened)
         if timers:
             rows = [BucketTimer(bucket_id(view.draw), opens_at) for view, opens_at in timers]

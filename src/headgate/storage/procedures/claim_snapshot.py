@@ -11,7 +11,7 @@ import msgspec
 
 from headgate.jobs.job import Draw
 from headgate.storage.admission import TURN, RowId
-from headgate.storage.claiming import LaneRow
+from headgate.storage.claim_rows import LaneRow
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BUCKETS, BucketRow
 from headgate.storage.records import Claim
@@ -31,6 +31,7 @@ class ClaimSnapshotRow(msgspec.Struct):
     revision: int
     opened: str
     due: str
+    grouped: str
     woken: str
     next_bucket: int | None
     next_wake: int | None
@@ -102,6 +103,8 @@ class _StoredLane(msgspec.Struct, array_like=True):
     opened_at: int | None
     turn: int | None = None
     version: int = 0
+    group_id: str | None = None
+    group_most: int = 0
 
 
 _decode_stored = RowDecoder(_StoredLane, "lane").decode
@@ -122,7 +125,7 @@ class ClaimSnapshot:
         self.revision = row.revision
         self.paused = _decode_paused(row.paused)
         self.opened: list[BucketRow] = BUCKETS.decode(row.opened)
-        self.due = _lanes(row.due)
+        self.due = [*_lanes(row.due), *_lanes(row.grouped)]
         self.woken = _lanes(row.woken)
         self.behind: list[LaneRow] = []
         self.next_bucket = row.next_bucket
@@ -208,6 +211,8 @@ def _lanes(text: str) -> list[LaneRow]:
             row.opened_at,
             row.turn,
             row.version,
+            group_id=row.group_id,
+            group_most=row.group_most,
         )
         for row in _decode_stored(text)
     ]

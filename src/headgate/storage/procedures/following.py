@@ -213,6 +213,7 @@ async def store_ties(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[
             batch.enqueued_at,
             batch.batch,
             bool(batch.leaders),
+            batch.schedule,
             *placed.counts.get(batch.id, BatchCount(batch.id))[1:],
         )
         for batch in batches

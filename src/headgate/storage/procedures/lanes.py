@@ -15,6 +15,8 @@ import msgspec
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms
+from headgate.limits.fair import PREFIX
+from headgate.limits.key import BETWEEN_LEVELS
 from headgate.storage.driver import Transaction
 from headgate.storage.row_ids import lane_id
 
@@ -64,6 +66,11 @@ def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, exempt_d
     return Lane(queue, asked, terms.variant(exempt_draws) if terms is not None and asked else "")
 
 
+def is_grouped(draws: Sequence[Draw]) -> bool:
+    """Whether the draws have the key of two levels of a fair queue."""
+    return any(BETWEEN_LEVELS in draw.key and draw.limit.startswith(PREFIX) for draw in draws)
+
+
 def arrival_of(lane: Lane, run_at: int, rank: int, *, delayed: bool, jobs: int = 1) -> Arrival:
     """Return the arrival of a job in a lane. With `jobs` 0 the job was there already, and its time or rank changed."""
     if delayed:
@@ -87,7 +94,10 @@ async def add_arrivals(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
         return
     left = {row.lane for row in rows if row.jobs < 0}
     behind = await tx.values("behind_of_lanes", lanes=list(left)) if left else []
-    await tx.execute("add_arrivals", arrivals=rows, since=tx.take_places(len(rows)))
+    since = tx.take_places(len(rows))
+    if any(is_grouped(row.draws) for row in rows):
+        await tx.execute("join_groups", arrivals=rows, since=since)
+    await tx.execute("add_arrivals", arrivals=rows, since=since)
     if behind:
         await tx.execute("clear_timers", ids=behind)
 

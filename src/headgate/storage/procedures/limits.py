@@ -18,7 +18,7 @@ from headgate.storage.fetched import FetchedBalance, dump_balance, load_balance
 from headgate.storage.json_text import limit_needle
 from headgate.storage.live_rules import EditSetting, LimitSetting, edited
 from headgate.storage.procedures.audit import add_audit_record
-from headgate.storage.procedures.buckets import close_buckets, ensure_rows, lock_buckets, lock_views
+from headgate.storage.procedures.buckets import close_buckets, lock_buckets, lock_or_insert, lock_views
 from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.procedures.waiting import release_idle
 from headgate.storage.records import Amendment, Deposit
@@ -77,9 +77,8 @@ async def visit(
 async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
     """As `Store.deposit`."""
     draws = [deposit.draw for deposit in deposits]
-    await ensure_rows(tx, draws)
-    await lock_buckets(tx, draws)
-    await tx.execute("charge", charged=[_with_balance(deposit.draw, deposit.balance) for deposit in deposits])
+    await lock_or_insert(tx, draws)
+    await tx.execute("charge", wanted=[_with_balance(deposit.draw, deposit.balance) for deposit in deposits])
     timers = [
         BucketTimer(bucket_id(deposit.draw), tx.limit_now if deposit.balance.left else deposit.balance.opens_at)
         for deposit in deposits
@@ -105,7 +104,7 @@ async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> list[int]:
         if mine:
             emptied.append(_with_balance(deposit.draw, replace(balance, left=0)))
     if emptied:
-        await tx.execute("charge", charged=emptied)
+        await tx.execute("charge", wanted=emptied)
     return left
 
 

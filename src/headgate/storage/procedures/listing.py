@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from math import inf
 from typing import Any
@@ -15,6 +16,8 @@ from headgate.jobs.draw_set import DrawSet, union
 from headgate.jobs.gating import GatedJob, KnownGates
 from headgate.jobs.job import AttemptRecord, Draw, JobRecord, JobState
 from headgate.jobs.terms import GateTerms
+from headgate.limits.fair import PREFIX
+from headgate.limits.key import levels_of
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import demand_of
 from headgate.storage.driver import Transaction
@@ -29,6 +32,7 @@ from headgate.storage.records import (
     JobFilter,
     JobName,
     JobPage,
+    KeyWaiting,
     LimitWaiting,
     QueueCounts,
     QueuePosition,
@@ -37,6 +41,7 @@ from headgate.storage.records import (
     TiedJob,
     Ties,
     ViewCount,
+    WaitingByKey,
     WaitingByLimit,
     WaitingCount,
 )
@@ -59,6 +64,10 @@ MORE_AT_ONCE = 20_000
 
 LANES_SEARCHED = 250_000
 """How many lanes are searched at most for those that draw on a bucket."""
+
+
+LANES_IN_TURN = 2_000
+"""How many lanes of a fair queue are read at most in each place: in line, in a group, behind a bucket, arrived."""
 
 
 _BEFORE_ALL = BucketPlace(True, 1 << 62, "", "")
@@ -87,6 +96,12 @@ class _PausedQueue(msgspec.Struct, array_like=True):
     paused_at: int
 
 
+class _LaneJobs(msgspec.Struct, array_like=True):
+    part: str
+    draws: tuple[Draw, ...]
+    jobs: int
+
+
 class _PredictionInput(msgspec.Struct, array_like=True):
     waiting: int
     behind: Draw | None
@@ -98,9 +113,15 @@ class _Start(msgspec.Struct, array_like=True):
     charged_at: int
 
 
+class _BatchTasks(msgspec.Struct, array_like=True):
+    id: str
+    tasks: tuple[str, ...]
+
+
 _JOB_NAMES = RowDecoder(JobName, "job")
 _JOBS = RowDecoder(JobRecord, "job", state=JobState.WAITING)
 _BATCHES = RowDecoder(BatchRecord, "batch")
+_BATCH_TASKS = RowDecoder(_BatchTasks, "batch")
 _TIED = RowDecoder(TiedJob, "job")
 
 TIES_SHOWN = 100
@@ -115,6 +136,7 @@ _BLOCKERS = RowDecoder(Blocker, "blocker", kind="blocks")
 _LIMITS_WAITING = RowDecoder(LimitWaiting, "limit")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0])
 _POSITIONS = RowDecoder(_QueuePosition, "job")
+_LANE_JOBS = RowDecoder(_LaneJobs, "lane", draws=UNREADABLE_DRAWS)
 _PREDICTION_INPUTS = RowDecoder(_PredictionInput, "lane")
 _STARTS = RowDecoder(_Start, "start", draws=UNREADABLE_DRAWS)
 _GATED = RowDecoder(GatedJob, "job")
@@ -338,6 +360,12 @@ async def batches(tx: Transaction, *, pending_only: bool, cursor: str | None, co
     return await tx.fetch(_BATCHES, "batches_pending" if pending_only else "batches", cursor=cursor, count=count)
 
 
+async def tasks_of_batches(tx: Transaction, batch_ids: Collection[str], most: int) -> dict[str, Sequence[str]]:
+    """As `Store.tasks_of_batches`."""
+    found = await tx.fetch(_BATCH_TASKS, "tasks_of_batches", ids=[*batch_ids], most=most)
+    return {each.id: each.tasks for each in found}
+
+
 async def gated_jobs(
     tx: Transaction,
     tasks: frozenset[str],
@@ -394,6 +422,22 @@ async def is_paused(tx: Transaction, queue: str) -> bool:
 async def backlog(tx: Transaction, queue: str) -> int:
     """As `Store.backlog`."""
     return int(await tx.value("backlog", queue=queue))
+
+
+async def waiting_by_key(tx: Transaction, queue: str, count: int) -> WaitingByKey:
+    """As `Store.waiting_by_key`."""
+    order = PREFIX + queue
+    read: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    for lane in await tx.fetch(_LANE_JOBS, "lanes_in_turn", queue=queue, most=LANES_IN_TURN):
+        read[lane.part] += 1
+        key = next((draw.key for draw in lane.draws if draw.limit == order), None)
+        if key is not None:
+            waiting[levels_of(key)[0]] += lane.jobs
+    # Arrivals that are not merged yet may be negative.
+    keys = sorted((-jobs, key) for key, jobs in waiting.items() if jobs > 0)
+    is_exact = not read["unread"] and all(lanes < LANES_IN_TURN for lanes in read.values())
+    return WaitingByKey([KeyWaiting(key, -jobs) for jobs, key in keys[:count]], len(keys), is_exact)
 
 
 async def is_work_left(tx: Transaction, queues: Collection[str], tasks: Collection[str], *, ready_only: bool) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from headgate.clock import SECOND
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import is_poisonous
@@ -27,7 +28,7 @@ from headgate.storage.procedures.finish import (
 )
 from headgate.storage.procedures.following import resolve_followers
 from headgate.storage.process import is_running, pid_space, process_started
-from headgate.storage.records import Beat, EditNode, NodeRecord, NodeSetting, Peer, Recovered, Upkeep
+from headgate.storage.records import Beat, DeployRecord, EditNode, NodeRecord, NodeSetting, Peer, Recovered, Upkeep
 from headgate.storage.stored_rows import RowDecoder
 
 Gone = Literal["left", "dead"]
@@ -73,6 +74,7 @@ class _Node(_Process):
 
 class _Peer(_Process):
     queues: dict[str, int] | None
+    name: str | None
     slots: int | None
     is_quiet: bool
     is_stopping: bool
@@ -85,6 +87,10 @@ class _LockedNodeJob(msgspec.Struct):
     gone: Gone | None
 
 
+DEPLOYS_KEPT = 400 * 86_400 * SECOND
+"""Microseconds."""
+
+_DEPLOYS = RowDecoder(DeployRecord, "deploy")
 _NODES = RowDecoder(_Node, "node")
 _PEERS = RowDecoder(_Peer, "node")
 _SETTINGS = RowDecoder(NodeSetting, "node")
@@ -99,6 +105,7 @@ async def join(
     setting: NodeSetting,
     labels: Sequence[str],
     version: str,
+    release: str | None,
     port: int | None,
 ) -> None:
     """As `Store.join`, for this process, in this boot of its machine; `port` is where it receives wake-ups."""
@@ -117,9 +124,22 @@ async def join(
         is_quiet=setting.is_quiet,
         labels=as_json(labels),
         version=version,
+        release=release,
     )
     if port is not None:
         await tx.execute("announce_port", id=node, port=port)
+    if release is not None and await tx.execute("add_deploy", node=node, release=release, now=tx.now):
+        await tx.execute("prune_deploys", before=tx.now - DEPLOYS_KEPT)
+
+
+async def deploys(tx: Transaction, since: int, count: int) -> list[DeployRecord]:
+    """As `Store.deploys`."""
+    found: list[DeployRecord] = []
+    for each in reversed(await tx.fetch(_DEPLOYS, "deploys", since=since, count=count)):
+        # Two nodes may have noted the same one.
+        if not found or found[-1].release != each.release:
+            found.append(each)
+    return found
 
 
 async def beat(tx: Transaction, node: str, lingering: Sequence[str], started_since: int, *, is_stopping: bool) -> Beat:
@@ -155,6 +175,7 @@ async def upkeep(tx: Transaction, node: str, boot_id: str, arrival_floor: int) -
         has_followers=rows[0].has_followers,
         has_arrived=rows[0].has_arrived,
         setting=settings[0] if settings else None,
+        name=next((row.name for row in rows if row.name is not None), None),
     )
 
 
@@ -200,6 +221,16 @@ async def set_node(tx: Transaction, node: str, edit: EditNode, audit_record: Aud
     return True
 
 
+async def rename_node(tx: Transaction, node: str, name: str, audit_record: AuditRecord | None) -> bool | None:
+    """As `Store.rename_node`."""
+    if not await tx.fetch(_SETTINGS, "lock_node_setting", id=node):
+        return None
+    if not await tx.execute("rename_node", id=node, name=name):
+        return False
+    await add_audit_record(tx, audit_record)
+    return True
+
+
 async def leave(tx: Transaction, node: str, held: frozenset[str] = frozenset()) -> Recovered:
     """As `Store.leave`. Raises FollowersHeld for jobs that are not in `held`."""
     await tx.fetch(_LOCKED, "lock_node", id=node, beat=None)
@@ -218,6 +249,8 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
     if not found:
         return None
     gone = found[0].gone
+    if gone is None:
+        await tx.execute("note_lost_node", id=node, now=tx.now)
     recovered = await _take_back(tx, node, gone or "dead", held)
     is_removed = await _remove(tx, node, gone or "dead")
     has_changed = recovered.returned or recovered.poisonous or recovered.completed

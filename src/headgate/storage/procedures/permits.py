@@ -55,4 +55,4 @@ async def release_unused_batches(tx: Transaction, draw: Draw) -> int:
 async def _write(tx: Transaction, left: Sequence[tuple[BucketRow, HeldPermits]]) -> None:
     if left:
         rows = [(row.id, dump_permits(held), NEVER if held.holders else tx.limit_now) for row, held in left]
-        await tx.execute("write_permits", left_over=rows, limit_now=tx.limit_now)
+        await tx.execute("write_permits", wanted=rows, limit_now=tx.limit_now)

@@ -1,4 +1,4 @@
-"""Schedules: rules that enqueue the same job again and again."""
+"""Schedules: rules that enqueue the same job, or graph of jobs, again and again."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class _ScheduleRow(msgspec.Struct):
     formerly: str | None
     skipped: Skipped | None
     skipped_at: int | None
+    skips: int
     unreadable: str | None = None
 
     @property
@@ -70,6 +71,7 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, was: str, 
         return False
     # Waits for jobs that are ending, so that their notes are counted.
     await tx.execute("move_scheduled_jobs", name=record.name, was=was)
+    await tx.execute("move_scheduled_batches", name=record.name, was=was)
     await tx.execute("take_over_schedule", name=record.name, was=was)
     await tx.execute("remove_schedule", name=was)
     return True
@@ -85,7 +87,11 @@ async def fire(tx: Transaction, fired: Sequence[Fired]) -> list[bool]:
             await tx.execute("merge_schedule_notes", names=sorted(names))
         await tx.execute("advance_schedules", fired=written)
     jobs = [job for each in written for job in each.jobs]
-    await add_jobs(tx, jobs)
+    batches = [batch for each in written for batch in each.batches]
+    await add_jobs(tx, jobs, batches)
+    if batches:
+        runs = [run for each in written for run in each.runs]
+        await tx.execute("uncount_final_runs", runs=runs, names=sorted(names))
     await note_enqueued(tx, jobs)
     return [each.name in names for each in fired]
 

@@ -16,6 +16,7 @@ from headgate.storage.driver import Transaction
 from headgate.storage.endings import prunable_at_once
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.permits import Holder, PermitBucket, PermitRelease
+from headgate.storage.procedures.alerts import evict_alerts
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import BUCKETS, lock_buckets
 from headgate.storage.procedures.permits import return_permits
@@ -23,6 +24,7 @@ from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.schedules import evict_schedule_notes
 from headgate.storage.procedures.settings import read_settings
 from headgate.storage.procedures.tags import remove_tags
+from headgate.storage.records import Deletion
 from headgate.storage.stored_rows import RowDecoder
 
 
@@ -46,41 +48,45 @@ _LOCKED = RowDecoder(_LockedFinalJob, "job")
 _HOLDERS = RowDecoder(Holder, "job")
 
 
-async def prune(
-    tx: Transaction, since: int, before: int, count: int, states: Collection[JobState], ids: Sequence[str] | None
-) -> int:
+async def prune(tx: Transaction, since: int, before: int, count: int, states: Collection[JobState]) -> int:
     """As `Store.prune`."""
-    asked = {"before": before, "count": count, "states": sorted(states)}
-    if ids is None:
-        found = await tx.fetch(_PRUNABLE, "prunable", since=since, **asked)
-    else:
-        found = await tx.fetch(_PRUNABLE, "prunable_by_id", ids=list(ids), **asked)
-    if not found and ids is None:
+    found = await tx.fetch(_PRUNABLE, "prunable", since=since, before=before, count=count, states=sorted(states))
+    if not found:
         # Batches that had no job, joins, and batches whose last jobs were deleted by several nodes at once.
         joins = [id for id in await tx.values("prune_batches", before=before, count=count) if id is not None]
         if joins:
             await tx.execute("prune_awaited_leaders", ids=joins)
-    return await _delete(tx, found, before)
+    return len(await _delete(tx, found, before))
 
 
 async def prune_by_own_retention(tx: Transaction, count: int) -> int:
     """As `Store.prune_by_own_retention`."""
     found = await tx.fetch(_PRUNABLE, "prunable_by_own_retention", now=tx.now, count=count)
-    return await _delete(tx, found, tx.now + 1)
+    return len(await _delete(tx, found, tx.now + 1))
 
 
-async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> int:
-    """Delete jobs that finished before then, as many as one commit may delete. Returns how many were deleted."""
+async def delete(tx: Transaction, ids: Sequence[str], before: int, audit_record: AuditRecord | None) -> Deletion:
+    """As `Store.delete`."""
+    needed = frozenset(await tx.values("needed", ids=list(ids)))
+    found = await tx.fetch(_PRUNABLE, "deletable", ids=[id for id in ids if id not in needed], before=before)
+    deleted = await _delete(tx, found, before)
+    if deleted:
+        await add_audit_record(tx, audit_record)
+    return Deletion(frozenset(deleted), needed)
+
+
+async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> list[str]:
+    """Delete jobs that finished before then, as many as one commit may delete. Returns the ids of the deleted jobs."""
     found = found[: prunable_at_once([job.lines for job in found])]
     if not found:
-        return 0
+        return []
     # A permit that was kept until a job succeeds is released with the job at the latest.
     holders = {job.id: job for job in found if job.held and job.terms is not None}
     if holders:
         await lock_buckets(tx, {draw for job in holders.values() for draw in chosen(job.draws, job.held)})
     locked = await tx.fetch(_LOCKED, "lock_prunable", ids=[job.id for job in found], before=before)
     if not locked:
-        return 0
+        return []
     if holders:
         await return_permits(
             tx, [_given(holders[job.id], job.held) for job in locked if job.held and job.id in holders]
@@ -91,11 +97,11 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> i
         await tx.execute("prune_lines", ids=gone)
     await tx.execute("prune_job_audit", ids=gone)
     await remove_tags(tx, [job for job in found if job.id in set(gone)])
-    pruned = await tx.execute("prune_jobs", ids=gone)
+    await tx.execute("prune_jobs", ids=gone)
     batches = {job.batch for job in found if job.batch is not None}
     if batches:
         await tx.execute("prune_batches_of", ids=sorted(batches), before=before)
-    return pruned
+    return gone
 
 
 def _given(job: _Prunable, held: DrawSet) -> PermitRelease:
@@ -111,9 +117,32 @@ async def evict(tx: Transaction, count: int) -> int:
     evicted = await tx.execute("evict_buckets", limit_now=tx.limit_now, count=count)
     evicted += await tx.execute("evict_notes", limit_now=tx.limit_now, count=count)
     evicted += await tx.execute("evict_kept_keys", now=tx.now, count=count)
+    evicted += await evict_alerts(tx, count)
     evicted += await tx.execute("evict_lanes", count=count)
+    evicted += await tx.execute("evict_turn_groups", count=count)
+    await tx.execute("leave_line", count=count)
     async with tx.atomic():
         return evicted + await evict_schedule_notes(tx, count)
+
+
+async def identity(tx: Transaction) -> str:
+    """As `Store.identity`."""
+    return str(await tx.value("identity"))
+
+
+async def is_folder_used(tx: Transaction, url: str) -> bool:
+    """As `Store.is_folder_used`."""
+    return bool(await tx.values("used_folder", url=url))
+
+
+async def note_folder_used(tx: Transaction, url: str) -> None:
+    """As `Store.note_folder_used`."""
+    await tx.execute("note_used_folder", url=url)
+
+
+async def stored_ids(tx: Transaction, ids: Sequence[str]) -> list[str]:
+    """As `Store.stored_ids`."""
+    return await tx.values("stored_ids", ids=list(ids))
 
 
 async def pause_queue(tx: Transaction, queue: str, audit_record: AuditRecord | None, *, ends: bool = False) -> bool:

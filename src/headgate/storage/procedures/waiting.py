@@ -53,6 +53,7 @@ class FoundJob(msgspec.Struct):
     delayed: bool
     run_at: int
     rank: int
+    attempt: int
     outcome: str | None
 
     @property
@@ -156,11 +157,15 @@ def affected_buckets(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | No
     return list(draws) if has_costs else [*chosen(draws, held), *draws_of_batch(draws, terms)]
 
 
-async def cancel(tx: Transaction, job_id: str, audit_record: AuditRecord | None) -> JobState | None:
+async def cancel(
+    tx: Transaction, job_id: str, audit_record: AuditRecord | None, *, waiting_only: bool = False
+) -> JobState | None:
     """As `Store.cancel`."""
     found = await _locked(tx, job_id)
     if found is None:
         return None
+    if waiting_only and found.state is not JobState.WAITING:
+        return found.state
     if not found.state.is_final:
         await add_audit_record(tx, audit_record)
     ended = EndedJob(found.id, JobState.CANCELLED, found.is_followed, found.batch)
@@ -189,6 +194,9 @@ async def retry(tx: Transaction, job_id: str, audit_record: AuditRecord | None) 
         if found_rival.rival is not None:
             raise key_taken(found.id, found_rival.rival)
     await add_audit_record(tx, audit_record)
+    terms = None if found.terms is None else found.terms.retried(found.attempt)
+    if terms != found.terms:
+        await tx.execute("change_terms", id=found.id, terms=optional_json(terms))
     ended = EndedJob(found.id, found.state, found.is_followed, found.batch)
     # This may wait for a transaction that stores another job under its key, so batches and buckets are locked later.
     if is_held_back:
@@ -290,7 +298,7 @@ async def expire(
 
 def _dropped(job: _Expired, now: int) -> DroppedRow:
     behind = None if job.limit is None else Draw(job.limit, job.key or "")
-    state, error = late_ending(now, job.expires_at, job.give_up_at, job.terms, behind)
+    state, error = late_ending(now, job.expires_at, job.give_up_at, job.terms, job.attempt, behind)
     return DroppedRow(
         job.id, job.lane, state, error, NO_DRAWS if job.terms is None else job.terms.kept(job.held, state)
     )

@@ -4,23 +4,63 @@
 -- The server's wall clock in microseconds, now and not at the beginning of the transaction.
 (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
+-- part: locked_buckets [postgres]
+-- The buckets of :ids, locked in the order of their ids. A lock that had to wait returns the version that was there then.
+(
+    SELECT locked.*
+    FROM (SELECT id FROM @wanted_ids ORDER BY id) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT * FROM headgate.bucket WHERE bucket.id = wanted.id ORDER BY version DESC LIMIT 1 FOR UPDATE
+    ) AS locked
+)
+
+-- part: wanted_ids [postgres]
+unnest(:ids::text[]) AS wanted (id)
+
+-- part: wanted_ids [sqlite]
+(SELECT value AS id FROM json_each(:ids)) AS wanted
+
+-- part: newest_bucket [postgres]
+-- The current version of each of the locked buckets in `wanted`. A join by the id alone would read all versions.
+CROSS JOIN LATERAL (
+    SELECT version FROM headgate.bucket WHERE bucket.id = wanted.id ORDER BY version DESC LIMIT 1
+) AS newest
+
+-- part: newest_bucket [sqlite]
+
+-- part: is_newest [postgres]
+bucket.id = wanted.id AND bucket.version = newest.version
+
+-- part: is_newest [sqlite]
+bucket.id = wanted.id
+
+-- part: next_version [postgres]
+-- The version of a bucket after a charge: that of the last second, or a new one.
+greatest(bucket.version, @server_clock >> 20)
+
+-- part: raise_version [postgres]
+version = @next_version,
+
+-- part: raise_version [sqlite]
+
 -- name: buckets_for_update [postgres]
 -- Lock these buckets in the order of their ids, and return each with the time of its lock.
 SELECT
     id, limit_name AS "limit", key, state, opens_at, closed_until, @server_clock AS locked_at,
     (SELECT ahead FROM headgate.limit_time) AS ahead
-FROM (SELECT * FROM headgate.bucket WHERE id {any:ids text} ORDER BY id FOR UPDATE) AS bucket
+FROM @locked_buckets AS bucket
 
 -- name: buckets_for_update [sqlite]
 SELECT id, limit_name AS "limit", key, state, opens_at, closed_until FROM bucket WHERE id {any:ids text}
 
 -- name: write_permits
--- Store the permits of buckets after some were returned. The next claim visits the lanes behind them.
+-- Store the permits of locked buckets after some were returned. The next claim visits the lanes behind them.
 UPDATE headgate.bucket
-SET state = left_over.state, idle_at = left_over.idle_at,
+SET @raise_version state = wanted.state, idle_at = wanted.idle_at,
     opens_at = CASE WHEN opens_at IS NOT NULL THEN {least}(opens_at, :limit_now) END
-FROM {rows:left_over(id text, state text, idle_at bigint)}
-WHERE bucket.id = left_over.id
+FROM {rows:wanted(id text, state text, idle_at bigint)}
+@newest_bucket
+WHERE @is_newest
 
 -- name: keep_permits
 -- Store which permits jobs still hold.

@@ -64,19 +64,15 @@ AND EXISTS (
     )
 )
 
--- part: lane_row [postgres]
--- A lane as the snapshot has it. A lane that was asleep is in line since it woke.
-json_build_array(
-    lane.id, lane.queue, lane.draws, lane.waiting,
-    coalesce(lane.since, (SELECT limit_now - now FROM instant) + lane.wakes_at), lane.behind, lane.wakes_at,
-    lane.variant, lane.opened_at, lane.turn, lane.version
-)
+-- part: lane_fields [postgres]
+-- The fields of a lane as the snapshot has it. A lane that was asleep is in line since it woke.
+lane.id, lane.queue, lane.draws, lane.waiting,
+coalesce(lane.since, (SELECT limit_now - now FROM instant) + lane.wakes_at), lane.behind, lane.wakes_at,
+lane.variant, lane.opened_at, lane.turn, lane.version, lane.group_id
 
--- part: lane_row [sqlite]
-json_array(
-    lane.id, lane.queue, CAST(lane.draws AS text), lane.waiting, coalesce(lane.since, :limit_now - :now + lane.wakes_at),
-    lane.behind, lane.wakes_at, lane.variant, lane.opened_at, lane.turn
-)
+-- part: lane_fields [sqlite]
+lane.id, lane.queue, CAST(lane.draws AS text), lane.waiting, coalesce(lane.since, :limit_now - :now + lane.wakes_at),
+lane.behind, lane.wakes_at, lane.variant, lane.opened_at, lane.turn, 0, lane.group_id
 
 -- part: instant
 -- The time of the server, or the time that the caller passes.
@@ -158,18 +154,44 @@ SELECT
         ) AS opened
     ) AS opened,
     (
-        SELECT coalesce(json_agg(@lane_row), '[]')
+        SELECT coalesce(json_agg(json_build_array(@lane_fields)), '[]')
         FROM unnest(:queues::text[]) AS wanted
         CROSS JOIN LATERAL (
             SELECT * FROM headgate.lane
-            WHERE queue = wanted AND gated AND behind IS NULL AND since IS NOT NULL AND lane.place >= :due_floor::bigint
-                AND (NOT :known_only::boolean OR (@lane_is_known))
+            WHERE queue = wanted AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+                AND lane.place >= :due_floor::bigint AND (NOT :known_only::boolean OR (@lane_is_known))
             ORDER BY lane.place, since, id
             LIMIT :count::integer
         ) AS lane
     ) AS due,
+    -- The lanes of the first groups in line: all that the first one can use, half as many of the second one, ….
     (
-        SELECT coalesce(json_agg(@lane_row), '[]')
+        SELECT coalesce(json_agg(json_build_array(@lane_fields, most)), '[]')
+        FROM unnest(:queues::text[]) AS wanted
+        CROSS JOIN LATERAL (
+            SELECT id AS group_id, 1 + :count::integer / row_number() OVER (ORDER BY turn, id) AS most
+            FROM (
+                SELECT id, turn FROM headgate.turn_group
+                WHERE queue = wanted AND in_line
+                    AND EXISTS (
+                        SELECT 1 FROM headgate.lane
+                        WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
+                            AND (NOT :known_only::boolean OR (@lane_is_known))
+                    )
+                ORDER BY turn, id
+                LIMIT :count::integer
+            ) AS first
+        ) AS line
+        CROSS JOIN LATERAL (
+            SELECT * FROM headgate.lane
+            WHERE lane.group_id = line.group_id AND behind IS NULL AND since IS NOT NULL
+                AND (NOT :known_only::boolean OR (@lane_is_known))
+            ORDER BY lane.place, since, id
+            LIMIT line.most
+        ) AS lane
+    ) AS grouped,
+    (
+        SELECT coalesce(json_agg(json_build_array(@lane_fields)), '[]')
         FROM unnest(:queues::text[]) AS wanted
         CROSS JOIN LATERAL (
             SELECT * FROM headgate.lane
@@ -265,18 +287,46 @@ SELECT
         )
     ) AS opened,
     (
-        SELECT json_group_array(@lane_row)
+        SELECT json_group_array(json_array(@lane_fields))
         FROM wanted
         JOIN lane ON lane.id IN (
             SELECT id FROM lane
-            WHERE queue = wanted.queue AND gated AND behind IS NULL AND since IS NOT NULL
+            WHERE queue = wanted.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
                 AND (NOT :known_only OR (@lane_is_known))
             ORDER BY lane.place, since, id
             LIMIT :count
         )
     ) AS due,
     (
-        SELECT json_group_array(@lane_row)
+        SELECT json_group_array(json_array(@lane_fields, most))
+        FROM (
+            SELECT line.id, 1 + :count / row_number() OVER (PARTITION BY wanted.queue ORDER BY line.turn, line.id) AS most
+            FROM wanted
+            JOIN turn_group AS line ON line.id IN (
+                SELECT id FROM turn_group
+                WHERE queue = wanted.queue AND in_line
+                    AND EXISTS (
+                        SELECT 1 FROM lane
+                        WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
+                            AND (NOT :known_only OR (@lane_is_known))
+                    )
+                ORDER BY turn, id
+                LIMIT :count
+            )
+        ) AS line
+        JOIN lane ON lane.id IN (
+            SELECT id FROM (
+                SELECT id, row_number() OVER (ORDER BY lane.place, since, id) AS number FROM lane
+                WHERE lane.group_id = line.id AND behind IS NULL AND since IS NOT NULL
+                    AND (NOT :known_only OR (@lane_is_known))
+                ORDER BY lane.place, since, id
+                LIMIT :count + 1
+            )
+            WHERE number <= line.most
+        )
+    ) AS grouped,
+    (
+        SELECT json_group_array(json_array(@lane_fields))
         FROM wanted
         JOIN lane ON lane.id IN (
             SELECT id FROM lane
@@ -306,7 +356,8 @@ SELECT
 -- name: behind [postgres]
 -- The lanes of each queue that have waited longest behind each opened bucket: as many as the bucket grants.
 WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
-SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, turn, version, front
+SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, turn, version, front, group_id,
+    0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN unnest(:queues::text[]) AS wanted
 CROSS JOIN LATERAL (
@@ -320,7 +371,8 @@ CROSS JOIN LATERAL (
 -- name: behind [sqlite]
 -- At most :most lanes of each queue and bucket.
 SELECT
-    lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, turn, 0 AS version, @lowest_rank AS front
+    lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, turn, 0 AS version,
+    @lowest_rank AS front, group_id, 0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS wanted
 JOIN lane ON lane.id IN (
@@ -351,13 +403,38 @@ SELECT
     (SELECT ahead FROM headgate.limit_time) AS ahead
 FROM live_node
 CROSS JOIN LATERAL (
-    SELECT * FROM headgate.bucket WHERE id {any:ids text} ORDER BY id FOR UPDATE
+    SELECT * FROM @locked_buckets AS each
 ) AS bucket
 
 -- name: lock_claiming_node [postgres]
 -- Lock the claiming node alone, for lanes of fair queues that draw on no bucket.
 WITH @live_node
 SELECT id, @server_clock AS locked_at, (SELECT ahead FROM headgate.limit_time) AS ahead FROM live_node
+
+-- part: first_of_group
+-- The lowest turn of the lanes of a group that are in line.
+(
+    SELECT lane.place FROM headgate.lane
+    WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
+    ORDER BY lane.place, since, lane.id
+    LIMIT 1
+) AS first
+
+-- name: turn_groups
+SELECT id, turn, @first_of_group FROM headgate.turn_group WHERE id {any:ids text}
+
+-- name: lock_turn_groups [postgres]
+-- Lock those of these groups that no other transaction has locked, before their lanes.
+SELECT id, turn, @first_of_group FROM headgate.turn_group WHERE id {any:ids text} ORDER BY id FOR UPDATE SKIP LOCKED
+
+-- name: write_turns
+-- Write the turns of groups after a claim has written their lanes. A group is in line while one of its lanes is.
+UPDATE headgate.turn_group
+SET version = version + 1, turn = written.turn, in_line = EXISTS (
+    SELECT 1 FROM headgate.lane WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
+)
+FROM {rows:written(id text, turn bigint)}
+WHERE turn_group.id = written.id
 
 -- name: lock_lanes [postgres]
 -- Lock those of these lanes that are still due, behind an opened bucket or awake, unless another client has locked them;
@@ -607,9 +684,10 @@ FROM {rows:wanted(lane text, front bigint)}
 -- The claim is valid only if these are all: each job still waits in the lane in which it was read, is unchanged, and is
 -- not locked by another transaction. That may be a user's transaction, which no claim may wait for.
 WITH charge AS (
-    UPDATE headgate.bucket SET state = charged.state, idle_at = charged.idle_at
-    FROM {rows:charged(id text, state text, idle_at bigint)}
-    WHERE bucket.id = charged.id
+    UPDATE headgate.bucket SET @raise_version state = wanted.state, idle_at = wanted.idle_at
+    FROM (SELECT * FROM {rows:charged(id text, state text, idle_at bigint)}) AS wanted
+    @newest_bucket
+    WHERE @is_newest
 ),
 move AS (
     UPDATE headgate.lane
@@ -659,8 +737,11 @@ FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigi
 WHERE lane.id = moved.id
 
 -- name: release_batch_lanes
--- Release the lanes of a batch that holds a permit: they no longer wait behind its bucket, which is locked.
-UPDATE headgate.lane SET behind = NULL, opened_at = :limit_now
+-- Release the lanes of a batch that holds a permit: they no longer wait behind its bucket, which is locked. Lanes of a group
+-- are visited by the next claim, which puts the group in line.
+UPDATE headgate.lane
+SET behind = NULL, opened_at = :limit_now, since = CASE WHEN group_id IS NULL THEN since END,
+    wakes_at = CASE WHEN group_id IS NULL THEN wakes_at ELSE {least}(coalesce(wakes_at, :now), :now) END
 FROM {rows:released(bucket text, batch text)}
 WHERE lane.behind = released.bucket AND {position}(lane.variant, released.batch) > 0
 

@@ -61,13 +61,13 @@ UPDATE headgate.job SET is_followed = true WHERE id {any:ids text} AND NOT is_fo
 
 -- name: add_batches
 -- Store new batches with the counts of their members that are final from the start; stored batches stay as they are.
-INSERT INTO headgate.batch (id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at, batch, is_join)
+INSERT INTO headgate.batch (id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at, batch, is_join, schedule)
 SELECT
     id, total, total - succeeded - failed - cancelled, succeeded, failed, cancelled, enqueued_at,
-    CASE WHEN total = succeeded + failed + cancelled THEN :now::bigint END, batch, is_join
+    CASE WHEN total = succeeded + failed + cancelled THEN :now::bigint END, batch, is_join, schedule
 FROM {rows:new(
-    id text, total integer, enqueued_at bigint, batch text, is_join boolean, succeeded integer, failed integer,
-    cancelled integer
+    id text, total integer, enqueued_at bigint, batch text, is_join boolean, schedule text,
+    succeeded integer, failed integer, cancelled integer
 )}
 WHERE true
 ORDER BY id
@@ -248,3 +248,47 @@ DELETE FROM headgate.ended_leader WHERE id {any:ids text}
 -- name: has_ended_leaders
 -- Whether followers of final leaders are left.
 SELECT EXISTS (SELECT 1 FROM headgate.ended_leader)
+
+-- name: downstream_jobs
+-- Return the jobs of these batches, and those that follow these leaders or such a job, as far as they are not final.
+WITH RECURSIVE found (id) AS (
+    SELECT job.id
+    FROM headgate.job
+    WHERE job.batch IS NOT NULL AND job.batch {any:batches text} AND job.finished_at IS NULL
+    UNION
+    SELECT job.id
+    FROM headgate.job
+    WHERE job.follows IS NOT NULL AND job.follows {any:leaders text} AND job.finished_at IS NULL
+    UNION
+    SELECT job.id
+    FROM found
+    JOIN headgate.job ON job.follows IS NOT NULL AND job.follows = found.id AND job.finished_at IS NULL
+)
+SELECT
+    job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, cancel_requested,
+    state = 'blocked' AS is_blocked, {field:origin.on} AS needs, job.follows
+FROM found
+JOIN headgate.job ON job.id = found.id
+ORDER BY job.id
+
+-- name: pending_batches_in
+SELECT id FROM headgate.batch WHERE batch IS NOT NULL AND batch {any:batches text} AND pending > 0 ORDER BY id
+
+-- name: counting_batches
+-- Return the batches and joins that still count these jobs and batches as pending.
+SELECT id, batch AS counted_by FROM headgate.job WHERE id {any:members text} AND batch IS NOT NULL
+UNION ALL
+SELECT id, batch FROM headgate.batch WHERE id {any:members text} AND batch IS NOT NULL AND pending > 0
+UNION ALL
+SELECT leader, batch FROM headgate.awaited_leader WHERE leader {any:members text} AND ended_as IS NULL
+
+-- name: pending_of_batches
+SELECT id, pending FROM headgate.batch WHERE id {any:ids text}
+
+-- name: lock_blocked
+-- Lock those of these jobs that are still blocked, except those that another transaction has locked.
+SELECT id, is_followed, batch
+FROM headgate.job
+WHERE id {any:ids text} AND finished_at IS NULL AND NOT waiting AND node IS NULL
+ORDER BY id
+{for update skip locked}

@@ -15,7 +15,15 @@ coalesce(aging, @no_aging)
 
 -- part: is_fair
 -- Whether jobs of a lane draw on the order of a fair queue. In a key, the quotation mark would be escaped.
-draws LIKE '%["fair:%'
+arrivals.draws LIKE '%["fair:%'
+
+-- part: order_draw
+substr(arrivals.draws, {position}(arrivals.draws, '["fair:'))
+
+-- part: group_id
+-- The group of a lane, as the column of that name is generated.
+CASE WHEN @is_fair AND {position}(@order_draw, '\u001f') BETWEEN 1 AND {position}(@order_draw, '"]')
+    THEN substr(@order_draw, 1, {position}(@order_draw, '\u001f') - 1) END
 
 -- name: add_arrivals [postgres]
 -- Insert an arrival for each number of jobs that were added to a lane, or removed from it (negative). Claims merge
@@ -26,6 +34,72 @@ FROM {rows:arrivals(
     lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint, place
 )}
 ORDER BY place
+
+-- part: lowest_in_line [sqlite]
+-- The lowest turn in the line of a queue, of its groups and the lanes without one; in an empty line, the highest so far.
+coalesce(
+    (
+        SELECT min(first) FROM (
+            SELECT * FROM (
+                SELECT lane.place AS first FROM lane
+                WHERE lane.queue = arrivals.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+                ORDER BY lane.place, since, id
+                LIMIT 1
+            )
+            UNION ALL
+            SELECT * FROM (
+                SELECT turn FROM turn_group WHERE turn_group.queue = arrivals.queue AND in_line ORDER BY turn LIMIT 1
+            )
+        )
+    ),
+    (
+        SELECT max(last) FROM (
+            SELECT * FROM (
+                SELECT turn AS last FROM lane
+                WHERE lane.queue = arrivals.queue AND turn IS NOT NULL AND group_id IS NULL
+                ORDER BY turn DESC
+                LIMIT 1
+            )
+            UNION ALL
+            SELECT * FROM (
+                SELECT turn FROM turn_group WHERE turn_group.queue = arrivals.queue ORDER BY turn DESC LIMIT 1
+            )
+        )
+    ),
+    :since
+)
+
+-- part: lowest_in_group [sqlite]
+coalesce(
+    (
+        SELECT lane.place FROM lane
+        WHERE lane.group_id = @group_id AND behind IS NULL AND since IS NOT NULL
+        ORDER BY lane.place, since, id
+        LIMIT 1
+    ),
+    (SELECT turn FROM lane WHERE lane.group_id = @group_id ORDER BY turn DESC LIMIT 1),
+    :since
+)
+
+-- name: join_groups [sqlite]
+-- Put the groups of lanes that become due in line, before their lanes: each joins as a lane without a group does.
+INSERT INTO turn_group AS known (id, queue, turn, in_line)
+SELECT group_id, queue, (@lowest_in_line - 1) | 1, max(is_ready)
+FROM (
+    SELECT @group_id AS group_id, queue, is_ready
+    FROM {rows:arrivals(
+        lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint, place
+    )}
+) AS arrivals
+WHERE arrivals.group_id IS NOT NULL
+GROUP BY arrivals.group_id, queue
+ON CONFLICT (id) DO UPDATE SET
+    version = known.version + 1,
+    turn = CASE
+        WHEN known.in_line OR NOT excluded.in_line THEN known.turn
+        ELSE max(known.turn, excluded.turn + 1)
+    END,
+    in_line = max(known.in_line, excluded.in_line)
 
 -- name: add_arrivals [sqlite]
 -- Count jobs in their lanes, which become due or sleep until their earliest delayed job is due. Lanes that become due are
@@ -38,16 +112,7 @@ SELECT
     CASE
         -- Odd, and the lowest in line or just before it.
         WHEN max(is_ready) AND @is_fair THEN (
-            coalesce(
-                (
-                    SELECT lane.place FROM lane
-                    WHERE lane.queue = arrivals.queue AND gated AND behind IS NULL AND since IS NOT NULL
-                    ORDER BY lane.place, since, id
-                    LIMIT 1
-                ),
-                (SELECT max(turn) FROM lane WHERE lane.queue = arrivals.queue AND turn IS NOT NULL),
-                :since
-            ) - 1
+            CASE WHEN @group_id IS NULL THEN @lowest_in_line ELSE @lowest_in_group END - 1
         ) | 1
     END
 FROM {rows:arrivals(
@@ -86,9 +151,11 @@ SELECT DISTINCT behind FROM headgate.lane WHERE id {any:lanes text} AND behind I
 UPDATE headgate.bucket SET opens_at = :limit_now WHERE id {any:ids text} AND opens_at > :limit_now
 
 -- name: clear_timers
--- Clear the timers of buckets that no lane waits behind.
+-- Clear the timers of locked buckets that no lane waits behind.
 UPDATE headgate.bucket SET opens_at = NULL
-WHERE id {any:ids text} AND opens_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE behind = bucket.id)
+FROM @wanted_ids
+@newest_bucket
+WHERE @is_newest AND opens_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE behind = bucket.id)
 
 -- part: unsynced
 -- Commit without waiting for the disk: rows lost in a crash of the server can be derived again from durable rows.
@@ -122,35 +189,79 @@ merged AS (
     )
     RETURNING arrival.*
 ),
-summed AS (
+summed AS MATERIALIZED (
     SELECT
         lane, queue, draws, variant, sum(jobs) AS jobs, bool_or(is_ready) AND draws <> '[]' AS is_ready,
         min(since) FILTER (WHERE is_ready) AS since, min(id) FILTER (WHERE is_ready) AS first, min(wakes_at) AS wakes_at,
-        min(coalesce(rank, @lowest_rank)) FILTER (WHERE is_ready) AS rank
-    FROM merged
+        min(coalesce(rank, @lowest_rank)) FILTER (WHERE is_ready) AS rank, @is_fair AS is_fair, @group_id AS group_id
+    FROM merged AS arrivals
     GROUP BY lane, queue, draws, variant
 ),
 -- A lane of a fair queue joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the
--- highest turn so far.
+-- highest turn so far. A group of lanes joins the line of the queue in this way, and its lanes the line of the group.
 line AS MATERIALIZED (
     SELECT
         queue,
         coalesce(
-            (
-                SELECT lane.place FROM headgate.lane
-                WHERE lane.queue = fair.queue AND gated AND behind IS NULL AND since IS NOT NULL AND lane.place >= :due_floor::bigint
-                ORDER BY lane.place, since, id
-                LIMIT 1
+            least(
+                (
+                    SELECT lane.place FROM headgate.lane
+                    WHERE lane.queue = fair.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+                        AND lane.place >= :due_floor::bigint
+                    ORDER BY lane.place, since, id
+                    LIMIT 1
+                ),
+                (
+                    SELECT turn FROM headgate.turn_group
+                    WHERE turn_group.queue = fair.queue AND in_line
+                    ORDER BY turn
+                    LIMIT 1
+                )
             ),
-            (
-                SELECT turn FROM headgate.lane
-                WHERE lane.queue = fair.queue AND turn IS NOT NULL
-                ORDER BY turn DESC
-                LIMIT 1
+            greatest(
+                (
+                    SELECT turn FROM headgate.lane
+                    WHERE lane.queue = fair.queue AND turn IS NOT NULL AND group_id IS NULL
+                    ORDER BY turn DESC
+                    LIMIT 1
+                ),
+                (SELECT turn FROM headgate.turn_group WHERE turn_group.queue = fair.queue ORDER BY turn DESC LIMIT 1)
             ),
             :limit_now::bigint
         ) AS lowest
-    FROM (SELECT DISTINCT queue FROM summed WHERE is_ready AND @is_fair) AS fair
+    FROM (SELECT DISTINCT queue FROM summed WHERE (is_ready AND is_fair) OR group_id IS NOT NULL) AS fair
+),
+group_line AS MATERIALIZED (
+    SELECT
+        joining.group_id,
+        coalesce(
+            (
+                SELECT lane.place FROM headgate.lane
+                WHERE lane.group_id = joining.group_id AND behind IS NULL AND since IS NOT NULL
+                ORDER BY lane.place, since, id
+                LIMIT 1
+            ),
+            (SELECT turn FROM headgate.lane WHERE lane.group_id = joining.group_id ORDER BY turn DESC NULLS LAST LIMIT 1),
+            :limit_now::bigint
+        ) AS lowest
+    FROM (SELECT DISTINCT group_id FROM summed WHERE is_ready AND group_id IS NOT NULL) AS joining
+),
+-- Groups are locked before lanes.
+joined AS (
+    INSERT INTO headgate.turn_group AS known (id, queue, turn, in_line)
+    SELECT group_id, summed.queue, (min(lowest) - 1) | 1, bool_or(is_ready)
+    FROM summed JOIN line ON line.queue = summed.queue
+    WHERE group_id IS NOT NULL
+    GROUP BY group_id, summed.queue
+    ORDER BY group_id
+    ON CONFLICT (id) DO UPDATE SET
+        version = known.version + 1,
+        turn = CASE
+            WHEN known.in_line OR NOT excluded.in_line THEN known.turn
+            ELSE greatest(known.turn, excluded.turn + 1)
+        END,
+        in_line = known.in_line OR excluded.in_line
+    RETURNING id
 ),
 placed AS MATERIALIZED (
     SELECT
@@ -158,7 +269,11 @@ placed AS MATERIALIZED (
         CASE WHEN is_ready THEN greatest(since, :after::bigint, :due_floor::bigint) + row_number() OVER (ORDER BY first) END
             AS since,
         -- Odd, and the lowest in line or just before it.
-        CASE WHEN is_ready AND @is_fair THEN (SELECT (lowest - 1) | 1 FROM line WHERE line.queue = summed.queue) END AS turn
+        CASE
+            WHEN is_ready AND group_id IS NOT NULL
+                THEN (SELECT (lowest - 1) | 1 FROM group_line WHERE group_line.group_id = summed.group_id)
+            WHEN is_ready AND is_fair THEN (SELECT (lowest - 1) | 1 FROM line WHERE line.queue = summed.queue)
+        END AS turn
     FROM summed
 ),
 held AS MATERIALIZED (
@@ -171,6 +286,7 @@ held AS MATERIALIZED (
         -- Without this join, all old versions of a deleted lane would be read, to find none.
         JOIN headgate.known_lane ON known_lane.id = lane
         LEFT JOIN {rows:proven(lane_id text, version bigint, front bigint)} ON proven.lane_id = lane
+        WHERE (SELECT count(*) FROM joined) >= 0
         ORDER BY lane
     ) AS placed
     CROSS JOIN LATERAL (

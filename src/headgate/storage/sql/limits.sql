@@ -42,42 +42,60 @@ SET state = CASE WHEN :keep_state THEN state END,
 WHERE id = :id
 
 -- name: close_buckets
--- Close buckets until then.
-INSERT INTO headgate.bucket AS known (id, limit_name, key, state, idle_at, closed_until)
-SELECT id, limit_name, key, NULL, :until::bigint, :until::bigint
-FROM {rows:closed(id text, limit_name text, key text)}
-WHERE true
-ORDER BY id
-ON CONFLICT (id) DO UPDATE SET
-    closed_until = {greatest}(known.closed_until, excluded.closed_until),
-    idle_at = {greatest}(known.idle_at, excluded.idle_at)
+-- Close these locked buckets until then.
+UPDATE headgate.bucket
+SET closed_until = {greatest}(closed_until, :until), idle_at = {greatest}(idle_at, :until)
+WHERE id {any:ids text}
 
--- name: charge
--- Store the states of buckets that were charged. Where there are several writers, they are locked; otherwise the first
--- charge of a bucket inserts its row.
-INSERT INTO headgate.bucket AS known (id, limit_name, key, state, idle_at)
+-- name: charge [postgres]
+-- Store the states of buckets that were charged, and are locked.
+UPDATE headgate.bucket SET @raise_version state = wanted.state, idle_at = wanted.idle_at
+FROM {rows:wanted(id text, limit_name text, key text, state text, idle_at bigint)}
+@newest_bucket
+WHERE @is_newest
+
+-- name: charge [sqlite]
+-- The first charge of a bucket inserts its row.
+INSERT INTO bucket (id, limit_name, key, state, idle_at)
 SELECT id, limit_name, key, state, idle_at
-FROM {rows:charged(id text, limit_name text, key text, state text, idle_at bigint)}
+FROM {rows:wanted(id text, limit_name text, key text, state text, idle_at bigint)}
 WHERE true
 ON CONFLICT (id) DO UPDATE SET state = excluded.state, idle_at = excluded.idle_at
 
--- name: missing_buckets
+-- name: missing_buckets [postgres]
 -- Return those of these buckets that have no row. NOT EXISTS could be planned as a join that reads all buckets, as soon as
 -- many of their rows are dead; a subquery with LIMIT is run for each.
 SELECT id FROM {rows:wanted(id text, limit_name text, key text)}
-WHERE (SELECT 1 FROM headgate.bucket WHERE bucket.id = wanted.id LIMIT 1) IS NULL
+WHERE (SELECT 1 FROM headgate.known_bucket WHERE known_bucket.id = wanted.id LIMIT 1) IS NULL
 
--- name: ensure_buckets
--- Insert rows for buckets that have none, so that they can be locked, and lanes can wait behind them.
-INSERT INTO headgate.bucket (id, limit_name, key, idle_at)
-SELECT id, limit_name, key, :limit_now::bigint
+-- name: missing_buckets [sqlite]
+SELECT id FROM {rows:wanted(id text, limit_name text, key text)}
+WHERE id NOT IN (SELECT bucket.id FROM bucket WHERE bucket.id = wanted.id)
+
+-- name: ensure_buckets [postgres]
+-- Insert rows for buckets that have none, so that they can be locked, and lanes can wait behind them. The version is not
+-- below those of a bucket with this id that was deleted.
+WITH new AS (
+    INSERT INTO headgate.known_bucket (id)
+    SELECT id FROM {rows:wanted(id text, limit_name text, key text)}
+    ORDER BY id
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+)
+INSERT INTO headgate.bucket (id, version, limit_name, key, idle_at)
+SELECT id, @server_clock >> 20, limit_name, key, :limit_now::bigint
+FROM {rows:wanted(id text, limit_name text, key text)}
+WHERE id IN (SELECT id FROM new)
+
+-- name: ensure_buckets [sqlite]
+INSERT INTO bucket (id, limit_name, key, idle_at)
+SELECT id, limit_name, key, :limit_now
 FROM {rows:wanted(id text, limit_name text, key text)}
 WHERE true
-ORDER BY id
 ON CONFLICT (id) DO NOTHING
 
 -- name: set_timers
--- Set when a bucket opens, as long as a lane waits behind it.
+-- Set when a locked bucket opens, as long as a lane waits behind it.
 UPDATE headgate.bucket
 SET opens_at = wanted.opens_at
 FROM (
@@ -87,7 +105,8 @@ FROM (
         CASE WHEN (SELECT true FROM headgate.lane WHERE behind = timer.id LIMIT 1) THEN timer.opens_at END AS opens_at
     FROM {rows:timer(id text, opens_at bigint)}
 ) AS wanted
-WHERE bucket.id = wanted.id AND coalesce(bucket.opens_at, -1) <> coalesce(wanted.opens_at, -1)
+@newest_bucket
+WHERE @is_newest AND coalesce(bucket.opens_at, -1) <> coalesce(wanted.opens_at, -1)
 
 -- name: rivals
 -- Return the keys of a limit whose buckets have opened for the lanes behind them, unless all these lanes are in paused
@@ -136,8 +155,14 @@ SELECT (SELECT coalesce(sum(waiting), 0) FROM lane WHERE waiting > 0 AND instr(d
 -- Return the states of all buckets of a limit that hold permits.
 SELECT state FROM headgate.bucket WHERE limit_name = :limit AND state LIKE '1:concurrency:%'
 
--- name: forget_buckets
-DELETE FROM headgate.bucket WHERE limit_name = :limit
+-- name: forget_buckets [postgres]
+WITH gone AS (
+    DELETE FROM headgate.bucket WHERE limit_name = :limit RETURNING id
+)
+DELETE FROM headgate.known_bucket WHERE id IN (SELECT id FROM gone)
+
+-- name: forget_buckets [sqlite]
+DELETE FROM bucket WHERE limit_name = :limit
 
 -- name: forget_settings
 DELETE FROM headgate.limit_setting WHERE limit_name = :limit

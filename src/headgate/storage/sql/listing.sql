@@ -80,7 +80,8 @@ UNION ALL SELECT lane FROM headgate.arrival
 -- part: open_lanes
 -- Lanes that wait behind no closed bucket, each found by an index of such lanes: those that are due, asleep or without
 -- draws, and those behind buckets that have opened. Lanes without draws may be empty.
-SELECT id FROM headgate.lane WHERE gated AND behind IS NULL AND since IS NOT NULL
+SELECT id FROM headgate.lane WHERE gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+UNION ALL SELECT id FROM headgate.lane WHERE group_id IS NOT NULL AND behind IS NULL AND since IS NOT NULL
 UNION ALL SELECT id FROM headgate.lane WHERE gated AND since IS NULL AND wakes_at IS NOT NULL
 UNION ALL SELECT id FROM headgate.lane WHERE id {any:ungated text}
 UNION ALL SELECT line.id FROM headgate.bucket @its_lanes WHERE bucket.opens_at <= :limit_now
@@ -396,6 +397,27 @@ WHERE pending > 0 AND NOT is_join AND id < coalesce(:cursor::text, '~')
 ORDER BY id DESC
 LIMIT :count
 
+-- name: tasks_of_batches [postgres]
+-- Return the tasks of up to :most jobs of each batch, whichever they are, by name.
+SELECT batch.id, (
+    SELECT coalesce(json_agg(DISTINCT task ORDER BY task), '[]')
+    FROM (SELECT task FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id LIMIT :most) AS some_jobs
+) AS tasks
+FROM headgate.batch
+WHERE batch.id {any:ids text}
+
+-- name: tasks_of_batches [sqlite]
+SELECT batch.id, (
+    SELECT json_group_array(task)
+    FROM (
+        SELECT DISTINCT task
+        FROM (SELECT task FROM job WHERE job.batch IS NOT NULL AND job.batch = batch.id LIMIT :most)
+        ORDER BY task
+    )
+) AS tasks
+FROM batch
+WHERE batch.id {any:ids text}
+
 -- name: jobs_of_batch
 -- Return a page of the ids of the jobs that a batch counts, also of those in batches in it and of leaders of a join.
 WITH RECURSIVE counted (id) AS (
@@ -573,6 +595,80 @@ ORDER BY queue
 -- name: backlog
 -- Return how many jobs wait in the lanes of a queue.
 SELECT {greatest}(0, coalesce(sum(waiting), 0))::bigint FROM (@lane_counts) AS line WHERE queue = :queue
+
+-- name: lanes_in_turn [postgres]
+-- Return the first lanes of a queue in each place where a lane with jobs may be, and how many jobs wait in them: in line,
+-- in the groups in line, behind the buckets that open first, and arrivals that are not merged yet. Lanes that are empty or
+-- asleep are in none of them. A row `unread` says that there may be more groups, buckets or arrivals.
+WITH closed AS MATERIALIZED (
+    SELECT id FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most
+),
+arrived AS MATERIALIZED (SELECT queue, draws, jobs FROM headgate.arrival ORDER BY id LIMIT :most),
+line AS MATERIALIZED (
+    SELECT id FROM headgate.turn_group WHERE queue = :queue AND in_line ORDER BY turn, id LIMIT :most
+)
+SELECT part, draws, jobs
+FROM (
+    (
+        SELECT 'line' AS part, draws, waiting AS jobs FROM headgate.lane
+        WHERE queue = :queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+        ORDER BY lane.place, since, id
+        LIMIT :most
+    )
+    UNION ALL
+    (
+        SELECT 'group', grouped.draws, grouped.waiting
+        FROM line
+        CROSS JOIN LATERAL (
+            SELECT draws, waiting FROM headgate.lane
+            WHERE group_id = line.id AND behind IS NULL AND since IS NOT NULL
+            ORDER BY lane.place, since, id
+            LIMIT :most
+        ) AS grouped
+        LIMIT :most
+    )
+    UNION ALL
+    (
+        SELECT 'bucket', behind.draws, behind.waiting
+        FROM closed
+        CROSS JOIN LATERAL (
+            SELECT draws, waiting FROM headgate.lane
+            WHERE behind = closed.id AND queue = :queue
+            ORDER BY lane.place, since, id
+            LIMIT :most
+        ) AS behind
+        LIMIT :most
+    )
+    UNION ALL
+    SELECT 'arrived', draws, jobs FROM arrived WHERE queue = :queue
+    UNION ALL
+    SELECT 'unread', '[]', 0
+    WHERE :most IN ((SELECT count(*) FROM closed), (SELECT count(*) FROM line), (SELECT count(*) FROM arrived))
+) AS lane
+
+-- name: lanes_in_turn [sqlite]
+WITH closed AS MATERIALIZED (SELECT id FROM bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most),
+line AS MATERIALIZED (SELECT id FROM turn_group WHERE queue = :queue AND in_line ORDER BY turn, id LIMIT :most)
+SELECT * FROM (
+    SELECT 'line' AS part, CAST(draws AS text) AS draws, waiting AS jobs FROM lane
+    WHERE queue = :queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+    ORDER BY lane.place, since, id
+    LIMIT :most
+)
+UNION ALL
+SELECT * FROM (
+    SELECT 'group', CAST(lane.draws AS text), lane.waiting
+    FROM line CROSS JOIN lane ON lane.group_id = line.id AND lane.behind IS NULL AND lane.since IS NOT NULL
+    LIMIT :most
+)
+UNION ALL
+SELECT * FROM (
+    SELECT 'bucket', CAST(lane.draws AS text), lane.waiting
+    FROM closed CROSS JOIN lane ON lane.behind = closed.id AND lane.queue = :queue
+    LIMIT :most
+)
+UNION ALL
+SELECT 'unread', '[]', 0 WHERE :most IN ((SELECT count(*) FROM closed), (SELECT count(*) FROM line))
 
 -- name: paused_queues
 -- Return the paused queues, and since when.

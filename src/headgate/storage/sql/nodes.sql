@@ -3,11 +3,28 @@
 -- name: join_node
 -- Register a node; a registered node stays as it is.
 INSERT INTO headgate.node (
-    id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, queues, slots, is_quiet, labels, version
+    id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, queues, slots, is_quiet, labels, version,
+    release
 ) VALUES (
-    :id, :name, :pid, :pid_space, :process_started, :boot_id, :now, :now, :queues, :slots, :is_quiet, :labels, :version
+    :id, :name, :pid, :pid_space, :process_started, :boot_id, :now, :now, :queues, :slots, :is_quiet, :labels, :version,
+    :release
 )
 ON CONFLICT (id) DO NOTHING
+
+-- name: add_deploy
+-- Note that a release is deployed, if the last one was another and no other node runs it: a node that restarts during a
+-- rolling deploy is none. Two nodes that start at the same moment may both do it.
+INSERT INTO headgate.deploy (at, release)
+SELECT :now::bigint, :release::text
+WHERE coalesce((SELECT release FROM headgate.deploy ORDER BY at DESC LIMIT 1), '') <> :release
+    AND NOT EXISTS (SELECT 1 FROM headgate.node WHERE release = :release AND id <> :node AND gone IS NULL)
+
+-- name: prune_deploys
+DELETE FROM headgate.deploy WHERE at < :before
+
+-- name: deploys
+-- Return the last deploys since then, the last one first.
+SELECT at, release FROM headgate.deploy WHERE at >= :since ORDER BY at DESC LIMIT :count
 
 -- name: announce_port [sqlite]
 -- Store the port on which a node receives wake-ups.
@@ -52,6 +69,7 @@ false
 SELECT
     id, pid, beat, pid_space, process_started, boot_id, gone,
     CASE WHEN id = :node THEN queues END AS queues,
+    CASE WHEN id = :node THEN name END AS name,
     slots, is_quiet, is_stopping,
     EXISTS (SELECT 1 FROM headgate.job WHERE waiting AND expires_at <= :now)
     OR EXISTS (SELECT 1 FROM headgate.job WHERE state = 'blocked' AND expires_at <= :now)
@@ -68,6 +86,10 @@ SELECT queues, slots, is_quiet, is_stopping FROM headgate.node WHERE id = :id AN
 -- Change what a node is set to do.
 UPDATE headgate.node SET queues = :queues, slots = :slots, is_quiet = :is_quiet, is_stopping = :is_stopping
 WHERE id = :id AND gone IS NULL
+
+-- name: rename_node
+-- Give a node that has neither left nor died another name. Changes no row if it has that name.
+UPDATE headgate.node SET name = :name WHERE id = :id AND gone IS NULL AND name <> :name
 
 -- name: cancels
 -- Return those of these jobs that run on a node and whose cancellation was requested. They are read by their ids: while a

@@ -5,11 +5,11 @@
 name, call, rules, started_at, next_at, last_at,
     runs + coalesce((SELECT sum(note.runs) FROM headgate.schedule_note AS note WHERE note.schedule = name), 0)::bigint AS runs,
     open + coalesce((SELECT sum(note.open) FROM headgate.schedule_note AS note WHERE note.schedule = name), 0)::bigint AS open,
-    last_job, paused_at, revision, is_declared, formerly, skipped, skipped_at
+    last_job, paused_at, revision, is_declared, formerly, skipped, skipped_at, skips
 
 -- part: schedule_columns [sqlite]
 name, call, rules, started_at, next_at, last_at, runs, open, last_job, paused_at, revision, is_declared, formerly, skipped,
-skipped_at
+skipped_at, skips
 
 -- name: schedules
 -- Return a page of schedules by name: all, the one of that name, or those that had one before.
@@ -46,15 +46,19 @@ WHERE next_at IS NOT NULL AND paused_at IS NULL AND next_at < :before AND NOT (@
 ORDER BY next_at, name
 LIMIT :count
 
+-- part: open_of_schedule
+(SELECT count(*) FROM headgate.job WHERE schedule = :name AND batch IS NULL AND finished_at IS NULL)
+    + (SELECT count(*) FROM headgate.batch WHERE schedule = :name AND finished_at IS NULL)
+
 -- part: insert_schedule
 INSERT INTO headgate.schedule (
     name, task, call, rules, started_at, next_at, last_at, runs, open, last_job, paused_at, revision,
-    is_declared, formerly, skipped, skipped_at
+    is_declared, formerly, skipped, skipped_at, skips
 )
 SELECT
     :name, :task, :call, :rules, :started_at, :next_at, :last_at, :runs,
-    (SELECT count(*) FROM headgate.job WHERE schedule = :name AND finished_at IS NULL), :last_job, :paused_at, 1,
-    :is_declared, :formerly, :skipped, :skipped_at
+    @open_of_schedule, :last_job, :paused_at, 1,
+    :is_declared, :formerly, :skipped, :skipped_at, :skips
 WHERE true
 ON CONFLICT (name) DO NOTHING
 
@@ -74,7 +78,8 @@ WITH gone AS (
 UPDATE headgate.schedule
 SET task = :task, call = :call, rules = :rules, started_at = :started_at, next_at = :next_at, last_at = :last_at,
     runs = CASE WHEN :anew::boolean THEN :runs ELSE runs END, last_job = :last_job, paused_at = :paused_at,
-    revision = revision + 1, is_declared = :is_declared, formerly = :formerly, skipped = :skipped, skipped_at = :skipped_at
+    revision = revision + 1, is_declared = :is_declared, formerly = :formerly, skipped = :skipped, skipped_at = :skipped_at,
+    skips = :skips
 WHERE name = :name AND revision = :replaces
 
 -- name: lock_schedules
@@ -102,9 +107,11 @@ WHERE name = sums.schedule
 UPDATE headgate.schedule
 SET next_at = fired.next_at, last_at = fired.last_at, open = open + fired.opened,
     last_job = coalesce(fired.last_job, schedule.last_job), revision = schedule.revision + 1,
-    skipped = coalesce(fired.skipped, schedule.skipped), skipped_at = coalesce(fired.skipped_at, schedule.skipped_at)
+    skipped = coalesce(fired.skipped, schedule.skipped), skipped_at = coalesce(fired.skipped_at, schedule.skipped_at),
+    skips = schedule.skips + fired.skips
 FROM {rows:fired(
-    name text, next_at bigint, last_at bigint, opened bigint, last_job text, skipped text, skipped_at bigint
+    name text, next_at bigint, last_at bigint, opened bigint, last_job text, skipped text, skipped_at bigint,
+    skips bigint
 )}
 WHERE schedule.name = fired.name
 
@@ -123,6 +130,19 @@ WHERE job.id = own.id
 UPDATE job SET schedule = :name, origin = iif(json_valid(origin), json_set(origin, '$.schedule', :name), origin)
 WHERE schedule = :was AND finished_at IS NULL
 
+-- name: move_scheduled_batches
+-- Move the batches of a schedule that are not final to its new name.
+UPDATE headgate.batch SET schedule = :name WHERE schedule = :was AND finished_at IS NULL
+
+-- name: uncount_final_runs
+-- Take those of these new batches that were final from the start out of the counts of their schedules.
+UPDATE headgate.schedule
+SET open = schedule.open - (
+    SELECT count(*) FROM headgate.batch
+    WHERE batch.id {any:runs text} AND batch.schedule = schedule.name AND finished_at IS NOT NULL
+)
+WHERE name {any:names text}
+
 -- name: take_over_schedule [postgres]
 -- Give a schedule the count and the jobs of the one that it replaces.
 WITH gone AS (
@@ -131,13 +151,13 @@ WITH gone AS (
 UPDATE headgate.schedule
 SET runs = (SELECT runs FROM headgate.schedule WHERE name = :was)
         + coalesce((SELECT sum(runs) FROM gone WHERE schedule = :was), 0),
-    open = (SELECT count(*) FROM headgate.job WHERE schedule = :name AND finished_at IS NULL)
+    open = @open_of_schedule
 WHERE name = :name
 
 -- name: take_over_schedule [sqlite]
 UPDATE schedule
 SET runs = (SELECT before.runs FROM schedule AS before WHERE before.name = :was),
-    open = (SELECT count(*) FROM job WHERE schedule = :name AND finished_at IS NULL)
+    open = @open_of_schedule
 WHERE name = :name
 
 -- name: remove_schedule [postgres]

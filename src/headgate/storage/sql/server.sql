@@ -14,9 +14,17 @@ UPDATE headgate.limit_time
 SET ahead = ahead + :shift, last_used = greatest(last_used, @server_clock + ahead + :shift)
 WHERE ahead = :seen AND @server_clock + ahead + :shift >= last_used - 1000000
 
--- name: identity [postgres]
+-- name: identity
 -- Return the id that distinguishes these tables from tables with the same names in another place.
-SELECT id::text FROM headgate.identity
+SELECT CAST(id AS text) FROM headgate.identity
+
+-- name: used_folder
+-- Return the URL of a folder of large payloads, if it has been used.
+SELECT url FROM headgate.used_folder WHERE url = :url
+
+-- name: note_used_folder
+-- Note that a folder of large payloads has been used.
+INSERT INTO headgate.used_folder (url) VALUES (:url) ON CONFLICT (url) DO NOTHING
 
 -- name: enlisted_at [postgres]
 -- Whether a caller's transaction can see these tables; its isolation level, and its database.

@@ -44,6 +44,27 @@ CASE json_type(options, '$.retention.' || state)
     WHEN 'integer' THEN finished_at + 1000000 * json_extract(options, '$.retention.' || state)
 END
 
+-- part: is_needed
+-- Whether an unfinished job follows the job, or its batch: it may read its result.
+(
+    (
+        job.is_followed
+        AND (
+            EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.id AND next.finished_at IS NULL)
+            OR EXISTS (
+                SELECT 1
+                FROM headgate.awaited_leader AS awaited
+                JOIN headgate.job AS next ON next.follows = awaited.batch AND next.finished_at IS NULL
+                WHERE awaited.leader = job.id
+            )
+        )
+    )
+    OR (
+        job.batch IS NOT NULL
+        AND EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.batch AND next.finished_at IS NULL)
+    )
+)
+
 -- name: prunable_by_own_retention
 -- Return the same for jobs whose own retention has ended, without those that a waiting or running job follows.
 SELECT @prunable_job
@@ -51,33 +72,22 @@ FROM (
     SELECT id, held, draws, terms, batch, options FROM headgate.job
     WHERE options IS NOT NULL AND finished_at IS NOT NULL AND {position}(options, '"retention":') > 0
         AND @kept_until <= :now
-        AND NOT (
-            job.is_followed
-            AND (
-                EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.id AND next.finished_at IS NULL)
-                OR EXISTS (
-                    SELECT 1
-                    FROM headgate.awaited_leader AS awaited
-                    JOIN headgate.job AS next ON next.follows = awaited.batch AND next.finished_at IS NULL
-                    WHERE awaited.leader = job.id
-                )
-            )
-        )
-        AND NOT (
-            job.batch IS NOT NULL
-            AND EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.batch AND next.finished_at IS NULL)
-        )
+        AND NOT @is_needed
     LIMIT :count
 ) AS job
 
--- name: prunable_by_id
--- Return those of these jobs that finished in these states before then.
+-- name: deletable
+-- Return those of these jobs that finished before then.
 SELECT @prunable_job
 FROM (
     SELECT id, held, draws, terms, batch, options FROM headgate.job
-    WHERE id {any:ids text} AND {no index}state {any:states text} AND {no index}finished_at < :before
-    LIMIT :count
+    WHERE id {any:ids text} AND {no index}finished_at < :before
 ) AS job
+ORDER BY id
+
+-- name: needed
+-- Return those of these final jobs that an unfinished job may need.
+SELECT id FROM headgate.job WHERE id {any:ids text} AND {no index}finished_at IS NOT NULL AND @is_needed
 
 -- name: lock_prunable
 -- Lock those of these jobs that are unchanged and that no other transaction prunes.
@@ -127,14 +137,25 @@ RETURNING CASE WHEN is_join THEN id END
 -- Delete what joins counted that are deleted.
 DELETE FROM headgate.awaited_leader WHERE batch {any:ids text}
 
--- name: evict_buckets
+-- name: evict_buckets [postgres]
 -- Delete buckets that are in the same state as a new one and have no lane behind them.
-DELETE FROM headgate.bucket
-WHERE id IN (
-    SELECT id FROM headgate.bucket
+WITH idle AS MATERIALIZED (
+    SELECT id, version FROM headgate.bucket
     WHERE opens_at IS NULL AND idle_at <= :limit_now AND closed_until <= :limit_now
     LIMIT :count
-    {for update skip locked}
+    FOR UPDATE SKIP LOCKED
+),
+gone AS (
+    DELETE FROM headgate.bucket WHERE (id, version) IN (SELECT id, version FROM idle) RETURNING id
+)
+DELETE FROM headgate.known_bucket WHERE id IN (SELECT id FROM gone)
+
+-- name: evict_buckets [sqlite]
+DELETE FROM bucket
+WHERE id IN (
+    SELECT id FROM bucket
+    WHERE opens_at IS NULL AND idle_at <= :limit_now AND closed_until <= :limit_now
+    LIMIT :count
 )
 
 -- name: evict_notes
@@ -169,6 +190,37 @@ WHERE id IN (
     SELECT id FROM lane
     WHERE gated AND waiting = 0 AND id NOT IN (SELECT lane FROM job WHERE state = 'running')
     LIMIT :count
+)
+
+-- name: leave_line
+-- Take groups out of line of which no lane is in line: cancelled jobs leave them there. Their turns stand still, so they are
+-- the first. Whoever puts a lane in line raises the version of its group.
+WITH seen AS MATERIALIZED (
+    SELECT id, version FROM headgate.turn_group
+    WHERE in_line
+        AND NOT EXISTS (
+            SELECT 1 FROM headgate.lane WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
+        )
+    LIMIT :count
+)
+UPDATE headgate.turn_group SET in_line = false, version = version + 1
+WHERE (id, version) IN (
+    SELECT id, version FROM headgate.turn_group
+    WHERE (id, version) IN (SELECT id, version FROM seen)
+    {for update skip locked}
+)
+
+-- name: evict_turn_groups
+-- Delete groups that have no lane.
+DELETE FROM headgate.turn_group
+WHERE (id, version) IN (
+    SELECT id, version FROM headgate.turn_group
+    WHERE (id, version) IN (
+        SELECT id, version FROM headgate.turn_group AS seen
+        WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.group_id = seen.id)
+        LIMIT :count
+    )
+    {for update skip locked}
 )
 
 -- name: pause_queue
@@ -226,6 +278,12 @@ UNION ALL
 SELECT 'lane ' || coalesce(lane.id, known_lane.id) || ' and the ids of all lanes disagree'
 FROM headgate.lane FULL JOIN headgate.known_lane ON known_lane.id = lane.id
 WHERE lane.id IS NULL OR known_lane.id IS NULL
+UNION ALL
+SELECT 'bucket ' || id || ' is there ' || count(*) || ' times' FROM headgate.bucket GROUP BY id HAVING count(*) > 1
+UNION ALL
+SELECT 'bucket ' || coalesce(bucket.id, known_bucket.id) || ' and the ids of all buckets disagree'
+FROM headgate.bucket FULL JOIN headgate.known_bucket ON known_bucket.id = bucket.id
+WHERE bucket.id IS NULL OR known_bucket.id IS NULL
 
 -- part: skipped_jobs [sqlite]
 SELECT NULL WHERE false
@@ -253,6 +311,11 @@ FROM (
     FROM line
 ) AS counted
 WHERE waiting <> found
+UNION ALL
+SELECT 'lane ' || id || ' is due, and its group is not in line'
+FROM headgate.lane
+WHERE group_id IS NOT NULL AND behind IS NULL AND since IS NOT NULL
+    AND group_id NOT IN (SELECT id FROM headgate.turn_group WHERE in_line)
 UNION ALL
 SELECT 'lane ' || id || ' waits behind bucket ' || behind || ', which has no timer'
 FROM line
@@ -346,7 +409,8 @@ SELECT 'schedule ' || name || ' counts ' || counted || ' jobs that are not final
 FROM (
     SELECT
         name, open @noted_of_schedule AS counted,
-        (SELECT count(*) FROM headgate.job WHERE job.schedule = name AND finished_at IS NULL) AS found
+        (SELECT count(*) FROM headgate.job WHERE job.schedule = name AND batch IS NULL AND finished_at IS NULL)
+            + (SELECT count(*) FROM headgate.batch WHERE batch.schedule = name AND finished_at IS NULL) AS found
     FROM headgate.schedule
 ) AS counts
 WHERE counted <> found

@@ -3,7 +3,7 @@
 -- part: found_job
 job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, queue, draws, terms, held, passed,
 costs IS NOT NULL AS has_costs, state = 'blocked' AS is_blocked, is_followed, follows, batch, delayed, run_at, rank,
-{field:origin.on} AS outcome
+attempt, {field:origin.on} AS outcome
 
 -- name: find_job
 SELECT @found_job FROM headgate.job WHERE id = :id
@@ -40,6 +40,9 @@ SET state = 'waiting', waiting = true, lane = :lane, attempt = 0, lost = 0, run_
     error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END
 WHERE id = :id AND state IN ('failed', 'cancelled')
 RETURNING rank
+
+-- name: change_terms
+UPDATE headgate.job SET terms = :terms WHERE id = :id
 
 -- name: run_now
 -- Make a job ready that waits for its time. Returns its rank.

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import connection
+from django.db import connection, transaction
 
 from headgate import RateLimited, RetryPolicy, StrictRate, current_job
 from headgate.contrib.django import task_options
@@ -90,6 +90,16 @@ def insert(name: str) -> int:
         cursor.execute("INSERT INTO note VALUES (%s)", [name])
         connections_seen.append((threading.get_ident(), connection.connection is not None))
     return 1
+
+
+@task
+@task_options(retry=RetryPolicy(retries=0))
+def insert_once(name: str) -> None:
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO note VALUES (%s)", [name])
+        current_job().sync.complete(connection.connection)
+    raise ValueError("after the commit")
 
 
 @task

@@ -4,6 +4,7 @@ import { get, optional } from "./api.js";
 import { timeChart } from "./charts.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
+import { t } from "./language.js";
 import { empty, panel, tabs } from "./parts.js";
 import { address, go } from "./router.js";
 import { fillSteps, mergeSteps } from "./steps.js";
@@ -13,7 +14,7 @@ import { fillSteps, mergeSteps } from "./steps.js";
 
 /** The time ranges of the charts, and their steps, in seconds. @type {Record<string, Span>} */
 const SPANS = {
-  "15m": { name: "15 min", span: 900, step: 10 },
+  "15m": { name: t("15 min"), span: 900, step: 10 },
   "1h": { name: "1 h", span: 3600, step: 60 },
   "24h": { name: "24 h", span: 86_400, step: 600 },
 };
@@ -28,7 +29,7 @@ export function spanOf(route) {
 /** @param {import("./router.js").Route} route @param {string[]} path of the page */
 export function spanTabs(route, path) {
   return tabs(
-    "Time range",
+    t("Time range"),
     Object.entries(SPANS).map(([name, each]) => ({
       name: each.name,
       href: address(path, { span: name === "15m" ? null : name }),
@@ -42,61 +43,67 @@ export async function loadHistory(route, subject, signal) {
   const { span, step } = spanOf(route);
   const stored = STEPS.filter((each) => each <= step).pop();
   const history = await optional(get("history", { ...subject, span, step: stored }, signal));
-  return history && { ...mergeSteps(history, step), total: history.total };
+  return history && { ...mergeSteps(history, step), total: history.total, deploys: history.deploys };
 }
 
 /** @param {any} history @param {Span} range @param {Subject} subject */
 export function throughputAndWait(history, range, subject) {
-  if (!history?.points.length) return noData(history, ["Throughput", "Wait"]);
-  return [throughput(history, range, subject), durations("Wait", "wait", "from due to started", history, range, subject)];
+  if (!history?.points.length) return noData(history, [t("Throughput"), t("Wait")]);
+  return [throughput(history, range, subject), durations(t("Wait"), "wait", t("from due to started"), history, range, subject)];
 }
 
 /** @param {any} history @param {Span} range @param {Subject} subject */
 export function threeCharts(history, range, subject) {
-  if (!history?.points.length) return noData(history, ["Throughput", "Wait", "Run"]);
+  if (!history?.points.length) return noData(history, [t("Throughput"), t("Wait"), t("Run")]);
   return [
     ...throughputAndWait(history, range, subject),
-    durations("Run", "run", "from claim to end", history, range, subject),
+    durations(t("Run"), "run", t("from claim to end"), history, range, subject),
   ];
 }
 
 /** @param {any} history @param {string[]} titles */
 function noData(history, titles) {
   const why = history
-    ? "The history has no data for this time range. Recent activity appears after some seconds."
-    : "This store keeps no history.";
-  return titles.map((title) => panel(title, {}, empty("No data", why)));
+    ? t("The history has no data for this time range. Recent activity appears after some seconds.")
+    : t("This store keeps no history.");
+  return titles.map((title) => panel(title, {}, empty(t("No data"), why)));
+}
+
+/** The deploys as marks of a chart. @param {{at: string, release: string}[]} deploys */
+function marksOf(deploys) {
+  return deploys.map(({ at, release }) => ({ at: Date.parse(at), name: release }));
 }
 
 /** @param {any} history @param {Span} range @param {Subject} subject */
-function throughput({ points, step }, range, subject) {
+function throughput({ points, step, deploys }, range, subject) {
   const to = format.now();
   const from = to - range.span * 1000;
   const perSecond = (/** @type {string} */ name) => fillSteps(points, step, from, to, (point) => point[name] / step, 0);
   return panel(
-    "Throughput",
-    { hint: "jobs per second" },
+    t("Throughput"),
+    { hint: t("jobs per second") },
     timeChart({
       from,
       to,
       step: step * 1000,
-      label: `Throughput, jobs per second, ${range.name}`,
+      label: t("Throughput, jobs per second, {name}", { name: range.name }),
       unit: format.rate,
       onRange: showJobs(subject),
+      marks: marksOf(deploys),
       series: [
-        { name: "Succeeded", tone: "green", kind: "area", values: perSecond("succeeded") },
-        { name: "Failed", tone: "red", kind: "area", values: perSecond("failed") },
+        { name: t("Succeeded"), tone: "green", kind: "area", values: perSecond("succeeded") },
+        { name: t("Failed"), tone: "red", kind: "area", values: perSecond("failed") },
       ],
     }),
   );
 }
 
 /** @param {string} title @param {"wait" | "run"} kind @param {string} hint @param {any} history @param {Span} range @param {Subject} subject */
-function durations(title, kind, hint, { points, step }, range, subject) {
+function durations(title, kind, hint, { points, step, deploys }, range, subject) {
   const to = format.now();
   const from = to - range.span * 1000;
   const seconds = (/** @type {string} */ name) => fillSteps(points, step, from, to, (point) => point[name], null);
-  const aggregation = step > 60 ? `, maximum per ${format.duration(step)}` : "";
+  const aggregation = step > 60 ? `, ${t("maximum per {duration}", { duration: format.duration(step) })}` : "";
   const isOfOne = subject.task !== undefined || subject.queue !== undefined;
   return panel(
     title,
@@ -108,6 +115,7 @@ function durations(title, kind, hint, { points, step }, range, subject) {
       label: `${title} ${hint}, ${range.name}`,
       unit: format.duration,
       onRange: showJobs(subject),
+      marks: marksOf(deploys),
       series: [
         ...(isOfOne
           ? [{ name: "p99", tone: "grey", kind: /** @type {const} */ ("line"), values: seconds(`${kind}_p99`) }]
@@ -139,12 +147,12 @@ export function totals(history, range, subject) {
   const percentiles = (/** @type {string} */ kind) =>
     sum && sum[`${kind}_p50`] !== null
       ? `p50 ${format.duration(sum[`${kind}_p50`])} · p99 ${format.duration(sum[`${kind}_p99`])}`
-      : "no data";
+      : t("no data");
   const p95 = (/** @type {string} */ kind) => (sum ? format.duration(sum[`${kind}_p95`]) : "–");
   return h(
     "div",
     { class: "numbers", key: "totals" },
-    number("Finished", format.count(finished), `${rateOf(finished, range.span)}, ${range.name}`),
+    number(t("Finished"), format.count(finished), t("{rate} over {span}", { rate: rateOf(finished, range.span), span: range.name })),
     h(
       "a",
       {
@@ -152,26 +160,26 @@ export function totals(history, range, subject) {
         class: sum?.failed ? "number state-failed" : "number",
         href: address(["jobs"], { ...subject, state: "failed", ...since }),
       },
-      h("span", { class: "number-name" }, "Failed"),
+      h("span", { class: "number-name" }, t("Failed")),
       h("span", { class: "number-value num" }, share(sum?.failed ?? 0, finished)),
-      h("span", { class: "number-below" }, `${format.plural(sum?.failed ?? 0, "job")} of ${format.count(finished)}`),
+      h("span", { class: "number-below" }, t("{jobs} of {total}", { jobs: format.plural(sum?.failed ?? 0, "job"), total: format.count(finished) })),
     ),
-    number("Retries", format.count(sum?.retried ?? 0), "attempts that failed and are tried again"),
-    number("Wait, p95", p95("wait"), percentiles("wait")),
-    number("Run, p95", p95("run"), percentiles("run")),
+    number(t("Retries"), format.count(sum?.retried ?? 0), t("failed attempts that are tried again")),
+    number(t("Wait, p95"), p95("wait"), percentiles("wait")),
+    number(t("Run, p95"), p95("run"), percentiles("run")),
   );
 }
 
 /** How many per second, or per minute if they are few. @param {number} count @param {number} seconds */
 function rateOf(count, seconds) {
-  return count < seconds ? `${format.rate((60 * count) / seconds)} per minute` : `${format.rate(count / seconds)} per second`;
+  return count < seconds ? t("{rate} per minute", { rate: format.rate((60 * count) / seconds) }) : t("{rate} per second", { rate: format.rate(count / seconds) });
 }
 
 /** A share with a decimal while it is small: 0.3 %. @param {number} part @param {number} whole */
 function share(part, whole) {
   if (!part || !whole) return "0 %";
   const percent = (100 * part) / whole;
-  return percent < 10 ? `${Math.max(0.1, Number(percent.toFixed(1)))} %` : `${Math.round(percent)} %`;
+  return percent < 10 ? `${format.rate(Math.max(0.1, Number(percent.toFixed(1))))} %` : `${Math.round(percent)} %`;
 }
 
 /** @param {string} name @param {string} value @param {string} below */

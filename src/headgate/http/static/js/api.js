@@ -1,12 +1,13 @@
 /** Requests to the REST API, and their errors. */
+import { t } from "./language.js";
 
 const ROOT = new URL("api/", document.baseURI);
 /** Milliseconds for a read; a change may take four times as long. */
 const TIMEOUT = 15_000;
 
 /**
- * @typedef {{user: string, role: string, can: string[], token: string, title: string, store: string, version: string,
- *   now: string, read_only: boolean, can_sign_out: boolean, redacted: string[]}} Session
+ * @typedef {{user: string, role: string, can: string[], token: string, title: string, store: string, app: string | null,
+ *   version: string, now: string, read_only: boolean, can_sign_out: boolean, redacted: string[]}} Session
  */
 
 /** A request that failed. Status 0: no response arrived. */
@@ -110,7 +111,7 @@ async function request(url, init, signal) {
   } catch (error) {
     if (signal?.aborted) throw error;
     const isTimeout = error instanceof DOMException && error.name === "TimeoutError";
-    const message = isTimeout ? "The server did not respond in time." : "The server cannot be reached.";
+    const message = isTimeout ? t("The server did not respond in time.") : t("The server cannot be reached.");
     throw new ApiError(0, isTimeout ? "timeout" : "unreachable", message);
   }
   const isJson = (response.headers.get("Content-Type") ?? "").includes("json");
@@ -119,7 +120,7 @@ async function request(url, init, signal) {
   // The session has ended, here or in another tab: at this address the server now shows the sign-in page.
   if (response.status === 401) location.reload();
   const error = data?.error;
-  const message = error?.message ?? `The server responded with status ${response.status}.`;
+  const message = error?.message ?? t("The server responded with status {status}.", { status: response.status });
   throw new ApiError(response.status, error?.code ?? "error", message);
 }
 

@@ -2,20 +2,24 @@
 
 import { classes, h, render } from "./dom.js";
 import * as format from "./format.js";
+import { t } from "./language.js";
 import { onPreferenceChange } from "./prefs.js";
 
 /**
- * With `onRange` a range of time can be selected, by dragging, or with Enter at its first and last value.
+ * A deploy is a mark at its time. With `onRange` a range of time can be selected, by dragging, or with Enter at its first and last value.
  *
  * @typedef {{name: string, tone: string, kind: "line" | "area" | "step", values: [number, number | null][]}} Series
  * @typedef {{
  *   label: string, series: Series[], from: number, to: number, unit: (value: number) => string,
  *   bound?: {value: number, name: string} | null, step: number,
+ *   marks?: {at: number, name: string}[],
  *   isWhole?: boolean, isContinuous?: boolean, onRange?: (from: number, to: number) => void,
  * }} Chart
  */
 
 const HEIGHT = 190;
+/** Pixels of a character in the name of a mark, at most on average. */
+const MARK_CHAR = 7.5;
 /** Least width in pixels of a value between two gaps. */
 const MIN_WIDTH = 5;
 const MARGIN = { left: 64, right: 12, top: 14, bottom: 24 };
@@ -80,30 +84,34 @@ class ChartElement extends HTMLElement {
     return h(
       "div",
       { class: "chart-legend" },
-      chart.series.map((each) => {
-        const value = selected === null ? last(each) : valueAt(each, selected);
-        return h(
-          "span",
-          { key: each.name, class: "legend-item" },
-          h("span", { class: `swatch tone-${each.tone} swatch-${each.kind}`, "aria-hidden": "true" }),
-          h("span", null, each.name),
-          h("b", { class: "num" }, value === null ? "–" : chart.unit(value)),
-        );
-      }),
       h(
-        "span",
-        { class: classes("legend-at num faint", selected === null && "legend-last") },
-        at > 0 ? format.clock(at) : "",
+        "div",
+        { class: "legend-items" },
+        chart.series.map((each) => {
+          const value = selected === null ? last(each) : valueAt(each, selected);
+          return h(
+            "span",
+            { key: each.name, class: "legend-item" },
+            h("span", { class: `swatch tone-${each.tone} swatch-${each.kind}`, "aria-hidden": "true" }),
+            h("span", null, each.name),
+            h("b", { class: "num" }, value === null ? "–" : chart.unit(value)),
+          );
+        }),
+        h(
+          "span",
+          { class: classes("legend-at num faint", selected === null && "legend-last") },
+          at > 0 ? format.clock(at) : "",
+        ),
       ),
       h(
         "button",
         {
           type: "button",
           class: "quiet small",
-          title: this.#isTable ? "Show as a chart" : "Show as a table",
+          title: this.#isTable ? t("Show as a chart") : t("Show as a table"),
           onclick: () => this.#toggleTable(),
         },
-        this.#isTable ? "Chart" : "Table",
+        this.#isTable ? t("Chart") : t("Table"),
       ),
     );
   }
@@ -177,6 +185,15 @@ class ChartElement extends HTMLElement {
             h("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(chart.bound.value), y2: y(chart.bound.value) }),
             svgText(width - MARGIN.right, y(chart.bound.value) - 5, chart.bound.name, "end"),
           ),
+        placedMarks(chart, x, width - MARGIN.right).map(({ at, name, anchor }) =>
+          h(
+            "g",
+            { key: `mark${at}`, class: "deploy" },
+            h("title", null, name),
+            h("line", { x1: x(at), x2: x(at), y1: MARGIN.top - 10, y2: HEIGHT - MARGIN.bottom }),
+            anchor && svgText(x(at) + (anchor === "start" ? 4 : -4), MARGIN.top - 2, short(name), anchor),
+          ),
+        ),
         selected !== null &&
           h("line", { class: "cross", x1: x(selected), x2: x(selected), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }),
         selected !== null &&
@@ -194,8 +211,10 @@ class ChartElement extends HTMLElement {
           min: "0",
           max: times.length - 1,
           value: times.length - 1,
-          "aria-label": `${chart.label}: select a time${chart.onRange ? "; Enter begins and ends a range" : ""}`,
-          "aria-valuetext": `${valuesAt(chart, selected ?? times[times.length - 1])}${this.#rangeFrom === null ? "" : ", range begun"}`,
+          "aria-label": chart.onRange
+            ? t("{chart}: select a time; Enter begins and ends a range", { chart: chart.label })
+            : t("{chart}: select a time", { chart: chart.label }),
+          "aria-valuetext": `${valuesAt(chart, selected ?? times[times.length - 1])}${this.#rangeFrom === null ? "" : `, ${t("range begun")}`}`,
           oninput: (/** @type {any} */ event) => this.#select(times[Number(event.target.value)]),
           onkeydown: (/** @type {any} */ event) => this.#onScrubKey(chart, event, times[Number(event.target.value)]),
           onblur: () => this.#cancelRange(),
@@ -363,7 +382,7 @@ function highest(chart) {
 function table(chart, times) {
   return h(
     "div",
-    { class: "chart-table", tabindex: "0", role: "region", "aria-label": `${chart.label}, as a table` },
+    { class: "chart-table", tabindex: "0", role: "region", "aria-label": t("{chart}, as a table", { chart: chart.label }) },
     h(
       "table",
       null,
@@ -373,7 +392,7 @@ function table(chart, times) {
         h(
           "tr",
           null,
-          h("th", { scope: "col" }, "Time"),
+          h("th", { scope: "col" }, t("Time")),
           chart.series.map((each) => h("th", { scope: "col", class: "right" }, each.name)),
         ),
       ),
@@ -403,17 +422,46 @@ function table(chart, times) {
 function summary(chart) {
   const parts = chart.series.map((each) => {
     const values = each.values.map(([, value]) => value).filter((value) => value !== null);
-    if (!values.length) return `${each.name}: no values`;
-    return `${each.name}: last ${chart.unit(values[values.length - 1])}, highest ${chart.unit(Math.max(...values))}`;
+    if (!values.length) return t("{name}: no values", { name: each.name });
+    return t("{name}: last {last}, highest {highest}", { name: each.name, last: chart.unit(values[values.length - 1]), highest: chart.unit(Math.max(...values)) });
   });
-  return `${chart.label}. ${parts.join("; ")}`;
+  const marks = marksIn(chart).map(({ at, name }) => `${name} (${format.instant(at)})`);
+  const deploys = marks.length ? `. ${t("Deploys: {deploys}", { deploys: marks.join(", ") })}` : "";
+  return `${chart.label}. ${parts.join("; ")}${deploys}`;
+}
+
+/** @param {Chart} chart */
+function marksIn(chart) {
+  return (chart.marks ?? []).filter(({ at }) => at >= chart.from && at <= chart.to);
+}
+
+/**
+ * The marks, each with the side of its line on which its name is; a name that would cover the one before is left out.
+ *
+ * @param {Chart} chart @param {(at: number) => number} x @param {number} right the end of the plot
+ * @returns {{at: number, name: string, anchor: "start" | "end" | null}[]}
+ */
+function placedMarks(chart, x, right) {
+  let taken = 0;
+  return marksIn(chart).map(({ at, name }) => {
+    const size = 8 + short(name).length * MARK_CHAR;
+    const isLeft = x(at) + size > right;
+    if ((isLeft ? x(at) - size : x(at)) < taken) return { at, name, anchor: null };
+    taken = isLeft ? x(at) : x(at) + size;
+    return { at, name, anchor: isLeft ? "end" : "start" };
+  });
+}
+
+/** @param {string} name */
+function short(name) {
+  return name.length > 12 ? `${name.slice(0, 11)}…` : name;
 }
 
 /** @param {Chart} chart @param {number} at */
 function valuesAt(chart, at) {
   const values = chart.series.map((each) => {
     const value = valueAt(each, at);
-    return `${each.name} ${value === null ? "no value" : chart.unit(value)}`;
+    return `${each.name} ${value === null ? t("no value") : chart.unit(value)}`;
   });
   return `${format.clock(at)}: ${values.join(", ")}`;
 }

@@ -1,10 +1,48 @@
-/** The `headgate` command that does what a page does. HEADGATE_APP names the app. */
+/** The `headgate` commands that do what a page does. */
 
+import { parseJson } from "./api.js";
+import { t } from "./language.js";
 import { quoted } from "./text.js";
 
-/** @param {...(string | null | undefined | false)} words */
+/** The placeholder for an app whose name is unknown. */
+const UNKNOWN_APP = "module:app";
+
+let app = UNKNOWN_APP;
+
+/** Set how the command line names the app. @param {string | null} name */
+export function setApp(name) {
+  app = name ?? UNKNOWN_APP;
+}
+
+/** A command with its app, which `demo` does not take. @param {...(string | null | undefined | false)} words */
 export function command(...words) {
-  return ["headgate", ...words.filter((word) => typeof word === "string")].map(quoted).join(" ");
+  const text = ["headgate", ...words.filter((word) => typeof word === "string")].map(quoted).join(" ");
+  return words[0] === "demo" ? text : withApp(text);
+}
+
+/** What to do before a command works, if its app is unknown. @param {string} text */
+export function commandHint(text) {
+  const isIncomplete = app === UNKNOWN_APP && text.endsWith(` -A ${UNKNOWN_APP}`);
+  return isIncomplete ? ` ${t("Write the name of your app in place of {placeholder}.", { placeholder: UNKNOWN_APP })}` : "";
+}
+
+/** A text of the API whose command, in backquotes at its end, gets the app. @param {string} text */
+export function withAppInCommand(text) {
+  return text.replace(/`(headgate .+)`/s, (_, found) => `\`${withApp(found)}\``);
+}
+
+/** Arguments of a job as one line for a command; a text that is not JSON stays as it is. @param {string} text */
+export function oneLine(text) {
+  try {
+    return JSON.stringify(parseJson(text));
+  } catch {
+    return text;
+  }
+}
+
+/** @param {string} text */
+function withApp(text) {
+  return `${text} -A ${quoted(app)}`;
 }
 
 /** The command options for a job filter. @param {Record<string, string>} filter */

@@ -2,6 +2,7 @@
 
 import { h, render } from "./dom.js";
 import { icon } from "./icons.js";
+import { t } from "./language.js";
 
 /**
  * @typedef {{
@@ -65,7 +66,7 @@ function content(question, close, confirm, show) {
       h("h2", { id: "dialog-title" }, question.title),
       h(
         "button",
-        { type: "button", class: "quiet", "aria-label": "Close", onclick: () => close(false) },
+        { type: "button", class: "quiet", "aria-label": t("Close"), onclick: () => close(false) },
         icon("close"),
       ),
     ),
@@ -74,7 +75,7 @@ function content(question, close, confirm, show) {
       h(
         "footer",
         null,
-        h("button", { type: "button", onclick: () => close(false) }, question.dismiss ?? "Cancel"),
+        h("button", { type: "button", onclick: () => close(false) }, question.dismiss ?? t("Cancel")),
         h(
           "button",
           {

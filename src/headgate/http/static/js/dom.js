@@ -19,7 +19,7 @@ import { visible } from "./text.js";
 const TEXT_ATTRIBUTES = new Set(["title", "aria-label", "placeholder", "alt"]);
 
 const SVG = "http://www.w3.org/2000/svg";
-const SVG_TAGS = new Set(["svg", "g", "path", "line", "rect", "circle", "polyline", "text"]);
+const SVG_TAGS = new Set(["svg", "g", "path", "line", "rect", "circle", "polyline", "text", "title"]);
 /** Set as properties of the element, not as attributes. */
 const PROPERTIES = new Set(["value", "checked", "selected", "indeterminate", "disabled", "hidden", "open"]);
 

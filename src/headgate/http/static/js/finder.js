@@ -5,6 +5,7 @@ import { filterNames } from "./commands.js";
 import { h, render } from "./dom.js";
 import * as format from "./format.js";
 import { icon } from "./icons.js";
+import { t, word } from "./language.js";
 import { bucketHref } from "./parts.js";
 import { address, go } from "./router.js";
 
@@ -12,7 +13,10 @@ import { address, go } from "./router.js";
  * An option of the list: `href` or `act` is what it does; `complete` is the text that it puts into the box instead.
  *
  * @typedef {{kind: string, name: string, detail?: string | null, href?: string, act?: () => void, complete?: string}} Option
- * @typedef {{canSearchText: boolean, pages: {name: string, href: string}[], actions: {name: string, act: () => void}[]}} FinderContext
+ * @typedef {{name: string, act: () => void}} Action
+ * @typedef {{
+ *   canSearchText: boolean, pages: {name: string, href: string}[], actions: Action[], actionsOn: (found: any) => Action[],
+ * }} FinderContext
  * @typedef {{name: string, value: string, isClosed: boolean}} Word
  */
 
@@ -33,7 +37,7 @@ const NAMED = ["task", "queue", "limit", "key", "schedule", "batch", "node"];
 
 class FinderElement extends HTMLElement {
   /** @type {FinderContext} */
-  #context = { canSearchText: false, pages: [], actions: [] };
+  #context = { canSearchText: false, pages: [], actions: [], actionsOn: () => [] };
   #text = "";
   #isOpen = false;
   #at = 0;
@@ -72,12 +76,12 @@ class FinderElement extends HTMLElement {
         type: "text",
         id: "search",
         role: "combobox",
-        "aria-label": "Find anything",
+        "aria-label": t("Find anything"),
         "aria-expanded": String(isShown),
         "aria-controls": "finder-options",
         "aria-autocomplete": "list",
         "aria-activedescendant": isShown && options.length > 0 ? `finder-${this.#at}` : null,
-        placeholder: "Find anything",
+        placeholder: t("Find anything"),
         autocomplete: "off",
         spellcheck: "false",
         maxlength: 1000,
@@ -97,7 +101,7 @@ class FinderElement extends HTMLElement {
         },
         h(
           "ul",
-          { id: "finder-options", role: "listbox", "aria-label": "Found" },
+          { id: "finder-options", role: "listbox", "aria-label": t("Found") },
           options.map((option, at) =>
             h(
               "li",
@@ -108,13 +112,13 @@ class FinderElement extends HTMLElement {
                 "aria-selected": String(at === this.#at),
                 onclick: () => this.#choose(option),
               },
-              h("span", { class: "finder-kind" }, option.kind),
+              h("span", { class: "finder-kind" }, word(option.kind)),
               h("span", { class: "one-line" }, h("b", null, option.name), option.detail && h("span", { class: "faint" }, ` ${option.detail}`)),
             ),
           ),
         ),
         this.#error && h("p", { class: "bad-text" }, this.#error),
-        h("p", { class: "finder-hint" }, "Filters: task:sync state:failed key:\"acme corp\""),
+        h("p", { class: "finder-hint" }, t("Filters: task:sync state:failed key:\"acme corp\"")),
       ),
     );
   }
@@ -198,22 +202,29 @@ class FinderElement extends HTMLElement {
   #options() {
     const text = this.#text.trim();
     const { pages, actions } = this.#context;
-    if (!text) return pages.map(({ name, href }) => ({ kind: "page", name, href }));
+    if (!text) return [...pages.map(({ name, href }) => ({ kind: "page", name, href })), ...actions.map(actionOption)];
     const words = wordsOf(this.#text);
     const { filters, rest, unknown } = sorted(words);
     const known = JSON.stringify(questionOf(this.#text)) === this.#found.question ? this.#found.items : [];
     const completions = this.#completions(words, known);
     const jobs = Object.keys(filters).length > 0 && !unknown.length ? [this.#jobs(filters, rest)] : [];
-    if (Object.keys(filters).length || unknown.length) return isOpenWord(words) ? [...completions, ...jobs] : [...jobs, ...completions];
+    if (Object.keys(filters).length || unknown.length)
+      return isOpenWord(words) && !isValue(words, known) ? [...completions, ...jobs] : [...jobs, ...completions];
     const named = (/** @type {{name: string}} */ { name }) => name.toLowerCase().includes(text.toLowerCase());
     return [
       ...(JOB_ID.test(text) && !known.some((each) => each.kind === "job") ? [{ kind: "job", name: text, href: address(["jobs", text]) }] : []),
       ...pages.filter(named).map(({ name, href }) => ({ kind: "page", name, href })),
-      ...known.map(optionOf),
-      ...actions.filter(named).map(({ name, act }) => ({ kind: "action", name, act })),
+      ...known.flatMap((each) => [optionOf(each), ...this.#actionsOn(each, known)]),
+      ...actions.filter(named).map(actionOption),
       ...completions,
       this.#jobs({}, text),
     ];
+  }
+
+  /** What can be done with the best match of its kind. @param {any} found @param {any[]} known @returns {Option[]} */
+  #actionsOn(found, known) {
+    const isFirst = known.find((each) => each.kind === found.kind) === found;
+    return isFirst ? this.#context.actionsOn(found).map(actionOption) : [];
   }
 
   /** The list of jobs with these filters and this text. @param {Record<string, string>} filters @param {string} rest @returns {Option} */
@@ -223,7 +234,7 @@ class FinderElement extends HTMLElement {
     if (rest && this.#context.canSearchText) query.text ??= rest.slice(0, LONGEST);
     else if (rest) query.task ??= rest.slice(0, LONGEST);
     const said = Object.entries(query).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
-    return { kind: "jobs", name: "Show jobs", detail: said.join(", "), href: address(["jobs"], query) };
+    return { kind: "jobs", name: t("Show jobs"), detail: said.join(", "), href: address(["jobs"], query) };
   }
 
   /** What the last word may become: a filter, or the value of one. @param {Word[]} words @param {any[]} known @returns {Option[]} */
@@ -235,8 +246,7 @@ class FinderElement extends HTMLElement {
       const names = filterNames().filter((name) => name.startsWith(last.value.toLowerCase()));
       return names.map((name) => ({ kind: "filter", name: `${name}:`, complete: `${before}${name}:` }));
     }
-    const values = VALUES[last.name] ?? (NAMED.includes(last.name) ? known.map((each) => valueOf(each)) : []);
-    return values
+    return valuesOf(last.name, known)
       .filter((value) => value !== last.value && value.toLowerCase().includes(last.value.toLowerCase()))
       .map((value) => ({ kind: "filter", name: `${last.name}:${value}`, complete: `${before}${last.name}:${quoted(value)} ` }));
   }
@@ -282,8 +292,18 @@ function sorted(words) {
 
 /** @param {Word[]} words */
 function isOpenWord(words) {
+  return words.at(-1)?.isClosed === false;
+}
+
+/** Whether the last word is a filter with a value that there is. @param {Word[]} words @param {any[]} known */
+function isValue(words, known) {
   const last = words.at(-1);
-  return last !== undefined && !last.isClosed && (last.name === "" || last.value === "");
+  return last !== undefined && valuesOf(last.name, known).includes(last.value);
+}
+
+/** The values of a filter: its own, or those that the API has found. @param {string} name @param {any[]} known @returns {string[]} */
+function valuesOf(name, known) {
+  return VALUES[name] ?? (NAMED.includes(name) ? known.map(valueOf) : []);
 }
 
 /** How many characters a word at the end of a text has. @param {Word} word */
@@ -299,6 +319,11 @@ function quoted(value) {
 /** The value that a filter takes for something found. @param {any} found */
 function valueOf({ kind, name, detail }) {
   return kind === "node" ? detail : name;
+}
+
+/** @param {Action} action @returns {Option} */
+function actionOption({ name, act }) {
+  return { kind: "action", name, act };
 }
 
 /** @param {any} found @returns {Option} */

@@ -1,9 +1,11 @@
 /** Numbers, times and durations as text. Times are in the preferred time zone. */
 
+import { LANGUAGE } from "./catalogue.js";
+import { pluralForm, t } from "./language.js";
 import { preferences } from "./prefs.js";
 
-const NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const NUMBER = new Intl.NumberFormat(LANGUAGE, { maximumFractionDigits: 0 });
+const COMPACT = new Intl.NumberFormat(LANGUAGE, { notation: "compact", maximumFractionDigits: 1 });
 
 /** Milliseconds by which the store's clock is ahead of this browser's. */
 let ahead = 0;
@@ -41,18 +43,22 @@ export function bounded(value, isExact) {
 
 /** "attempt 2". After a retry by an operator a job counts from 1 again: "attempt 1 after retry". @param {number} number @param {number} restart */
 export function attempt(number, restart) {
-  return `attempt ${number}${restart ? ` after retry${restart > 1 ? ` ${restart}` : ""}` : ""}`;
+  if (!restart) return t("attempt {number}", { number });
+  return restart > 1
+    ? t("attempt {number} after retry {retry}", { number, retry: restart })
+    : t("attempt {number} after retry", { number });
+}
+
+/** "1 job", "2 jobs". @param {number} value @param {string} one @param {string} [several] */
+export function plural(value, one, several = `${one}s`) {
+  const text = pluralForm(`{n} ${several}`, value) ?? `{n} ${value === 1 ? one : several}`;
+  return text.replace("{n}", NUMBER.format(value));
 }
 
 /** A rate, with up to two decimals below 10. @param {number | null | undefined} value */
 export function rate(value) {
   if (value === null || value === undefined) return "–";
   return value === 0 ? "0" : value < 10 ? rounded(value, 2) : NUMBER.format(value);
-}
-
-/** "1 job", "2 jobs". @param {number} value @param {string} one @param {string} [several] */
-export function plural(value, one, several = `${one}s`) {
-  return `${NUMBER.format(value)} ${value === 1 ? one : several}`;
 }
 
 /**
@@ -134,8 +140,8 @@ export function precise(instant) {
 /** "12 s ago", "in 4 min". @param {string | number} instant */
 export function relative(instant) {
   const seconds = (now() - new Date(instant).getTime()) / 1000;
-  if (Math.abs(seconds) < 1) return "now";
-  return seconds > 0 ? `${coarse(seconds)} ago` : `in ${coarse(-seconds)}`;
+  if (Math.abs(seconds) < 1) return t("now");
+  return seconds > 0 ? t("{time} ago", { time: coarse(seconds) }) : t("in {time}", { time: coarse(-seconds) });
 }
 
 /** The end of an id: its beginning is a timestamp that jobs of one batch share. @param {string} id */
@@ -145,7 +151,7 @@ export function shortId(id) {
 
 /** A key as text; a limit without keys has the empty key. @param {string} key */
 export function keyName(key) {
-  return key === "" ? "(no key)" : key;
+  return key === "" ? t("(no key)") : key;
 }
 
 /** @param {number} part @param {number} whole */
@@ -172,5 +178,5 @@ function offset(at) {
 
 /** @param {number} value @param {number} places */
 function rounded(value, places) {
-  return String(Number(value.toFixed(places)));
+  return value.toLocaleString(LANGUAGE, { maximumFractionDigits: places });
 }

@@ -3,31 +3,32 @@
 import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
 import { icon } from "./icons.js";
+import { t, word } from "./language.js";
 
 /** @param {[string, string, string][]} pages name, address, second key after g */
 export function help(pages) {
   const keys = [
-    ["/", "Find anything; also Ctrl K"],
-    ...pages.map(([name, , key]) => [`g ${key}`, `Go to ${name}`]),
-    ["p", "Pause or resume live updates"],
-    ["?", "Show this help"],
-    ["Esc", "Close a dialog or the menu"],
+    ["/", t("Find anything; also Ctrl K")],
+    ...pages.map(([name, , key]) => [`g ${key}`, t("Go to {name}", { name })]),
+    ["p", t("Pause or resume live updates")],
+    ["?", t("Show this help")],
+    ["Esc", t("Close a dialog or the menu")],
   ];
   const states = [
-    ["ready", "Waits only for a free slot on a node"],
-    ["throttled", "Waits for a limit, and keeps its position in its lane"],
-    ["scheduled", "Waits for its scheduled time or its next attempt"],
-    ["blocked", "Waits for another job or a batch to finish"],
-    ["running", "Runs on a node"],
-    ["succeeded", "Finished with a result"],
-    ["failed", "Finished with an error"],
-    ["cancelled", "Cancelled before it succeeded or failed"],
+    ["ready", t("Waits only for a free slot on a node")],
+    ["throttled", t("Waits for a limit, and keeps its position in its lane")],
+    ["scheduled", t("Waits for its scheduled time or its next attempt")],
+    ["blocked", t("Waits for another job or a batch to finish")],
+    ["running", t("Runs on a node")],
+    ["succeeded", t("Finished with a result")],
+    ["failed", t("Finished with an error")],
+    ["cancelled", t("Cancelled before it succeeded or failed")],
   ];
   return ask({
-    title: "Help",
+    title: t("Help"),
     wide: true,
     body: [
-      h("h3", null, "Keyboard shortcuts"),
+      h("h3", null, t("Keyboard shortcuts")),
       h(
         "dl",
         { class: "keys" },
@@ -47,11 +48,12 @@ export function help(pages) {
       h(
         "p",
         null,
-        "For programs: ",
-        h("a", { href: "api/openapi.json" }, "REST API description"),
+        t("For programs:"),
+        " ",
+        h("a", { href: "api/openapi.json" }, t("REST API description")),
         " (OpenAPI).",
       ),
-      h("h3", null, "Job states"),
+      h("h3", null, t("Job states")),
       h(
         "dl",
         { class: "keys" },
@@ -59,7 +61,7 @@ export function help(pages) {
           h(
             "div",
             { key: state },
-            h("dt", null, h("span", { class: `badge state-${state}` }, icon(state), state)),
+            h("dt", null, h("span", { class: `badge state-${state}` }, icon(state), word(state))),
             h("dd", null, meaning),
           ),
         ),

@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { count, plural } from "./format.js";
+import { t } from "./language.js";
 import { copyButton } from "./parts.js";
 
 /** Entries shown of one list or object. */
@@ -12,7 +13,7 @@ export function jsonView(value, name) {
   return h(
     "div",
     { class: "json", tabindex: "0", role: "group", "aria-label": name },
-    copyButton(JSON.stringify(value, null, 2), name.toLowerCase()),
+    copyButton(JSON.stringify(value, null, 2), name),
     h("div", { class: "json-body mono" }, view(value, 0)),
   );
 }
@@ -24,7 +25,7 @@ function view(value, depth) {
     return h(
       "span",
       { class: value === "[redacted]" ? "json-hidden" : "json-string" },
-      value === "[redacted]" ? "redacted" : JSON.stringify(value),
+      value === "[redacted]" ? t("redacted") : JSON.stringify(value),
     );
   if (typeof value !== "object" || /** @type {any} */ (JSON).isRawJSON?.(value)) {
     return h("span", { class: "json-number" }, JSON.stringify(value));
@@ -43,7 +44,7 @@ function view(value, depth) {
       "summary",
       null,
       opens,
-      h("span", { class: "json-count" }, plural(entries.length, isList ? "item" : "field")),
+      h("span", { class: "json-count" }, isList ? plural(entries.length, "item") : plural(entries.length, "field")),
       h("span", { class: "json-closed" }, closes),
     ),
     h(
@@ -60,7 +61,7 @@ function view(value, depth) {
             view(each, depth + 1),
           ),
         ),
-      more > 0 && h("div", { class: "json-count" }, `… ${count(more)} more`),
+      more > 0 && h("div", { class: "json-count" }, `… ${t("{count} more", { count: count(more) })}`),
     ),
     closes,
   );

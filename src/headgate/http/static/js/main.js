@@ -3,6 +3,7 @@
 import "./time_element.js";
 import "./charts.js";
 import { session as fetchSession } from "./api.js";
+import { setApp } from "./commands.js";
 import { setNow } from "./format.js";
 import * as live from "./live.js";
 import { Page } from "./page.js";
@@ -12,7 +13,7 @@ import { start } from "./router.js";
 import { Shell } from "./shell.js";
 
 /** Milliseconds that the first page waits for the first overview of the live stream. */
-const FIRST_PATIENCE = 250;
+const FIRST_PATIENCE = 100;
 
 /** @type {Page | null} */
 let page = null;
@@ -32,6 +33,7 @@ async function main() {
     return;
   }
   setNow(shell.session.now);
+  setApp(shell.session.app);
   const session = shell.session;
   start((route, isNew, scrollY) => {
     const definition = definitions[route.page];
@@ -45,7 +47,7 @@ async function main() {
     const isFirst = page === null;
     page?.close();
     const main = shell.replaceMain();
-    page = new Page(definition, route, main, session, scrollY);
+    shell.page = page = new Page(definition, route, main, session, scrollY);
     if (!isFirst && isNew) {
       scrollTo(0, 0);
       main.focus({ preventScroll: true });

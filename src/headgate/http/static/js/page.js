@@ -4,6 +4,7 @@ import { ApiError, change } from "./api.js";
 import { ask } from "./dialogs.js";
 import { h, render } from "./dom.js";
 import { now, setNow } from "./format.js";
+import { t, word } from "./language.js";
 import * as live from "./live.js";
 import { button, empty, heading, skeleton } from "./parts.js";
 import { preferences } from "./prefs.js";
@@ -61,10 +62,10 @@ export class Context {
 
   /** Why this user may not do it; null if they may. @param {"operate" | "admin"} permission */
   denied(permission) {
-    if (this.session.read_only) return "This dashboard is read-only";
+    if (this.session.read_only) return t("This dashboard is read-only");
     if (this.session.can.includes(permission)) return null;
     const needed = permission === "admin" ? "admin" : "operator";
-    return `This needs the role ${needed}; your role is ${this.session.role}`;
+    return t("This needs the role {needed}; your role is {role}", { needed: word(needed), role: word(this.session.role) });
   }
 
   /** Whether the user moves in a list of the page. A pointer at rest does not count. */
@@ -105,14 +106,18 @@ export class Context {
    * @param {{
    *   question?: import("./dialogs.js").Question, method?: "POST" | "DELETE", path: string, body?: object,
    *   done: string | ((response: any) => string), then?: (response: any) => void,
-   * }} action
+   *   undo?: {path: string, body?: object, done: string},
+   * }} action `undo` is the change that takes it back
    * @returns {Promise<boolean>} whether the change was made
    */
-  async act({ question, method = "POST", path, body, done, then }) {
+  async act({ question, method = "POST", path, body, done, then, undo }) {
     if (question && !(await ask(question))) return false;
     try {
       const response = await change(method, path, body);
-      toast(typeof done === "string" ? done : done(response));
+      // What was so before must not be undone.
+      const canUndo = undo && response?.changed !== false;
+      const action = canUndo ? { label: t("Undo"), run: () => void this.act(undo) } : undefined;
+      toast(typeof done === "string" ? done : done(response), "good", action);
       then?.(response);
       setTimeout(() => void this.refresh(), AFTER_ACTION);
       return true;
@@ -273,7 +278,7 @@ export class Page {
         h(
           "span",
           { class: "block-space" },
-          button("Try again", { kind: "primary", icon: "retry" }, () => void this.refresh()),
+          button(t("Try again"), { kind: "primary", icon: "retry" }, () => void this.refresh()),
         ),
       ]),
     );
@@ -284,8 +289,8 @@ export class Page {
     return h(
       "div",
       { class: "notice notice-bad", key: "stale", role: "alert" },
-      h("div", null, h("b", null, `${title}. `), text, " The data below may be out of date."),
-      button("Try again", {}, () => void this.refresh()),
+      h("div", null, h("b", null, `${title}. `), text, " ", t("The data below may be out of date.")),
+      button(t("Try again"), {}, () => void this.refresh()),
     );
   }
 }
@@ -294,28 +299,28 @@ export class Page {
 function describeError(error) {
   if (!(error instanceof ApiError)) {
     console.error(error);
-    return { title: "Error in this page", text: String(error) };
+    return { title: t("Error on this page"), text: String(error) };
   }
   const titles = /** @type {Record<number, string>} */ ({
-    0: "No response",
-    401: "You are signed out",
-    403: "Not allowed",
-    404: "Not found",
-    429: "Too many requests",
-    503: "Not available",
+    0: t("No response"),
+    401: t("You are signed out"),
+    403: t("Not allowed"),
+    404: t("Not found"),
+    429: t("Too many requests"),
+    503: t("Not available"),
   });
   const codes = /** @type {Record<string, string>} */ ({
-    job_not_found: "Job not found",
-    batch_not_found: "Batch not found",
-    schedule_not_found: "Schedule not found",
-    unknown_limit: "Limit not found",
-    storage_unavailable: "The store does not respond",
-    storage_unusable: "The store cannot be used",
-    search_too_long: "The search took too long",
-    too_many_searches: "Too many searches",
+    job_not_found: t("Job not found"),
+    batch_not_found: t("Batch not found"),
+    schedule_not_found: t("Schedule not found"),
+    unknown_limit: t("Limit not found"),
+    storage_unavailable: t("The store does not respond"),
+    storage_unusable: t("The store cannot be used"),
+    search_too_long: t("The search took too long"),
+    too_many_searches: t("Too many searches"),
   });
   return {
-    title: codes[error.code] ?? titles[error.status] ?? "Request failed",
+    title: codes[error.code] ?? titles[error.status] ?? t("Request failed"),
     text: `${error.message.charAt(0).toUpperCase()}${error.message.slice(1)}${/[.!?…]$/.test(error.message) ? "" : "."}`,
   };
 }

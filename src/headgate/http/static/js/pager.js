@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { icon } from "./icons.js";
+import { t } from "./language.js";
 
 /** @param {import("./page.js").Context} context @param {import("./dom.js").Children} [note] @param {string} [cursor] the parameter's name */
 export function pager(context, note, cursor = "before") {
@@ -20,15 +21,15 @@ export function pager(context, note, cursor = "before") {
   };
   return h(
     "nav",
-    { class: "pager", "aria-label": "Pages of the list", key: "pager" },
+    { class: "pager", "aria-label": t("Pages of the list"), key: "pager" },
     h("span", { class: "pager-note" }, note),
-    h("button", { type: "button", disabled: at === null, onclick: first }, "First"),
+    h("button", { type: "button", disabled: at === null, onclick: first }, t("First")),
     h(
       "button",
       { type: "button", disabled: !trail.length, onclick: () => context.setQuery({ [cursor]: trail.pop() ?? null }) },
       icon("left"),
-      "Previous",
+      t("Previous"),
     ),
-    h("button", { type: "button", disabled: !data.next, onclick: next }, "Next", icon("chevron")),
+    h("button", { type: "button", disabled: !data.next, onclick: next }, t("Next"), icon("chevron")),
   );
 }

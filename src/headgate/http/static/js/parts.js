@@ -1,9 +1,10 @@
 /** The components of pages: badges, gauges, ticking times, buttons, panels, empty states. */
 
-import { command } from "./commands.js";
+import { command, commandHint } from "./commands.js";
 import { classes, h } from "./dom.js";
 import * as format from "./format.js";
 import { icon } from "./icons.js";
+import { t, withElements, word } from "./language.js";
 import { address } from "./router.js";
 import { visible } from "./text.js";
 import { toast } from "./toasts.js";
@@ -11,7 +12,7 @@ import { toast } from "./toasts.js";
 /** @typedef {import("./dom.js").Children} Children */
 
 /** A state with its icon, label and colour. @param {string} state @param {string} [label] */
-export function badge(state, label = state) {
+export function badge(state, label = word(state)) {
   return h("span", { class: `badge state-${state}` }, icon(state), label);
 }
 
@@ -30,7 +31,7 @@ export function when(at, none = "–") {
 }
 
 /** A countdown to a time; `due` once it has passed. @param {string | null | undefined} at @param {string} [none] @param {string} [due] */
-export function countdown(at, none = "–", due = "now") {
+export function countdown(at, none = "–", due = t("now")) {
   return at ? h("hg-time", { at, due, mode: "countdown" }) : h("span", { class: "faint" }, none);
 }
 
@@ -64,12 +65,12 @@ export function bucketHref(limit, key) {
   return `${address(["limits", limit])}?${new URLSearchParams({ key })}`;
 }
 
-/** @param {string} limit @param {string} key */
-export function bucketLink(limit, key) {
+/** @param {string} limit @param {string} key @param {"clamp" | "one-line"} [size] of a long key */
+export function bucketLink(limit, key, size = "clamp") {
   return h(
     "a",
     { href: bucketHref(limit, key), class: "bucket-name" },
-    h("b", { class: "clamp", title: key }, format.keyName(key)),
+    h("b", { class: size, title: key }, format.keyName(key)),
     " ",
     h("span", { class: "faint" }, limit),
   );
@@ -85,7 +86,7 @@ export function gauge({ used, allowed, label, state = "", isLarge = false }) {
     return h(
       "span",
       { class: "gauge-unknown faint" },
-      used === null || used === undefined ? "unknown" : `${format.count(used)} used`,
+      used === null || used === undefined ? t("unknown") : t("{used} used", { used: format.count(used) }),
     );
   }
   const share = Math.min(1, used / allowed);
@@ -103,7 +104,7 @@ export function gauge({ used, allowed, label, state = "", isLarge = false }) {
         "aria-valuemin": "0",
         "aria-valuemax": allowed,
         "aria-valuenow": Math.min(used, allowed),
-        "aria-valuetext": `${used} of ${allowed} used`,
+        "aria-valuetext": t("{used} of {allowed} used", { used, allowed }),
       },
       isBlocks
         ? Array.from({ length: allowed }, (_, at) => h("span", { class: at < used ? "block used" : "block" }))
@@ -124,7 +125,7 @@ export function allowed(bucket) {
     : null;
 }
 
-/** Badges of a bucket: paused, penalised, or with a rule that was set at run time. @param {any} bucket */
+/** Badges of a bucket: paused, penalized, or with a rule that was set at run time. @param {any} bucket */
 export function bucketBadges(bucket) {
   const isPenalized = bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now();
   return [
@@ -134,19 +135,18 @@ export function bucketBadges(bucket) {
         "span",
         { class: "badge state-penalized" },
         icon("penalized"),
-        "penalised, ",
-        h("hg-time", { at: bucket.penalized_until, due: "over", mode: "left" }),
+        withElements("penalized, {time}", { time: h("hg-time", { at: bucket.penalized_until, due: t("over"), mode: "left" }) }),
       ),
     bucket.is_set &&
-      h("span", { class: "badge state-set", title: "A rule set at run time replaces the declared one" }, "set"),
+      h("span", { class: "badge state-set", title: t("A rule set at run time replaces the declared one") }, t("overridden")),
   ];
 }
 
 /** A button that copies a command. @param {string} text @param {string} [label] */
-export function copyCommand(text, label = "Copy as command") {
+export function copyCommand(text, label = t("Copy as command")) {
   return h(
     "button",
-    { type: "button", class: "copy", title: text, onclick: () => copy(text, "The command") },
+    { type: "button", class: "copy", title: text, onclick: () => copy(text, t("The command")) },
     icon("terminal"),
     h("span", null, label),
   );
@@ -159,8 +159,8 @@ export function copyButton(text, what) {
     {
       type: "button",
       class: "quiet small",
-      "aria-label": `Copy ${what}`,
-      title: `Copy ${what}`,
+      "aria-label": t("Copy {what}", { what }),
+      title: t("Copy {what}", { what }),
       onclick: () => copy(text, what),
     },
     icon("copy"),
@@ -172,9 +172,10 @@ export async function copy(text, what) {
   const name = what.charAt(0).toUpperCase() + what.slice(1);
   try {
     await navigator.clipboard.writeText(visible(text));
-    toast(`${name} was copied: ${text.length > 80 ? `${text.slice(0, 80)}…` : text}`, "plain");
+    const shown = text.length > 80 ? `${text.slice(0, 80)}…` : text;
+    toast(t("{name} was copied: {text}", { name, text: shown }) + commandHint(text), "plain");
   } catch {
-    toast(`${name} could not be copied: ${text}`, "bad");
+    toast(t("{name} could not be copied: {text}", { name, text }), "bad");
   }
 }
 
@@ -203,14 +204,14 @@ export function empty(title, body, commandText) {
     h("p", { class: "empty-title" }, title),
     h("p", null, body),
     commandText &&
-      h("p", { class: "empty-command" }, h("code", null, commandText), copyButton(commandText, "the command")),
+      h("p", { class: "empty-command" }, h("code", null, commandText), copyButton(commandText, t("the command"))),
   );
 }
 
 /** The note that a frozen list has hidden updates. @param {import("./page.js").Context} context */
 export function frozenNote(context) {
   return (
-    context.hasHiddenUpdate && h("span", { class: "frozen-note", key: "frozen" }, icon("paused"), "Updates paused while the list is in use")
+    context.hasHiddenUpdate && h("span", { class: "frozen-note", key: "frozen" }, icon("paused"), t("Updates paused while the list is in use"))
   );
 }
 
@@ -229,7 +230,7 @@ export function skeleton(lines = 6) {
   return h(
     "div",
     { class: "skeleton", role: "status" },
-    h("span", { class: "sr-only" }, "Loading"),
+    h("span", { class: "sr-only" }, t("Loading")),
     Array.from({ length: lines }, (_, at) =>
       h("span", { class: "skeleton-line", style: { width: `${90 - ((at * 17) % 40)}%` } }),
     ),
@@ -253,7 +254,7 @@ export function heading(title, { crumbs = [], badges, actions, below } = {}) {
     crumbs.length > 0 &&
       h(
         "nav",
-        { class: "crumbs", "aria-label": "Breadcrumb" },
+        { class: "crumbs", "aria-label": t("Breadcrumb") },
         crumbs.map(([name, href], at) => [at > 0 && icon("chevron"), link(href, name)]),
       ),
     h(
@@ -309,4 +310,6 @@ export function tabs(label, items) {
 }
 
 /** The command that starts a worker. */
-export const START_WORKER = command("worker");
+export function startWorker() {
+  return command("worker");
+}

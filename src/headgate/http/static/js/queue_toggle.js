@@ -1,43 +1,62 @@
-/** The button that pauses or resumes a queue. */
+/** Pausing and resuming a queue. */
 
 import { path } from "./api.js";
 import { command } from "./commands.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
+import { t } from "./language.js";
 import { button } from "./parts.js";
 
-/** @param {import("./page.js").Context} context @param {any} queue */
+/** @typedef {import("./page.js").Context} Context */
+
+/** The button that pauses or resumes a queue. @param {Context} context @param {any} queue */
 export function queueToggle(context, queue) {
   const name = queue.queue;
   const why = context.denied("operate");
   if (queue.paused_at) {
     return button(
-      "Resume",
-      { icon: "ready", kind: "small primary", why, name: `Resume queue ${name}` },
-      () => void context.act({ path: path("queues", name, "resume"), done: `Queue ${name} is resumed` }),
+      t("Resume"),
+      { icon: "ready", kind: "small primary", why, name: t("Resume queue {name}", { name }) },
+      () => void resumeQueue(context, name),
     );
   }
   return button(
-    "Pause",
-    { icon: "paused", kind: "small", why, name: `Pause queue ${name}` },
-    () =>
-      void context.act({
-        path: path("queues", name, "pause"),
-        done: `Queue ${name} is paused`,
-        question: {
-          title: `Pause queue ${name}?`,
-          action: "Pause the queue",
-          body: [
-            h(
-              "p",
-              null,
-              "No job of this queue starts on any node until the queue is resumed. ",
-              `${format.plural(queue.running, "running job continues", "running jobs continue")}. `,
-              `${format.plural(queue.waiting, "waiting job stays", "waiting jobs stay")} in the queue, and so do new jobs.`,
-            ),
-            h("p", { class: "command-line" }, h("code", null, command("queues", "pause", name))),
-          ],
-        },
-      }),
+    t("Pause"),
+    { icon: "paused", kind: "small", why, name: t("Pause queue {name}", { name }) },
+    () => void pauseQueue(context, queue),
   );
+}
+
+/** Ask, and pause a queue. @param {Context} context @param {{queue: string, running: number, waiting: number}} queue */
+export function pauseQueue(context, { queue: name, running, waiting }) {
+  return context.act({
+    ...change(name, "pause"),
+    undo: change(name, "resume"),
+    question: {
+      title: t("Pause queue {name}?", { name }),
+      action: t("Pause the queue"),
+      body: [
+        h(
+          "p",
+          null,
+          t("No job of this queue starts on any node until the queue is resumed."),
+          " ",
+          `${format.plural(running, "running job continues", "running jobs continue")}. `,
+          t("{jobs} in the queue, and so do new jobs.", { jobs: format.plural(waiting, "waiting job stays", "waiting jobs stay") }),
+        ),
+        h("p", { class: "command-line" }, h("code", null, command("queues", "pause", name))),
+      ],
+    },
+  });
+}
+
+/** @param {Context} context @param {string} name */
+export function resumeQueue(context, name) {
+  return context.act({ ...change(name, "resume"), undo: change(name, "pause") });
+}
+
+/** @param {string} name @param {"pause" | "resume"} verb */
+function change(name, verb) {
+  const done = verb === "pause" ? t("Queue {name} is paused", { name }) : t("Queue {name} is resumed", { name });
+  return { path: path("queues", name, verb), done };
 }

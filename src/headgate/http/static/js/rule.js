@@ -1,36 +1,38 @@
 /** Parse and describe the rules of limits, such as "15/m". */
 
 import { count, duration } from "./format.js";
+import { t } from "./language.js";
 
 /** @typedef {{count: number, seconds: number | null}} Rule */
 
 const UNITS = /** @type {Record<string, number>} */ ({ s: 1, m: 60, h: 3600, d: 86_400 });
 
 /** Periods with a name. @type {Record<number, string>} */
-const PERIODS = { 1: "second", 60: "minute", 3600: "hour", 86_400: "day" };
+const PERIODS = { 1: t("second"), 60: t("minute"), 3600: t("hour"), 86_400: t("day") };
 
 /** Parse a rule as people type it. @param {string} text @param {boolean} isAtOnce whether it limits concurrent jobs, not a rate @returns {Rule | {error: string}} */
 export function parseRule(text, isAtOnce) {
   if (isAtOnce)
     return /^[1-9]\d*$/.test(text)
       ? { count: Number(text), seconds: null }
-      : { error: `“${text}” is not a number of jobs` };
+      : { error: t("“{text}” is not a number of jobs", { text }) };
   const match = /^(\d+)\s*\/\s*(\d*)\s*(s|m|h|d)$/.exec(text);
-  if (!match) return { error: `“${text}” is not a rate; write it like 15/m, 100/h or 2/10s` };
-  if (Number(match[1]) < 1) return { error: "The count must be at least 1" };
+  if (!match) return { error: t("“{text}” is not a rate; write it like 15/m, 100/h or 2/10s", { text }) };
+  if (Number(match[1]) < 1) return { error: t("The count must be at least 1") };
   const seconds = Number(match[2] || 1) * UNITS[match[3]];
-  return seconds > 0 ? { count: Number(match[1]), seconds } : { error: "The period must be longer than 0" };
+  return seconds > 0 ? { count: Number(match[1]), seconds } : { error: t("The period must be longer than 0") };
 }
 
 /** A stored rule in short form for lists: "15 per minute"; unchanged if it cannot be parsed. @param {string} text */
 export function shortRule(text) {
   const rule = parseRule(cliForm(text), /^\d+ at once$/.test(text));
   if ("error" in rule) return text;
-  if (rule.seconds === null) return text;
+  if (rule.seconds === null) return t("{count} at once", { count: count(rule.count) });
   const unit = PERIODS[rule.seconds] ?? duration(rule.seconds);
   const burst = / burst (\d+)/.exec(text);
-  const suffix = burst ? `, burst ${burst[1]}` : text.endsWith("in fixed windows") ? ", fixed windows" : "";
-  return `${count(rule.count)} per ${unit}${suffix}`;
+  const rate = t("{count} per {unit}", { count: count(rule.count), unit });
+  if (burst) return t("{rate}, burst {burst}", { rate, burst: burst[1] });
+  return text.endsWith("in fixed windows") ? t("{rate}, fixed windows", { rate }) : rate;
 }
 
 /** A stored rule as people type it, without what the store adds. @param {string} text */
@@ -51,14 +53,16 @@ export function describeStored(text) {
   const burst = / burst (\d+)/.exec(text);
   const description = describe(rule, burst ? Number(burst[1]) : null);
   const slices = / in (\d+) slices/.exec(text);
-  if (text.endsWith("in fixed windows")) return `${description}, counted in fixed windows`;
-  return slices ? `${description}, counted in ${slices[1]} slices` : description;
+  if (text.endsWith("in fixed windows")) return t("{description}, counted in fixed windows", { description });
+  return slices ? t("{description}, counted in {slices} slices", { description, slices: slices[1] }) : description;
 }
 
 /** A parsed rule in words. @param {Rule} rule @param {number | null} [burst] */
 export function describe(rule, burst) {
   const { seconds } = rule;
-  if (seconds === null) return `At most ${count(rule.count)} at once`;
-  const each = rule.count > 1 ? `, one every ${duration(seconds / rule.count)} on average` : "";
-  return `At most ${count(rule.count)} in ${duration(seconds)}${each}${burst ? `, with a burst of up to ${count(burst)}` : ""}`;
+  if (seconds === null) return t("At most {count} at once", { count: count(rule.count) });
+  const parts = [t("At most {count} in {duration}", { count: count(rule.count), duration: duration(seconds) })];
+  if (rule.count > 1) parts.push(t("one every {duration} on average", { duration: duration(seconds / rule.count) }));
+  if (burst) parts.push(t("with a burst of up to {burst}", { burst: count(burst) }));
+  return parts.join(", ");
 }

@@ -5,16 +5,18 @@ import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
 import { input, select } from "./fields.js";
 import { argumentsField, argumentsOf, argumentsText, isSent, requiredText, tasksToChoose } from "./job/enqueue.js";
+import { t } from "./language.js";
 import { address, go } from "./router.js";
 import { toast } from "./toasts.js";
 
 /** @typedef {import("./page.js").Context} Context */
 
 const KINDS = /** @type {[string, string][]} */ ([
-  ["cron", "Cron expression"],
-  ["every", "Period"],
+  ["cron", t("Cron expression")],
+  ["every", t("Period")],
+  ["calendar", t("Calendar")],
 ]);
-const KEPT = /** @type {[string, string]} */ (["kept", "Calendar, as it is"]);
+const KEPT = /** @type {[string, string]} */ (["kept", t("A trigger set in code, unchanged")]);
 
 /** Create a schedule of a task that is chosen in the form. */
 export async function createSchedule() {
@@ -24,16 +26,16 @@ export async function createSchedule() {
   form.task = tasks[0].task;
   form.payload = requiredText(tasks[0]);
   const isDone = await ask({
-    title: "Create a schedule",
-    action: "Create",
+    title: t("Create a schedule"),
+    action: t("Create"),
     wide: true,
     fields: (update) =>
       h(
         "div",
         { class: "dialog-fields" },
-        field(form, "name", "Name of the schedule", "sync-acme", update, { autofocus: true }),
+        field(form, "name", t("Name of the schedule"), "sync-acme", update, { autofocus: true }),
         select(
-          "Task of the schedule",
+          t("Task of the schedule"),
           form.task,
           tasks.map((/** @type {any} */ each) => [each.task, each.task]),
           (task) => {
@@ -53,7 +55,7 @@ export async function createSchedule() {
       }),
   });
   if (!isDone) return;
-  toast(`Schedule ${form.name.trim()} is stored`);
+  toast(t("Schedule {name} is stored", { name: form.name.trim() }));
   go(address(["schedules", form.name.trim()]));
 }
 
@@ -63,19 +65,19 @@ export async function editSchedule(context) {
   const form = formOf(schedule, definition);
   const before = form.payload;
   const isDone = await ask({
-    title: `Edit schedule ${schedule.name}`,
-    action: "Save",
+    title: t("Edit schedule {name}", { name: schedule.name }),
+    action: t("Save"),
     wide: true,
-    body: h("p", null, "The number of runs and a pause stay. Jobs that it has enqueued do not change."),
+    body: h("p", null, t("The number of runs and a pause are kept. Jobs that it has enqueued do not change.")),
     fields: (update) =>
       h(
         "div",
         { class: "dialog-fields" },
         fields(
           form,
-          form.kind === "kept" || (!definition.cron && !definition.every) ? [KEPT, ...KINDS] : KINDS,
+          form.kind === "kept" || (!triggerOf(definition)) ? [KEPT, ...KINDS] : KINDS,
           update,
-          before ? "" : "Empty: the same arguments. Some are hidden here: write all to change any.",
+          before ? "" : t("Leave empty to keep the arguments. Some are hidden here; to change any, write all of them."),
         ),
       ),
     isReady: () => form.kind === "kept" || form.when.trim() !== "",
@@ -86,20 +88,25 @@ export async function editSchedule(context) {
       }),
   });
   if (!isDone) return;
-  toast(`Schedule ${schedule.name} is changed`);
+  toast(t("Schedule {name} is changed", { name: schedule.name }));
   void context.refresh();
 }
 
 /** @typedef {ReturnType<typeof formOf>} Form */
+
+/** The kind of a trigger and its text; undefined for one of the code. @param {any} definition */
+function triggerOf(definition) {
+  return KINDS.map(([kind]) => [kind, definition[kind]]).find(([, text]) => text);
+}
 
 /** The texts of the form. @param {any} schedule null: a new one @param {any} definition */
 function formOf(schedule, definition) {
   return {
     name: "",
     task: "",
-    kind: !definition || definition.cron ? "cron" : definition.every ? "every" : "kept",
-    when: definition?.cron ?? definition?.every ?? "",
-    tz: definition?.tz ?? "UTC",
+    kind: definition ? (triggerOf(definition)?.[0] ?? "kept") : "cron",
+    when: (definition && triggerOf(definition)?.[1]) ?? "",
+    tz: definition?.tz ?? Intl.DateTimeFormat().resolvedOptions().timeZone,
     payload: definition ? argumentsText(definition.payload) : "{}",
     between: definition?.between?.join(" - ") ?? "",
     on: definition?.on.join(", ") ?? "",
@@ -121,32 +128,33 @@ function fields(form, kinds, update, placeholder) {
     update();
   };
   return [
-    select("Runs by", form.kind, kinds, set("kind")),
-    form.kind === "cron" && field(form, "when", "Expression", "0 6 * * mon-fri", update),
-    form.kind === "every" && field(form, "when", "Every", "5m, 90s, 2h", update),
-    field(form, "tz", "Zone of the schedule", "UTC", update),
-    field(form, "between", "Only between", "8:00 - 18:00", update),
-    field(form, "on", "Only on", "weekday, or mon, wed", update),
-    field(form, "exclude", "Not on", "12-25, 12-31..01-02, 2027-08-15", update),
-    field(form, "jitter", "Jitter in seconds", "none", update, { inputmode: "decimal" }),
-    field(form, "max_runs", "Ends after so many runs", "never", update, { inputmode: "numeric" }),
+    select(t("Trigger"), form.kind, kinds, set("kind")),
+    form.kind === "cron" && field(form, "when", t("Expression"), "0 6 * * mon-fri", update),
+    form.kind === "every" && field(form, "when", t("Every"), "5m, 90s, 2h", update),
+    form.kind === "calendar" && field(form, "when", t("Days and times"), "every 2 weeks on mon, wed at 9:00, 17:30", update),
+    field(form, "tz", t("Time zone"), "UTC", update),
+    field(form, "between", t("Only between"), "8:00 - 18:00", update),
+    field(form, "on", t("Only on"), t("weekday, or mon, wed"), update),
+    field(form, "exclude", t("Except on"), "12-25, 12-31..01-02, 2027-08-15", update),
+    field(form, "jitter", t("Jitter in seconds"), t("none"), update, { inputmode: "decimal" }),
+    field(form, "max_runs", t("Maximum runs"), t("never"), update, { inputmode: "numeric" }),
     select(
-      "Missed runs",
+      t("Missed runs"),
       form.misfire,
       [
-        ["run_once", "run once"],
-        ["skip", "skip"],
-        ["run_all", "run all"],
+        ["run_once", t("run once")],
+        ["skip", t("skip")],
+        ["run_all", t("run all")],
       ],
       set("misfire"),
     ),
     select(
-      "Overlapping runs",
+      t("Overlapping runs"),
       form.overlap,
       [
-        ["skip", "skip"],
-        ["queue", "queue"],
-        ["allow", "allow"],
+        ["skip", t("skip")],
+        ["queue", t("queue them")],
+        ["allow", t("allow")],
       ],
       set("overlap"),
     ),
@@ -174,18 +182,19 @@ function bodyOf(form) {
       .filter(Boolean);
   const between = words(form.between, /-/);
   const [on, exclude] = [words(form.on, /,/), words(form.exclude, /,/)];
-  if (between.length !== 0 && between.length !== 2) throw new Error('Only between: write two times, "8:00 - 18:00"');
+  if (between.length !== 0 && between.length !== 2) throw new Error(t('Only between: write two times, "8:00 - 18:00"'));
   const hasWindows = between.length > 0 || on.length > 0 || exclude.length > 0;
   return {
     cron: form.kind === "cron" ? form.when.trim() : null,
     every: form.kind === "every" ? form.when.trim() : null,
+    calendar: form.kind === "calendar" ? form.when.trim() : null,
     // A period needs a zone for its windows only.
-    tz: form.kind === "cron" || hasWindows ? form.tz.trim() || "UTC" : null,
+    tz: form.kind === "cron" || form.kind === "calendar" || hasWindows ? form.tz.trim() || "UTC" : null,
     between: between.length ? between : null,
     on,
     exclude,
-    jitter: number(form.jitter, "Jitter in seconds"),
-    max_runs: number(form.max_runs, "Ends after so many runs"),
+    jitter: number(form.jitter, t("Jitter in seconds")),
+    max_runs: number(form.max_runs, t("Maximum runs")),
     misfire: form.misfire,
     overlap: form.overlap,
     until: form.until,
@@ -195,6 +204,6 @@ function bodyOf(form) {
 /** @param {string} text @param {string} label */
 function number(text, label) {
   if (text === "") return null;
-  if (!/^\d+(\.\d+)?$/.test(text)) throw new Error(`${label}: ${text} is not a number`);
+  if (!/^\d+(\.\d+)?$/.test(text)) throw new Error(t("{label}: {text} is not a number", { label, text }));
   return Number(text);
 }

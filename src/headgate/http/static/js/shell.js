@@ -1,31 +1,37 @@
 /** The frame around every page: navigation, search, live updates, keyboard shortcuts. */
 
 import { canSearchText, signOut } from "./api.js";
+import { LANGUAGE, LANGUAGES } from "./catalogue.js";
 import { classes, h, render } from "./dom.js";
+import { select } from "./fields.js";
 import "./finder.js";
 import { coarse, now } from "./format.js";
+import { actionsOn } from "./found_actions.js";
 import { help } from "./help.js";
 import { icon } from "./icons.js";
+import { enqueueJob } from "./job/enqueue.js";
+import { languageName, setLanguage, t, word } from "./language.js";
 import * as live from "./live.js";
 import { button, empty } from "./parts.js";
 import { onPreferenceChange, preferences, setPreferences } from "./prefs.js";
 import { go } from "./router.js";
+import { createSchedule } from "./schedule_form.js";
 import { toast, toastContainer } from "./toasts.js";
 
 /** @typedef {import("./router.js").Route} Route */
 
 /** @type {[string, string, string][]} name, address, second key after g */
 const PAGES = [
-  ["Overview", "overview", "o"],
-  ["Queues", "queues", "q"],
-  ["Tasks", "tasks", "t"],
-  ["Jobs", "jobs", "j"],
-  ["Batches", "batches", "b"],
-  ["Failures", "failures", "f"],
-  ["Limits", "limits", "l"],
-  ["Schedules", "schedules", "s"],
-  ["Nodes", "nodes", "n"],
-  ["Audit", "audit", "a"],
+  [t("Overview"), "overview", "o"],
+  [t("Queues"), "queues", "q"],
+  [t("Tasks"), "tasks", "t"],
+  [t("Jobs"), "jobs", "j"],
+  [t("Batches"), "batches", "b"],
+  [t("Failures"), "failures", "f"],
+  [t("Limits"), "limits", "l"],
+  [t("Schedules"), "schedules", "s"],
+  [t("Nodes"), "nodes", "n"],
+  [t("Audit"), "audit", "a"],
 ];
 /** The navigation entry of pages that have none of their own. */
 const PARENTS = /** @type {Record<string, string>} */ ({
@@ -40,11 +46,11 @@ const PARENTS = /** @type {Record<string, string>} */ ({
 });
 
 const LIVE_LABELS = {
-  connecting: ["Connecting", "Connecting to the live stream"],
-  connected: ["Live", "The page updates itself; press to pause"],
-  polling: ["Polling", "No live stream: the page updates every 5 seconds; press to pause"],
-  lost: ["Offline", "The server or its store does not respond; the page keeps trying"],
-  paused: ["Paused", "The page does not update itself; press to resume"],
+  connecting: [t("Connecting"), t("Connecting to the live stream")],
+  connected: [t("Live"), t("The page updates itself; press to pause")],
+  polling: [t("Polling"), t("No live stream: the page updates every 5 seconds; press to pause")],
+  lost: [t("Offline"), t("The server or its store does not respond; the page keeps trying")],
+  paused: [t("Paused"), t("The page does not update itself; press to resume")],
 };
 
 /** The icon of the page, which is in the page itself. */
@@ -59,6 +65,8 @@ export class Shell {
     this.session = null;
     /** @type {Route | null} */
     this.route = null;
+    /** @type {import("./page.js").Page | null} */
+    this.page = null;
     this.isOpen = false;
     this.frame = document.createElement("div");
     this.frame.className = "frame";
@@ -98,9 +106,9 @@ export class Shell {
         "div",
         { class: "panel", role: "alert" },
         h("h1", { class: "sr-only" }, "Headgate"),
-        empty("The dashboard cannot start", [
+        empty(t("The dashboard cannot start"), [
           text,
-          h("span", { class: "block-space" }, button("Try again", { kind: "primary", icon: "retry" }, retry)),
+          h("span", { class: "block-space" }, button(t("Try again"), { kind: "primary", icon: "retry" }, retry)),
         ]),
       ),
     );
@@ -111,13 +119,13 @@ export class Shell {
     const current = this.route ? (PARENTS[this.route.page] ?? this.route.page) : "";
     const theme = preferences().theme;
     const nextTheme = NEXT_THEME[theme];
-    const themeName = { auto: "System theme", light: "Light theme", dark: "Dark theme" }[theme];
+    const themeName = { auto: t("System theme"), light: t("Light theme"), dark: t("Dark theme") }[theme];
     render(
       this.frame,
       h(
         "a",
         { class: "skip", href: "#main", onclick: (/** @type {Event} */ event) => this.#skipToMain(event) },
-        "Skip to content",
+        t("Skip to content"),
       ),
       h(
         "header",
@@ -127,7 +135,7 @@ export class Shell {
           {
             type: "button",
             class: "quiet menu-button",
-            "aria-label": "Menu",
+            "aria-label": t("Menu"),
             "aria-expanded": String(this.isOpen),
             "aria-controls": "nav",
             onclick: () => this.#toggle(),
@@ -151,11 +159,11 @@ export class Shell {
               type: "button",
               class: "quiet zone",
               title:
-                preferences().zone === "utc" ? "Times are in UTC; press for local time" : "Times are local; press for UTC",
-              "aria-label": preferences().zone === "utc" ? "Time zone: UTC" : "Time zone: local",
+                preferences().zone === "utc" ? t("Times are in UTC; press for local time") : t("Times are local; press for UTC"),
+              "aria-label": preferences().zone === "utc" ? t("Time zone: UTC") : t("Time zone: local"),
               onclick: () => setPreferences({ zone: preferences().zone === "utc" ? "local" : "utc" }),
             },
-            preferences().zone === "utc" ? "UTC" : "Local",
+            preferences().zone === "utc" ? "UTC" : t("Local"),
           ),
           h(
             "button",
@@ -163,7 +171,7 @@ export class Shell {
               type: "button",
               class: "quiet",
               title: themeName,
-              "aria-label": `Theme: ${theme}`,
+              "aria-label": { auto: t("Theme: auto"), light: t("Theme: light"), dark: t("Theme: dark") }[theme],
               onclick: () => setPreferences({ theme: nextTheme }),
             },
             icon({ auto: "auto", light: "sun", dark: "moon" }[theme]),
@@ -173,8 +181,8 @@ export class Shell {
             {
               type: "button",
               class: "quiet help-button",
-              title: "Help and keyboard shortcuts",
-              "aria-label": "Help and keyboard shortcuts",
+              title: t("Help and keyboard shortcuts"),
+              "aria-label": t("Help and keyboard shortcuts"),
               onclick: () => void help(PAGES),
             },
             icon("help"),
@@ -183,7 +191,7 @@ export class Shell {
       ),
       h(
         "nav",
-        { id: "nav", class: classes("sidebar", this.isOpen && "open"), "aria-label": "Pages" },
+        { id: "nav", class: classes("sidebar", this.isOpen && "open"), "aria-label": t("Pages") },
         h(
           "ul",
           null,
@@ -209,15 +217,21 @@ export class Shell {
             h(
               "p",
               null,
-              h("b", null, this.session.user || "no sign-in"),
-              h("span", { class: "role" }, this.session.read_only ? "read-only" : this.session.role),
+              h("b", null, this.session.user || t("no sign-in")),
+              h("span", { class: "role" }, this.session.read_only ? t("read-only") : word(this.session.role)),
             ),
             this.session.can_sign_out &&
               h(
                 "p",
                 null,
-                h("button", { type: "button", class: "small", onclick: () => void this.#signOut() }, "Sign out"),
+                h("button", { type: "button", class: "small", onclick: () => void this.#signOut() }, t("Sign out")),
               ),
+            select(
+              t("Language"),
+              LANGUAGE,
+              LANGUAGES.map((each) => [each, languageName(each)]),
+              setLanguage,
+            ),
             h("p", { class: "store", title: this.session.store }, this.session.store),
             h("p", null, `Headgate ${this.session.version}`),
           ),
@@ -236,11 +250,11 @@ export class Shell {
         class: `live live-${state}`,
         title,
         "aria-pressed": String(preferences().live),
-        "aria-label": `Live updates: ${label}`,
+        "aria-label": t("Live updates: {label}", { label }),
         onclick: () => setPreferences({ live: !preferences().live }),
       },
       icon(state === "paused" ? "paused" : isLost ? "gone" : "alive"),
-      h("span", null, label, isLost && h("span", { class: "since" }, ` for ${coarse((now() - answeredAt) / 1000)}`)),
+      h("span", null, label, isLost && h("span", { class: "since" }, " ", t("for {time}", { time: coarse((now() - answeredAt) / 1000) }))),
     );
   }
 
@@ -250,9 +264,9 @@ export class Shell {
     if (!overview) return null;
     const paused = overview.queues?.filter((/** @type {any} */ each) => each.paused_at).length ?? 0;
     const problems = /** @type {Record<string, [number, string]>} */ ({
-      schedules: [overview.overdue_schedules?.length ?? 0, "overdue"],
-      nodes: [overview.nodes?.silent ?? 0, "silent"],
-      queues: [paused, "paused"],
+      schedules: [overview.overdue_schedules?.length ?? 0, t("overdue")],
+      nodes: [overview.nodes?.silent ?? 0, t("silent")],
+      queues: [paused, t("paused")],
     });
     const [count, state] = problems[path] ?? [0, ""];
     return (
@@ -292,12 +306,19 @@ export class Shell {
     return {
       canSearchText: canSearchText(this.session),
       pages: PAGES.map(([name, path]) => ({ name, href: path })),
+      actionsOn: (/** @type {any} */ found) => (this.page ? actionsOn(this.page.context, found) : []),
       actions: [
-        { name: isLive ? "Pause live updates" : "Resume live updates", act: () => setPreferences({ live: !isLive }) },
-        { name: zone === "utc" ? "Show local times" : "Show times in UTC", act: () => setPreferences({ zone: zone === "utc" ? "local" : "utc" }) },
-        { name: `Use the ${nextTheme === "auto" ? "system" : nextTheme} theme`, act: () => setPreferences({ theme: nextTheme }) },
-        { name: "Help and keyboard shortcuts", act: () => void help(PAGES) },
-        ...(this.session?.can_sign_out ? [{ name: "Sign out", act: () => void this.#signOut() }] : []),
+        ...(this.session?.can.includes("operate")
+          ? [
+              { name: t("Enqueue a job"), act: () => void enqueueJob() },
+              { name: t("Create a schedule"), act: () => void createSchedule() },
+            ]
+          : []),
+        { name: isLive ? t("Pause live updates") : t("Resume live updates"), act: () => setPreferences({ live: !isLive }) },
+        { name: zone === "utc" ? t("Show local times") : t("Show times in UTC"), act: () => setPreferences({ zone: zone === "utc" ? "local" : "utc" }) },
+        { name: { auto: t("Use the system theme"), light: t("Use the light theme"), dark: t("Use the dark theme") }[nextTheme], act: () => setPreferences({ theme: nextTheme }) },
+        { name: t("Help and keyboard shortcuts"), act: () => void help(PAGES) },
+        ...(this.session?.can_sign_out ? [{ name: t("Sign out"), act: () => void this.#signOut() }] : []),
       ],
     };
   }

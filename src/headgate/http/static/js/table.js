@@ -1,6 +1,7 @@
 /** Tables whose rows keep their place while they change; on a narrow screen each row is a card. */
 
 import { classes, h } from "./dom.js";
+import { t } from "./language.js";
 
 /**
  * @template T
@@ -89,7 +90,7 @@ function selectAllBox({ selected, onSelect }, ids, label) {
   const count = ids.filter((id) => selected.has(id)).length;
   return h("input", {
     type: "checkbox",
-    "aria-label": `Select all on this page: ${label}`,
+    "aria-label": t("Select all on this page: {label}", { label }),
     checked: count > 0 && count === ids.length,
     indeterminate: count > 0 && count < ids.length,
     onchange: () => onSelect(count === ids.length ? new Set() : new Set(ids)),
@@ -100,7 +101,7 @@ function selectAllBox({ selected, onSelect }, ids, label) {
 function selectBox({ selected, onSelect }, id) {
   return h("input", {
     type: "checkbox",
-    "aria-label": `Select ${id}`,
+    "aria-label": t("Select {id}", { id }),
     checked: selected.has(id),
     onchange: () => {
       const next = new Set(selected);

@@ -1,6 +1,7 @@
 /** `<hg-time>`: a time that is updated every second, by one timer for the whole page. */
 
 import * as format from "./format.js";
+import { t } from "./language.js";
 import { onPreferenceChange } from "./prefs.js";
 
 /** @type {Set<TimeElement>} */
@@ -11,7 +12,7 @@ class TimeElement extends HTMLElement {
   #text = document.createElement("time");
   /** @type {"relative" | "countdown" | "left" | "clock" | "elapsed"} */
   mode = "relative";
-  due = "now";
+  due = t("now");
 
   connectedCallback() {
     if (!this.#text.isConnected) this.append(this.#text);
@@ -47,7 +48,7 @@ class TimeElement extends HTMLElement {
     if (this.mode === "elapsed") return format.coarse(-seconds);
     if (seconds <= 0) return this.due;
     const left = format.coarse(seconds + 0.999);
-    return this.mode === "left" ? `${left} left` : `in ${left}`;
+    return this.mode === "left" ? t("{time} left", { time: left }) : t("in {time}", { time: left });
   }
 }
 

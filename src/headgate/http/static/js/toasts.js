@@ -2,12 +2,15 @@
 
 import { h, render } from "./dom.js";
 import { icon } from "./icons.js";
+import { t } from "./language.js";
 
-/** @typedef {{id: number, kind: "good" | "bad" | "plain", text: string}} Toast */
+/** @typedef {{label: string, run: () => void}} ToastAction */
+/** @typedef {{id: number, kind: "good" | "bad" | "plain", text: string, action?: ToastAction}} Toast */
 
 /** Milliseconds. */
 const DURATION = 5_000;
-const ERROR_DURATION = 12_000;
+/** Of errors, and of messages with a button. */
+const LONG_DURATION = 12_000;
 
 /** @type {Toast[]} */
 let toasts = [];
@@ -17,7 +20,7 @@ const container = document.createElement("div");
 container.className = "toasts";
 container.setAttribute("role", "status");
 container.setAttribute("aria-live", "polite");
-container.setAttribute("aria-label", "Messages");
+container.setAttribute("aria-label", t("Messages"));
 
 /** The element that shows the messages. */
 export function toastContainer() {
@@ -40,13 +43,13 @@ export function progressToast(text) {
   };
 }
 
-/** @param {string} text @param {Toast["kind"]} [kind] */
-export function toast(text, kind = "good") {
+/** Show a message, with a button such as Undo if it has an action. @param {string} text @param {Toast["kind"]} [kind] @param {ToastAction} [action] */
+export function toast(text, kind = "good", action) {
   lastId += 1;
   const id = lastId;
-  toasts = [...toasts, { id, kind, text }].slice(-4);
+  toasts = [...toasts, { id, kind, text, action }].slice(-4);
   show();
-  setTimeout(() => dismiss(id), kind === "bad" ? ERROR_DURATION : DURATION);
+  setTimeout(() => dismiss(id), kind === "bad" || action ? LONG_DURATION : DURATION);
 }
 
 /** @param {number} id */
@@ -64,9 +67,22 @@ function show() {
         { key: each.id, class: `toast toast-${each.kind}` },
         icon(each.kind === "good" ? "succeeded" : each.kind === "bad" ? "failed" : "info"),
         h("p", null, each.text),
+        each.action &&
+          h(
+            "button",
+            {
+              type: "button",
+              class: "small toast-action",
+              onclick: () => {
+                dismiss(each.id);
+                each.action?.run();
+              },
+            },
+            each.action.label,
+          ),
         h(
           "button",
-          { type: "button", class: "quiet", "aria-label": "Dismiss", onclick: () => dismiss(each.id) },
+          { type: "button", class: "quiet", "aria-label": t("Dismiss"), onclick: () => dismiss(each.id) },
           icon("close"),
         ),
       ),

@@ -98,4 +98,15 @@ if verb == 'penalize' then
   return {1}
 end
 
+if verb == 'refuse' then
+  local charged_at = tonumber(ARGV[6])
+  if charged_at or earliest <= now then
+    state = refused(state, charged_at or now, now)
+    save()
+  else
+    keep()
+  end
+  return {1}
+end
+
 return redis.error_reply('ERR unknown verb ' .. verb)

@@ -7,6 +7,11 @@ CREATE TABLE headgate.identity (
 );
 INSERT INTO headgate.identity DEFAULT VALUES;
 
+-- Folders of large payloads that have been used: one without its marker is not mounted.
+CREATE TABLE headgate.used_folder (
+    url  text COLLATE "C" PRIMARY KEY
+);
+
 -- Limit time is the server's clock and what is added to it (microseconds); last_used is how far it is known to have gone.
 CREATE TABLE headgate.limit_time (
     id         smallint PRIMARY KEY CHECK (id = 1),
@@ -65,15 +70,38 @@ CREATE TABLE headgate.lane (
     turn      bigint,
     place     bigint GENERATED ALWAYS AS (coalesce(turn, since)) STORED,
     front     bigint NOT NULL DEFAULT -9000000000000000000,
+    -- The first level of a key of two in the order of a fair queue, as it is stored in the draws; NULL for other lanes.
+    -- Escapes are in the second level alone.
+    group_id  text COLLATE "C" GENERATED ALWAYS AS (
+        CASE WHEN strpos(draws, '["fair:') > 0
+            AND strpos(substr(draws, strpos(draws, '["fair:')), '\u001f')
+                BETWEEN 1 AND strpos(substr(draws, strpos(draws, '["fair:')), '"]')
+        THEN split_part(substr(draws, strpos(draws, '["fair:')), '\u001f', 1) END
+    ) STORED,
     PRIMARY KEY (id, version),
     CHECK (behind IS NULL OR since IS NOT NULL)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX lane_queue ON headgate.lane (queue);
 CREATE INDEX lane_due ON headgate.lane (queue, place, since, id)
-    WHERE gated AND behind IS NULL AND since IS NOT NULL;
+    WHERE gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL;
+CREATE INDEX lane_due_in_group ON headgate.lane (group_id, place, since, id)
+    WHERE group_id IS NOT NULL AND behind IS NULL AND since IS NOT NULL;
+CREATE INDEX lane_group ON headgate.lane (group_id, turn) WHERE group_id IS NOT NULL;
 CREATE INDEX lane_turn ON headgate.lane (queue, turn) WHERE turn IS NOT NULL;
 CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at) WHERE gated AND since IS NULL AND wakes_at IS NOT NULL;
 CREATE INDEX lane_behind ON headgate.lane (behind, queue, place, since, id) WHERE behind IS NOT NULL;
+
+-- The groups of lanes in fair queues with keys of two levels: the users of a tenant. A group is in line if one of its lanes
+-- may be, and whoever puts a lane in line locks its group first. Each change raises the version.
+CREATE TABLE headgate.turn_group (
+    id        text COLLATE "C" PRIMARY KEY,
+    version   bigint NOT NULL DEFAULT 0,
+    queue     text COLLATE "C" NOT NULL,
+    turn      bigint NOT NULL,
+    in_line   boolean NOT NULL
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX turn_group_line ON headgate.turn_group (queue, turn, id) WHERE in_line;
+CREATE INDEX turn_group_turn ON headgate.turn_group (queue, turn);
 
 -- The ids of all lanes. Its rows are never updated.
 CREATE TABLE headgate.known_lane (
@@ -81,18 +109,27 @@ CREATE TABLE headgate.known_lane (
 );
 
 -- opens_at is set while a lane waits behind the bucket; with idle_at and closed_until it is limit time.
--- idle_at has no index, so that charging a bucket that nobody waits for touches no index at all.
+-- idle_at has no index, so that a charge of a bucket that nobody waits for changes no index at all, except when it raises
+-- the version: about once a second. As for lanes, the index is read from the highest version down, so a read of a bucket
+-- passes its versions of the last second, however many of the others an open snapshot keeps.
 CREATE TABLE headgate.bucket (
-    id            text COLLATE "C" PRIMARY KEY,
+    id            text COLLATE "C" NOT NULL,
+    version       bigint NOT NULL DEFAULT 0,
     limit_name    text COLLATE "C" NOT NULL,
     key           text COLLATE "C" NOT NULL,
     state         text,
     idle_at       bigint NOT NULL,
     opens_at      bigint,
-    closed_until  bigint NOT NULL DEFAULT 0
+    closed_until  bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (id, version)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX bucket_opens ON headgate.bucket (opens_at) WHERE opens_at IS NOT NULL;
 CREATE INDEX bucket_limit ON headgate.bucket (limit_name, key);
+
+-- The ids of all buckets, so that no bucket is made twice. Its rows are never updated.
+CREATE TABLE headgate.known_bucket (
+    id  text COLLATE "C" PRIMARY KEY
+);
 
 -- What plain code was answered that drew on a bucket under an id; a repeat is answered the same until then.
 CREATE TABLE headgate.bucket_note (
@@ -318,6 +355,8 @@ CREATE TABLE headgate.batch (
     batch        text COLLATE "C",
     -- It counts leaders of the jobs that follow it, and has no jobs of its own.
     is_join      boolean NOT NULL DEFAULT false,
+    -- The schedule of which it is an occurrence.
+    schedule     text COLLATE "C",
     CHECK (pending + succeeded + failed + cancelled = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
@@ -333,6 +372,7 @@ CREATE TABLE headgate.ended_leader (
 CREATE INDEX batch_pending ON headgate.batch (id) WHERE pending > 0;
 CREATE INDEX batch_finished ON headgate.batch (finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX batch_batch ON headgate.batch (batch) WHERE batch IS NOT NULL;
+CREATE INDEX batch_schedule ON headgate.batch (schedule) WHERE schedule IS NOT NULL;
 
 -- The leaders that joins count, and how those ended that are counted.
 CREATE TABLE headgate.awaited_leader (
@@ -358,11 +398,13 @@ CREATE TABLE headgate.schedule (
     last_job    text COLLATE "C",
     paused_at   bigint,
     revision    bigint NOT NULL,
-    -- Whether code has declared it, the name that it had before that code took it over, and why it skipped what last.
+    -- Whether code has declared it, the name that it had before that code took it over, why it skipped what last, and how
+    -- many occurrences it has skipped.
     is_declared boolean NOT NULL DEFAULT false,
     formerly    text COLLATE "C",
     skipped     text COLLATE "C",
-    skipped_at  bigint
+    skipped_at  bigint,
+    skips       bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX schedule_due ON headgate.schedule (next_at, name) WHERE next_at IS NOT NULL AND paused_at IS NULL;
 
@@ -376,7 +418,8 @@ CREATE TABLE headgate.schedule_note (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX schedule_note_schedule ON headgate.schedule_note (schedule);
 
--- In the commit that ends a job, or lets it wait again; a job that did not really run is not counted as a run.
+-- In the commit that ends a job, or lets it wait again; a job that did not really run is not counted as a run. Of an
+-- occurrence with several jobs, their batch counts.
 CREATE FUNCTION headgate.note_job_of_schedule() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO headgate.schedule_note (schedule, runs, open)
@@ -390,8 +433,26 @@ BEGIN
 END
 $$;
 CREATE TRIGGER job_of_schedule AFTER UPDATE OF finished_at ON headgate.job
-FOR EACH ROW WHEN (NEW.schedule IS NOT NULL AND (OLD.finished_at IS NULL) <> (NEW.finished_at IS NULL))
+FOR EACH ROW WHEN (
+    NEW.schedule IS NOT NULL AND NEW.batch IS NULL AND (OLD.finished_at IS NULL) <> (NEW.finished_at IS NULL)
+)
 EXECUTE FUNCTION headgate.note_job_of_schedule();
+
+CREATE FUNCTION headgate.note_batch_of_schedule() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO headgate.schedule_note (schedule, runs, open)
+    VALUES (
+        NEW.schedule,
+        (NEW.pending = 0 AND NEW.succeeded + NEW.failed > 0)::integer
+            - (OLD.pending = 0 AND OLD.succeeded + OLD.failed > 0)::integer,
+        CASE WHEN NEW.finished_at IS NULL THEN 1 ELSE -1 END
+    );
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER batch_of_schedule AFTER UPDATE OF finished_at ON headgate.batch
+FOR EACH ROW WHEN (NEW.schedule IS NOT NULL AND (OLD.finished_at IS NULL) <> (NEW.finished_at IS NULL))
+EXECUTE FUNCTION headgate.note_batch_of_schedule();
 
 -- What jobs did, added up for charts: a row for each step of time in which something happened, of each queue and task; an
 -- empty name stands for all tasks of a queue, two for all there are. Nodes add to these rows every ten seconds, apart from everything else that they do.
@@ -464,6 +525,8 @@ CREATE TABLE headgate.node (
     -- Its slots by queue, as JSON, and the version of Headgate that it runs.
     queues           text NOT NULL DEFAULT '{}',
     version          text NOT NULL DEFAULT '',
+    -- The release of the user's program that it runs.
+    release          text,
     -- How many jobs of all queues together it may run (NULL: as many as the queues have slots), whether it claims
     -- nothing, and whether it is stopping. Operators change these and the slots; the node reads them every second.
     slots            integer CHECK (slots > 0),
@@ -476,3 +539,42 @@ CREATE TABLE headgate.node (
     -- Set when it has left or was found dead while users' transactions held jobs of its: they are taken back later.
     gone             text COLLATE "C" CHECK (gone IN ('left', 'dead'))
 );
+
+-- The nodes that were found dead in the last day, for alerts; written in the commit that takes their jobs back.
+CREATE TABLE headgate.lost_node (
+    id       text COLLATE "C" PRIMARY KEY,
+    name     text NOT NULL,
+    lost_at  bigint NOT NULL
+);
+
+-- When a node last looked whether the conditions of an alert hold: one node does at a time.
+CREATE TABLE headgate.alert_turn (
+    alert  text COLLATE "C" PRIMARY KEY,
+    at     bigint NOT NULL
+) WITH (fillfactor = 70);
+
+-- Conditions of alerts that hold, and those that have ended and whose last message is not delivered. A row is its own
+-- outbox: `send_at` is when its next message is due, or is tried again if a node that sends it dies meanwhile.
+CREATE TABLE headgate.alert (
+    id          text COLLATE "C" PRIMARY KEY,
+    alert       text COLLATE "C" NOT NULL,
+    condition   text COLLATE "C" NOT NULL,
+    subject     text COLLATE "C" NOT NULL,
+    value       double precision,
+    started_at  bigint NOT NULL,
+    seen_at     bigint NOT NULL,
+    ended_at    bigint,
+    sent        integer NOT NULL DEFAULT 0,
+    sent_at     bigint,
+    tries       integer NOT NULL DEFAULT 0,
+    send_at     bigint NOT NULL,
+    error       text,
+    UNIQUE (alert, condition, subject)
+) WITH (fillfactor = 70);
+
+-- When the first node of another release of the user's program started.
+CREATE TABLE headgate.deploy (
+    at       bigint NOT NULL,
+    release  text NOT NULL
+);
+CREATE INDEX deploy_at ON headgate.deploy (at);

@@ -1,5 +1,16 @@
 -- Jobs, the lanes they wait in, the buckets they draw on, and the nodes that run them.
 
+-- Tells this database from others.
+CREATE TABLE identity (
+    id  TEXT PRIMARY KEY
+) WITHOUT ROWID;
+INSERT INTO identity (id) VALUES (lower(hex(randomblob(16))));
+
+-- Folders of large payloads that have been used: one without its marker is not mounted.
+CREATE TABLE used_folder (
+    url  TEXT PRIMARY KEY
+) WITHOUT ROWID;
+
 -- What limit time was anchored to: microseconds to add to the boot clock, for one boot of the machine.
 CREATE TABLE limit_time (
     id          INTEGER PRIMARY KEY CHECK (id = 1),
@@ -41,17 +52,40 @@ CREATE TABLE lane (
     opened_at   INTEGER,
     turn        INTEGER,
     place       INTEGER GENERATED ALWAYS AS (coalesce(turn, since)) STORED,
+    -- The first level of a key of two in the order of a fair queue, as it is stored in the draws; NULL for other lanes.
+    -- Escapes are in the second level alone.
+    group_id    TEXT GENERATED ALWAYS AS (
+        CASE WHEN instr(draws, '["fair:') > 0
+            AND instr(substr(draws, instr(draws, '["fair:')), '\u001f')
+                BETWEEN 1 AND instr(substr(draws, instr(draws, '["fair:')), '"]')
+        THEN substr(draws, instr(draws, '["fair:'), instr(substr(draws, instr(draws, '["fair:')), '\u001f') - 1) END
+    ) STORED,
     UNIQUE (queue, draws, variant),
     CHECK (behind IS NULL OR since IS NOT NULL)
 );
 CREATE INDEX lane_due ON lane (queue, place, since, id)
-    WHERE gated AND behind IS NULL AND since IS NOT NULL;
+    WHERE gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL;
+CREATE INDEX lane_due_in_group ON lane (group_id, place, since, id)
+    WHERE group_id IS NOT NULL AND behind IS NULL AND since IS NOT NULL;
+CREATE INDEX lane_group ON lane (group_id, turn) WHERE group_id IS NOT NULL;
 CREATE INDEX lane_turn ON lane (queue, turn) WHERE turn IS NOT NULL;
 CREATE INDEX lane_asleep ON lane (queue, wakes_at) WHERE since IS NULL AND wakes_at IS NOT NULL;
 -- A lane of one draw is found by that; these are the others.
 CREATE INDEX lane_of_several ON lane (id) WHERE instr(draws, '"],["') > 0;
 CREATE INDEX lane_behind ON lane (behind, queue, place, since, id) WHERE behind IS NOT NULL;
 CREATE INDEX lane_empty ON lane (id) WHERE gated AND waiting = 0;
+
+-- The groups of lanes in fair queues with keys of two levels: the users of a tenant. A group is in line if one of its lanes
+-- may be.
+CREATE TABLE turn_group (
+    id          TEXT PRIMARY KEY,
+    version     INTEGER NOT NULL DEFAULT 0,
+    queue       TEXT NOT NULL,
+    turn        INTEGER NOT NULL,
+    in_line     INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX turn_group_line ON turn_group (queue, turn, id) WHERE in_line;
+CREATE INDEX turn_group_turn ON turn_group (queue, turn);
 
 -- No claim takes a job of these queues.
 CREATE TABLE paused_queue (
@@ -274,6 +308,8 @@ CREATE TABLE batch (
     batch        TEXT,
     -- It counts leaders of the jobs that follow it, and has no jobs of its own.
     is_join      INTEGER NOT NULL DEFAULT 0 CHECK (is_join IN (0, 1)),
+    -- The schedule of which it is an occurrence.
+    schedule     TEXT,
     CHECK (pending + succeeded + failed + cancelled = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITHOUT ROWID;
@@ -289,6 +325,7 @@ CREATE TABLE ended_leader (
 CREATE INDEX batch_pending ON batch (id) WHERE pending > 0;
 CREATE INDEX batch_finished ON batch (finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX batch_batch ON batch (batch) WHERE batch IS NOT NULL;
+CREATE INDEX batch_schedule ON batch (schedule) WHERE schedule IS NOT NULL;
 
 -- The leaders that joins count, and how those ended that are counted.
 CREATE TABLE awaited_leader (
@@ -314,23 +351,36 @@ CREATE TABLE schedule (
     last_job    TEXT,
     paused_at   INTEGER,
     revision    INTEGER NOT NULL,
-    -- Whether code has declared it, the name that it had before that code took it over, and why it skipped what last.
+    -- Whether code has declared it, the name that it had before that code took it over, why it skipped what last, and how
+    -- many occurrences it has skipped.
     is_declared INTEGER NOT NULL DEFAULT 0,
     formerly    TEXT,
     skipped     TEXT,
-    skipped_at  INTEGER
+    skipped_at  INTEGER,
+    skips       INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX schedule_due ON schedule (next_at, name) WHERE next_at IS NOT NULL AND paused_at IS NULL;
 
--- In the commit that ends a job, or lets it wait again; a job that did not really run is not counted as a run.
+-- In the commit that ends a job, or lets it wait again; a job that did not really run is not counted as a run. Of an
+-- occurrence with several jobs, their batch counts.
 CREATE TRIGGER job_of_schedule AFTER UPDATE OF finished_at ON job
-WHEN NEW.schedule IS NOT NULL AND (OLD.finished_at IS NULL) <> (NEW.finished_at IS NULL)
+WHEN NEW.schedule IS NOT NULL AND NEW.batch IS NULL AND (OLD.finished_at IS NULL) <> (NEW.finished_at IS NULL)
 BEGIN
     UPDATE schedule
     SET open = open + CASE WHEN NEW.finished_at IS NULL THEN 1 ELSE -1 END,
         runs = runs
             + (NEW.state = 'succeeded' OR (NEW.state = 'failed' AND NEW.attempt > 0))
             - (OLD.state = 'succeeded' OR (OLD.state = 'failed' AND OLD.attempt > 0))
+    WHERE name = NEW.schedule;
+END;
+CREATE TRIGGER batch_of_schedule AFTER UPDATE OF finished_at ON batch
+WHEN NEW.schedule IS NOT NULL AND (OLD.finished_at IS NULL) <> (NEW.finished_at IS NULL)
+BEGIN
+    UPDATE schedule
+    SET open = open + CASE WHEN NEW.finished_at IS NULL THEN 1 ELSE -1 END,
+        runs = runs
+            + (NEW.pending = 0 AND NEW.succeeded + NEW.failed > 0)
+            - (OLD.pending = 0 AND OLD.succeeded + OLD.failed > 0)
     WHERE name = NEW.schedule;
 END;
 
@@ -395,6 +445,8 @@ CREATE TABLE node (
     -- Its slots by queue, and the version of Headgate that it runs.
     queues           TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(queues)),
     version          TEXT NOT NULL DEFAULT '',
+    -- The release of the user's program that it runs.
+    release          TEXT,
     -- How many jobs of all queues together it may run (NULL: as many as the queues have slots), whether it claims
     -- nothing, and whether it is stopping. Operators change these and the slots; the node reads them every second.
     slots            INTEGER CHECK (slots > 0),
@@ -407,3 +459,42 @@ CREATE TABLE node (
     -- As on PostgreSQL, where a node may have gone while others hold jobs of its; here it is deleted at once.
     gone             TEXT
 );
+
+-- The nodes that were found dead in the last day, for alerts; written in the commit that takes their jobs back.
+CREATE TABLE lost_node (
+    id       TEXT PRIMARY KEY,
+    name     TEXT NOT NULL,
+    lost_at  INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- When a node last looked whether the conditions of an alert hold: one node does at a time.
+CREATE TABLE alert_turn (
+    alert  TEXT PRIMARY KEY,
+    at     INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- Conditions of alerts that hold, and those that have ended and whose last message is not delivered. A row is its own
+-- outbox: `send_at` is when its next message is due, or is tried again if a node that sends it dies meanwhile.
+CREATE TABLE alert (
+    id          TEXT PRIMARY KEY,
+    alert       TEXT NOT NULL,
+    condition   TEXT NOT NULL,
+    subject     TEXT NOT NULL,
+    value       REAL,
+    started_at  INTEGER NOT NULL,
+    seen_at     INTEGER NOT NULL,
+    ended_at    INTEGER,
+    sent        INTEGER NOT NULL DEFAULT 0,
+    sent_at     INTEGER,
+    tries       INTEGER NOT NULL DEFAULT 0,
+    send_at     INTEGER NOT NULL,
+    error       TEXT,
+    UNIQUE (alert, condition, subject)
+) WITHOUT ROWID;
+
+-- When the first node of another release of the user's program started.
+CREATE TABLE deploy (
+    at       INTEGER NOT NULL,
+    release  TEXT NOT NULL
+);
+CREATE INDEX deploy_at ON deploy (at);

@@ -3,6 +3,7 @@
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { jsonView } from "../json.js";
+import { t, word } from "../language.js";
 import { bucketLink, clock, facts, jobLink, link, panel, when } from "../parts.js";
 import { address } from "../router.js";
 
@@ -20,41 +21,41 @@ export function about(job) {
   ];
   /** @type {[string, import("../dom.js").Children][]} */
   const items = [
-    ["Task", link(address(["tasks", status.task]), status.task)],
-    ["Queue", link(address(["queues", status.queue]), status.queue)],
-    ["Priority", String(status.priority)],
-    ["Attempt", status.attempt ? String(status.attempt) : "none yet"],
-    ["Enqueued", both(status.enqueued_at)],
-    ["Due", both(status.run_at)],
+    [t("Task"), link(address(["tasks", status.task]), status.task)],
+    [t("Queue"), link(address(["queues", status.queue]), status.queue)],
+    [t("Priority"), String(status.priority)],
+    [t("Attempt"), status.attempt ? String(status.attempt) : t("none yet")],
+    [t("Enqueued"), both(status.enqueued_at)],
+    [t("Due"), both(status.run_at)],
   ];
-  if (status.enqueued_by) items.push(["Enqueued by", h("span", { class: "mono" }, status.enqueued_by)]);
-  if (status.started_at) items.push(["Started", both(status.started_at)]);
-  if (waited !== null && waited >= 0 && status.attempt <= 1) items.push(["Waited", format.duration(waited)]);
-  if (status.deferrals) items.push(["Delayed by limits", format.plural(status.deferrals, "start")]);
-  if (status.finished_at) items.push(["Finished", both(status.finished_at)]);
-  if (ran !== null && ran >= 0) items.push(["Ran", format.duration(ran)]);
+  if (status.enqueued_by) items.push([t("Enqueued by"), h("span", { class: "mono" }, status.enqueued_by)]);
+  if (status.started_at) items.push([t("Started"), both(status.started_at)]);
+  if (waited !== null && waited >= 0 && status.attempt <= 1) items.push([t("Waited"), format.duration(waited)]);
+  if (status.deferrals) items.push([t("Delayed by limits"), format.plural(status.deferrals, "start")]);
+  if (status.finished_at) items.push([t("Finished"), both(status.finished_at)]);
+  if (ran !== null && ran >= 0) items.push([t("Ran"), format.duration(ran)]);
   if (job.node)
-    items.push(["Node", link(address(["jobs"], { node: job.node }), h("span", { class: "mono" }, job.node))]);
-  if (job.cancel_requested) items.push(["Cancellation", "requested"]);
-  if (job.expires_at && status.state === "waiting") items.push(["Expires", both(job.expires_at)]);
+    items.push([t("Node"), link(address(["jobs"], { node: job.node }), h("span", { class: "mono" }, job.node))]);
+  if (job.cancel_requested) items.push([t("Cancellation"), t("requested")]);
+  if (job.expires_at && status.state === "waiting") items.push([t("Expires"), both(job.expires_at)]);
   if (job.unique_key)
-    items.push(["Unique key", link(address(["jobs"], { unique_key: job.unique_key }), job.unique_key)]);
+    items.push([t("Unique key"), link(address(["jobs"], { unique_key: job.unique_key }), job.unique_key)]);
   if (job.tags.length)
     items.push([
-      "Tags",
+      t("Tags"),
       job.tags.map((/** @type {string} */ tag) => [link(address(["jobs"], { tag }), tag), " "]),
     ]);
-  if (job.schedule) items.push(["Schedule", link(address(["schedules", job.schedule]), job.schedule)]);
+  if (job.schedule) items.push([t("Schedule"), link(address(["schedules", job.schedule]), job.schedule)]);
   if (job.batch)
     items.push([
-      "Batch",
+      t("Batch"),
       link(address(["batches", job.batch]), h("span", { class: "mono" }, format.shortId(job.batch))),
     ]);
-  if (job.leaders?.length) items.push([status.is_blocked ? "Waits for" : "Follows", tied(job.leaders)]);
-  if (job.followers?.length) items.push(["Followed by", tied(job.followers)]);
+  if (job.leaders?.length) items.push([status.is_blocked ? t("Waits for") : t("Follows"), tied(job.leaders)]);
+  if (job.followers?.length) items.push([t("Followed by"), tied(job.followers)]);
   if (job.draws?.length)
     items.push([
-      "Limits",
+      t("Limits"),
       job.draws.map((/** @type {any} */ draw) =>
         h(
           "div",
@@ -64,8 +65,8 @@ export function about(job) {
         ),
       ),
     ]);
-  items.push(["Audit", job.audit]);
-  return panel("About", {}, facts(items));
+  items.push([t("Audit level"), word(job.audit)]);
+  return panel(t("About"), {}, facts(items));
 }
 
 /** Links to the jobs and batches before or after a job. @param {any[]} jobs */
@@ -77,8 +78,8 @@ function tied(jobs) {
       each.task === null && each.state !== null
         ? link(address(["batches", each.id]), h("span", { class: "mono" }, format.shortId(each.id)))
         : jobLink(each.id),
-      h("span", { class: "faint" }, ` ${each.task ?? (each.state === null ? "" : "batch")} ${each.state ?? "deleted"}`),
-      each.needs && each.needs !== "success" && h("span", { class: "faint" }, ` · on ${each.needs}`),
+      h("span", { class: "faint" }, ` ${each.task ?? (each.state === null ? "" : t("batch"))} ${each.state ? word(each.state) : t("deleted")}`),
+      each.needs && each.needs !== "success" && h("span", { class: "faint" }, ` · ${t("on {outcome}", { outcome: word(each.needs) })}`),
     ),
   );
 }
@@ -87,11 +88,11 @@ function tied(jobs) {
 export function values(job) {
   const isDone = job.status.state === "succeeded";
   return [
-    panel("Payload", {}, jsonView(job.payload ?? {}, "Payload")),
-    job.results && panel("Results as arguments", {}, jsonView(job.results, "Results as arguments")),
-    isDone && panel("Result", {}, jsonView(job.result ?? null, "Result")),
-    Object.keys(job.annotations).length > 0 && panel("Annotations", {}, jsonView(job.annotations, "Annotations")),
-    job.headers && Object.keys(job.headers).length > 0 && panel("Headers", {}, jsonView(job.headers, "Headers")),
-    job.options && Object.keys(job.options).length > 0 && panel("Options", {}, jsonView(job.options, "Options")),
+    panel(t("Payload"), {}, jsonView(job.payload ?? {}, t("Payload"))),
+    job.results && panel(t("Results as arguments"), {}, jsonView(job.results, t("Results as arguments"))),
+    isDone && panel(t("Result"), {}, jsonView(job.result ?? null, t("Result"))),
+    Object.keys(job.annotations).length > 0 && panel(t("Annotations"), {}, jsonView(job.annotations, t("Annotations"))),
+    job.headers && Object.keys(job.headers).length > 0 && panel(t("Headers"), {}, jsonView(job.headers, t("Headers"))),
+    job.options && Object.keys(job.options).length > 0 && panel(t("Options"), {}, jsonView(job.options, t("Options"))),
   ];
 }

@@ -1,11 +1,12 @@
 /** The forms that enqueue a job: another run of one, or a new job of a task. */
 
 import { change, get, parseJson, path } from "../api.js";
-import { command, option } from "../commands.js";
+import { command, oneLine, option } from "../commands.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
 import { area, input, select } from "../fields.js";
 import * as format from "../format.js";
+import { t } from "../language.js";
 import { address, go } from "../router.js";
 import { toast } from "../toasts.js";
 
@@ -14,6 +15,8 @@ import { toast } from "../toasts.js";
 
 const HIDDEN = "[redacted]";
 
+/** @typedef {{job: string, is_new: boolean}} EnqueuedJob */
+
 /** The field of a job's arguments, with the error below it. @param {{payload: string, error: string}} form @param {() => void} update @param {string} [placeholder] @param {string} [error] */
 export function argumentsField(form, update, placeholder = "", error = form.error) {
   const changed = (/** @type {string} */ value) => {
@@ -21,7 +24,7 @@ export function argumentsField(form, update, placeholder = "", error = form.erro
     form.error = "";
     update();
   };
-  return area("Arguments (JSON)", form.payload, placeholder, changed, error);
+  return area(t("Arguments (JSON)"), form.payload, placeholder, changed, error);
 }
 
 /** Return the arguments of a text; those of an empty one are null. Throws an Error that says what to write. @param {string} text */
@@ -31,10 +34,10 @@ export function argumentsOf(text) {
   try {
     value = parseJson(text);
   } catch (error) {
-    throw new Error(`This is not JSON: ${error instanceof Error ? error.message : error}`);
+    throw new Error(t("This is not JSON: {error}", { error: error instanceof Error ? error.message : error }));
   }
   if (value === null || typeof value !== "object" || Array.isArray(value))
-    throw new Error('Write an object of arguments by name: {"name": "value"}');
+    throw new Error(t('Write an object of arguments by name: {"name": "value"}'));
   return value;
 }
 
@@ -68,34 +71,35 @@ export async function runAgain(context) {
   const before = argumentsText(payload);
   const form = { payload: before, error: "" };
   const isChanged = () => form.payload.trim() !== "" && form.payload !== before;
-  let id = "";
+  /** @type {EnqueuedJob | null} */
+  let answer = null;
   const isDone = await ask({
-    title: "Run this job again?",
-    action: "Run again",
+    title: t("Run this job again?"),
+    action: t("Run again"),
     wide: true,
     body: h(
       "p",
       null,
-      "This enqueues a new job with the task, queue, priority and options of this one, which stays as it is. The limits of the task apply as usual.",
+      t("This enqueues a new job with the task, queue, priority and options of this one, which stays as it is. The limits of the task apply as usual."),
     ),
     fields: (update) =>
       h(
         "div",
         { class: "dialog-fields" },
-        argumentsField(form, update, before ? "" : "Empty: the same arguments. Some are hidden here: write all to change any."),
+        argumentsField(form, update, before ? "" : t("Leave empty to keep the arguments. Some are hidden here; to change any, write all of them.")),
         h(
           "p",
           { class: "command-line" },
-          h("code", null, command("jobs", "run-again", status.id, ...option("--payload", isChanged() ? form.payload : null))),
+          h("code", null, command("jobs", "run-again", status.id, ...option("--payload", isChanged() ? oneLine(form.payload) : null))),
         ),
       ),
     submit: () =>
       isSent(form, async () => {
         const body = { payload: isChanged() ? argumentsOf(form.payload) : null };
-        id = (await change("POST", path("jobs", status.id, "run-again"), body)).job;
+        answer = await change("POST", path("jobs", status.id, "run-again"), body);
       }),
   });
-  if (isDone) openJob(id);
+  if (isDone && answer) openJob(answer);
 }
 
 /** The tasks that the app declares; null after a message if there is none to choose. @returns {Promise<DeclaredTask[] | null>} */
@@ -109,7 +113,7 @@ export async function tasksToChoose() {
     return null;
   }
   if (tasks.length) return tasks;
-  toast("This app declares no task", "plain");
+  toast(t("This app declares no task"), "plain");
   return null;
 }
 
@@ -119,15 +123,19 @@ export async function enqueueJob(name = "") {
   if (!tasks) return;
   const find = (/** @type {string} */ task) => tasks.find((each) => each.task === task);
   const first = find(name) ?? tasks[0];
-  const form = { task: first.task, payload: requiredText(first), delay: "", priority: "", error: "" };
-  let id = "";
+  const form = {
+    task: first.task, payload: requiredText(first), delay: "", priority: "",
+    tags: "", unique_key: "", expires_in: "", retention: "", error: "",
+  };
+  /** @type {EnqueuedJob | null} */
+  let answer = null;
   const isDone = await ask({
-    title: "Enqueue a job",
-    action: "Enqueue",
+    title: t("Enqueue a job"),
+    action: t("Enqueue"),
     wide: true,
     isReady: () => /^\d*(\.\d+)?$/.test(form.delay) && /^\d?$/.test(form.priority),
     fields: (update) => {
-      const set = (/** @type {"delay" | "priority"} */ field) => (/** @type {string} */ value) => {
+      const set = (/** @type {"delay" | "priority" | "tags" | "unique_key" | "expires_in" | "retention"} */ field) => (/** @type {string} */ value) => {
         form[field] = value;
         update();
       };
@@ -135,7 +143,7 @@ export async function enqueueJob(name = "") {
         "div",
         { class: "dialog-fields" },
         select(
-          "Task of the job",
+          t("Task of the job"),
           form.task,
           tasks.map((each) => [each.task, each.task]),
           (task) => {
@@ -147,10 +155,23 @@ export async function enqueueJob(name = "") {
         ),
         argumentsField(form, update),
         find(form.task)?.arguments.length
-          ? h("p", { class: "faint" }, `Arguments of the task: ${find(form.task)?.arguments.join(", ")}`)
-          : h("p", { class: "faint" }, "The task has no arguments."),
-        input("Delay in seconds", form.delay, "none", set("delay"), { inputmode: "decimal" }),
-        input("Priority of the job, 0 to 9", form.priority, "that of the task", set("priority"), { inputmode: "numeric" }),
+          ? h("p", { class: "faint" }, t("Arguments of the task: {names}", { names: find(form.task)?.arguments.join(", ") ?? "" }))
+          : h("p", { class: "faint" }, t("The task has no arguments.")),
+        input(t("Delay in seconds"), form.delay, t("none"), set("delay"), { inputmode: "decimal" }),
+        input(t("Priority of the job, 0 to 9"), form.priority, t("the task's priority"), set("priority"), { inputmode: "numeric" }),
+        h(
+          "details",
+          { class: "more-options", key: "more" },
+          h("summary", null, t("More options")),
+          h(
+            "div",
+            { class: "dialog-fields" },
+            input(t("Tags of the job, separated by commas"), form.tags, t("only those of the task"), set("tags")),
+            input(t("Unique key of the job"), form.unique_key, t("that of the task"), set("unique_key")),
+            input(t("Expires in, for example 10m or 2h"), form.expires_in, t("that of the task"), set("expires_in")),
+            input(t("Retention: 1h, 0, or forever"), form.retention, t("that of the task"), set("retention")),
+          ),
+        ),
         h(
           "p",
           { class: "command-line" },
@@ -161,9 +182,13 @@ export async function enqueueJob(name = "") {
               "jobs",
               "enqueue",
               form.task,
-              ...option("--payload", form.payload),
+              ...option("--payload", oneLine(form.payload)),
               ...option("--delay", form.delay),
               ...option("--priority", form.priority),
+              ...tagsOf(form.tags).flatMap((tag) => option("--tag", tag)),
+              ...option("--unique-key", form.unique_key),
+              ...option("--expires-in", form.expires_in),
+              ...option("--retention", form.retention),
             ),
           ),
         ),
@@ -175,15 +200,26 @@ export async function enqueueJob(name = "") {
           payload: argumentsOf(form.payload) ?? {},
           ...(form.delay === "" ? {} : { delay: Number(form.delay) }),
           ...(form.priority === "" ? {} : { priority: Number(form.priority) }),
+          ...(tagsOf(form.tags).length ? { tags: tagsOf(form.tags) } : {}),
+          ...(form.unique_key === "" ? {} : { unique_key: form.unique_key }),
+          ...(form.expires_in === "" ? {} : { expires_in: form.expires_in }),
+          ...(form.retention === "" ? {} : { retention: form.retention }),
         };
-        id = (await change("POST", path("tasks", form.task, "enqueue"), body)).job;
+        answer = await change("POST", path("tasks", form.task, "enqueue"), body);
       }),
   });
-  if (isDone) openJob(id);
+  if (isDone && answer) openJob(answer);
 }
 
-/** @param {string} id */
-function openJob(id) {
-  toast(`Job ${format.shortId(id)} is enqueued`);
-  go(address(["jobs", id]));
+/** @param {string} text */
+function tagsOf(text) {
+  return text.split(/[\s,]+/).filter(Boolean);
+}
+
+/** @param {EnqueuedJob} answer */
+function openJob({ job, is_new }) {
+  const id = format.shortId(job);
+  if (is_new) toast(t("Job {id} is enqueued", { id }));
+  else toast(t("Nothing was enqueued: job {id} already has this unique key", { id }), "plain");
+  go(address(["jobs", job]));
 }

@@ -2,8 +2,9 @@
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { t } from "../language.js";
 import { copyButton, panel, when } from "../parts.js";
-import { jobCause } from "./cause.js";
+import { isShownFirst } from "./cause.js";
 
 /** @param {any} job */
 export function errors(job) {
@@ -17,7 +18,7 @@ export function errors(job) {
     job.error &&
     !isKept &&
     job.status.state !== "waiting" &&
-    !all.some((each) => each.error.message === job.error.message && each.error.type === job.error.type)
+    !all.some((each) => isSame(each.error, job.error))
   ) {
     all.unshift({
       number: job.status.attempt,
@@ -28,10 +29,12 @@ export function errors(job) {
     });
   }
   if (!all.length) return null;
+  // Each error is shown once: at the top of the page, or at the newest attempt that had it.
+  const isKnown = (/** @type {any} */ attempt, /** @type {number} */ at) =>
+    isShownFirst(job, attempt.error) || all.slice(0, at).some((newer) => isSame(newer.error, attempt.error));
   return panel(
-    "Errors",
+    t("Errors"),
     { hint: format.plural(all.length, "error") },
-    jobCause(job),
     all.map((attempt, at) =>
       h(
         "details",
@@ -41,21 +44,23 @@ export function errors(job) {
           null,
           h("span", { class: "chip" }, format.attempt(attempt.number, attempt.restart)),
           h("b", { class: "bad-text" }, attempt.error.type),
-          h("span", { class: "one-line" }, attempt.error.message),
+          isKnown(attempt, at)
+            ? h("span", { class: "faint" }, t("as above"))
+            : h("span", { class: "one-line" }, attempt.error.message),
           attempt.ended_at && h("span", { class: "faint push" }, when(attempt.ended_at)),
         ),
         h(
           "div",
           { class: "error-body" },
-          h("p", null, attempt.error.message),
+          !isKnown(attempt, at) && h("p", null, attempt.error.message),
           attempt.error.traceback &&
             h(
               "div",
               { class: "code-box" },
-              copyButton(attempt.error.traceback, "the traceback"),
+              copyButton(attempt.error.traceback, t("the traceback")),
               h(
                 "pre",
-                { tabindex: "0", role: "region", "aria-label": `Traceback of ${format.attempt(attempt.number, attempt.restart)}` },
+                { tabindex: "0", role: "region", "aria-label": t("Traceback of {attempt}", { attempt: format.attempt(attempt.number, attempt.restart) }) },
                 attempt.error.traceback,
               ),
             ),
@@ -63,4 +68,9 @@ export function errors(job) {
       ),
     ),
   );
+}
+
+/** @param {any} one @param {any} other */
+function isSame(one, other) {
+  return one.type === other.type && one.message === other.message;
 }

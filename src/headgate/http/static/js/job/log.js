@@ -5,6 +5,7 @@ import { command } from "../commands.js";
 import { h } from "../dom.js";
 import { select } from "../fields.js";
 import * as format from "../format.js";
+import { t, withElements, word } from "../language.js";
 import { button, copyCommand, empty, panel } from "../parts.js";
 
 /** @typedef {import("../page.js").Context} Context */
@@ -14,10 +15,10 @@ const FIRST_LINES = 100;
 /** Lines of each further request. */
 const MORE_LINES = 500;
 const LEVELS = /** @type {[string, string][]} */ ([
-  ["0", "all levels"],
-  ["20", "info and above"],
-  ["30", "warning and above"],
-  ["40", "error and above"],
+  ["0", t("all levels")],
+  ["20", t("info and above")],
+  ["30", t("warning and above")],
+  ["40", t("error and above")],
 ]);
 
 /** The state of the log before its lines are loaded. @param {string} [level] */
@@ -57,15 +58,15 @@ export function logs(context) {
   const count = format.plural(lines.length, "line");
   const isRunning = data.job.status.state === "running";
   return panel(
-    "Log",
+    t("Log"),
     {
-      hint: isRunning ? "new lines appear here" : ui.isWhole ? count : `the newest ${count}`,
+      hint: isRunning ? t("new lines appear here") : ui.isWhole ? count : t("the newest {count}", { count }),
       aside: [
-        select("Level", ui.level, LEVELS, (level) => {
+        select(t("Level"), ui.level, LEVELS, (level) => {
           context.update(emptyLog(level));
           void context.refresh();
         }),
-        copyCommand(command("jobs", "logs", data.job.status.id, isRunning && "--follow"), "Command"),
+        copyCommand(command("jobs", "logs", data.job.status.id, isRunning && "--follow"), t("Command")),
       ],
     },
     !ui.isWhole &&
@@ -73,25 +74,22 @@ export function logs(context) {
       h(
         "p",
         { key: "earlier", class: "log-earlier" },
-        button("Load all earlier lines", { icon: "up", kind: "small" }, () => void earlier(context)),
+        button(t("Load all earlier lines"), { icon: "up", kind: "small" }, () => void earlier(context)),
       ),
     !lines.length
       ? empty(
-          ui.isLoaded ? "No log lines" : "Loading …",
+          ui.isLoaded ? t("No log lines") : t("Loading …"),
           ui.level !== "0"
-            ? ui.isLoaded && "There is no line of this level."
-            : [
-                "Lines appear here when the task logs with ",
-                h("code", null, "logging"),
-                " or ",
-                h("code", null, "current_job().log"),
-                ".",
-              ],
+            ? ui.isLoaded && t("There is no line of this level.")
+            : withElements("Lines appear here when the task logs with {logging} or {log}.", {
+                logging: h("code", null, "logging"),
+                log: h("code", null, "current_job().log"),
+              }),
         )
       : // The layout is reversed, so that the list stays at the newest line until the user scrolls up.
         h(
           "div",
-          { class: "log", tabindex: "0", role: "region", "aria-label": "Log lines" },
+          { class: "log", tabindex: "0", role: "region", "aria-label": t("Log lines") },
           h("ol", { class: "mono" }, lines.map(logLine)),
         ),
   );
@@ -104,7 +102,7 @@ function logLine(line) {
     "li",
     { key: line.number, class: `log-${level}` },
     h("span", { class: "log-at num", title: format.instant(line.at) }, format.precise(line.at)),
-    h("span", { class: "log-level" }, level),
+    h("span", { class: "log-level" }, word(level)),
     h("span", { class: "log-message" }, line.message),
   );
 }

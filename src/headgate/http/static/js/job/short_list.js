@@ -1,6 +1,7 @@
 /** A short list of jobs, on the page of what they belong to. */
 
 import { h } from "../dom.js";
+import { t } from "../language.js";
 import { badge, jobLink, jobState, link, panel, when } from "../parts.js";
 import { table } from "../table.js";
 
@@ -8,7 +9,7 @@ import { table } from "../table.js";
 export function jobsPanel(title, jobs, { href, none, more }) {
   return panel(
     title,
-    { class: "bare", aside: [more, link(href, "Show all")] },
+    { class: "bare", aside: [more, link(href, t("Show all"))] },
     jobs.length > 0
       ? table({
           label: title,
@@ -17,13 +18,13 @@ export function jobsPanel(title, jobs, { href, none, more }) {
           extra: "compact few",
           columns: [
             {
-              name: "Job",
+              name: t("Job"),
               extra: "grow",
               cell: (job) => [jobLink(job.id), " ", h("b", null, job.task), errorLine(job)],
             },
-            { name: "State", cell: (job) => badge(jobState(job)) },
+            { name: t("State"), cell: (job) => badge(jobState(job)) },
             {
-              name: "Time",
+              name: t("Time"),
               align: "right",
               extra: "time-cell",
               cell: (job) => when(job.finished_at ?? job.started_at ?? job.enqueued_at),

@@ -3,14 +3,24 @@
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
+import { t, withElements, word } from "../language.js";
 import { clock, elapsed, link, panel } from "../parts.js";
 import { address } from "../router.js";
+import { isShownFirst } from "./cause.js";
 
 /** @param {any} job */
 export function timeline(job) {
   const entries = job.timeline;
+  const { error } = job;
+  const known = new Set(error && isShownFirst(job, error) ? [`${error.type}: ${error.message}`] : []);
+  /** @type {(string | null)[]} an error that was shown before is left out */
+  const details = entries.map((/** @type {any} */ { detail, actor }) => {
+    if (!detail || known.has(detail)) return null;
+    if (!actor) known.add(detail);
+    return detail;
+  });
   return panel(
-    "Timeline",
+    t("Timeline"),
     {},
     h(
       "ol",
@@ -31,21 +41,24 @@ export function timeline(job) {
               null,
               h("b", null, label(entry.what)),
               entry.attempt && h("span", { class: "chip" }, format.attempt(entry.attempt, entry.restart)),
-              isOpen && h("span", { class: "faint" }, " for ", elapsed(entry.at)),
+              isOpen && h("span", { class: "faint" }, " ", withElements("for {time}", { time: elapsed(entry.at) })),
             ),
             h(
               "p",
               { class: "entry-time faint" },
               h("span", { class: "num" }, clock(entry.at)),
               entry.node && [
-                " on ",
-                link(address(["jobs"], { node: entry.node }), h("span", { class: "mono" }, entry.node)),
+                " ",
+                withElements("on {node}", {
+                  node: link(address(["jobs"], { node: entry.node }), h("span", { class: "mono" }, entry.node)),
+                }),
               ],
-              entry.actor && [" by ", link(address(["audit"], { actor: entry.actor }), entry.actor)],
+              entry.actor && [
+                " ",
+                withElements("by {actor}", { actor: link(address(["audit"], { actor: entry.actor }), entry.actor) }),
+              ],
             ),
-            entry.detail &&
-              entry.detail !== entries[at - 1]?.detail &&
-              h("p", { class: "entry-detail" }, entry.actor ? format.zoned(entry.detail) : entry.detail),
+            details[at] && h("p", { class: "entry-detail" }, entry.actor ? format.zoned(entry.detail) : entry.detail),
           ),
         );
       }),
@@ -55,17 +68,17 @@ export function timeline(job) {
 
 /** @param {string} what */
 function label(what) {
-  const text = what.replace(/^final: /, "job ");
+  const text = word(what.replace(/^final: /, "job "));
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 /** The state whose colour and icon an entry has. @param {string} what */
 function toneOf(what) {
-  const word = what.replace(/^final: /, "");
-  if (["succeeded", "failed", "cancelled"].includes(word)) return word;
-  if (word === "started" || word.startsWith("is running")) return "running";
-  if (word === "retried" || word === "lost" || word.includes("error")) return "failed";
-  if (word === "cancel") return "cancelled";
-  if (word === "snoozed") return "scheduled";
+  const event = what.replace(/^final: /, "");
+  if (["succeeded", "failed", "cancelled"].includes(event)) return event;
+  if (event === "started" || event.startsWith("is running")) return "running";
+  if (event === "retried" || event === "lost" || event.includes("error")) return "failed";
+  if (event === "cancel") return "cancelled";
+  if (event === "snoozed") return "scheduled";
   return "waiting";
 }

@@ -1,24 +1,33 @@
 /** Why a job has its state: a sentence, its position in its lane, its limits and its progress. */
 
+import { withAppInCommand } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { ruleLabel } from "../limits/buckets.js";
+import { t, withElements } from "../language.js";
 import { allowed, badge, bucketLink, countdown, gauge, jobLink, jobState, when } from "../parts.js";
 import { address } from "../router.js";
+import { jobCause } from "./cause.js";
 
 /** The reason for the state of a job, with its limits. @param {any} data */
 export function why({ job, explained }) {
-  if (!explained) return null;
   const { status } = job;
+  if (status.state === "failed" && job.error && job.cause)
+    return h(
+      "section",
+      { class: "panel why state-failed", key: "why", "aria-label": t("Why") },
+      h("div", { class: "why-reason" }, icon("failed"), jobCause(job)),
+    );
+  if (!explained) return null;
   const isWaiting = status.state === "waiting";
   // The reason of a final state quotes an error, which stays as it is.
-  const text = isWaiting ? format.zoned(explained.reason) : explained.reason;
+  const text = isWaiting ? withAppInCommand(format.zoned(explained.reason)) : explained.reason;
   const reason = text.charAt(0).toUpperCase() + text.slice(1);
   return h(
     "section",
-    { class: `panel why state-${jobState(status)}`, key: "why", "aria-label": "Why" },
-    h("p", { class: "why-reason" }, icon(jobState(status)), h("span", null, `${reason}.`)),
+    { class: `panel why state-${jobState(status)}`, key: "why", "aria-label": t("Why") },
+    h("p", { class: "why-reason" }, icon(jobState(status)), h("span", { lang: "en" }, `${reason}.`)),
     isWaiting &&
       (status.predicted_start || status.position) &&
       h(
@@ -28,20 +37,20 @@ export function why({ job, explained }) {
           h(
             "div",
             { key: "position" },
-            h("dt", null, "Position in its lane"),
+            h("dt", null, t("Position in its lane")),
             h(
               "dd",
               { class: "num" },
               format.count(status.position),
-              h("small", null, ` of ${format.count(status.lane_waiting)}`),
+              h("small", null, " ", t("of {count}", { count: format.count(status.lane_waiting) })),
             ),
           ),
         status.predicted_start &&
           h(
             "div",
             { key: "start" },
-            h("dt", null, "Limits allow start"),
-            h("dd", { class: "num" }, countdown(status.predicted_start, "–", "now")),
+            h("dt", null, t("Earliest start")),
+            h("dd", { class: "num" }, countdown(status.predicted_start)),
           ),
       ),
     explained.limits.length > 0 &&
@@ -58,11 +67,11 @@ export function why({ job, explained }) {
             gauge({
               used: limit.used,
               allowed: allowed(limit),
-              label: `Used of ${limit.limit} ${limit.key}`,
+              label: t("Used of {limit} {key}", { limit: limit.limit, key: limit.key }),
               state: limit.is_paused ? "paused" : "",
             }),
-            isWaiting && !limit.is_paused && limit.opens_at && h("span", null, "opens ", countdown(limit.opens_at)),
-            h("span", { class: "faint" }, `${format.plural(limit.waiting, "job")} waiting`),
+            isWaiting && !limit.is_paused && limit.opens_at && h("span", null, withElements("opens {time}", { time: countdown(limit.opens_at) })),
+            h("span", { class: "faint" }, format.plural(limit.waiting, "job waiting", "jobs waiting")),
           ),
         ),
       ),
@@ -70,11 +79,12 @@ export function why({ job, explained }) {
       h(
         "p",
         { class: "hint" },
-        "Permits are held by ",
-        explained.limits
-          .flatMap((/** @type {any} */ limit) => limit.holders)
-          .slice(0, 5)
-          .map((/** @type {any} */ holder, /** @type {number} */ at) => [at > 0 && ", ", holderLink(holder)]),
+        withElements("Permits are held by {holders}", {
+          holders: explained.limits
+            .flatMap((/** @type {any} */ limit) => limit.holders)
+            .slice(0, 5)
+            .map((/** @type {any} */ holder, /** @type {number} */ at) => [at > 0 && ", ", holderLink(holder)]),
+        }),
       ),
   );
 }
@@ -82,7 +92,7 @@ export function why({ job, explained }) {
 /** @param {any} holder */
 export function holderLink(holder) {
   return holder.kind === "batch"
-    ? h("a", { href: address(["batches", holder.id]), class: "mono" }, `batch ${format.shortId(holder.id)}`)
+    ? h("a", { href: address(["batches", holder.id]), class: "mono" }, t("batch {id}", { id: format.shortId(holder.id) }))
     : jobLink(holder.id);
 }
 
@@ -92,13 +102,13 @@ export function progress(status) {
   const share = Math.round(100 * fraction);
   return h(
     "section",
-    { class: "panel", key: "progress", "aria-label": "Progress" },
+    { class: "panel", key: "progress", "aria-label": t("Progress") },
     h(
       "div",
       {
         class: "progress",
         role: "progressbar",
-        "aria-label": "Progress",
+        "aria-label": t("Progress"),
         "aria-valuemin": "0",
         "aria-valuemax": "100",
         "aria-valuenow": share,
@@ -110,7 +120,7 @@ export function progress(status) {
       { class: "progress-text" },
       h("b", { class: "num" }, `${share} %`),
       message && h("span", null, message),
-      h("span", { class: "faint" }, "reported ", when(at)),
+      h("span", { class: "faint" }, withElements("reported {time}", { time: when(at) })),
     ),
   );
 }

@@ -2,6 +2,7 @@
 
 import { path } from "../api.js";
 import { isAtOnce } from "./buckets.js";
+import { t } from "../language.js";
 import { patternOf } from "./settings.js";
 import { command, option } from "../commands.js";
 import { ask } from "../dialogs.js";
@@ -20,7 +21,7 @@ import { describe, parseRule, shortRule } from "../rule.js";
 export function limitActions(context, target) {
   const why = context.denied("admin");
   const { limit: name, key } = target;
-  const keys = key === null ? "all keys" : `key ${format.keyName(key)}`;
+  const keys = keysOf(key);
   const body = key === null ? {} : { key };
   const keyOption = option("--key", key);
   const act = (
@@ -35,78 +36,54 @@ export function limitActions(context, target) {
       path: path("limits", name, verb),
       body,
       done,
-      question: {
-        title,
-        action,
-        danger,
-        body: [
-          h("p", null, text),
-          h("p", { class: "command-line" }, h("code", null, command("limits", verb, name, ...keyOption))),
-        ],
-      },
+      question: { title, action, danger, body: effect(text, command("limits", verb, name, ...keyOption)) },
     });
   return [
     target.isPaused
-      ? button("Resume", { icon: "ready", kind: "primary", why }, () =>
-          act(
-            "resume",
-            `Limit ${name} is resumed for ${keys}`,
-            `Resume ${name} for ${keys}?`,
-            "Resume",
-            "Waiting jobs start as the rule allows.",
-          ),
-        )
-      : button("Pause", { icon: "paused", why }, () =>
-          act(
-            "pause",
-            `Limit ${name} is paused for ${keys}`,
-            `Pause ${name} for ${keys}?`,
-            "Pause",
-            "No job starts under this limit until it is resumed. Running jobs continue. Waiting jobs keep their positions.",
-          ),
-        ),
-    button("Set rule", { icon: "limits", why }, () => void setRule(context, target)),
+      ? button(t("Resume"), { icon: "ready", kind: "primary", why }, () => void resumeLimit(context, name, key))
+      : button(t("Pause"), { icon: "paused", why }, () => void pauseLimit(context, name, key)),
+    button(t("Set rule"), { icon: "limits", why }, () => void setRule(context, target)),
     target.isSet &&
-      button("Unset", { why }, () =>
+      button(t("Unset"), { why }, () =>
         act(
           "unset",
-          `Limit ${name} uses its declared rule for ${keys}`,
-          `Unset the rule of ${name} for ${keys}?`,
-          "Use the declared rule",
-          "The rule declared in the code applies again, also to jobs that are already waiting.",
+          t("Limit {name} uses its declared rule for {keys}", { name, keys }),
+          t("Unset the rule of {name} for {keys}?", { name, keys }),
+          t("Use the declared rule"),
+          t("The rule declared in the code applies again, also to jobs that are already waiting."),
         ),
       ),
-    key !== null && button("Penalise", { icon: "penalized", why }, () => void penalize(context, name, key)),
+    key !== null && button(t("Penalize"), { icon: "penalized", why }, () => void penalize(context, name, key)),
     key !== null &&
-      button("Reset", { icon: "retry", kind: "danger-quiet", why }, () =>
+      button(t("Reset"), { icon: "retry", kind: "danger-quiet", why }, () =>
         act(
           "reset",
-          `Limit ${name} is reset for ${keys}`,
-          `Reset ${name} for ${keys}?`,
-          "Reset",
-          "The usage of this key is set to zero and a penalty ends. More jobs may then start than the rule allows. Running jobs keep their permits.",
+          t("Limit {name} is reset for {keys}", { name, keys }),
+          t("Reset {name} for {keys}?", { name, keys }),
+          t("Reset"),
+          t("The usage of this key is set to zero, and a penalty ends. More jobs may then start than the rule allows. Running jobs keep their permits."),
           true,
         ),
       ),
-    key !== null && button("Tier", { why, title: "Assign this key to a tier" }, () => void assign(context, name, key)),
+    key !== null && button(t("Set tier"), { why, title: t("Assign this key to a tier") }, () => void assign(context, name, key)),
     key === null &&
       button(
-        "Remove",
+        t("Remove"),
         { kind: "danger-quiet", icon: "close", why },
         () =>
           void context.act({
             method: "DELETE",
             path: path("limits", name),
-            done: `Limit ${name} is removed`,
+            done: t("Limit {name} is removed", { name }),
             question: {
-              title: `Remove limit ${name}?`,
+              title: t("Remove limit {name}?", { name }),
               danger: true,
-              action: "Remove the limit",
+              action: t("Remove the limit"),
               body: [
                 h(
                   "p",
                   null,
-                  "This deletes its settings and the usage of its keys. It fails while jobs need the limit.",
+                  t("This deletes its settings and the usage of its keys. It fails while jobs need the limit."),
                 ),
                 h("p", { class: "command-line" }, h("code", null, command("limits", "remove", name))),
               ],
@@ -115,6 +92,56 @@ export function limitActions(context, target) {
       ),
     copyCommand(command("limits", "list", "--limit", name, ...keyOption)),
   ];
+}
+
+/** Ask, and pause a limit for a key or for all. @param {Context} context @param {string} name @param {string | null} key */
+export function pauseLimit(context, name, key) {
+  return context.act({
+    ...pausing(name, key, "pause"),
+    undo: pausing(name, key, "resume"),
+    question: {
+      title: t("Pause {name} for {keys}?", { name, keys: keysOf(key) }),
+      action: t("Pause"),
+      body: effect(
+        t("No job starts under this limit until it is resumed. Running jobs continue. Waiting jobs keep their positions."),
+        command("limits", "pause", name, ...option("--key", key)),
+      ),
+    },
+  });
+}
+
+/** Ask, and resume a limit for a key or for all. @param {Context} context @param {string} name @param {string | null} key */
+export function resumeLimit(context, name, key) {
+  return context.act({
+    ...pausing(name, key, "resume"),
+    undo: pausing(name, key, "pause"),
+    question: {
+      title: t("Resume {name} for {keys}?", { name, keys: keysOf(key) }),
+      action: t("Resume"),
+      body: effect(
+        t("Waiting jobs start as the rule allows."),
+        command("limits", "resume", name, ...option("--key", key)),
+      ),
+    },
+  });
+}
+
+/** The change that pauses or resumes a limit. @param {string} name @param {string | null} key @param {"pause" | "resume"} verb */
+function pausing(name, key, verb) {
+  const keys = keysOf(key);
+  const done =
+    verb === "pause" ? t("Limit {name} is paused for {keys}", { name, keys }) : t("Limit {name} is resumed for {keys}", { name, keys });
+  return { path: path("limits", name, verb), body: key === null ? {} : { key }, done };
+}
+
+/** @param {string | null} key */
+function keysOf(key) {
+  return key === null ? t("all keys") : t("key {key}", { key: format.keyName(key) });
+}
+
+/** What a question says: the effect of an action, and its command. @param {string} text @param {string} command */
+function effect(text, command) {
+  return [h("p", null, text), h("p", { class: "command-line" }, h("code", null, command))];
 }
 
 /** @param {Context} context @param {Target} target */
@@ -129,16 +156,18 @@ async function setRule(context, target) {
     (form.burst === "" || /^[1-9]\d*$/.test(form.burst)) &&
     (form.scope !== "tier" || form.tier !== "");
   const isConfirmed = await ask({
-    title: `Set the rule of ${name}`,
-    action: "Set the rule",
+    title: t("Set the rule of {name}", { name }),
+    action: t("Set the rule"),
     isReady,
     body: [
       h(
         "p",
         null,
-        "Current rule: ",
-        h("b", null, target.rule ? shortRule(target.rule) : "unknown"),
-        ". The new rule overrides the code, also after deploys, until it is unset. It applies to waiting jobs immediately. Usage so far still counts.",
+        t("Current rule:"),
+        " ",
+        h("b", null, target.rule ? shortRule(target.rule) : t("unknown")),
+        ". ",
+        t("The new rule overrides the code, also after deploys, until it is unset. It applies to waiting jobs immediately. Usage so far still counts."),
       ),
     ],
     fields: (update) => {
@@ -152,27 +181,27 @@ async function setRule(context, target) {
         "div",
         { class: "dialog-fields" },
         input(
-          isConcurrency ? "Concurrent jobs" : "Rule",
+          isConcurrency ? t("Concurrent jobs") : t("Rule"),
           form.rule,
           isConcurrency ? "5" : "15/m, 100/h, 2/10s",
           change("rule"),
           { autofocus: true, required: true, "aria-describedby": "rule-preview" },
         ),
         /burst/.test(target.rule ?? "") &&
-          input("Burst (unused starts that are saved up)", form.burst, "default", change("burst"), {
+          input(t("Burst (unused starts that are saved up)"), form.burst, t("default"), change("burst"), {
             inputmode: "numeric",
           }),
         select(
-          "For",
+          t("For"),
           form.scope,
           [
-            ...(key === null ? [] : [/** @type {[string, string]} */ (["key", `key ${format.keyName(key)}`])]),
-            ["all", "all keys"],
-            ["tier", "the keys of a tier"],
+            ...(key === null ? [] : [/** @type {[string, string]} */ (["key", t("key {key}", { key: format.keyName(key) })])]),
+            ["all", t("all keys")],
+            ["tier", t("the keys of a tier")],
           ],
           change("scope"),
         ),
-        form.scope === "tier" && input("Tier", form.tier, "gold", change("tier")),
+        form.scope === "tier" && input(t("Tier"), form.tier, "gold", change("tier")),
         h(
           "p",
           { class: "rule-preview", id: "rule-preview", "aria-live": "polite" },
@@ -182,7 +211,7 @@ async function setRule(context, target) {
               : h(
                   "span",
                   { class: "faint" },
-                  isConcurrency ? "A number, for example 5" : "A count and a period: s, m, h or d",
+                  isConcurrency ? t("A number, for example 5") : t("A count and a period: s, m, h or d"),
                 )
             : [icon("succeeded"), describe(parsed, burst())],
         ),
@@ -200,7 +229,7 @@ async function setRule(context, target) {
   await context.act({
     path: path("limits", name, "set"),
     body: { rule: form.rule, ...(burst() === null ? {} : { burst: burst() }), ...scope },
-    done: `The rule of ${name} is now ${form.rule}`,
+    done: t("The rule of {name} is now {rule}", { name, rule: form.rule }),
   });
 }
 
@@ -208,20 +237,20 @@ async function setRule(context, target) {
 async function penalize(context, name, key) {
   const form = { seconds: "60" };
   const isConfirmed = await ask({
-    title: `Penalise ${format.keyName(key)}?`,
-    action: "Penalise",
+    title: t("Penalize {key}?", { key: format.keyName(key) }),
+    action: t("Penalize"),
     isReady: () => Number(form.seconds) > 0,
     body: h(
       "p",
       null,
-      `No job of this key starts under ${name} for this time, as when a remote service asks for a pause. Waiting jobs keep their positions. A reset ends the penalty.`,
+      t("During this time no job of this key starts under {name}, for example because a remote service asked for a pause. Waiting jobs keep their positions. A reset ends the penalty.", { name }),
     ),
     fields: (update) =>
       h(
         "div",
         { class: "dialog-fields" },
         input(
-          "Seconds",
+          t("Seconds"),
           form.seconds,
           "60",
           (value) => {
@@ -234,7 +263,7 @@ async function penalize(context, name, key) {
           h(
             "p",
             { class: "rule-preview" },
-            `Until ${format.clock(format.now() + Number(form.seconds) * 1000)}, in ${format.duration(Number(form.seconds))}`,
+            t("Until {time}, in {duration}", { time: format.clock(format.now() + Number(form.seconds) * 1000), duration: format.duration(Number(form.seconds)) }),
           ),
         h(
           "p",
@@ -247,7 +276,7 @@ async function penalize(context, name, key) {
     await context.act({
       path: path("limits", name, "penalize"),
       body: { key, seconds: Number(form.seconds) },
-      done: `Key ${format.keyName(key)} of ${name} is penalised for ${format.duration(Number(form.seconds))}`,
+      done: t("Key {key} of {name} is penalized for {duration}", { key: format.keyName(key), name, duration: format.duration(Number(form.seconds)) }),
     });
 }
 
@@ -258,21 +287,21 @@ async function assign(context, name, key) {
   );
   const form = { tier: member?.tier ?? "" };
   const isConfirmed = await ask({
-    title: `Tier of ${format.keyName(key)}`,
-    action: "Assign",
+    title: t("Tier of {key}", { key: format.keyName(key) }),
+    action: t("Assign"),
     body: h(
       "p",
       null,
-      "The rule set for a tier applies to the keys in it. Leave the field empty to remove the key from its tier.",
+      t("The rule set for a tier applies to the keys in it. Leave the field empty to remove the key from its tier."),
     ),
     fields: (update) =>
       h(
         "div",
         { class: "dialog-fields" },
         input(
-          "Tier",
+          t("Tier"),
           form.tier,
-          "none",
+          t("none"),
           (value) => {
             form.tier = value;
             update();
@@ -286,6 +315,6 @@ async function assign(context, name, key) {
     await context.act({
       path: path("limits", name, "assign"),
       body: { key, tier: form.tier || null },
-      done: form.tier ? `${format.keyName(key)} is in tier ${form.tier}` : `${format.keyName(key)} is in no tier`,
+      done: form.tier ? t("{key} is in tier {tier}", { key: format.keyName(key), tier: form.tier }) : t("{key} is in no tier", { key: format.keyName(key) }),
     });
 }

@@ -3,6 +3,7 @@
 import { command, option } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { t } from "../language.js";
 import { badge, copyCommand, empty, link, panel } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
@@ -11,27 +12,31 @@ import { table } from "../table.js";
 export function auditPanel(name, audit, key) {
   if (audit === null) return null;
   const verdicts = /** @type {any[]} */ (audit.items);
-  const range = audit.is_cut ? ` of the last ${format.plural(audit.starts, "start")}` : "";
+  const range = audit.is_cut ? format.plural(audit.starts, "start") : "";
   const exceeded = verdicts.filter((verdict) => !verdict.is_within_limit).length;
   return panel(
-    "Audit",
+    t("Audit"),
     {
       class: "bare",
       hint: verdicts.length
         ? exceeded
-          ? `exceeded for ${format.plural(exceeded, "key")}`
-          : `within the limit in every window${range}`
+          ? t("exceeded for {keys}", { keys: format.plural(exceeded, "key") })
+          : range
+          ? t("within the limit in every window of the last {starts}", { starts: range })
+          : t("within the limit in every window")
         : "",
-      aside: copyCommand(command("limits", "audit", name, ...option("--key", key)), "Command"),
+      aside: copyCommand(command("limits", "audit", name, ...option("--key", key)), t("Command")),
     },
     table({
-      label: "Highest number of starts in any window",
+      label: t("Highest number of starts in any window"),
       rows: verdicts.slice(0, 20),
       key: (verdict) => verdict.key,
-      empty: empty("No recorded starts", `No retained job has started under this ${key === undefined ? "limit" : "key"}.`),
+      empty: empty(t("No recorded starts"), key === undefined
+          ? t("No retained job has started under this limit.")
+          : t("No retained job has started under this key.")),
       columns: [
         {
-          name: "Key",
+          name: t("Key"),
           isHidden: key !== undefined,
           cell: (verdict) =>
             link(
@@ -40,20 +45,29 @@ export function auditPanel(name, audit, key) {
             ),
         },
         {
-          name: "Result",
-          cell: (verdict) => (verdict.is_within_limit ? badge("succeeded", "within limit") : badge("failed", "exceeded")),
+          name: t("Result"),
+          cell: (verdict) => (verdict.is_within_limit ? badge("succeeded", t("within limit")) : badge("failed", t("exceeded"))),
         },
-        { name: "Highest", align: "right", cell: (verdict) => h("b", null, format.count(verdict.highest)) },
-        { name: "Allowed", align: "right", cell: (verdict) => format.count(verdict.bound) },
-        { name: "Window", align: "right", cell: (verdict) => format.duration(verdict.window) },
-        { name: "Starts", align: "right", cell: (verdict) => format.count(verdict.starts) },
+        { name: t("Highest"), align: "right", cell: (verdict) => h("b", null, format.count(verdict.highest)) },
+        { name: t("Allowed"), align: "right", cell: (verdict) => format.count(verdict.bound) },
+        { name: t("Window"), align: "right", cell: (verdict) => format.duration(verdict.window) },
+        { name: t("Starts"), align: "right", cell: (verdict) => format.count(verdict.starts) },
       ],
     }),
+    audit.is_cut &&
+      h(
+        "p",
+        { class: "hint panel-note", key: "cut" },
+        t("Only the newest {starts} were checked, those since {time}. The command checks all that are kept.", {
+          starts: range,
+          time: format.clock(audit.since),
+        }),
+      ),
     exceeded > 0 &&
       h(
         "p",
         { class: "hint panel-note", key: "note" },
-        "Past starts are checked against the current rule. If the rule was lowered, older starts may exceed it until their jobs are pruned.",
+        t("Past starts are checked against the current rule. If the rule was lowered, older starts may exceed it until their jobs are pruned."),
       ),
   );
 }

@@ -2,47 +2,56 @@
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { t } from "../language.js";
 import { allowed, bucketHref, bucketLink, bucketBadges, countdown, gauge, link } from "../parts.js";
 import { address } from "../router.js";
 import { shortRule } from "../rule.js";
 import { table } from "../table.js";
 
+/** How keys are listed: the store does not rank the keys that jobs wait for if it does not count them all. @param {any} totals */
+export function orderHint(totals) {
+  return totals.is_exact ? t("most waiting jobs first") : t("by limit and key");
+}
+
 /** @param {any[]} buckets @param {boolean} isOneLimit whether all are of one limit @param {import("../dom.js").Children} none the empty state */
 export function bucketTable(buckets, isOneLimit, none) {
   return table({
-    label: "Limits by key",
+    label: t("Limits by key"),
+    extra: "dense",
     rows: buckets,
     key: (bucket) => `${bucket.limit} ${bucket.key}`,
     empty: none,
     columns: [
       {
-        name: "Key",
+        name: t("Key"),
+        extra: "key-cell grow",
         cell: (bucket) => [
           isOneLimit
             ? h(
                 "a",
-                { href: bucketHref(bucket.limit, bucket.key), class: "clamp", title: bucket.key },
+                { href: bucketHref(bucket.limit, bucket.key), class: "one-line", title: bucket.key },
                 h("b", null, format.keyName(bucket.key)),
               )
-            : bucketLink(bucket.limit, bucket.key),
-          " ",
+            : bucketLink(bucket.limit, bucket.key, "one-line"),
           bucketBadges(bucket),
         ],
       },
-      { name: "Rule", extra: "rule-cell", cell: (bucket) => ruleLabel(bucket.rule, bucket.present) },
+      { name: t("Rule"), extra: "rule-cell", cell: (bucket) => ruleLabel(bucket.rule, bucket.present) },
       {
-        name: "Used",
+        name: t("Used"),
+        extra: "used-cell",
         cell: (bucket) =>
           gauge({
             used: bucket.used,
             allowed: allowed(bucket),
-            label: `Used of ${bucket.limit} ${bucket.key}`,
+            label: t("Used of {limit} {key}", { limit: bucket.limit, key: bucket.key }),
             state: bucket.is_paused ? "paused" : "",
           }),
       },
       {
-        name: "Waiting",
+        name: t("Waiting"),
         align: "right",
+        extra: "waiting-cell",
         cell: (bucket) =>
           bucket.waiting
             ? link(
@@ -51,7 +60,7 @@ export function bucketTable(buckets, isOneLimit, none) {
               )
             : h("span", { class: "faint" }, "0"),
       },
-      { name: "Next slot", align: "right", extra: "time-cell", cell: (bucket) => nextSlot(bucket) },
+      { name: t("Next slot"), align: "right", extra: "next-cell time-cell", cell: (bucket) => nextSlot(bucket) },
     ],
   });
 }
@@ -62,20 +71,20 @@ export function isAtOnce(rule) {
 }
 
 /**
- * A rule in short form; the title has the full rule. An adaptive rule has a present rate.
+ * A rule in short form; the title has the full rule, unless the short form says all. An adaptive rule has a present rate.
  *
  * @param {string | null | undefined} rule @param {string | null} [present]
  */
 export function ruleLabel(rule, present) {
-  if (present) return h("span", { title: rule }, `now ${shortRule(present)}`);
-  return rule ? h("span", { title: rule }, shortRule(rule)) : h("span", { class: "faint" }, "not declared by this app");
+  if (present) return h("span", { title: rule }, t("now {present}", { present: shortRule(present) }));
+  return rule ? h("span", { title: isAtOnce(rule) ? null : rule }, shortRule(rule)) : h("span", { class: "faint" }, t("not declared by this app"));
 }
 
 /** When the next job may start. @param {any} bucket */
 export function nextSlot(bucket) {
-  if (bucket.is_paused) return h("span", { class: "faint" }, "when resumed");
+  if (bucket.is_paused) return h("span", { class: "faint" }, t("when resumed"));
   if (bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now())
     return countdown(bucket.penalized_until);
   if (bucket.next_slot_at) return countdown(bucket.next_slot_at);
-  return h("span", { class: "faint" }, bucket.available === 0 ? "when a permit is free" : "now");
+  return h("span", { class: "faint" }, bucket.available === 0 ? t("when a permit is free") : t("now"));
 }

@@ -1,6 +1,7 @@
 /** The limits that the jobs of a task or a queue draw on. */
 
 import { h } from "../dom.js";
+import { t } from "../language.js";
 import { breakable, link, panel } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
@@ -9,18 +10,18 @@ import { ruleLabel } from "./buckets.js";
 /** @param {any[]} limits as declared @param {string} none */
 export function drawnLimits(limits, none) {
   return panel(
-    "Limits",
+    t("Limits"),
     { class: "bare" },
     limits.length > 0
       ? table({
-          label: "Limits",
+          label: t("Limits"),
           rows: limits,
           key: (limit) => limit.limit,
           extra: "compact",
           columns: [
-            { name: "Limit", cell: (limit) => link(address(["limits", limit.limit]), h("b", null, breakable(limit.limit))) },
-            { name: "Rule", cell: (limit) => ruleLabel(limit.rule) },
-            { name: "Keys", cell: (limit) => link(address(["limits"], { limit: limit.limit }), "Show keys") },
+            { name: t("Limit"), cell: (limit) => link(address(["limits", limit.limit]), h("b", null, breakable(limit.limit))) },
+            { name: t("Rule"), cell: (limit) => ruleLabel(limit.rule) },
+            { name: t("Keys"), cell: (limit) => link(address(["limits"], { limit: limit.limit }), t("Show keys")) },
           ],
         })
       : h("p", { class: "panel-note faint" }, none),

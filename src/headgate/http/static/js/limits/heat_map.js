@@ -3,6 +3,7 @@
 import { classes, h, render } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
+import { t } from "../language.js";
 import { allowed, bucketHref } from "../parts.js";
 import { bucketTable, nextSlot } from "./buckets.js";
 
@@ -10,10 +11,10 @@ import { bucketTable, nextSlot } from "./buckets.js";
 
 /** What each level means, from the calmest one. @type {[Level, string][]} */
 const LEVELS = [
-  ["used", "used"],
-  ["high", "80 % used"],
-  ["waiting", "jobs wait"],
-  ["closed", "paused or penalised"],
+  ["used", t("used")],
+  ["high", t("80 % used")],
+  ["waiting", t("jobs wait")],
+  ["closed", t("paused or penalized")],
 ];
 /** Up to how many keys have their name in the tile, with details or without. */
 const MOST_LARGE = 24;
@@ -58,10 +59,10 @@ class HeatMapElement extends HTMLElement {
         {
           type: "button",
           class: "quiet small push",
-          title: this.#isTable ? "Show as a map" : "Show as a table",
+          title: this.#isTable ? t("Show as a map") : t("Show as a table"),
           onclick: () => this.#toggleTable(),
         },
-        this.#isTable ? "Map" : "Table",
+        this.#isTable ? t("Map") : t("Table"),
       ),
     );
   }
@@ -86,7 +87,7 @@ class HeatMapElement extends HTMLElement {
         {
           class: `heat-map heat-${size}`,
           key: "map",
-          "aria-label": "Keys, those with most trouble first; arrow keys move",
+          "aria-label": t("Keys, the most affected first; arrow keys move the selection"),
           onkeydown: (/** @type {KeyboardEvent} */ event) => this.#onKey(event),
         },
         keys.map((bucket) => {
@@ -160,10 +161,10 @@ function tile(bucket, size, isTabStop) {
         "span",
         { class: "one-line num" },
         bucket.waiting > 0
-          ? [`${format.compact(bucket.waiting)} waiting · `, nextSlot(bucket)]
+          ? [`${t("{count} waiting", { count: format.compact(bucket.waiting) })} · `, nextSlot(bucket)]
           : bucket.used === null
-            ? "use unknown"
-            : `${share} % used`,
+            ? t("use unknown")
+            : t("{share} % used", { share }),
       ),
     ],
   );
@@ -191,14 +192,14 @@ function isPenalized(bucket) {
 /** A key in words. @param {any} bucket */
 function describe(bucket) {
   const count = allowed(bucket);
-  const used = bucket.used === null ? "use unknown" : `${format.count(bucket.used)} of ${format.count(count)} used`;
+  const used = bucket.used === null ? t("use unknown") : t("{used} of {count} used", { used: format.count(bucket.used), count: format.count(count) });
   const next = bucket.waiting > 0 && bucket.next_slot_at && !bucket.is_paused;
   return [
     `${format.keyName(bucket.key)}, ${bucket.limit}: ${used}`,
-    `${format.plural(bucket.waiting, "job")} waiting`,
-    next && `next slot ${format.relative(bucket.next_slot_at)}`,
-    bucket.is_paused && "paused",
-    isPenalized(bucket) && `penalised, ends ${format.relative(bucket.penalized_until)}`,
+    format.plural(bucket.waiting, "job waiting", "jobs waiting"),
+    next && t("next slot {time}", { time: format.relative(bucket.next_slot_at) }),
+    bucket.is_paused && t("paused"),
+    isPenalized(bucket) && t("penalized, ends {time}", { time: format.relative(bucket.penalized_until) }),
   ]
     .filter(Boolean)
     .join(", ");

@@ -2,6 +2,7 @@
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { t } from "../language.js";
 import { link, panel } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
@@ -10,19 +11,19 @@ import { table } from "../table.js";
 export function settingsPanel(settings) {
   if (!settings.length) return null;
   return panel(
-    "Set at run time",
-    { class: "bare", hint: "overrides the code, also after deploys" },
+    t("Set at run time"),
+    { class: "bare", hint: t("overrides the code, also after deploys") },
     table({
-      label: "Set at run time",
+      label: t("Set at run time"),
       rows: settings,
       key: (setting) => `${setting.limit} ${setting.scope} ${setting.target}`,
       columns: [
-        { name: "Limit", cell: (setting) => link(address(["limits", setting.limit]), setting.limit) },
+        { name: t("Limit"), cell: (setting) => link(address(["limits", setting.limit]), setting.limit) },
         {
-          name: "For",
+          name: t("For"),
           cell: (setting) =>
             setting.scope === "all"
-              ? "all keys"
+              ? t("all keys")
               : [
                   setting.scope === "member" ? "key" : setting.scope,
                   " ",
@@ -30,11 +31,11 @@ export function settingsPanel(settings) {
                 ],
         },
         {
-          name: "Setting",
+          name: t("Setting"),
           cell: (setting) => [
             setting.rule && h("span", null, storedRule(setting.rule)),
-            setting.tier && `in tier ${setting.tier}`,
-            setting.is_paused && h("span", { class: "badge state-paused" }, "paused"),
+            setting.tier && t("in tier {tier}", { tier: setting.tier }),
+            setting.is_paused && h("span", { class: "badge state-paused" }, t("paused")),
           ],
         },
       ],
@@ -47,8 +48,8 @@ function storedRule(rule) {
   try {
     const stored = typeof rule === "string" ? JSON.parse(rule) : rule;
     if (stored.period)
-      return `${format.count(stored.count)} in ${format.duration(stored.period / 1e6)} (${stored.type ?? stored.kind ?? "rule"})`;
-    if (stored.count) return `${format.count(stored.count)} at once`;
+      return `${t("{count} in {duration}", { count: format.count(stored.count), duration: format.duration(stored.period / 1e6) })} (${stored.type ?? stored.kind ?? t("rule")})`;
+    if (stored.count) return t("{count} at once", { count: format.count(stored.count) });
     return JSON.stringify(stored);
   } catch {
     return String(rule);

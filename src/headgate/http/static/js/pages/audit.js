@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { command, option } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { t, word } from "../language.js";
 import { copyCommand, empty, heading, jobLink, link, panel, when } from "../parts.js";
 import { address } from "../router.js";
 import { select, text } from "../fields.js";
@@ -12,7 +13,7 @@ import { table } from "../table.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const audit = {
-  title: () => "Audit log",
+  title: () => t("Audit log"),
   load: ({ route }, signal) => get("audit", { ...Object.fromEntries(route.query), count: 50 }, signal),
   view: (context) => {
     const { data, route } = context;
@@ -21,7 +22,7 @@ export const audit = {
       context.setQuery({ [name]: value || null, before: null });
     const isFiltered = ["kind", "subject", "actor"].some((name) => route.query.has(name));
     return [
-      heading("Audit log", {
+      heading(t("Audit log"), {
         actions: copyCommand(
           command(
             "audit",
@@ -35,43 +36,43 @@ export const audit = {
         "div",
         { class: "filters", key: "filters" },
         select(
-          "Kind",
+          t("Kind"),
           value("kind"),
           [
-            ["", "all kinds"],
-            ["job", "Jobs"],
-            ["limit", "Limits"],
-            ["queue", "Queues"],
-            ["schedule", "Schedules"],
-            ["node", "Nodes"],
+            ["", t("all kinds")],
+            ["job", t("Jobs")],
+            ["limit", t("Limits")],
+            ["queue", t("Queues")],
+            ["schedule", t("Schedules")],
+            ["node", t("Nodes")],
           ],
           set("kind"),
         ),
-        text("Subject", value("subject"), "a job, limit, queue …", set("subject")),
-        text("Actor", value("actor"), "user or process", set("actor")),
-        isFiltered && link("audit", "Clear filters"),
+        text(t("Subject"), value("subject"), t("a job, limit, queue …"), set("subject")),
+        text(t("Actor"), value("actor"), t("user or process"), set("actor")),
+        isFiltered && link("audit", t("Clear filters")),
       ),
       panel(
-        "Entries",
+        t("Entries"),
         { class: "bare" },
         table({
-          label: "Audit log",
+          label: t("Audit log"),
           rows: data.items,
           key: (entry) => entry.number,
           empty: empty(
-            isFiltered ? "No matching entries" : "No entries yet",
+            isFiltered ? t("No matching entries") : t("No entries yet"),
             isFiltered
-              ? link("audit", "Show all entries")
-              : "Actions on jobs, limits, queues and schedules appear here with their actors, and are kept for 90 days.",
+              ? link("audit", t("Show all entries"))
+              : t("Actions on jobs, limits, queues and schedules appear here with their actors, and are kept for 90 days."),
           ),
           columns: [
-            { name: "Time", cell: (entry) => when(entry.at) },
-            { name: "Actor", cell: (entry) => link(address(["audit"], { actor: entry.actor }), entry.actor) },
-            { name: "Action", cell: (entry) => h("b", null, entry.action) },
-            { name: "Kind", cell: (entry) => entry.kind },
-            { name: "Subject", cell: (entry) => h("span", { class: "clamp", title: entry.subject }, subject(entry)) },
+            { name: t("Time"), cell: (entry) => when(entry.at) },
+            { name: t("Actor"), cell: (entry) => link(address(["audit"], { actor: entry.actor }), entry.actor) },
+            { name: t("Action"), cell: (entry) => h("b", null, word(entry.action)) },
+            { name: t("Kind"), cell: (entry) => word(entry.kind) },
+            { name: t("Subject"), cell: (entry) => h("span", { class: "clamp", title: entry.subject }, subject(entry)) },
             {
-              name: "Details",
+              name: t("Details"),
               cell: (entry) =>
                 entry.detail
                   ? h("span", { class: "clamp", title: format.zoned(entry.detail) }, format.zoned(entry.detail))

@@ -1,11 +1,13 @@
 /** A batch: how many of its jobs are in each state, its jobs, and how to cancel them. */
 
-import { get, path } from "../api.js";
-import { changeMatching } from "../bulk.js";
+import { get, optional, path } from "../api.js";
+import { cancelBatch } from "../bulk.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { badge, button, clock, copyCommand, facts, heading, link, panel, when } from "../parts.js";
+import { graphPanel } from "../graph.js";
+import { t, withElements, word } from "../language.js";
+import { badge, breakable, button, clock, copyCommand, facts, heading, link, panel, when } from "../parts.js";
 import { jobsPanel } from "../job/short_list.js";
 import { address } from "../router.js";
 
@@ -14,36 +16,37 @@ const LISTED = 20;
 
 /** @type {import("../page.js").PageDefinition} */
 export const batch = {
-  title: ({ params }) => `Batch ${format.shortId(params.id)}`,
+  title: ({ params }) => t("Batch {id}", { id: format.shortId(params.id) }),
   load: async ({ route }, signal) => {
     const id = route.params.id;
-    const [batch, jobs] = await Promise.all([
+    const [batch, jobs, graph] = await Promise.all([
       get(path("batches", id), {}, signal),
       get("jobs", { batch: id, count: LISTED }, signal),
+      optional(get(path("graphs", id), {}, signal)),
     ]);
-    return { batch, jobs: jobs.items };
+    return { batch, jobs: jobs.items, graph };
   },
   view: (context) => {
     const { batch, jobs } = context.data;
     const id = context.route.params.id;
     const done = batch.total - batch.pending;
     return [
-      heading(["Batch ", h("span", { class: "mono" }, format.shortId(id))], {
-        crumbs: [["Batches", "batches"]],
-        badges: badge(batch.state ?? "running", batch.state ?? "pending"),
+      heading(withElements("Batch {id}", { id: h("span", { class: "mono" }, format.shortId(id)) }), {
+        crumbs: [[t("Batches"), "batches"]],
+        badges: badge(batch.state ?? "running", word(batch.state ?? "pending")),
         actions: [
           copyCommand(command("batches", "show", id)),
           batch.pending > 0 &&
             button(
-              "Cancel the rest",
-              { kind: "danger-quiet", why: context.denied("operate"), name: "Cancel the pending jobs" },
-              () => void changeMatching("cancel", { batch: id }, () => void context.refresh()),
+              t("Cancel the rest"),
+              { kind: "danger-quiet", why: context.denied("operate"), name: t("Cancel the pending jobs") },
+              () => void cancelBatch(id, () => void context.refresh()),
             ),
         ],
       }),
       panel(
-        "Progress",
-        { hint: `${format.count(done)} of ${format.plural(batch.total, "job")} finished` },
+        t("Progress"),
+        { hint: t("{done} of {jobs} finished", { done: format.count(done), jobs: format.plural(batch.total, "job") }) },
         progressBar(batch),
         h(
           "p",
@@ -52,36 +55,47 @@ export const batch = {
             h(
               "a",
               { key: state, href: address(["jobs"], { batch: id, state }) },
-              badge(state, `${format.count(batch[state])} ${state}`),
+              badge(state, `${format.count(batch[state])} ${word(state)}`),
             ),
           ),
           h(
             "a",
             { href: address(["jobs"], { batch: id }) },
-            badge("waiting", `${format.count(batch.pending)} pending`),
+            badge("waiting", t("{pending} pending", { pending: format.count(batch.pending) })),
           ),
         ),
       ),
-      jobsPanel("Jobs", jobs, { href: address(["jobs"], { batch: id }), none: "No jobs of this batch are kept." }),
+      graphPanel(context.data.graph, id),
+      jobsPanel(t("Jobs"), jobs, { href: address(["jobs"], { batch: id }), none: t("No jobs of this batch are kept.") }),
       panel(
-        "About",
+        t("About"),
         {},
         facts([
-          ["Id", h("span", { class: "mono" }, id)],
-          ["Enqueued", [clock(batch.enqueued_at), " · ", when(batch.enqueued_at)]],
-          ["Finished", batch.finished_at ? [clock(batch.finished_at), " · ", when(batch.finished_at)] : "not yet"],
+          [t("Id"), h("span", { class: "mono" }, id)],
+          [t("Enqueued"), [clock(batch.enqueued_at), " · ", when(batch.enqueued_at)]],
+          [t("Finished"), batch.finished_at ? [clock(batch.finished_at), " · ", when(batch.finished_at)] : t("not yet")],
           [
-            "Took",
+            t("Duration"),
             batch.finished_at
               ? format.duration((Date.parse(batch.finished_at) - Date.parse(batch.enqueued_at)) / 1000)
               : "–",
           ],
-          ["Jobs", link(address(["jobs"], { batch: id }), format.plural(batch.total, "job"))],
+          [t("Tasks"), taskNames(batch)],
+          [t("Jobs"), link(address(["jobs"], { batch: id }), format.plural(batch.total, "job"))],
         ]),
       ),
     ];
   },
 };
+
+/** The tasks of a batch, as links. @param {any} batch */
+export function taskNames({ tasks }) {
+  if (!tasks.length) return h("span", { class: "faint" }, "–");
+  return tasks.map((/** @type {string} */ task, /** @type {number} */ at) => [
+    at > 0 && ", ",
+    h("a", { key: task, href: address(["tasks", task]) }, breakable(task)),
+  ]);
+}
 
 const STATES = /** @type {const} */ (["succeeded", "failed", "cancelled"]);
 
@@ -93,7 +107,7 @@ export function progressBar(batch) {
     {
       class: "stacked-bar",
       role: "img",
-      "aria-label": `${done} of ${batch.total} finished: ${STATES.map((state) => `${batch[state]} ${state}`).join(", ")}`,
+      "aria-label": `${t("{done} of {jobs} finished", { done, jobs: batch.total })}: ${STATES.map((state) => `${batch[state]} ${word(state)}`).join(", ")}`,
     },
     STATES.map(
       (state) =>

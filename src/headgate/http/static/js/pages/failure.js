@@ -7,6 +7,7 @@ import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { causeView } from "../job/cause.js";
+import { t, withElements } from "../language.js";
 import { badge, button, clock, copyButton, copyCommand, facts, heading, jobLink, link, notice, panel, when } from "../parts.js";
 import { address, currentRoute, go } from "../router.js";
 import { table } from "../table.js";
@@ -22,7 +23,7 @@ const MAX_JOBS = 10_000;
 
 /** @type {import("../page.js").PageDefinition} */
 export const failure = {
-  title: () => "Failure",
+  title: () => t("Failure"),
   every: 15_000,
   usesStream: true,
   isFrozen: (context) => context.isListInUse,
@@ -33,7 +34,7 @@ export const failure = {
     return [
       heading(group.cause.type, {
         crumbs: [
-          ["Failures", address(["failures"], { span: route.query.get("span") })],
+          [t("Failures"), address(["failures"], { span: route.query.get("span") })],
           [group.task, address(["jobs"], { task: group.task, state: "failed" })],
         ],
         actions: [retryButton(context), copyCommand(command("failures", ...spanOf(route).options))],
@@ -42,7 +43,7 @@ export const failure = {
         h(
           "div",
           { class: "notices", key: "notices" },
-          notice("info", "There are more failures: only the newest 10,000 were read."),
+          notice("info", t("There are more failures: only the newest 10,000 were read.")),
         ),
       h(
         "div",
@@ -59,7 +60,7 @@ function retryButton(context) {
   const { failed } = context.data.group;
   if (!failed) return null;
   return button(
-    `Retry ${format.plural(failed, "job")}`,
+    t("Retry {jobs}", { jobs: format.plural(failed, "job") }),
     { icon: "retry", kind: "primary", why: context.denied("operate") },
     () => void retryAll(context),
   );
@@ -90,22 +91,22 @@ async function retryAll(context) {
 function causePanel(group) {
   const { error } = group;
   return panel(
-    "Root cause",
+    t("Root cause"),
     {},
     causeView(group.cause),
     error && [
-      h("p", { class: "hint", key: "newest" }, "Newest error, of ", jobLink(group.id), ", ", when(group.last_at)),
+      h("p", { class: "hint", key: "newest" }, withElements("Newest error, of {job}, {time}", { job: jobLink(group.id), time: when(group.last_at) })),
       h("p", { class: "cause-message", key: "message" }, h("b", null, error.type), error.message && `: ${error.message}`),
       error.traceback &&
         h(
           "details",
           { key: "traceback" },
-          h("summary", null, "Whole traceback"),
+          h("summary", null, t("Whole traceback")),
           h(
             "div",
             { class: "code-box" },
-            copyButton(error.traceback, "the traceback"),
-            h("pre", { tabindex: "0", role: "region", "aria-label": "Traceback of the newest error" }, error.traceback),
+            copyButton(error.traceback, t("the traceback")),
+            h("pre", { tabindex: "0", role: "region", "aria-label": t("Traceback of the newest error") }, error.traceback),
           ),
         ),
     ],
@@ -117,8 +118,8 @@ function trend({ group, since, now, step }) {
   const from = Date.parse(since);
   const to = Date.parse(now);
   return panel(
-    "Trend",
-    { hint: `failures per ${format.duration(step)}` },
+    t("Trend"),
+    { hint: t("failures per {duration}", { duration: format.duration(step) }) },
     timeChart({
       label: trendLabel(group),
       from,
@@ -128,7 +129,7 @@ function trend({ group, since, now, step }) {
       isWhole: true,
       series: [
         {
-          name: "Failures",
+          name: t("Failures"),
           tone: "red",
           kind: "area",
           values: group.trend.map((/** @type {number} */ count, /** @type {number} */ at) => [from + at * step * 1000, count]),
@@ -142,23 +143,23 @@ function trend({ group, since, now, step }) {
 function jobList({ group, jobs }) {
   const count = group.failed + group.retrying;
   return panel(
-    "Jobs",
+    t("Jobs"),
     {
       class: "bare",
-      hint: jobs.length < count ? `the newest ${format.count(jobs.length)} of ${format.plural(count, "job")}` : format.plural(count, "job"),
+      hint: jobs.length < count ? t("the newest {count} of {jobs}", { count: format.count(jobs.length), jobs: format.plural(count, "job") }) : format.plural(count, "job"),
     },
     table({
-      label: "Jobs that failed for this reason",
+      label: t("Jobs that failed for this reason"),
       rows: jobs,
       key: (job) => job.id,
       columns: [
-        { name: "Job", extra: "job-cell", cell: (job) => jobLink(job.id) },
+        { name: t("Job"), extra: "job-cell", cell: (job) => jobLink(job.id) },
         {
-          name: "State",
-          cell: (job) => (job.is_retrying ? badge("scheduled", "retrying") : badge("failed")),
+          name: t("State"),
+          cell: (job) => (job.is_retrying ? badge("scheduled", t("retrying")) : badge("failed")),
         },
-        { name: "Queue", cell: (job) => link(address(["jobs"], { queue: job.queue }), job.queue) },
-        { name: "Failed", align: "right", extra: "time-cell", cell: (job) => when(job.failed_at) },
+        { name: t("Queue"), cell: (job) => link(address(["jobs"], { queue: job.queue }), job.queue) },
+        { name: t("Failed"), align: "right", extra: "time-cell", cell: (job) => when(job.failed_at) },
       ],
     }),
   );
@@ -171,15 +172,15 @@ function about(group) {
     h("span", { class: "faint" }, " · ", when(at)),
   ];
   return panel(
-    "About",
+    t("About"),
     {},
     facts([
-      ["Task", link(address(["jobs"], { task: group.task }), group.task)],
-      ["Queue", group.queues.map((/** @type {string} */ queue, /** @type {number} */ at) => [at > 0 && ", ", link(address(["jobs"], { queue }), queue)])],
-      ["Failed", format.plural(group.failed, "job")],
-      ["Retrying", format.plural(group.retrying, "job")],
-      ["First seen", both(group.first_at)],
-      ["Last seen", both(group.last_at)],
+      [t("Task"), link(address(["jobs"], { task: group.task }), group.task)],
+      [t("Queue"), group.queues.map((/** @type {string} */ queue, /** @type {number} */ at) => [at > 0 && ", ", link(address(["jobs"], { queue }), queue)])],
+      [t("Failed"), format.plural(group.failed, "job")],
+      [t("Retrying"), format.plural(group.retrying, "job")],
+      [t("First seen"), both(group.first_at)],
+      [t("Last seen"), both(group.last_at)],
     ]),
   );
 }

@@ -6,15 +6,16 @@ import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { causeText, placeText } from "../job/cause.js";
+import { t, withElements, word } from "../language.js";
 import { copyCommand, empty, heading, link, notice, panel, tabs, when } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
 
 /** The time ranges by their names in the address; `span` is in seconds. @type {Record<string, {name: string, past: string, span: number | null, options: string[]}>} */
 export const SPANS = {
-  "1h": { name: "1 h", past: "in the last hour", span: 3600, options: ["--since", "1h"] },
-  "24h": { name: "24 h", past: "in the last 24 hours", span: 86_400, options: ["--since", "24h"] },
-  all: { name: "All", past: "", span: null, options: ["--all"] },
+  "1h": { name: "1 h", past: t("in the last hour"), span: 3600, options: ["--since", "1h"] },
+  "24h": { name: "24 h", past: t("in the last 24 hours"), span: 86_400, options: ["--since", "24h"] },
+  all: { name: t("All"), past: "", span: null, options: ["--all"] },
 };
 
 /** The time range of an address. @param {import("../router.js").Route} route */
@@ -29,17 +30,17 @@ function subjectOf({ query }) {
 
 /** @type {import("../page.js").PageDefinition} */
 export const failures = {
-  title: () => "Failures",
+  title: () => t("Failures"),
   every: 15_000,
   // Up to ten thousand errors are read for it, so not with each change of a job.
   usesStream: true,
   isFrozen: (context) => context.isListInUse,
   load: ({ route }, signal) => get("failures", { span: spanOf(route).span, ...subjectOf(route) }, signal),
   view: ({ data, route }) => [
-    heading("Failures", {
+    heading(t("Failures"), {
       actions: [
         tabs(
-          "Time range",
+          t("Time range"),
           Object.entries(SPANS).map(([name, each]) => ({
             name: each.name,
             href: address(["failures"], { ...subjectOf(route), span: name === "1h" ? null : name }),
@@ -50,47 +51,47 @@ export const failures = {
       ],
     }),
     Object.entries(subjectOf(route)).map(([kind, name]) =>
-      h("p", { class: "hint", key: kind }, `Only of ${kind} `, h("b", null, name), ". ", link("failures", "Show all"), "."),
+      h("p", { class: "hint", key: kind }, withElements("Only {kind} {name}.", { kind: word(kind), name: h("b", null, name) }), " ", link("failures", t("Show all")), "."),
     ),
     data.is_cut &&
       h(
         "div",
         { class: "notices", key: "notices" },
-        notice("info", `There are more failures: these are of the newest ${format.count(data.read)}.`),
+        notice("info", t("There are more failures: only the newest {read} were read.", { read: format.count(data.read) })),
       ),
     panel(
-      "By root cause",
+      t("By root cause"),
       { class: "bare tall-rows", hint: groupCount(data) },
       table({
-        label: "Failures by root cause",
+        label: t("Failures by root cause"),
         rows: data.items,
         key: (group) => JSON.stringify([group.task, group.cause]),
         empty: noFailures(route),
         columns: [
-          { name: "Root cause", extra: "grow", cell: (group) => causeCell(group, route) },
+          { name: t("Root cause"), extra: "grow", cell: (group) => causeCell(group, route) },
           {
-            name: "Task",
+            name: t("Task"),
             cell: (group) => [
               link(address(["tasks", group.task]), group.task),
-              h("span", { class: "cell-below faint" }, `queue ${group.queues.join(", ")}`),
+              h("span", { class: "cell-below faint" }, t("queue {queue}", { queue: group.queues.join(", ") })),
             ],
           },
-          { name: "Trend", extra: "trend-cell", cell: (group) => sparkline(group.trend, "red", trendLabel(group)) },
+          { name: t("Trend"), extra: "trend-cell", cell: (group) => sparkline(group.trend, "red", trendLabel(group)) },
           {
-            name: "Jobs",
+            name: t("Jobs"),
             align: "right",
             cell: (group) => [
               h("b", { class: group.failed ? "bad-text" : "faint" }, format.count(group.failed)),
-              group.retrying > 0 && h("span", { class: "cell-below faint" }, `${format.count(group.retrying)} retrying`),
+              group.retrying > 0 && h("span", { class: "cell-below faint" }, t("{count} retrying", { count: format.count(group.retrying) })),
             ],
           },
           {
-            name: "Last seen",
+            name: t("Last seen"),
             align: "right",
             extra: "time-cell",
             cell: (group) => [
               when(group.last_at),
-              h("span", { class: "cell-below faint" }, "first ", when(group.first_at)),
+              h("span", { class: "cell-below faint" }, withElements("first {time}", { time: when(group.first_at) })),
             ],
           },
         ],
@@ -99,7 +100,7 @@ export const failures = {
     h(
       "p",
       { class: "hint", key: "hint" },
-      "The root cause of a failure is its innermost exception and the last line of your own code in the traceback. Numbers, ids and quoted values of messages do not count. Retrying: jobs that failed and wait for their next attempt.",
+      t("The root cause of a failure is its innermost exception and the last line of your own code in the traceback. Numbers, ids and quoted values in messages are ignored. Retrying: jobs that failed and wait for their next attempt."),
     ),
   ],
 };
@@ -107,7 +108,7 @@ export const failures = {
 /** What a trend shows, in words. @param {any} group */
 export function trendLabel(group) {
   const highest = Math.max(...group.trend);
-  return `Failures over time: ${format.count(group.failed + group.retrying)}, at most ${format.count(highest)} in one step`;
+  return t("Failures over time: {count}, at most {highest} in one step", { count: format.count(group.failed + group.retrying), highest: format.count(highest) });
 }
 
 /** @param {any} group @param {import("../router.js").Route} route */
@@ -132,16 +133,16 @@ function causeCell(group, route) {
 function groupCount(data) {
   if (!data.items.length) return null;
   const groups = format.plural(data.total, "root cause");
-  return data.total > data.items.length ? `the ${format.count(data.items.length)} most frequent of ${groups}` : groups;
+  return data.total > data.items.length ? t("the {count} most frequent of {groups}", { count: format.count(data.items.length), groups }) : groups;
 }
 
 /** @param {import("../router.js").Route} route */
 function noFailures(route) {
   const { past, span } = spanOf(route);
   return empty(
-    span === null ? "No failures" : `No failures ${past}`,
+    span === null ? t("No failures") : t("No failures {past}", { past }),
     span === null
-      ? "No job that is kept has failed, and none waits for a retry."
-      : [link(address(["failures"], { ...subjectOf(route), span: "all" }), "Show all failures that are kept"), "."],
+      ? t("No retained job has failed, and none waits for a retry.")
+      : [link(address(["failures"], { ...subjectOf(route), span: "all" }), t("Show all failures that are kept")), "."],
   );
 }

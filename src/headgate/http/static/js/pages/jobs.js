@@ -1,13 +1,15 @@
-/** The list of jobs: filter them, and retry, cancel or run the selected or all matching ones. */
+/** The list of jobs: filter them, and change the selected or all matching ones. */
 
 import { get, canSearchText, optional } from "../api.js";
-import { ACTIONS, changeMatching, changeSelected } from "../bulk.js";
+import { ACTIONS, changeMatching, changeSelected, phrase } from "../bulk.js";
 import { command, filterOptions } from "../commands.js";
 import { classes, h } from "../dom.js";
 import { select, text } from "../fields.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { enqueueJob } from "../job/enqueue.js";
+import { firstWithJobs, isSearchError } from "../job/first_page.js";
+import { t, withElements, word } from "../language.js";
 import * as live from "../live.js";
 import { pager } from "../pager.js";
 import {
@@ -32,58 +34,58 @@ import { table } from "../table.js";
 /** @typedef {import("../page.js").Context} Context */
 
 const TEXT_FILTERS = /** @type {[string, string, string][]} */ ([
-  ["queue", "Queue", "any"],
-  ["task", "Task", "any"],
-  ["limit", "Limit", "any"],
-  ["key", "Limit key", "tenant:42"],
-  ["text", "Payload text", "part of the JSON"],
-  ["tag", "Tag", "vip"],
-  ["header", "Header", "source=api"],
-  ["annotation", "Annotation", "invoice=42"],
-  ["error", "Error type", "TimeoutError"],
-  ["unique_key", "Unique key", ""],
-  ["schedule", "Schedule", ""],
-  ["batch", "Batch", "id"],
-  ["node", "Node", "id"],
+  ["queue", t("Queue"), t("any")],
+  ["task", t("Task"), t("any")],
+  ["limit", t("Limit"), t("any")],
+  ["key", t("Limit key"), "tenant:42"],
+  ["text", t("Payload text"), t("part of the JSON")],
+  ["tag", t("Tag"), "vip"],
+  ["header", t("Header"), "source=api"],
+  ["annotation", t("Annotation"), "invoice=42"],
+  ["error", t("Error type"), "TimeoutError"],
+  ["unique_key", t("Unique key"), ""],
+  ["schedule", t("Schedule"), ""],
+  ["batch", t("Batch"), "id"],
+  ["node", t("Node"), "id"],
 ]);
 const TIME_FILTERS = /** @type {[string, string][]} */ ([
-  ["enqueued_after", "Enqueued since"],
-  ["enqueued_before", "Enqueued before"],
-  ["finished_after", "Finished since"],
-  ["finished_before", "Finished before"],
+  ["enqueued_after", t("Enqueued since")],
+  ["enqueued_before", t("Enqueued before")],
+  ["finished_after", t("Finished since")],
+  ["finished_before", t("Finished before")],
 ]);
 /** The first filters are always visible; the others open with "More filters". */
 const MAIN_FILTERS = 5;
-/** The most empty pages that are read in a row to find one with jobs. */
-const MAX_EMPTY_PAGES = 40;
 const AGES = /** @type {[string, string][]} */ ([
-  ["", "any time"],
-  ["5m", "5 min ago"],
-  ["15m", "15 min ago"],
-  ["1h", "1 h ago"],
-  ["6h", "6 h ago"],
-  ["24h", "24 h ago"],
-  ["7d", "7 days ago"],
+  ["", t("any time")],
+  ["5m", t("5 min ago")],
+  ["15m", t("15 min ago")],
+  ["1h", t("1 h ago")],
+  ["6h", t("6 h ago")],
+  ["24h", t("24 h ago")],
+  ["7d", t("7 days ago")],
 ]);
+
+const ALL = t("All");
 
 /** @type {[string, Record<string, string>, (totals: any) => number][]} */
 const VIEWS = [
-  ["All", {}, () => NaN],
-  ["Ready", { view: "ready" }, (totals) => totals.ready],
-  ["Throttled", { view: "throttled" }, (totals) => totals.throttled],
-  ["Scheduled", { view: "scheduled" }, (totals) => totals.scheduled],
-  ["Blocked", { view: "blocked" }, (totals) => totals.blocked],
-  ["Running", { state: "running" }, (totals) => totals.running],
-  ["Succeeded", { state: "succeeded" }, (totals) => totals.succeeded],
-  ["Failed", { state: "failed" }, (totals) => totals.failed],
-  ["Cancelled", { state: "cancelled" }, (totals) => totals.cancelled],
+  [ALL, {}, () => NaN],
+  [t("Ready"), { view: "ready" }, (totals) => totals.ready],
+  [t("Throttled"), { view: "throttled" }, (totals) => totals.throttled],
+  [t("Scheduled"), { view: "scheduled" }, (totals) => totals.scheduled],
+  [t("Blocked"), { view: "blocked" }, (totals) => totals.blocked],
+  [t("Running"), { state: "running" }, (totals) => totals.running],
+  [t("Succeeded"), { state: "succeeded" }, (totals) => totals.succeeded],
+  [t("Failed"), { state: "failed" }, (totals) => totals.failed],
+  [t("Cancelled"), { state: "cancelled" }, (totals) => totals.cancelled],
 ];
 
 /** @type {import("../page.js").PageDefinition} */
 export const jobs = {
   title: ({ query }) => {
     const view = query.get("view") ?? query.get("state");
-    return view ? `${view.charAt(0).toUpperCase()}${view.slice(1)} jobs` : "Jobs";
+    return view ? t("Jobs: {state}", { state: word(view) }) : t("Jobs");
   },
   ui: () => ({ selected: new Set(), isOpen: false }),
   // On a busy store rows would move away before they can be clicked, and selected ones would leave the page.
@@ -93,7 +95,7 @@ export const jobs = {
     const query = { ...filter, order: route.query.get("order"), count: 50 };
     const [page, count, tasks] = await Promise.all([
       firstWithJobs(query, route.query.get("before"), signal),
-      optional(get("jobs/count", filter, signal)),
+      countMatching(filter, signal),
       ui.tasks ?? optional(get("tasks", {}, signal)),
     ]);
     ui.tasks = tasks;
@@ -106,10 +108,10 @@ export const jobs = {
   view: (context) => {
     const { data, route, ui } = context;
     return [
-      heading("Jobs", {
+      heading(t("Jobs"), {
         actions: [
           button(
-            "Enqueue",
+            t("Enqueue"),
             { icon: "bolt", why: context.denied("operate") },
             () => void enqueueJob(route.query.get("task") ?? ""),
           ),
@@ -120,10 +122,11 @@ export const jobs = {
       filters(context),
       h(
         "section",
-        { class: "panel bare", key: "list", "aria-label": "Matching jobs" },
+        { class: "panel bare", key: "list", "aria-label": t("Matching jobs") },
         bulkBar(context),
         table({
-          label: "Jobs",
+          label: t("Jobs"),
+          extra: "dense",
           rows: data.items,
           key: (job) => job.id,
           selected: context.denied("operate") ? undefined : ui.selected,
@@ -131,35 +134,43 @@ export const jobs = {
           empty: emptyList(context),
           columns: [
             {
-              name: "Job",
+              name: t("Job"),
               extra: "job-cell",
-              cell: (job) => [jobLink(job.id), h("b", { class: "cell-below" }, job.task)],
+              cell: (job) => [jobLink(job.id), h("b", { class: "one-line", title: job.task }, job.task)],
             },
             {
-              name: "State",
+              name: t("State"),
+              extra: "state-cell",
               cell: (job) => [
                 badge(jobState(job)),
-                job.attempt > 1 && h("span", { class: "cell-below faint" }, `attempt ${job.attempt}`),
+                job.attempt > 1 && h("span", { class: "attempt faint" }, format.attempt(job.attempt, 0)),
               ],
             },
-            { name: "Payload", extra: "grow", cell: (job) => payloadCell(job) },
-            { name: "Queue", cell: (job) => link(address(["jobs"], { queue: job.queue }), job.queue) },
-            { name: "Enqueued", align: "right", extra: "time-cell", cell: (job) => when(job.enqueued_at) },
-            { name: "Timing", align: "right", extra: "time-cell", cell: (job) => timing(job) },
+            { name: t("Payload"), extra: "payload-cell grow", cell: (job) => payloadCell(job) },
+            {
+              name: t("Queue"),
+              extra: "queue-cell",
+              cell: (job) =>
+                h("span", { class: "one-line", title: job.queue }, link(address(["jobs"], { queue: job.queue }), job.queue)),
+            },
+            { name: t("Enqueued"), align: "right", extra: "enqueued-cell time-cell", cell: (job) => when(job.enqueued_at) },
+            { name: t("Timing"), align: "right", extra: "timing-cell time-cell", cell: (job) => timing(job) },
           ],
         }),
-        pager(context, countLabel(context)),
+        pager(context, coverage(context) ?? countLabel(context)),
       ),
     ];
   },
 };
 
-/** Return the page at a cursor, or the first one after it with jobs: the API reads a few thousand jobs per page. @param {Record<string, string | number | null>} filter @param {string | null} before @param {AbortSignal} signal */
-async function firstWithJobs(filter, before, signal) {
-  let page = await get("jobs", { ...filter, before }, signal);
-  for (let read = 1; read < MAX_EMPTY_PAGES && !page.items.length && page.next; read++)
-    page = await get("jobs", { ...filter, before: page.next }, signal);
-  return page;
+/** Count the matching jobs; null if that takes too long. @param {Record<string, string>} filter @param {AbortSignal} signal */
+async function countMatching(filter, signal) {
+  try {
+    return await optional(get("jobs/count", filter, signal));
+  } catch (error) {
+    if (isSearchError(error)) return null;
+    throw error;
+  }
 }
 
 /** The filter of an address in the form of the API: ages become instants. @param {URLSearchParams} query @returns {Record<string, string>} */
@@ -189,20 +200,25 @@ function instantOf(value) {
 function viewTabs({ route }) {
   const totals = live.current().overview?.totals;
   const rest = Object.fromEntries([...route.query].filter(([name]) => !["state", "view", "before"].includes(name)));
-  const isFiltered = Object.keys(rest).some((name) => name !== "order");
+  const isFiltered = hasFilter(route.query);
   const now = `${route.query.get("state") ?? ""} ${route.query.get("view") ?? ""}`;
   return tabs(
-    "States",
+    t("States"),
     VIEWS.map(([name, query, count]) => {
       const number = totals && !isFiltered ? count(totals) : NaN;
       return {
-        name: name === "All" ? name : [icon(name.toLowerCase()), name],
+        name: name === ALL ? name : [icon(query.view ?? query.state), name],
         href: address(["jobs"], { ...rest, ...query }),
         isCurrent: now === `${query.state ?? ""} ${query.view ?? ""}`,
         count: Number.isFinite(number) ? number : null,
       };
     }),
   );
+}
+
+/** Whether an address has a filter besides the state. @param {URLSearchParams} query */
+function hasFilter(query) {
+  return [...query.keys()].some((name) => !["state", "view", "before", "order"].includes(name));
 }
 
 /** @param {Context} context */
@@ -231,7 +247,7 @@ function filters(context) {
       class: classes("filters", "foldable", isOpen && "is-open"),
       key: "filters",
       role: "search",
-      "aria-label": "Filters",
+      "aria-label": t("Filters"),
       onsubmit: (/** @type {Event} */ event) => event.preventDefault(),
     },
     TEXT_FILTERS.slice(0, MAIN_FILTERS)
@@ -241,11 +257,11 @@ function filters(context) {
     isOpen && TIME_FILTERS.map(([name, label]) => select(label, value(name), ages(value(name)), set(name))),
     markIfSet(
       select(
-        "Order",
+        t("Order"),
         value("order"),
         [
-          ["", "newest first"],
-          ["oldest", "oldest first"],
+          ["", t("newest first")],
+          ["oldest", t("oldest first")],
         ],
         set("order"),
       ),
@@ -258,13 +274,13 @@ function filters(context) {
         h(
           "button",
           { type: "button", key: "more", onclick: () => context.update({ isOpen: !isOpen }) },
-          isOpen ? "Fewer filters" : "More filters",
+          isOpen ? t("Fewer filters") : t("More filters"),
         ),
       isSet &&
         h(
           "a",
           { class: "button", key: "clear", href: address(["jobs"], { state: value("state"), view: value("view") }) },
-          "Clear filters",
+          t("Clear filters"),
         ),
     ),
   );
@@ -295,14 +311,17 @@ function bulkBar(context) {
   const ids = [...ui.selected];
   const filter = filterOf(route.query);
   const actions = /** @type {import("../bulk.js").Action[]} */ (Object.keys(ACTIONS));
-  const available = ids.length ? actions : actions.filter((action) => canApply(action, filter));
+  const selected = data.items.filter((/** @type {any} */ job) => ui.selected.has(job.id));
+  const available = actions.filter((action) =>
+    ids.length ? selected.some((/** @type {any} */ job) => canApply(action, filterOfOne(job))) : canApply(action, filter),
+  );
   return h(
     "div",
     { class: "bulk-bar", key: "bar" },
     h(
       "span",
       { class: "bulk-count" },
-      ids.length ? h("b", null, `${ids.length} selected`) : countLabel(context),
+      ids.length ? h("b", null, t("{count} selected", { count: ids.length })) : countLabel(context),
       " ",
       frozenNote(context),
     ),
@@ -310,17 +329,17 @@ function bulkBar(context) {
       h(
         "button",
         { type: "button", class: "quiet small", onclick: () => context.update({ selected: new Set() }) },
-        "Clear selection",
+        t("Clear selection"),
       ),
     available.map((action) => {
-      const { verb } = ACTIONS[action];
-      const label = ids.length ? verb : action === "run_now" ? "Run all now …" : `${verb} all …`;
+      const { verb, needs } = ACTIONS[action];
+      const label = ids.length ? verb : `${phrase(action, t("all"))} …`;
       return button(
         label,
         {
-          kind: action === "cancel" ? "small danger-quiet" : "small",
-          why,
-          name: ids.length ? `${verb} ${ids.length} selected` : `${label.replace(" …", "")} matching the filter`,
+          kind: ["cancel", "delete"].includes(action) ? "small danger-quiet" : "small",
+          why: needs ? context.denied(needs) : why,
+          name: ids.length ? t("{verb} {count} selected", { verb, count: ids.length }) : t("{action} matching the filter", { action: label.replace(" …", "") }),
         },
         () => void (ids.length ? changeSelected(action, ids, after) : changeMatching(action, filter, after)),
       );
@@ -328,83 +347,120 @@ function bulkBar(context) {
   );
 }
 
+/** The filter that this job matches. @param {any} job @returns {Record<string, string>} */
+function filterOfOne(job) {
+  return job.state === "waiting" ? { view: jobState(job) } : { state: job.state };
+}
+
 /** Whether an action can change any of the matching jobs. @param {import("../bulk.js").Action} action @param {Record<string, string>} filter */
 function canApply(action, { state, view }) {
   if (action === "run_now") return view === "scheduled" || (!view && (!state || state === "waiting"));
   if (action === "cancel") return !state || state === "waiting" || state === "running";
+  if (action === "reschedule") return !state || state === "waiting";
+  if (action === "delete") return !view && ["succeeded", "failed", "cancelled"].includes(state);
   return !view && (!state || state === "failed" || state === "cancelled");
 }
 
-/** @param {Context} context */
-function countLabel({ data, page }) {
-  if (page.isBusy) return "Searching …";
-  if (!data.count) return null;
-  return data.count.is_exact
-    ? format.plural(data.count.count, "job")
-    : `at least ${format.plural(data.count.count, "job")}`;
+/** How many jobs match. @param {Context} context */
+function countLabel({ data, page, route }) {
+  if (page.isBusy) return t("Searching …");
+  if (data.count?.is_exact) return format.plural(data.count.count, "job");
+  if (!data.next && !route.query.has("before")) return format.plural(data.items.length, "job");
+  const total = hasFilter(route.query) ? null : totalOf(route.query);
+  if (total !== null) return format.plural(total, "job");
+  // The count reads the newest jobs only; the list may be of older ones.
+  const known = Math.max(data.count?.count ?? 0, data.items.length);
+  return known > 0 ? t("at least {jobs}", { jobs: format.plural(known, "job") }) : null;
+}
+
+/** How many jobs of a state there are, as counted for the overview; null if they are not counted yet. @param {URLSearchParams} query */
+function totalOf(query) {
+  const totals = live.current().overview?.totals;
+  const name = query.get("view") ?? query.get("state");
+  const counts = (name ? [name] : ["waiting", "running", "succeeded", "failed", "cancelled"]).map((each) => totals?.[each]);
+  return counts.every(Number.isFinite) ? counts.reduce((sum, count) => sum + count, 0) : null;
+}
+
+/** Which jobs were searched, if the page ended before all of them or itself were; otherwise null. @param {Context} context */
+function coverage({ data, page, route }) {
+  if (page.isBusy || !data.read) return null;
+  const jobs = format.plural(data.read, "job");
+  const time = data.reached ? format.clock(data.reached) : "–";
+  if (route.query.has("before")) return t("searched {jobs} for this page, the last one of {time}", { jobs, time });
+  return route.query.get("order") === "oldest"
+    ? t("searched the oldest {jobs}, up to {time}", { jobs, time })
+    : t("searched the newest {jobs}, back to {time}", { jobs, time });
 }
 
 /** @param {any} job */
 function payloadCell(job) {
   const payload = h(
     "span",
-    { class: "mono payload", key: "payload" },
-    job.payload === "{}" ? h("span", { class: "faint" }, "no payload") : job.payload,
+    { class: "mono payload", key: "payload", title: job.payload },
+    job.payload === "{}" ? h("span", { class: "faint" }, t("no payload")) : job.payload,
   );
-  const draw = job.waits_for;
+  const draw = job.state === "waiting" && job.waits_for;
   return [
-    payload,
-    job.tags.length > 0 &&
-      h(
-        "span",
-        { class: "cell-below one-line", key: "tags" },
-        job.tags.map((/** @type {string} */ tag) => [link(address(["jobs"], { tag }), tag), " "]),
-      ),
+    h(
+      "span",
+      { class: "payload-line", key: "line" },
+      payload,
+      (job.tags.length > 0 || draw) &&
+        h(
+          "span",
+          { class: "payload-more", key: "more" },
+          draw &&
+            withElements("waiting for {limit}", {
+              limit: link(bucketHref(draw.limit, draw.key), draw.limit, draw.key && ` ${draw.key}`),
+            }),
+          job.tags.map((/** @type {string} */ tag) => [" ", link(address(["jobs"], { tag }), tag)]),
+        ),
+    ),
     job.unreadable &&
-      h("span", { class: "cell-below bad-text one-line", title: job.unreadable }, `cannot be read: ${job.unreadable}`),
+      h("span", { class: "cell-below bad-text one-line", key: "unreadable", title: job.unreadable }, t("cannot be read: {reason}", { reason: job.unreadable })),
     job.error &&
       h(
         "span",
-        { class: "cell-below bad-text one-line", title: job.error.message },
+        { class: "cell-below bad-text one-line", key: "error", title: job.error.message },
         h("b", null, job.error.type),
         `: ${job.error.message}`,
-      ),
-    draw &&
-      job.state === "waiting" &&
-      h(
-        "span",
-        { class: "cell-below one-line" },
-        "waiting for ",
-        link(bucketHref(draw.limit, draw.key), draw.limit, draw.key && ` ${draw.key}`),
       ),
   ];
 }
 
 /** The most relevant time of a job in its state. @param {any} job */
 function timing(job) {
-  if (job.finished_at) return ["finished ", when(job.finished_at)];
-  if (job.state === "running") return ["running for ", elapsed(job.started_at)];
+  if (job.finished_at) return withElements("finished {time}", { time: when(job.finished_at) });
+  if (job.state === "running") return withElements("running for {time}", { time: elapsed(job.started_at) });
   if (jobState(job) === "throttled") {
-    if (job.waits_for.is_paused) return "limit is paused";
-    return job.throttled_until ? ["limit opens ", countdown(job.throttled_until)] : "waiting for a permit";
+    if (job.waits_for.is_paused) return t("limit is paused");
+    return job.throttled_until ? withElements("limit opens {time}", { time: countdown(job.throttled_until) }) : t("waiting for a permit");
   }
-  if (jobState(job) === "scheduled") return ["due ", countdown(job.run_at)];
-  return h("span", { class: "faint" }, "–");
+  if (jobState(job) === "scheduled") return withElements("due {time}", { time: countdown(job.run_at) });
+  return [
+    h("span", { class: "faint wide-only", key: "none" }, "–"),
+    h("span", { class: "narrow-only", key: "enqueued" }, withElements("enqueued {time}", { time: when(job.enqueued_at) })),
+  ];
 }
 
 /** @param {Context} context */
-function emptyList({ route, page, data }) {
+function emptyList(context) {
+  const { route, page, data } = context;
   if (page.isBusy)
-    return empty("Searching …", "A search by text or error type reads one job after the other.");
+    return empty(t("Searching …"), t("A search by text or error type reads one job after the other."));
   const filter = filterOf(route.query);
-  if (data.next) return empty("No matching jobs so far", "Only some of the jobs were read. Press Next to continue the search.");
+  if (data.next) {
+    const covered = coverage(context) ?? "";
+    const text = covered && `${covered.charAt(0).toUpperCase()}${covered.slice(1)}. `;
+    return empty(t("No matching jobs so far"), text + t("Press Next to continue the search."));
+  }
   if (route.query.has("before"))
-    return empty("No more jobs", [link(address(["jobs"], { ...filter }), "Back to the first page"), "."]);
+    return empty(t("No more jobs"), [link(address(["jobs"], { ...filter }), t("Back to the first page")), "."]);
   if (Object.keys(filter).length)
     return empty(
-      "No matching jobs",
-      [link("jobs", "Show all jobs"), "."],
+      t("No matching jobs"),
+      [link("jobs", t("Show all jobs")), "."],
       command("jobs", "list", ...filterOptions(filter)),
     );
-  return empty("No jobs yet", "Enqueue one from your code, or try the demo:", command("demo"));
+  return empty(t("No jobs yet"), t("Enqueue one from your code, or try the demo, which has a store of its own:"), command("demo"));
 }

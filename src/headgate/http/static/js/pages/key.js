@@ -5,6 +5,7 @@ import { nextSlot, ruleLabel } from "../limits/buckets.js";
 import { timeChart } from "../charts.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { t, withElements } from "../language.js";
 import { holderLink } from "../job/why.js";
 import {
   allowed,
@@ -36,7 +37,7 @@ import { auditPanel } from "../limits/audit.js";
 /** Seconds for which the store keeps the usage of a key. */
 const HISTORY_KEPT = 86_400;
 const SPANS = /** @type {Record<string, [string, number]>} */ ({
-  "15m": ["15 min", 900],
+  "15m": [t("15 min"), 900],
   "1h": ["1 h", 3600],
   "24h": ["24 h", 86_400],
 });
@@ -69,7 +70,7 @@ async function loadKey(context, signal) {
 function waitingText({ next, bucket }) {
   const { count, is_exact: isExact } = next.waiting;
   if (isExact) return format.plural(count, "job");
-  return `${format.bounded(Math.max(count, bucket?.waiting ?? 0), false)} jobs`;
+  return t("{count} jobs", { count: format.bounded(Math.max(count, bucket?.waiting ?? 0), false) });
 }
 
 /** @param {Context} context */
@@ -96,7 +97,7 @@ function keyView(context) {
   return [
     heading(format.keyName(key), {
       crumbs: [
-        ["Limits", "limits"],
+        [t("Limits"), "limits"],
         [name, address(["limits", name])],
       ],
       badges: bucket && bucketBadges(bucket),
@@ -105,7 +106,7 @@ function keyView(context) {
     h("div", { class: "two budget", key: "usage" }, usagePanel(name, key, bucket, data), historyPanel(context)),
     h(
       "div",
-      { class: "two wide-left", key: "jobs" },
+      { class: "two", key: "jobs" },
       waitingPanel(name, key, data),
       h("div", { class: "stack" }, holdersPanel(bucket), auditPanel(name, data.audit, key)),
     ),
@@ -117,9 +118,9 @@ function usagePanel(name, key, bucket, data) {
   const rule = bucket?.rule ?? data.declared?.rule;
   if (!bucket)
     return panel(
-      "Usage",
+      t("Usage"),
       {},
-      empty("Nothing used", [rule ? `The rule is ${shortRule(rule)}. ` : "", "This key has used nothing of its limit."]),
+      empty(t("Nothing used"), [rule ? `${t("The rule is {rule}.", { rule: shortRule(rule) })} ` : "", t("This key has not used its limit.")]),
     );
   const capacity = allowed(bucket);
   const member = data.settings.find(
@@ -127,8 +128,8 @@ function usagePanel(name, key, bucket, data) {
   );
   const isPenalized = bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now();
   return panel(
-    "Usage",
-    { hint: rule ? (describeStored(rule) ?? rule) : "not declared by this app" },
+    t("Usage"),
+    { hint: rule ? (describeStored(rule) ?? rule) : t("not declared by this app") },
     h(
       "div",
       { class: "budget-big" },
@@ -136,31 +137,31 @@ function usagePanel(name, key, bucket, data) {
         "p",
         { class: "budget-used num" },
         bucket.used === null ? "–" : format.count(bucket.used),
-        capacity !== null && h("small", null, ` of ${format.count(capacity)} used`),
+        capacity !== null && h("small", null, " ", t("of {count} used", { count: format.count(capacity) })),
       ),
       gauge({
         used: bucket.used,
         allowed: capacity,
-        label: `Used of ${name} ${key}`,
+        label: t("Used of {name} {key}", { name, key }),
         isLarge: true,
         state: bucket.is_paused || isPenalized ? "paused" : "",
       }),
     ),
     facts(
       [
-        ["Left", bucket.available === null ? "unknown" : format.count(bucket.available)],
+        [t("Remaining"), bucket.available === null ? t("unknown") : format.count(bucket.available)],
         [
-          "Waiting",
+          t("Waiting"),
           link(address(["jobs"], { state: "waiting", limit: name, key }), waitingText(data)),
         ],
-        ["Next slot", nextSlot(bucket)],
-        ...(bucket.present ? [/** @type {[string, any]} */ (["Present rate", ruleLabel(rule, bucket.present)])] : []),
-        ...(member ? [/** @type {[string, any]} */ (["Tier", member.tier])] : []),
-        ["Rule", [ruleLabel(rule), bucket.is_set && h("span", { class: "faint" }, " (set at run time)")]],
+        [t("Next slot"), nextSlot(bucket)],
+        ...(bucket.present ? [/** @type {[string, any]} */ ([t("Present rate"), ruleLabel(rule, bucket.present)])] : []),
+        ...(member ? [/** @type {[string, any]} */ ([t("Tier"), member.tier])] : []),
+        [t("Rule"), [ruleLabel(rule), bucket.is_set && h("span", { class: "faint" }, ` (${t("set at run time")})`)]],
         ...(isPenalized
           ? [
               /** @type {[string, any]} */ ([
-                "Penalised until",
+                t("Penalized until"),
                 [clock(bucket.penalized_until), " · ", countdown(bucket.penalized_until)],
               ]),
             ]
@@ -177,7 +178,7 @@ function historyPanel(context) {
   const { limit, key } = context.route.params;
   const span = spanOf(context);
   const aside = tabs(
-    "Time range of usage",
+    t("Time range of usage"),
     Object.entries(SPANS).map(([name, [label, seconds]]) => ({
       name: label,
       href: address(["limits", limit]) + "?" + new URLSearchParams({ key, ...(name === "1h" ? {} : { span: name }) }),
@@ -187,13 +188,13 @@ function historyPanel(context) {
   const points = history?.points ?? [];
   if (!points.length)
     return panel(
-      "History",
+      t("History"),
       { aside },
       empty(
-        "No history for this key",
+        t("No history for this key"),
         history
-          ? "No job started for it in this time range, or the history is not written yet."
-          : "This store keeps no history of limits.",
+          ? t("No job of this key started in this time range, or the history is not written yet.")
+          : t("This store keeps no history of limits."),
       ),
     );
   const to = format.now();
@@ -211,18 +212,18 @@ function historyPanel(context) {
   if (bucket && bucket.used !== null && bound && window === bound.per && !/ burst /.test(bucket.rule ?? ""))
     started.push([to, bucket.used]);
   return panel(
-    "History",
-    { aside, hint: `starts in ${format.duration(window)}` },
+    t("History"),
+    { aside, hint: t("starts in {duration}", { duration: format.duration(window) }) },
     timeChart({
-      label: `Usage of ${limit} ${key}: starts in ${format.duration(window)}`,
+      label: t("Usage of {limit} {key}: starts in {duration}", { limit, key, duration: format.duration(window) }),
       from,
       to,
       step: step * 1000,
       unit: format.rate,
       isWhole: true,
       isContinuous: true,
-      bound: allowedStarts && { value: allowedStarts, name: `allowed: ${format.rate(allowedStarts)}` },
-      series: [{ name: "Started", tone: "blue", kind: "area", values: started }],
+      bound: allowedStarts && { value: allowedStarts, name: t("allowed: {rate}", { rate: format.rate(allowedStarts) }) },
+      series: [{ name: t("Started"), tone: "blue", kind: "area", values: started }],
     }),
   );
 }
@@ -231,24 +232,24 @@ function historyPanel(context) {
 function waitingPanel(name, key, data) {
   const { items } = data.next;
   return panel(
-    "Next jobs",
+    t("Next jobs"),
     {
       class: "bare",
-      hint: items.length ? `${format.count(items.length)} of ${waitingText(data)}` : "",
+      hint: items.length ? t("{count} of {total}", { count: format.count(items.length), total: waitingText(data) }) : "",
       aside:
-        items.length > 0 && link(address(["jobs"], { state: "waiting", limit: name, key, order: "oldest" }), "All waiting jobs"),
+        items.length > 0 && link(address(["jobs"], { state: "waiting", limit: name, key, order: "oldest" }), t("All waiting jobs")),
     },
     table({
-      label: "Next jobs",
+      label: t("Next jobs"),
       rows: items,
       key: (job) => job.id,
-      empty: empty("No waiting jobs", "No job waits for this key."),
+      empty: empty(t("No waiting jobs"), t("No job waits for this key.")),
       columns: [
-        { name: "Position", align: "right", cell: (job) => format.count(job.position) },
-        { name: "Job", cell: (job) => [jobLink(job.id), h("span", { class: "cell-below" }, job.task)] },
-        { name: "Enqueued", align: "right", cell: (job) => when(job.enqueued_at) },
+        { name: t("Position"), align: "right", cell: (job) => format.count(job.position) },
+        { name: t("Job"), cell: (job) => [jobLink(job.id), h("span", { class: "cell-below" }, job.task)] },
+        { name: t("Enqueued"), align: "right", cell: (job) => when(job.enqueued_at) },
         {
-          name: "Starts",
+          name: t("Starts"),
           align: "right",
           cell: (job) => startOf(job, data),
         },
@@ -259,9 +260,9 @@ function waitingPanel(name, key, data) {
 
 /** When a waiting job starts. @param {any} job @param {any} data */
 function startOf(job, { bucket, declared }) {
-  if (job.is_scheduled) return ["due ", countdown(job.run_at)];
-  if (bucket?.is_paused || job.waits_for?.is_paused) return "when resumed";
-  return countdown(job.predicted_start, declared?.counts_starts ? "when its limits allow" : "when a permit is free");
+  if (job.is_scheduled) return withElements("due {time}", { time: countdown(job.run_at) });
+  if (bucket?.is_paused || job.waits_for?.is_paused) return t("when resumed");
+  return countdown(job.predicted_start, declared?.counts_starts ? t("when its limits allow") : t("when a permit is free"));
 }
 
 /** @param {any} bucket */
@@ -269,22 +270,22 @@ function holdersPanel(bucket) {
   const holders = bucket?.holders ?? [];
   if (!holders.length) return null;
   return panel(
-    "Permit holders",
+    t("Permit holders"),
     { class: "bare" },
     table({
-      label: "Permit holders",
+      label: t("Permit holders"),
       rows: holders,
       key: (holder) => holder.id,
       columns: [
-        { name: "Holder", cell: (holder) => holderLink(holder) },
+        { name: t("Holder"), cell: (holder) => holderLink(holder) },
         {
-          name: "State",
+          name: t("State"),
           cell: (holder) =>
             holder.state
               ? badge(holder.state)
-              : h("span", { class: "faint" }, holder.kind === "batch" ? "pending" : "no longer stored"),
+              : h("span", { class: "faint" }, holder.kind === "batch" ? t("pending") : t("no longer stored")),
         },
-        { name: "Permits", align: "right", cell: (holder) => format.count(holder.cost) },
+        { name: t("Permits"), align: "right", cell: (holder) => format.count(holder.cost) },
       ],
     }),
   );

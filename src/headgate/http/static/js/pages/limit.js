@@ -3,8 +3,9 @@
 import { get, optional, path } from "../api.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { bucketTable } from "../limits/buckets.js";
+import { bucketTable, orderHint } from "../limits/buckets.js";
 import { loadDeclared } from "../limits/declared.js";
+import { t, withElements } from "../language.js";
 import { settingsPanel } from "../limits/settings.js";
 import { limitActions } from "../limits/actions.js";
 import { auditPanel } from "../limits/audit.js";
@@ -13,17 +14,18 @@ import { describeStored, marginOf } from "../rule.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const limit = {
-  title: ({ params }) => `Limit ${params.limit}`,
+  title: ({ params }) => t("Limit {limit}", { limit: params.limit }),
   every: 5_000,
   load: async ({ route }, signal) => {
     const name = route.params.limit;
     const declaration = await loadDeclared(name, signal);
-    const [buckets, history, audit] = await Promise.all([
+    const [buckets, totals, history, audit] = await Promise.all([
       get("limits", { limit: name, count: 100 }, signal),
+      get("limits/totals", {}, signal),
       optional(get(path("limits", name, "history"), { span: 3600 }, signal)),
       declaration.countsStarts ? optional(get(path("limits", name, "audit"), {}, signal)) : null,
     ]);
-    return { ...declaration, items: buckets.items, history, audit };
+    return { ...declaration, items: buckets.items, totals, history, audit };
   },
   view: (context) => {
     const { data, route } = context;
@@ -41,30 +43,30 @@ export const limit = {
     };
     return [
       heading(name, {
-        crumbs: [["Limits", "limits"]],
-        badges: [isPaused && badge("paused"), isSet && h("span", { class: "badge state-set" }, "set")],
+        crumbs: [[t("Limits"), "limits"]],
+        badges: [isPaused && badge("paused"), isSet && h("span", { class: "badge state-set" }, t("overridden"))],
         actions: limitActions(context, target),
       }),
       panel(
-        "Rule",
+        t("Rule"),
         {},
         data.declared
           ? ruleText(settings, data.declared.rule)
           : empty(
-              "This app does not declare this limit",
-              "Another app declares it, or an earlier version did. Remove it once no job needs it.",
+              t("This app does not declare this limit"),
+              t("Another app declares it, or an earlier version did. Remove it once no job needs it."),
             ),
         unlimitedText(data.history),
       ),
       panel(
-        "Keys",
-        { class: "bare", hint: "most waiting jobs first" },
+        t("Keys"),
+        { class: "bare", hint: orderHint(data.totals) },
         bucketTable(
           data.items,
           true,
           empty(
-            "No keys in use",
-            "A key appears here while part of its limit is used, or while jobs wait for it.",
+            t("No keys in use"),
+            t("A key appears here while part of its limit is used, or while jobs wait for it. To see an example, try the demo, which has a store of its own:"),
           ),
         ),
       ),
@@ -84,8 +86,9 @@ function unlimitedText(history) {
   return h(
     "p",
     { class: "hint", key: "unlimited" },
-    h("b", null, format.plural(starts, "start")),
-    " went without this limit in the last hour, because its store was unavailable.",
+    withElements("{starts} without this limit in the last hour, because its store was unavailable.", {
+      starts: h("b", null, format.plural(starts, "start")),
+    }),
   );
 }
 
@@ -94,16 +97,16 @@ function ruleText(settings, declared) {
   const text = describeStored(declared);
   const margin = marginOf(declared);
   return [
-    h("p", { class: "rule-text", key: "rule" }, h("b", null, text ?? declared), " for each key."),
+    h("p", { class: "rule-text", key: "rule" }, withElements("{rule} for each key.", { rule: h("b", null, text ?? declared) })),
     h(
       "p",
       { class: "hint", key: "hint" },
-      "Declared as ",
-      h("code", null, margin ? declared.replace(/ \+ [\d.]+s/, "") : declared),
-      margin > 0 && `, plus ${format.duration(margin)} for clock differences`,
+      withElements("Declared as {rule}", { rule: h("code", null, margin ? declared.replace(/ \+ [\d.]+s/, "") : declared) }),
+      margin > 0 && [", ", t("plus {duration} for clock differences", { duration: format.duration(margin) })],
+      ". ",
       settings.some((setting) => setting.rule)
-        ? ". A rule set at run time overrides it."
-        : ". A rule set at run time would override it.",
+        ? t("A rule set at run time overrides it.")
+        : t("A rule set at run time would override it."),
     ),
   ];
 }

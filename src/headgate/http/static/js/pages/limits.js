@@ -5,7 +5,8 @@ import { command, option } from "../commands.js";
 import { h } from "../dom.js";
 import { select, text } from "../fields.js";
 import * as format from "../format.js";
-import { bucketTable, ruleLabel } from "../limits/buckets.js";
+import { bucketTable, orderHint, ruleLabel } from "../limits/buckets.js";
+import { t, withElements } from "../language.js";
 import { settingsPanel } from "../limits/settings.js";
 import { pager } from "../pager.js";
 import { breakable, copyCommand, empty, heading, frozenNote, link, panel } from "../parts.js";
@@ -15,7 +16,7 @@ import { address } from "../router.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const limits = {
-  title: () => "Limits",
+  title: () => t("Limits"),
   every: 5_000,
   isFrozen: (context) => context.isListInUse,
   load: async ({ route }, signal) => {
@@ -36,7 +37,7 @@ export const limits = {
     const set = (/** @type {string} */ name) => (/** @type {string} */ value) =>
       context.setQuery({ [name]: value || null, before: null });
     return [
-      heading("Limits", {
+      heading(t("Limits"), {
         actions: copyCommand(
           command("limits", "list", ...option("--limit", limit), ...option("--key", key), ...option("--prefix", prefix)),
         ),
@@ -46,23 +47,23 @@ export const limits = {
         "div",
         { class: "filters", key: "filters" },
         select(
-          "Limit",
+          t("Limit"),
           limit,
-          [["", "all limits"], ...data.declared.map((/** @type {any} */ each) => [each.limit, each.limit])],
+          [["", t("all limits")], ...data.declared.map((/** @type {any} */ each) => [each.limit, each.limit])],
           set("limit"),
         ),
-        text("Key", key, "tenant:42", set("key")),
-        text("Key prefix", prefix, "stripe:", set("prefix")),
+        text(t("Key"), key, "tenant:42", set("key")),
+        text(t("Key prefix"), prefix, "stripe:", set("prefix")),
         (limit || key || prefix) &&
           h(
             "div",
             { class: "filter-buttons", key: "clear" },
-            h("a", { class: "button", href: "limits" }, "Clear filters"),
+            h("a", { class: "button", href: "limits" }, t("Clear filters")),
           ),
       ),
       panel(
-        "Keys",
-        { class: "bare", hint: "most waiting jobs first", aside: frozenNote(context) },
+        t("Keys"),
+        { class: "bare", hint: orderHint(data.totals), aside: frozenNote(context) },
         bucketTable(data.items, false, emptyList(limit, key || prefix)),
         pager(context),
       ),
@@ -79,8 +80,8 @@ function keyQuery(query) {
 /** How many jobs wait for a limit, whatever page and filter the list of keys has. @param {any} totals @param {string} limit */
 function waitingFor({ waiting, is_exact: isExact }, limit) {
   const jobs = waiting[limit] ?? 0;
-  if (!jobs) return isExact ? "no waiting jobs" : "waiting jobs not counted";
-  return isExact ? `${format.plural(jobs, "job")} waiting` : `${format.bounded(jobs, false)} jobs waiting`;
+  if (!jobs) return isExact ? t("no waiting jobs") : t("waiting jobs not counted");
+  return isExact ? format.plural(jobs, "job waiting", "jobs waiting") : t("{count} jobs waiting", { count: format.bounded(jobs, false) });
 }
 
 /** @param {any} data */
@@ -99,7 +100,7 @@ function declaredCards(data) {
           "span",
           { class: "card-name" },
           h("span", { class: "clamp", title: each.limit }, breakable(each.limit)),
-          isPaused && h("span", { class: "badge state-paused" }, "paused"),
+          isPaused && h("span", { class: "badge state-paused" }, t("paused")),
         ),
         h("span", { class: "card-rule" }, ruleLabel(each.rule)),
         h("span", { class: "card-below faint" }, waitingFor(data.totals, each.limit)),
@@ -111,18 +112,17 @@ function declaredCards(data) {
 /** @param {string} limit @param {string} key */
 function emptyList(limit, key) {
   if (limit || key)
-    return empty("No matching keys", [
-      "A key is listed while part of its limit is used, or while jobs wait for it. ",
-      link("limits", "Show all keys"),
+    return empty(t("No matching keys"), [
+      t("A key is listed while part of its limit is used, or while jobs wait for it."),
+      " ",
+      link("limits", t("Show all keys")),
       ".",
     ]);
   return empty(
-    "No keys in use",
-    [
-      "A limit bounds how often jobs start, or how many run at once, per key. Give one to a task: ",
-      h("code", null, '@app.task(limits=[RateLimit("10/m", key="{tenant}")])'),
-      ".",
-    ],
+    t("No keys in use"),
+    withElements("A limit bounds how often jobs start, or how many run at once, per key. Give one to a task: {example}. Or try the demo, which has a store of its own:", {
+      example: h("code", null, '@app.task(limits=[RateLimit("10/m", key="{tenant}")])'),
+    }),
     command("demo"),
   );
 }

@@ -6,7 +6,8 @@ import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
 import { input, select } from "../fields.js";
 import * as format from "../format.js";
-import { badge, button, copyCommand, empty, gauge, heading, link, notice, panel, START_WORKER, when } from "../parts.js";
+import { t } from "../language.js";
+import { badge, breakable, button, copyCommand, empty, gauge, heading, link, notice, panel, startWorker, when } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
 
@@ -14,87 +15,98 @@ import { table } from "../table.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const nodes = {
-  title: () => "Nodes",
+  title: () => t("Nodes"),
   every: 5_000,
   load: async (_, signal) => ({ items: (await get("nodes", {}, signal)).items }),
   view: (context) => {
     const { data } = context;
     const versions = [...new Set(data.items.map((/** @type {any} */ node) => node.version))];
     return [
-      heading("Nodes", { actions: copyCommand(command("nodes", "list")) }),
+      heading(t("Nodes"), { actions: copyCommand(command("nodes", "list")) }),
       versions.length > 1 &&
         notice(
           "warn",
-          h("b", null, "Nodes run different versions of Headgate: "),
-          versions.join(", "),
-          ". This is normal during a rollout only.",
+          h("b", null, t("Nodes run different versions of Headgate:")),
+          ` ${versions.join(", ")}. `,
+          t("This is normal during a rollout only."),
         ),
       panel(
-        "All nodes",
+        t("All nodes"),
         { class: "bare" },
         table({
-          label: "Nodes",
+          label: t("Nodes"),
           rows: data.items,
           key: (node) => node.id,
           tone: (node) => (node.state === "alive" ? "" : "dim"),
-          empty: empty("No nodes", "Jobs are stored and wait. Start a worker where your code is:", START_WORKER),
+          empty: empty(t("No nodes"), t("Jobs are stored and wait. Start a worker in your project:"), startWorker()),
           columns: [
             {
-              name: "Node",
+              name: t("Node"),
+              extra: "node-cell",
               cell: (node) => [
-                h("b", null, node.name),
-                node.labels.map((/** @type {string} */ label) => h("span", { class: "chip", key: label }, label)),
+                h("b", null, breakable(node.name)),
+                " ",
+                node.labels.map((/** @type {string} */ label) =>
+                  h("span", { class: "chip", key: label, title: label }, h("span", { class: "one-line" }, label)),
+                ),
                 h("span", { class: "cell-below faint mono" }, node.id),
               ],
             },
-            { name: "State", cell: nodeState },
+            { name: t("State"), cell: nodeState },
             {
-              name: "Heartbeat",
+              name: t("Heartbeat"),
               align: "right",
               cell: (node) =>
                 h(
                   "span",
                   { class: node.state === "silent" ? "warn-text" : "" },
-                  `${format.duration(node.heartbeat_age)} ago`,
+                  t("{time} ago", { time: format.duration(node.heartbeat_age) }),
                 ),
             },
             {
-              name: "Slots",
+              name: t("Slots"),
+              extra: "node-slots",
               cell: (node) => [
                 gauge({
                   used: node.running,
                   allowed: slots(node),
-                  label: `Slots of ${node.name} in use`,
+                  label: t("Slots of {name} in use", { name: node.name }),
                   state: "fine",
                 }),
                 node.lingering.length > 0 &&
                   h(
                     "span",
-                    { class: "cell-below warn-text", title: "Attempts that were told to stop and still use a slot" },
-                    `${node.lingering.length} lingering`),
+                    { class: "cell-below warn-text", title: t("Attempts that were asked to stop and still use a slot") },
+                    t("{count} lingering", { count: node.lingering.length })),
               ],
             },
             {
-              name: "Queues",
+              name: t("Queues"),
               cell: (node) =>
                 Object.entries(node.queues).map(([queue, count]) =>
-                  h("span", { class: "chip", key: queue }, queue, h("b", { class: "num" }, String(count))),
+                  h(
+                    "span",
+                    { class: "chip", key: queue, title: queue },
+                    h("span", { class: "one-line" }, queue),
+                    h("b", { class: "num" }, String(count)),
+                  ),
                 ),
             },
             {
-              name: "Version",
+              name: t("Version"),
               cell: (node) => h("span", { class: versions.length > 1 ? "warn-text num" : "num" }, node.version),
             },
-            { name: "Started", align: "right", cell: (node) => when(node.started_at) },
+            { name: t("Started"), align: "right", cell: (node) => when(node.started_at) },
             {
-              name: "Running",
+              name: t("Running"),
               align: "right",
               cell: (node) =>
                 link(address(["jobs"], { node: node.id, state: "running" }), format.plural(node.running, "job")),
             },
             {
-              name: "Actions",
+              name: t("Actions"),
               align: "right",
+              extra: "node-actions",
               cell: (node) => node.state !== "gone" && h("span", { class: "row-actions" }, nodeActions(context, node)),
             },
           ],
@@ -103,7 +115,7 @@ export const nodes = {
       h(
         "p",
         { class: "hint" },
-        "A node is silent after 30 s without a heartbeat, and gone when its process has ended. Other nodes then take over its jobs.",
+        t("A node is silent after 30 s without a heartbeat, and gone when its process has ended. Other nodes then take over its jobs."),
       ),
     ];
   },
@@ -116,37 +128,40 @@ function slots(node) {
 
 /** @param {any} node */
 function nodeState(node) {
-  if (node.state === "alive" && node.is_stopping) return badge("silent", "stopping");
-  if (node.state === "alive" && node.is_quiet) return badge("paused", "quiet");
+  if (node.state === "alive" && node.is_stopping) return badge("silent", t("stopping"));
+  if (node.state === "alive" && node.is_quiet) return badge("paused", t("quiet"));
   return badge(node.state);
 }
 
 /** @param {Context} context @param {any} node */
 function nodeActions(context, node) {
   const { id, name } = node;
-  const why = context.denied("operate") ?? (node.is_stopping ? "This node is stopping" : null);
+  const why = context.denied("operate") ?? (node.is_stopping ? t("This node is stopping") : null);
+  const quiet = { path: path("nodes", id, "quiet"), done: t("Node {name} is quiet", { name }) };
+  const resume = { path: path("nodes", id, "resume"), done: t("Node {name} is resumed", { name }) };
   return [
     node.is_quiet
       ? button(
-          "Resume",
-          { icon: "ready", kind: "small primary", why, name: `Resume node ${name}` },
-          () => void context.act({ path: path("nodes", id, "resume"), done: `Node ${name} is resumed` }),
+          t("Resume"),
+          { icon: "ready", kind: "small primary", why, name: t("Resume node {name}", { name }) },
+          () => void context.act({ ...resume, undo: quiet }),
         )
       : button(
-          "Quiet",
-          { icon: "paused", kind: "small", why, name: `Quiet node ${name}` },
+          t("Quiet"),
+          { icon: "paused", kind: "small", why, name: t("Quiet node {name}", { name }) },
           () =>
             void context.act({
-              path: path("nodes", id, "quiet"),
-              done: `Node ${name} is quiet`,
+              ...quiet,
+              undo: resume,
               question: {
-                title: `Quiet node ${name}?`,
-                action: "Quiet the node",
+                title: t("Quiet node {name}?", { name }),
+                action: t("Quiet the node"),
                 body: [
                   h(
                     "p",
                     null,
-                    "The node claims no more jobs until it is resumed. ",
+                    t("The node claims no more jobs until it is resumed."),
+                    " ",
                     `${format.plural(node.running, "running job continues", "running jobs continue")}.`,
                   ),
                   h("p", { class: "command-line" }, h("code", null, command("nodes", "quiet", id))),
@@ -155,27 +170,34 @@ function nodeActions(context, node) {
             }),
         ),
     button(
-      "Slots",
-      { icon: "queues", kind: "small", why, name: `Set the slots of node ${name}` },
+      t("Slots"),
+      { icon: "queues", kind: "small", why, name: t("Set the slots of node {name}", { name }) },
       () => void setSlots(context, node),
     ),
     button(
-      "Stop",
-      { icon: "close", kind: "small", why, name: `Stop node ${name}` },
+      t("Rename"),
+      { icon: "nodes", kind: "small", why, name: t("Rename node {name}", { name }) },
+      () => void rename(context, node),
+    ),
+    button(
+      t("Stop"),
+      { icon: "close", kind: "small", why, name: t("Stop node {name}", { name }) },
       () =>
         void context.act({
           path: path("nodes", id, "stop"),
-          done: `Node ${name} is stopping`,
+          done: t("Node {name} is stopping", { name }),
           question: {
-            title: `Stop node ${name}?`,
-            action: "Stop the node",
+            title: t("Stop node {name}?", { name }),
+            action: t("Stop the node"),
             danger: true,
             body: [
               h(
                 "p",
                 null,
-                "The node claims no more jobs and ends. ",
-                `${format.plural(node.running, "running job", "running jobs")} may continue for its grace; what has not ended then waits again. A service manager may start the process again.`,
+                t(
+                  "The node claims no more jobs and ends. {jobs} may continue during its grace period; jobs that have not ended by then wait again. A service manager may restart the process.",
+                  { jobs: format.plural(node.running, "running job") },
+                ),
               ),
               h("p", { class: "command-line" }, h("code", null, command("nodes", "stop", id))),
             ],
@@ -192,20 +214,20 @@ async function setSlots(context, node) {
   const form = { slots: String(slots(node)), queue: "" };
   const isReady = () => /^\d+$/.test(form.slots);
   const isConfirmed = await ask({
-    title: `Slots of node ${name}`,
-    action: "Set the slots",
+    title: t("Slots of node {name}", { name }),
+    action: t("Set the slots"),
     isReady,
     body: h(
       "p",
       null,
-      "How many jobs run at once on this node, until it ends. More are used immediately. With fewer, running jobs continue. With 0 it claims none.",
+      t("How many jobs run at once on this node, until it ends. Added slots are used immediately. With fewer slots, running jobs continue. With 0, the node claims no jobs."),
     ),
     fields: (update) =>
       h(
         "div",
         { class: "dialog-fields" },
         input(
-          "Slots",
+          t("Slots"),
           form.slots,
           "20",
           (value) => {
@@ -215,7 +237,7 @@ async function setSlots(context, node) {
           { inputmode: "numeric", autofocus: true },
         ),
         queues.length > 1 &&
-          select("For", form.queue, [["", "all queues together"], ...queues.map(choice)], (value) => {
+          select(t("For"), form.queue, [["", t("all queues together")], ...queues.map(choice)], (value) => {
             form.queue = value;
             update();
           }),
@@ -231,11 +253,48 @@ async function setSlots(context, node) {
   await context.act({
     path: path("nodes", id, "slots"),
     body: { slots: Number(form.slots), ...(form.queue ? { queue: form.queue } : {}) },
-    done: `Node ${name} has ${form.slots} slots${form.queue ? ` for queue ${form.queue}` : ""}`,
+    done: form.queue
+      ? t("Node {name} has {slots} slots for queue {queue}", { name, slots: form.slots, queue: form.queue })
+      : t("Node {name} has {slots} slots", { name, slots: form.slots }),
+  });
+}
+
+/** Ask for another name, and set it. @param {Context} context @param {any} node */
+async function rename(context, node) {
+  const { id, name } = node;
+  const form = { name };
+  const isReady = () => /^\S{1,200}$/.test(form.name) && form.name !== name;
+  const isConfirmed = await ask({
+    title: t("Rename node {name}", { name }),
+    action: t("Rename the node"),
+    isReady,
+    body: h("p", null, t("The name stays until the process ends. It has no spaces.")),
+    fields: (update) =>
+      h(
+        "div",
+        { class: "dialog-fields" },
+        input(
+          t("Name"),
+          form.name,
+          "mail-1",
+          (value) => {
+            form.name = value;
+            update();
+          },
+          { autofocus: true },
+        ),
+        isReady() && h("p", { class: "command-line" }, h("code", null, command("nodes", "rename", id, form.name))),
+      ),
+  });
+  if (!isConfirmed) return;
+  await context.act({
+    path: path("nodes", id, "rename"),
+    body: { name: form.name },
+    done: t("Node {name} is renamed to {new_name}", { name, new_name: form.name }),
   });
 }
 
 /** @param {string} queue @returns {[string, string]} */
 function choice(queue) {
-  return [queue, `queue ${queue}`];
+  return [queue, t("queue {queue}", { queue })];
 }

@@ -8,6 +8,7 @@ import { classes, h } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { heatMap } from "../limits/heat_map.js";
+import { t } from "../language.js";
 import * as live from "../live.js";
 import {
   badge,
@@ -17,7 +18,8 @@ import {
   link,
   notice,
   panel,
-  START_WORKER,
+  startWorker,
+  when,
 } from "../parts.js";
 import { address } from "../router.js";
 import { fillSteps } from "../steps.js";
@@ -27,7 +29,7 @@ import { table } from "../table.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const overview = {
-  title: () => "Overview",
+  title: () => t("Overview"),
   every: 10_000,
   usesStream: true,
   load: async ({ route }, signal) => {
@@ -44,11 +46,11 @@ export const overview = {
     const update = live.current().overview;
     const latest = update && Date.parse(update.now) > Date.parse(data.now) ? { ...data, ...update } : data;
     return [
-      heading("Overview", {
+      heading(t("Overview"), {
         actions: spanTabs(route, ["overview"]),
       }),
       warnings(latest),
-      limitsPanel(latest.map),
+      limitsPanel(latest),
       tiles(latest, data.history, spanOf(route)),
       h("div", { class: "two charts", key: "charts" }, throughputAndWait(data.history, spanOf(route), {})),
       h(
@@ -72,23 +74,38 @@ function warnings(data) {
     hasNoNode &&
       notice(
         hasWaiting ? "bad" : "info",
-        h("b", null, data.nodes.silent ? "No node is alive: all are silent. " : "No node is alive. "),
-        hasWaiting ? `${format.plural(data.totals.waiting, "waiting job")}. Start a worker: ` : "Start a worker: ",
-        h("code", null, START_WORKER),
+        h("b", null, data.nodes.silent ? t("No node is alive: all are silent.") : t("No node is alive.")),
+        hasWaiting ? ` ${format.plural(data.totals.waiting, "waiting job")}. ` : " ",
+        t("Start a worker:"),
+        " ",
+        h("code", null, startWorker()),
       ),
     !hasNoNode &&
       data.nodes.silent > 0 &&
       notice(
         "warn",
-        h("b", null, `${format.plural(data.nodes.silent, "node is", "nodes are")} silent. `),
-        "If a process has died, other nodes take over its jobs. ",
-        link("nodes", "Show nodes"),
+        h("b", null, `${format.plural(data.nodes.silent, "node is silent", "nodes are silent")}. `),
+        t("If a process has died, other nodes take over its jobs."),
+        " ",
+        link("nodes", t("Show nodes")),
         ".",
       ),
+    data.alerts.map((/** @type {any} */ each) =>
+      notice(
+        each.state === "firing" ? "bad" : "warn",
+        h("b", null, each.state === "firing" ? t("Alert {name}:", { name: each.alert }) : t("Alert {name} has ended:", { name: each.alert })),
+        " ",
+        each.text,
+        " (",
+        when(each.started_at),
+        ").",
+        each.error !== null && [" ", h("b", null, t("Not delivered:")), " ", each.error],
+      ),
+    ),
     paused.length > 0 &&
       notice(
         "warn",
-        h("b", null, `${format.plural(paused.length, "queue is", "queues are")} paused: `),
+        h("b", null, `${format.plural(paused.length, "queue is paused", "queues are paused")}: `),
         paused.map((/** @type {any} */ queue, /** @type {number} */ at) => [
           at > 0 && ", ",
           link("queues", queue.queue),
@@ -98,26 +115,31 @@ function warnings(data) {
     data.unknown_tasks.map((/** @type {any} */ each) =>
       notice(
         "warn",
-        h("b", null, `Unknown task ${each.task}: `),
-        `${format.plural(each.jobs, "waiting job")} in queue ${each.queue}. This app does not declare the task; only nodes of an app that declares it run ${each.jobs === 1 ? "it" : "them"}. `,
-        link(address(["jobs"], { task: each.task, state: "waiting" }), "Show jobs"),
+        h("b", null, t("Unknown task {task}:", { task: each.task })),
+        " ",
+        t("{jobs} in queue {queue}. This app does not declare the task; only nodes of an app that declares it run its jobs.", {
+          jobs: format.plural(each.jobs, "waiting job"),
+          queue: each.queue,
+        }),
+        " ",
+        link(address(["jobs"], { task: each.task, state: "waiting" }), t("Show jobs")),
       ),
     ),
     data.overdue_schedules.map((/** @type {any} */ each) =>
       notice(
         "warn",
-        h("b", null, "Schedule "),
+        h("b", null, t("Schedule")),
+        " ",
         link(address(["schedules", each.name]), each.name),
-        h("b", null, `: ${each.problem ?? "overdue"}.`),
+        h("b", null, `: ${each.problem ?? t("overdue")}.`),
       ),
     ),
     data.blockers.map((/** @type {any} */ each) =>
       notice(
         "warn",
-        h("b", null, `A database session has delayed the store for ${format.duration(each.age)}: `),
-        each.what,
-        ` (${each.kind}, pid ${each.pid})`,
-        each.statement && [". Last statement: ", h("code", null, each.statement)],
+        h("b", null, t("A database session has delayed the store for {duration}:", { duration: format.duration(each.age) })),
+        ` ${each.what} (${each.kind}, pid ${each.pid})`,
+        each.statement && [". ", t("Last statement:"), " ", h("code", null, each.statement)],
       ),
     ),
   );
@@ -135,7 +157,7 @@ function tiles(data, history, range) {
         ([, value]) => value ?? 0,
       ),
       tone,
-      `${name}, over ${range.name}`,
+      t("{name}, over {span}", { name, span: range.name }),
     );
   const jobs = (/** @type {Record<string, string>} */ query) => address(["jobs"], query);
   return h(
@@ -143,35 +165,35 @@ function tiles(data, history, range) {
     { class: "numbers", key: "numbers" },
     tile(
       "running",
-      "Running",
+      t("Running"),
       totals.running,
       jobs({ state: "running" }),
-      nodes.slots ? `of ${format.plural(nodes.slots, "slot")}` : "no slots",
+      nodes.slots ? t("of {slots}", { slots: format.plural(nodes.slots, "slot") }) : t("no slots"),
       nodes.slots ? gaugeBar(totals.running, nodes.slots) : null,
     ),
     tile(
       "ready",
-      "Ready",
+      t("Ready"),
       totals.ready,
       jobs({ view: "ready" }),
-      countedAgo(data) ?? "waiting for a free slot",
+      countedAgo(data) ?? t("waiting for a free slot"),
       null,
     ),
-    tile("throttled", "Throttled", totals.throttled, jobs({ view: "throttled" }), "waiting for a limit", null),
+    tile("throttled", t("Throttled"), totals.throttled, jobs({ view: "throttled" }), t("waiting for a limit"), null),
     tile(
       "scheduled",
-      "Scheduled",
+      t("Scheduled"),
       totals.scheduled,
       jobs({ view: "scheduled" }),
-      totals.blocked ? `and ${format.count(totals.blocked)} blocked` : "waiting for their time",
+      totals.blocked ? t("and {blocked} blocked", { blocked: format.count(totals.blocked) }) : t("waiting for their time"),
       null,
     ),
     tile(
       failed === null ? "waiting" : failed ? "failed" : "succeeded",
-      "Failed in the last hour",
+      t("Failed in the last hour"),
       failed,
       jobs({ state: "failed", finished_after: "1h" }),
-      `${format.count(totals.failed)} in the store${finalsAgo(data)}`,
+      finalsAgo(data, t("{count} in the store", { count: format.count(totals.failed) })),
       spark("failed", "red"),
       data.is_failed_cut,
     ),
@@ -202,35 +224,40 @@ function gaugeBar(part, whole) {
 
 /** The placeholder for a list of queues until their jobs are counted. */
 export function counting() {
-  return empty("Counting jobs …", "This store holds many jobs. The counts appear here when they are ready.");
+  return empty(t("Counting jobs …"), t("This store holds many jobs. The counts appear here when they are ready."));
 }
 
 /** "counted 12 s ago"; null if the count is current or not ready. @param {{now: string, counted_at: string | null}} data */
 export function countedAgo({ now, counted_at: at }) {
-  return at === null || Date.parse(now) - Date.parse(at) < 2000 ? null : `counted ${format.relative(at)}`;
+  return at === null || Date.parse(now) - Date.parse(at) < 2000 ? null : t("counted {time}", { time: format.relative(at) });
 }
 
-/** ", counted 3 min ago" if the final jobs were counted a while ago. @param {{now: string, finals_at: string | null}} data */
-function finalsAgo({ now, finals_at: at }) {
-  return at === null || Date.parse(now) - Date.parse(at) < 10_000 ? "" : `, counted ${format.relative(at)}`;
+/** A text, with "counted 3 min ago" if the final jobs were counted a while ago. @param {{now: string, finals_at: string | null}} data @param {string} text */
+function finalsAgo({ now, finals_at: at }, text) {
+  if (at === null || Date.parse(now) - Date.parse(at) < 10_000) return text;
+  return `${text}, ${t("counted {time}", { time: format.relative(at) })}`;
 }
 
-/** The keys of all limits, those with most trouble first. @param {any} map */
-function limitsPanel(map) {
+/** The keys of all limits, those with most trouble first. @param {any} data */
+function limitsPanel({ map, totals }) {
   const waiting = map.keys.filter((/** @type {any} */ each) => each.waiting > 0);
   const jobs = waiting.reduce((/** @type {number} */ sum, /** @type {any} */ each) => sum + each.waiting, 0);
-  const shown = map.is_cut ? `the first ${format.count(map.keys.length)} keys` : format.plural(map.keys.length, "key");
-  const hint = waiting.length
-    ? `${shown}; ${format.plural(jobs, "job")} of ${format.plural(waiting.length, "key")} waiting`
-    : `${shown}; no job waits for a limit`;
+  const keys = format.plural(map.keys.length, "key");
+  const shown = map.is_cut ? t("{keys} shown", { keys }) : keys;
+  // If there are more keys, jobs of keys that are not shown wait, too.
+  const hint = map.is_cut
+    ? totals.throttled === null ? shown : t("{shown}; {jobs} waiting", { shown, jobs: format.plural(totals.throttled, "job") })
+    : waiting.length
+      ? t("{shown}; {jobs} of {keys} waiting", { shown, jobs: format.plural(jobs, "job"), keys: format.plural(waiting.length, "key") })
+      : t("{shown}; no job waits for a limit", { shown });
   return panel(
-    "Limits",
-    { aside: link("limits", "All limits"), hint: map.keys.length ? hint : null, class: "lead" },
+    t("Limits"),
+    { aside: link("limits", t("All limits")), hint: map.keys.length ? hint : null, class: "lead" },
     map.keys.length
       ? heatMap(map.keys)
       : empty(
-          "No keys in use",
-          "A key appears here while part of its limit is used, or while jobs wait for it.",
+          t("No keys in use"),
+          t("A key appears here while part of its limit is used, or while jobs wait for it. To see an example, try the demo, which has a store of its own:"),
           command("demo"),
         ),
   );
@@ -242,33 +269,33 @@ function queuesPanel(data) {
   const busy = ranked.filter((queue) => trouble(queue) > 0);
   const idle = ranked.filter((queue) => trouble(queue) === 0);
   return panel(
-    "Queues",
-    { aside: link("queues", "All queues"), hint: countedAgo(data) },
+    t("Queues"),
+    { aside: link("queues", t("All queues")), hint: countedAgo(data) },
     (busy.length > 0 || !idle.length) &&
       table({
-        label: "Queues",
+        label: t("Queues"),
         rows: busy,
         key: (queue) => queue.queue,
         extra: "compact",
         empty: data.counted_at === null ? counting() : empty(
-          "No queues yet",
-          "A queue appears here when a job is enqueued. To try Headgate:",
+          t("No queues yet"),
+          t("A queue appears here when a job is enqueued. To see an example, try the demo, which has a store of its own:"),
           command("demo"),
         ),
         columns: [
           {
-            name: "Queue",
+            name: t("Queue"),
             cell: (queue) => [
               link(address(["queues", queue.queue]), h("b", null, breakable(queue.queue))),
               " ",
               queue.paused_at && badge("paused"),
             ],
           },
-          { name: "Lag", align: "right", cell: (queue) => lag(queue) },
-          { name: "Waiting", align: "right", cell: (queue) => format.count(queue.waiting) },
-          { name: "Running", align: "right", cell: (queue) => format.count(queue.running) },
+          { name: t("Lag"), align: "right", cell: (queue) => lag(queue) },
+          { name: t("Waiting"), align: "right", cell: (queue) => format.count(queue.waiting) },
+          { name: t("Running"), align: "right", cell: (queue) => format.count(queue.running) },
           {
-            name: "Failed",
+            name: t("Failed"),
             align: "right",
             cell: (queue) => h("span", { class: queue.failed ? "bad-text" : "faint" }, format.count(queue.failed)),
           },
@@ -291,11 +318,11 @@ function queuesPanel(data) {
   );
 }
 
-/** How much a queue needs attention: 3 paused, 2 its ready jobs wait for slots, 1 it has jobs, 0 idle. @param {any} queue */
+/** How much a queue needs attention: 3 paused, 2 its ready jobs wait for slots, 1 it has jobs or failures, 0 idle. @param {any} queue */
 function trouble(queue) {
   if (queue.paused_at) return 3;
   if (queue.lag > 10) return 2;
-  return queue.waiting > 0 || queue.running > 0 ? 1 : 0;
+  return queue.waiting > 0 || queue.running > 0 || queue.failed > 0 ? 1 : 0;
 }
 
 /** @param {any} queue */
@@ -303,7 +330,7 @@ export function lag(queue) {
   const tone = queue.lag > 60 ? "bad-text" : queue.lag > 10 ? "warn-text" : queue.lag > 0 ? "" : "faint";
   return h(
     "span",
-    { class: tone, title: "How long the oldest ready job has waited for a free slot" },
+    { class: tone, title: t("How long the oldest ready job has waited for a free slot") },
     queue.lag > 10 && icon("warning"),
     format.duration(queue.lag),
   );
@@ -313,15 +340,15 @@ export function lag(queue) {
 function nodesPanel(data) {
   const { alive, silent, gone, slots } = data.nodes;
   return panel(
-    "Nodes",
-    { aside: link("nodes", "All nodes"), class: "nodes-line" },
+    t("Nodes"),
+    { aside: link("nodes", t("All nodes")), class: "nodes-line" },
     h(
       "p",
       { class: "node-counts" },
-      badge(alive > 0 ? "alive" : "silent", `${format.count(alive)} alive`),
-      silent > 0 && badge("silent", `${format.count(silent)} silent`),
-      gone > 0 && badge("gone", `${format.count(gone)} gone`),
-      slots > 0 && h("span", { class: "faint" }, `${format.plural(slots, "slot")} in total`),
+      badge(alive > 0 ? "alive" : "silent", t("{alive} alive", { alive: format.count(alive) })),
+      silent > 0 && badge("silent", t("{silent} silent", { silent: format.count(silent) })),
+      gone > 0 && badge("gone", t("{gone} gone", { gone: format.count(gone) })),
+      slots > 0 && h("span", { class: "faint" }, t("{slots} in total", { slots: format.plural(slots, "slot") })),
     ),
   );
 }

@@ -1,15 +1,19 @@
-/** A queue: its jobs by state, what they did, its tasks and limits, its last jobs and failures. */
+/** A queue: its jobs by state, what they did, how it is declared, its keys, tasks and limits, its last jobs and failures. */
 
 import { loadHistory, spanOf, spanTabs, threeCharts, totals } from "../activity.js";
 import { get, path } from "../api.js";
+import { purgeQueue } from "../bulk.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { t, withElements, word } from "../language.js";
+import { lastJobs } from "../job/first_page.js";
 import { jobsPanel } from "../job/short_list.js";
 import { drawnLimits } from "../limits/drawn.js";
-import { badge, breakable, copyCommand, empty, heading, link, panel } from "../parts.js";
+import { badge, breakable, button, copyCommand, empty, facts, heading, link, panel } from "../parts.js";
 import { queueToggle } from "../queue_toggle.js";
 import { address } from "../router.js";
+import { table } from "../table.js";
 import { countedAgo, lag } from "./overview.js";
 
 /** How many jobs each list has. */
@@ -26,17 +30,17 @@ const COUNTED = [
 
 /** @type {import("../page.js").PageDefinition} */
 export const queue = {
-  title: ({ params }) => `Queue ${params.name}`,
+  title: ({ params }) => t("Queue {name}", { name: params.name }),
   every: 10_000,
   load: async ({ route }, signal) => {
     const name = route.params.name;
     const [details, history, recent, failed] = await Promise.all([
       get(path("queues", name), {}, signal),
       loadHistory(route, { queue: name }, signal),
-      get("jobs", { queue: name, count: LISTED }, signal),
-      get("jobs", { queue: name, state: "failed", count: LISTED }, signal),
+      lastJobs({ queue: name, count: LISTED }, signal),
+      lastJobs({ queue: name, state: "failed", count: LISTED }, signal),
     ]);
-    return { ...details, history, recent: recent.items, failed: failed.items };
+    return { ...details, history, recent, failed };
   },
   view: (context) => {
     const { data, route } = context;
@@ -45,12 +49,18 @@ export const queue = {
     const subject = { queue: name };
     return [
       heading(name, {
-        crumbs: [["Queues", "queues"]],
+        crumbs: [[t("Queues"), "queues"]],
         badges: data.queue?.paused_at && badge("paused"),
         actions: [
           spanTabs(route, ["queues", name]),
-          copyCommand(command("jobs", "list", "--queue", name)),
+          copyCommand(command("queues", "show", name)),
           data.queue && queueToggle(context, data.queue),
+          data.queue?.waiting > 0 &&
+            button(
+              t("Purge"),
+              { icon: "cancelled", kind: "small danger-quiet", why: context.denied("operate"), name: t("Purge queue {name}", { name }) },
+              () => void purgeQueue(name, () => void context.refresh()),
+            ),
         ],
       }),
       jobCounts(data, name),
@@ -59,18 +69,25 @@ export const queue = {
       h(
         "div",
         { class: "two", key: "jobs" },
-        jobsPanel("Recent jobs", data.recent, { href: address(["jobs"], subject), none: "No jobs of this queue are kept." }),
-        jobsPanel("Recent failures", data.failed, {
+        jobsPanel(t("Recent jobs"), data.recent.items, {
+          href: address(["jobs"], subject),
+          none: data.recent.next ? t("No jobs of this queue among the newest that were read.") : t("No jobs of this queue are kept."),
+        }),
+        jobsPanel(t("Recent failures"), data.failed.items, {
           href: address(["jobs"], { ...subject, state: "failed" }),
-          more: link(address(["failures"], { ...subject, span: "24h" }), "By root cause"),
-          none: "No failed jobs of this queue are kept.",
+          more: link(address(["failures"], { ...subject, span: "24h" }), t("By root cause")),
+          none: data.failed.next
+            ? t("No failed jobs of this queue among the newest that were read.")
+            : t("No failed jobs of this queue are kept."),
         }),
       ),
       h(
         "div",
         { class: "two", key: "declared" },
+        data.declared && declaredQueue(data.declared),
+        data.keys && fairKeys(name, data),
         panel(
-          "Tasks",
+          t("Tasks"),
           {},
           data.tasks.length > 0
             ? h(
@@ -80,9 +97,9 @@ export const queue = {
                   h("li", { key: task }, link(address(["tasks", task]), breakable(task))),
                 ),
               )
-            : h("p", { class: "faint" }, "This app declares no task for this queue."),
+            : h("p", { class: "faint" }, t("This app declares no task for this queue.")),
         ),
-        drawnLimits(data.limits, "The jobs of this queue draw on no limit that this app declares."),
+        drawnLimits(data.limits, t("The jobs of this queue draw on no limit that this app declares.")),
       ),
     ];
   },
@@ -95,11 +112,11 @@ function jobCounts(data, name) {
       "div",
       { class: "panel", key: "counts" },
       data.counted_at === null
-        ? empty("Counting jobs …", "This store holds many jobs. The counts appear here when they are ready.")
-        : empty("No jobs in this queue", "No job of this queue waits or runs, and the queue is not paused."),
+        ? empty(t("Counting jobs …"), t("This store holds many jobs. The counts appear here when they are ready."))
+        : empty(t("No jobs in this queue"), t("No job of this queue waits or runs, and the queue is not paused.")),
     );
   return panel(
-    "Jobs",
+    t("Jobs"),
     { hint: countedAgo(data) },
     h(
       "p",
@@ -108,10 +125,70 @@ function jobCounts(data, name) {
         h(
           "a",
           { key: state, href: address(["jobs"], { queue: name, ...filter }) },
-          badge(state, `${format.count(data.queue[state])} ${state}`),
+          badge(state, `${format.count(data.queue[state])} ${word(state)}`),
         ),
       ),
-      h("span", { class: "faint" }, "Lag ", lag(data.queue)),
+      h("span", { class: "faint" }, t("Lag"), " ", lag(data.queue)),
     ),
+  );
+}
+
+/** What the app declares of the queue. @param {any} declared */
+function declaredQueue(declared) {
+  const { concurrency, fair_by, weights } = declared;
+  /** @type {[string, import("../dom.js").Children][]} */
+  const items = [
+    [t("Slots per node"), concurrency === null ? t("by the kind of its tasks") : format.count(concurrency)],
+  ];
+  if (declared.global_concurrency !== null) items.push([t("Slots of all nodes"), format.count(declared.global_concurrency)]);
+  if (declared.weight !== 1) items.push([t("Weight in shared slots"), format.count(declared.weight)]);
+  items.push([
+    t("Order"),
+    fair_by.length
+      ? withElements("keys take turns: {keys}", {
+          keys: fair_by.map((/** @type {string} */ key, /** @type {number} */ at) => [at > 0 && " / ", h("code", { key: at }, key)]),
+        })
+      : t("as the jobs came"),
+  ]);
+  if (Object.keys(weights).length)
+    items.push([
+      t("Weights"),
+      Object.entries(weights).map(([key, weight]) => h("span", { class: "chip", key }, key, h("b", { class: "num" }, String(weight)))),
+    ]);
+  if (declared.aging !== null) items.push([t("Aging"), format.duration(declared.aging)]);
+  if (declared.max_backlog !== null) items.push([t("Most waiting jobs"), `${format.count(declared.max_backlog)} (${declared.when_full})`]);
+  return panel(t("As declared"), {}, facts(items));
+}
+
+/** The keys of a fair queue with most waiting jobs. @param {string} name @param {any} data */
+function fairKeys(name, { declared, keys }) {
+  const shown = keys.keys.length;
+  const hint = keys.is_exact
+    ? shown < keys.count && t("{shown} of {count}", { shown, count: format.count(keys.count) })
+    : t("of the first ones in line");
+  // A key of two levels stands for many keys, by which jobs are not found.
+  const isOne = declared.fair_by.length === 1;
+  return panel(
+    t("Keys with most waiting jobs"),
+    { class: "bare", hint: hint || null },
+    table({
+      label: t("Keys with most waiting jobs"),
+      rows: keys.keys,
+      key: (each) => each.key,
+      extra: "compact",
+      empty: h("p", { class: "panel-note faint" }, t("No job waits for its turn.")),
+      columns: [
+        { name: t("Key"), cell: (each) => h("b", { class: "clamp", title: each.key }, format.keyName(each.key)) },
+        {
+          name: t("Waiting"),
+          align: "right",
+          cell: (each) =>
+            isOne
+              ? link(address(["jobs"], { state: "waiting", limit: `fair:${name}`, key: each.key }), format.count(each.waiting))
+              : format.count(each.waiting),
+        },
+        { name: t("Weight"), align: "right", cell: (each) => format.count(each.weight) },
+      ],
+    }),
   );
 }

@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { t, word } from "../language.js";
 import { badge, breakable, copyCommand, empty, heading, link, panel, when } from "../parts.js";
 import { queueToggle } from "../queue_toggle.js";
 import { address } from "../router.js";
@@ -14,19 +15,19 @@ import { countedAgo, counting, lag } from "./overview.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const queues = {
-  title: () => "Queues",
+  title: () => t("Queues"),
   load: async (_, signal) => get("queues", {}, signal),
   view: (context) => [
-    heading("Queues", { actions: copyCommand(command("queues", "list")) }),
+    heading(t("Queues"), { actions: copyCommand(command("queues", "list")) }),
     panel(
-      "All queues",
+      t("All queues"),
       { class: "bare tall-rows", hint: countedAgo(context.data) },
       queueTable(context),
     ),
     h(
       "p",
       { class: "hint", key: "hint" },
-      "Lag: how long the oldest ready job has waited for a free slot. If it grows, add workers or slots. Oldest: how long the oldest due job has waited, including the time it waits for its limits.",
+      t("Lag: how long the oldest ready job has waited for a free slot. If it grows, add workers or slots. Oldest: how long the oldest due job has waited, including the time it waits for its limits."),
     ),
   ],
 };
@@ -46,39 +47,39 @@ function queueTable(context) {
           format.count(value),
         );
   return table({
-    label: "Queues",
+    label: t("Queues"),
     rows: context.data.items,
     key: (queue) => queue.queue,
     empty: context.data.counted_at === null ? counting() : empty(
-      "No queues yet",
-      "This app declares no queue, and its store has no jobs. To try Headgate:",
+      t("No queues yet"),
+      t("This app declares no queue, and its store has no jobs. To see an example, try the demo, which has a store of its own:"),
       command("demo"),
     ),
     columns: [
       {
-        name: "Queue",
+        name: t("Queue"),
         cell: (queue) => [
           link(address(["queues", queue.queue]), h("b", null, breakable(queue.queue))),
           queue.paused_at && h("span", { class: "cell-below" }, badge("paused"), " ", when(queue.paused_at)),
         ],
       },
-      { name: "Lag", align: "right", cell: lag },
-      { name: "Oldest", align: "right", cell: (queue) => format.duration(queue.oldest) },
+      { name: t("Lag"), align: "right", cell: lag },
+      { name: t("Oldest"), align: "right", cell: (queue) => format.duration(queue.oldest) },
       {
-        name: "Waiting",
+        name: t("Waiting"),
         align: "right",
         cell: (queue) => [filter(queue, { state: "waiting" }, queue.waiting), waitingFor(queue)],
       },
-      { name: "Running", align: "right", cell: (queue) => filter(queue, { state: "running" }, queue.running) },
-      { name: "Succeeded", align: "right", cell: (queue) => filter(queue, { state: "succeeded" }, queue.succeeded) },
+      { name: t("Running"), align: "right", cell: (queue) => filter(queue, { state: "running" }, queue.running) },
+      { name: t("Succeeded"), align: "right", cell: (queue) => filter(queue, { state: "succeeded" }, queue.succeeded) },
       {
-        name: "Failed",
+        name: t("Failed"),
         align: "right",
         cell: (queue) =>
           h("span", { class: queue.failed ? "bad-text" : "" }, filter(queue, { state: "failed" }, queue.failed)),
       },
-      { name: "Cancelled", align: "right", cell: (queue) => filter(queue, { state: "cancelled" }, queue.cancelled) },
-      { name: "Actions", align: "right", cell: (queue) => queueToggle(context, queue) },
+      { name: t("Cancelled"), align: "right", cell: (queue) => filter(queue, { state: "cancelled" }, queue.cancelled) },
+      { name: t("Actions"), align: "right", cell: (queue) => queueToggle(context, queue) },
     ],
   });
 }
@@ -95,7 +96,7 @@ function waitingFor(queue) {
       h(
         "a",
         { key: view, href: address(["jobs"], { queue: queue.queue, view }) },
-        `${format.count(queue[view])} ${view}`,
+        `${format.count(queue[view])} ${word(view)}`,
       ),
     ]),
   );

@@ -19,13 +19,14 @@ import {
   panel,
   when,
 } from "../parts.js";
+import { t, withElements, word } from "../language.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
-import { ownTime, rareActions, scheduleActions, scheduleState, problemNotice } from "./schedules.js";
+import { ownTime, rareActions, scheduledTasks, scheduleActions, scheduleState, problemNotice } from "./schedules.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const schedule = {
-  title: ({ params }) => `Schedule ${params.name}`,
+  title: ({ params }) => t("Schedule {name}", { name: params.name }),
   every: 5_000,
   load: async ({ route }, signal) => {
     const { name } = route.params;
@@ -39,7 +40,7 @@ export const schedule = {
     const { schedule, next, jobs, definition } = context.data;
     return [
       heading(schedule.name, {
-        crumbs: [["Schedules", "schedules"]],
+        crumbs: [[t("Schedules"), "schedules"]],
         badges: scheduleState(schedule),
         actions: [
           scheduleActions(context, schedule, false),
@@ -52,26 +53,26 @@ export const schedule = {
         "div",
         { class: "two wide-left", key: "body" },
         panel(
-          "Jobs",
+          t("Jobs"),
           {
             class: "bare",
             hint: format.plural(schedule.runs, "run"),
-            aside: link(address(["jobs"], { schedule: schedule.name }), "All jobs"),
+            aside: link(address(["jobs"], { schedule: schedule.name }), t("All jobs")),
           },
           table({
-            label: "Jobs of the schedule",
+            label: t("Jobs of the schedule"),
             rows: jobs,
             key: (job) => job.id,
             empty: empty(
-              schedule.runs ? "No jobs in the store" : "No runs yet",
-              schedule.next_run ? ["The next run is due ", countdown(schedule.next_run), "."] : "No run is planned.",
+              schedule.runs ? t("No jobs in the store") : t("No runs yet"),
+              schedule.next_run ? withElements("The next run is due {time}.", { time: countdown(schedule.next_run) }) : t("No run is planned."),
             ),
             columns: [
-              { name: "Job", cell: (job) => jobLink(job.id) },
-              { name: "State", cell: (job) => badge(jobState(job)) },
-              { name: "Enqueued", align: "right", cell: (job) => when(job.enqueued_at) },
+              { name: t("Job"), cell: (job) => jobLink(job.id) },
+              { name: t("State"), cell: (job) => badge(jobState(job)) },
+              { name: t("Enqueued"), align: "right", cell: (job) => when(job.enqueued_at) },
               {
-                name: "Took",
+                name: t("Duration"),
                 align: "right",
                 cell: (job) =>
                   job.started_at && job.finished_at
@@ -85,7 +86,7 @@ export const schedule = {
           "div",
           { class: "stack" },
           panel(
-            "Next runs",
+            t("Next runs"),
             {},
             next.length
               ? h(
@@ -101,20 +102,22 @@ export const schedule = {
                   ),
                 )
               : empty(
-                  schedule.state === "paused" ? "Paused" : "No next runs",
-                  schedule.state === "paused" ? "The schedule does not run until it is resumed." : "The schedule has ended.",
+                  schedule.state === "paused" ? t("Paused") : t("No next runs"),
+                  schedule.state === "paused" ? t("The schedule does not run until it is resumed.") : t("The schedule has ended."),
                 ),
           ),
           panel(
-            "About",
+            t("About"),
             {},
             facts([
-              ["Task", link(address(["jobs"], { task: schedule.task }), schedule.task)],
-              ["Trigger", schedule.trigger],
-              ...(schedule.tz ? [/** @type {[string, any]} */ (["Time zone", schedule.tz])] : []),
-              ["Since", clock(schedule.started_at)],
+              schedule.jobs === 1
+                ? [t("Task"), link(address(["jobs"], { task: schedule.task }), schedule.task)]
+                : [t("Tasks"), scheduledTasks(schedule)],
+              [t("Trigger"), schedule.trigger],
+              ...(schedule.tz ? [/** @type {[string, any]} */ ([t("Time zone"), schedule.tz])] : []),
+              [t("Since"), clock(schedule.started_at)],
               [
-                "Last due",
+                t("Last due"),
                 schedule.last_occurrence
                   ? [
                       clock(schedule.last_occurrence),
@@ -122,31 +125,32 @@ export const schedule = {
                       when(schedule.last_occurrence),
                       ownTime(schedule.last_occurrence, schedule.tz, true),
                     ]
-                  : "never",
+                  : t("never"),
               ],
               [
-                "Runs",
+                t("Runs"),
                 schedule.max_runs
-                  ? `${format.count(schedule.runs)} of ${format.count(schedule.max_runs)}`
+                  ? t("{runs} of {max_runs}", { runs: format.count(schedule.runs), max_runs: format.count(schedule.max_runs) })
                   : format.count(schedule.runs),
               ],
-              ["Unfinished", format.plural(schedule.open, "job")],
-              ["Declared by", schedule.is_declared ? "the code" : "a user or a program"],
-              ...(schedule.jitter ? [/** @type {[string, any]} */ (["Jitter", format.duration(schedule.jitter)])] : []),
-              ["Missed runs", schedule.misfire.replaceAll("_", " ")],
-              ["Overlapping runs", schedule.overlap.replaceAll("_", " ")],
-              ...(schedule.until ? [/** @type {[string, any]} */ (["Until", clock(schedule.until)])] : []),
+              [t("Unfinished"), format.plural(schedule.open, "job")],
+              [t("Declared by"), schedule.is_declared ? t("the code") : t("a user or a program")],
+              ...(schedule.jitter ? [/** @type {[string, any]} */ ([t("Jitter"), format.duration(schedule.jitter)])] : []),
+              [t("Missed runs"), word(schedule.misfire.replaceAll("_", " "))],
+              [t("Overlapping runs"), schedule.overlap === "queue" ? t("queue them") : word(schedule.overlap)],
+              ...(schedule.until ? [/** @type {[string, any]} */ ([t("Until"), clock(schedule.until)])] : []),
+              ...(schedule.skips ? [/** @type {[string, any]} */ ([t("Skipped runs"), format.count(schedule.skips)])] : []),
               ...(schedule.skipped
                 ? [
                     /** @type {[string, any]} */ ([
-                      "Last skipped run",
+                      t("Last skipped run"),
                       [`${schedule.skipped}, `, when(schedule.skipped_at)],
                     ]),
                   ]
                 : []),
             ]),
           ),
-          definition && panel("Arguments", {}, jsonView(definition.payload ?? {}, "Arguments")),
+          definition && schedule.jobs === 1 && panel(t("Arguments"), {}, jsonView(definition.payload ?? {}, t("Arguments"))),
         ),
       ),
     ];

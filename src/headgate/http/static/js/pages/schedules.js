@@ -3,6 +3,7 @@
 import { get, path } from "../api.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
+import { t, withElements, word } from "../language.js";
 import { pager } from "../pager.js";
 import * as format from "../format.js";
 import { badge, button, copyCommand, countdown, empty, heading, jobLink, link, notice, panel, when } from "../parts.js";
@@ -14,80 +15,83 @@ import { table } from "../table.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const schedules = {
-  title: () => "Schedules",
+  title: () => t("Schedules"),
   every: 10_000,
   load: ({ route }, signal) => get("schedules", { after: route.query.get("after"), count: 100 }, signal),
   view: (context) => {
     const { items } = context.data;
     return [
-      heading("Schedules", {
+      heading(t("Schedules"), {
         actions: [
-          button("Create", { icon: "schedules", why: context.denied("operate") }, () => void createSchedule()),
+          button(t("Create"), { icon: "schedules", why: context.denied("operate") }, () => void createSchedule()),
           copyCommand(command("schedules", "list")),
         ],
       }),
       panel(
-        "All schedules",
+        t("All schedules"),
         { class: "bare" },
         table({
-          label: "Schedules",
+          label: t("Schedules"),
           rows: items,
           key: (schedule) => schedule.name,
           tone: (schedule) => (schedule.state === "active" ? "" : "dim"),
           empty: empty(
-            "No schedules yet",
-            [
-              "Put ",
-              h("code", null, '@app.schedule(Cron("0 3 * * *"), name="nightly")'),
-              " above a task in your code, with ",
-              h("code", null, "from headgate import Cron"),
-              ", or try the demo:",
-            ],
+            t("No schedules yet"),
+            withElements("Put {decorator} above a task in your code, with {module}, or try the demo, which has a store of its own:", {
+              decorator: h("code", null, '@app.schedule(Cron("0 3 * * *"), name="nightly")'),
+              module: h("code", null, "from headgate import Cron"),
+            }),
             command("demo"),
           ),
           columns: [
             {
-              name: "Schedule",
+              name: t("Schedule"),
               cell: (schedule) => [
                 link(
                   address(["schedules", schedule.name]),
                   h("b", { class: "clamp", title: schedule.name }, schedule.name),
                 ),
-                h("span", { class: "cell-below faint" }, schedule.task),
+                h("span", { class: "cell-below faint" }, scheduledTasks(schedule)),
               ],
             },
             {
-              name: "State",
+              name: t("State"),
               cell: (schedule) => [
                 scheduleState(schedule),
                 schedule.problem && h("span", { class: "cell-below warn-text" }, schedule.problem),
               ],
             },
-            { name: "Trigger", cell: (schedule) => schedule.trigger },
+            { name: t("Trigger"), cell: (schedule) => schedule.trigger },
             {
-              name: "Next run",
+              name: t("Next run"),
               align: "right",
               cell: (schedule) => [
-                countdown(schedule.next_run, schedule.state === "paused" ? "paused" : "none"),
+                countdown(schedule.next_run, schedule.state === "paused" ? t("paused") : t("none")),
                 ownTime(schedule.next_run, schedule.tz),
               ],
             },
             {
-              name: "Last run",
+              name: t("Last run"),
               align: "right",
               cell: (schedule) => [
-                when(schedule.last_occurrence, "never"),
+                when(schedule.last_occurrence, t("never")),
                 schedule.last_job && h("span", { class: "cell-below" }, jobLink(schedule.last_job)),
+                schedule.last_batch &&
+                  h(
+                    "span",
+                    { class: "cell-below" },
+                    link(address(["batches", schedule.last_batch]), t("batch {id}", { id: format.shortId(schedule.last_batch) })),
+                  ),
               ],
             },
             {
-              name: "Runs",
+              name: t("Runs"),
               align: "right",
               cell: (schedule) => link(address(["jobs"], { schedule: schedule.name }), format.count(schedule.runs)),
             },
-            { name: "Unfinished", align: "right", cell: (schedule) => format.count(schedule.open) },
+            { name: t("Unfinished"), align: "right", cell: (schedule) => format.count(schedule.open) },
             {
-              name: "Actions",
+              name: t("Actions"),
               align: "right",
               cell: (schedule) => h("span", { class: "row-actions" }, scheduleActions(context, schedule, true)),
             },
@@ -107,9 +111,9 @@ export function ownTime(at, tz, isFull = false) {
 
 /** @param {any} schedule */
 export function scheduleState(schedule) {
-  if (schedule.is_overdue) return badge("failed", "overdue");
-  if (schedule.state === "active") return badge("alive", "active");
-  return badge(schedule.state === "paused" ? "paused" : "succeeded", schedule.state);
+  if (schedule.is_overdue) return badge("failed", t("overdue"));
+  if (schedule.state === "active") return badge("alive", t("active"));
+  return badge(schedule.state === "paused" ? "paused" : "succeeded", word(schedule.state));
 }
 
 /** @param {Context} context @param {any} schedule @param {boolean} isSmall */
@@ -124,51 +128,53 @@ export function scheduleActions(context, schedule, isSmall) {
   const toggle =
     schedule.state === "paused"
       ? button(
-          "Resume",
-          { icon: "ready", kind: `${size} primary`, why, name: `Resume schedule ${name}` },
+          t("Resume"),
+          { icon: "ready", kind: `${size} primary`, why, name: t("Resume schedule {name}", { name }) },
           () =>
             void context.act({
               path: path("schedules", name, "resume"),
-              done: `Schedule ${name} is resumed`,
+              done: t("Schedule {name} is resumed", { name }),
               question: {
-                title: `Resume schedule ${name}?`,
-                action: "Resume",
-                body: body("resume", "The schedule continues with its next run. Runs missed during the pause are not made up."),
+                title: t("Resume schedule {name}?", { name }),
+                action: t("Resume"),
+                body: body("resume", t("The schedule continues with its next run. Runs missed during the pause are not made up.")),
               },
             }),
         )
       : schedule.state === "active" &&
         button(
-          "Pause",
-          { icon: "paused", kind: size, why, name: `Pause schedule ${name}` },
+          t("Pause"),
+          { icon: "paused", kind: size, why, name: t("Pause schedule {name}", { name }) },
           () =>
             void context.act({
               path: path("schedules", name, "pause"),
-              done: `Schedule ${name} is paused`,
+              done: t("Schedule {name} is paused", { name }),
               question: {
-                title: `Pause schedule ${name}?`,
-                action: "Pause the schedule",
+                title: t("Pause schedule {name}?", { name }),
+                action: t("Pause the schedule"),
                 body: body(
                   "pause",
-                  `The schedule enqueues no jobs until it is resumed. ${format.plural(schedule.open, "unfinished job continues", "unfinished jobs continue")}.`,
+                  t("The schedule enqueues no jobs until it is resumed. {jobs}.", { jobs: format.plural(schedule.open, "unfinished job continues", "unfinished jobs continue") }),
                 ),
               },
             }),
         );
   return [
     button(
-      "Run now",
-      { icon: "bolt", kind: size, why, name: `Run now: schedule ${name}` },
+      t("Run now"),
+      { icon: "bolt", kind: size, why, name: t("Run now: schedule {name}", { name }) },
       () =>
         void context.act({
           path: path("schedules", name, "trigger"),
-          done: (response) => `Job ${format.shortId(response.job ?? "")} is enqueued`,
+          done: (response) => t("Job {id} is enqueued", { id: format.shortId(response.job ?? "") }),
           question: {
-            title: `Run schedule ${name} now?`,
-            action: "Run now",
+            title: t("Run schedule {name} now?", { name }),
+            action: t("Run now"),
             body: body(
               "trigger",
-              `This enqueues a job of task ${schedule.task}. The planned runs do not change. The limits of the task apply as usual.`,
+              schedule.jobs === 1
+                ? t("This enqueues a job of task {task}. The planned runs do not change. The limits of the task apply as usual.", { task: schedule.task })
+                : t("This enqueues jobs of {tasks}. The planned runs do not change. The limits of the tasks apply as usual.", { tasks: scheduledTasks(schedule) }),
             ),
           },
         }),
@@ -184,47 +190,47 @@ export function rareActions(context, schedule) {
     schedule.state === "active" &&
       schedule.next_run &&
       button(
-        "Skip next",
+        t("Skip next"),
         { icon: "skip", why: context.denied("operate") },
         () =>
           void context.act({
             path: path("schedules", name, "skip"),
-            done: "The next run will be skipped",
+            done: t("The next run will be skipped"),
             question: {
-              title: `Skip the next run of ${name}?`,
-              action: "Skip the run",
+              title: t("Skip the next run of {name}?", { name }),
+              action: t("Skip the run"),
               body: h(
                 "p",
                 null,
-                `The run at ${format.instant(schedule.next_run)} is skipped. Later runs do not change.`,
+                t("The run at {time} is skipped. Later runs do not change.", { time: format.instant(schedule.next_run) }),
               ),
             },
           }),
       ),
     context.data.definition &&
       button(
-        "Edit",
-        { why: schedule.is_declared ? "The code declares this schedule: change it there" : context.denied("operate") },
+        t("Edit"),
+        { why: schedule.is_declared ? t("The code declares this schedule: change it there") : context.denied("operate") },
         () => void editSchedule(context),
       ),
     button(
-      "Remove",
+      t("Remove"),
       { icon: "close", kind: "danger-quiet", why: context.denied("operate") },
       () =>
         void context
           .act({
             method: "DELETE",
             path: path("schedules", name),
-            done: `Schedule ${name} is removed`,
+            done: t("Schedule {name} is removed", { name }),
             question: {
-              title: `Remove schedule ${name}?`,
+              title: t("Remove schedule {name}?", { name }),
               danger: true,
-              action: "Remove the schedule",
+              action: t("Remove the schedule"),
               body: [
                 h(
                   "p",
                   null,
-                  "The schedule enqueues no more jobs; jobs that it enqueued stay. If the code declares it, it is stored again when the next node starts: pause it instead.",
+                  t("The schedule enqueues no more jobs; jobs that it enqueued stay. If the code declares it, it is stored again when the next node starts: pause it instead."),
                 ),
                 h("p", { class: "command-line" }, h("code", null, command("schedules", "remove", name))),
               ],
@@ -237,5 +243,11 @@ export function rareActions(context, schedule) {
 
 /** @param {any} schedule */
 export function problemNotice(schedule) {
-  return schedule.problem && notice("warn", h("b", null, "This schedule has a problem: "), schedule.problem, ".");
+  return schedule.problem && notice("warn", h("b", null, t("This schedule has a problem:")), " ", schedule.problem, ".");
+}
+
+/** The tasks of each occurrence: of one job, or of a chain or a batch. @param {any} schedule */
+export function scheduledTasks(schedule) {
+  if (schedule.jobs === 1) return schedule.task;
+  return `${schedule.tasks.join(", ")} (${format.plural(schedule.jobs, "job")})`;
 }

@@ -4,9 +4,12 @@ import { loadHistory, spanOf, spanTabs, threeCharts, totals } from "../activity.
 import { get, path } from "../api.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
+import { t, withElements } from "../language.js";
+import { enqueueJob } from "../job/enqueue.js";
+import { lastJobs } from "../job/first_page.js";
 import { jobsPanel } from "../job/short_list.js";
 import { drawnLimits } from "../limits/drawn.js";
-import { badge, copyCommand, heading, link } from "../parts.js";
+import { badge, button, copyCommand, heading, link } from "../parts.js";
 import { address } from "../router.js";
 
 /** How many jobs each list has. */
@@ -14,44 +17,75 @@ const LISTED = 8;
 
 /** @type {import("../page.js").PageDefinition} */
 export const task = {
-  title: ({ params }) => `Task ${params.name}`,
+  title: ({ params }) => t("Task {name}", { name: params.name }),
   every: 10_000,
   load: async ({ route }, signal) => {
     const name = route.params.name;
     const [details, history, recent, failed] = await Promise.all([
       get(path("tasks", name), {}, signal),
       loadHistory(route, { task: name }, signal),
-      get("jobs", { task: name, count: LISTED }, signal),
-      get("jobs", { task: name, state: "failed", count: LISTED }, signal),
+      lastJobs({ task: name, count: LISTED }, signal),
+      lastJobs({ task: name, state: "failed", count: LISTED }, signal),
     ]);
-    return { ...details, history, recent: recent.items, failed: failed.items };
+    return { ...details, history, recent, failed };
   },
-  view: ({ data, route }) => {
+  view: (context) => {
+    const { data, route } = context;
     const name = route.params.name;
     const range = spanOf(route);
     const subject = { task: name };
     return [
       heading(name, {
-        crumbs: [["Tasks", "tasks"]],
-        badges: data.queue === null ? badge("waiting", "not declared by this app") : null,
-        actions: [spanTabs(route, ["tasks", name]), copyCommand(command("jobs", "list", "--task", name))],
+        crumbs: [[t("Tasks"), "tasks"]],
+        badges: data.queue === null ? badge("waiting", t("not declared by this app")) : null,
+        actions: [
+          spanTabs(route, ["tasks", name]),
+          data.queue !== null &&
+            button(t("Enqueue"), { icon: "bolt", why: context.denied("operate") }, () => void enqueueJob(name)),
+          copyCommand(command("jobs", "list", "--task", name)),
+        ],
         below:
           data.queue !== null &&
-          h("p", { class: "hint" }, "Queue ", link(address(["queues", data.queue]), data.queue), " unless a call names another"),
+          h(
+            "p",
+            { class: "hint" },
+            withElements("Queue {queue}, unless a call names another", { queue: link(address(["queues", data.queue]), data.queue) }),
+            declared(data).map(([name, value]) => [" · ", name, " ", value]),
+          ),
       }),
       totals(data.history, range, subject),
       h("div", { class: "three charts", key: "charts" }, threeCharts(data.history, range, subject)),
       h(
         "div",
         { class: "two", key: "jobs" },
-        jobsPanel("Recent jobs", data.recent, { href: address(["jobs"], subject), none: "No jobs of this task are kept." }),
-        jobsPanel("Recent failures", data.failed, {
+        jobsPanel(t("Recent jobs"), data.recent.items, {
+          href: address(["jobs"], subject),
+          none: data.recent.next ? t("No jobs of this task among the newest that were read.") : t("No jobs of this task are kept."),
+        }),
+        jobsPanel(t("Recent failures"), data.failed.items, {
           href: address(["jobs"], { ...subject, state: "failed" }),
-          more: link(address(["failures"], { ...subject, span: "24h" }), "By root cause"),
-          none: "No failed jobs of this task are kept.",
+          more: link(address(["failures"], { ...subject, span: "24h" }), t("By root cause")),
+          none: data.failed.next
+            ? t("No failed jobs of this task among the newest that were read.")
+            : t("No failed jobs of this task are kept."),
         }),
       ),
-      drawnLimits(data.limits, "The jobs of this task draw on no limit that this app declares."),
+      drawnLimits(data.limits, t("The jobs of this task draw on no limit that this app declares.")),
     ];
   },
 };
+
+/** What else the app declares of the task. @param {any} data @returns {[string, import("../dom.js").Children][]} */
+function declared(data) {
+  const chips = (/** @type {string[]} */ names) => names.map((name) => h("span", { class: "chip", key: name }, name));
+  /** @type {[string, import("../dom.js").Children][]} */
+  const items = [];
+  if (data.requires.length) items.push([t("Requires the labels"), chips(data.requires)]);
+  if (data.tags.length)
+    items.push([
+      t("Tags"),
+      data.tags.map((/** @type {string} */ tag) => [h("a", { key: tag, class: "chip", href: address(["jobs"], { tag }) }, tag)]),
+    ]);
+  if (data.unique_key !== null) items.push([t("Unique key"), h("code", null, data.unique_key)]);
+  return items;
+}

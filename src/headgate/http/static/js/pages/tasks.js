@@ -4,43 +4,54 @@ import { get } from "../api.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { t } from "../language.js";
 import { breakable, copyCommand, empty, heading, link, panel } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
+import { countedAgo } from "./overview.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const tasks = {
-  title: () => "Tasks",
-  // What is declared does not change while the app runs.
-  usesStream: true,
+  title: () => t("Tasks"),
+  every: 10_000,
   load: (_, signal) => get("tasks", {}, signal),
   view: ({ data }) => [
-    heading("Tasks", { actions: copyCommand(command("tasks")) }),
+    heading(t("Tasks"), { actions: copyCommand(command("tasks")) }),
     panel(
-      "Declared tasks",
-      { class: "bare", hint: data.items.length ? format.plural(data.items.length, "name") : null },
+      t("Declared tasks"),
+      { class: "bare", hint: [data.items.length > 0 && format.plural(data.items.length, "task"), countedAgo(data)].filter(Boolean).join(", ") },
       table({
-        label: "Tasks",
+        label: t("Tasks"),
         rows: data.items,
         key: (task) => task.task,
         extra: "compact",
-        empty: empty("No tasks", "This app declares no task."),
+        empty: empty(t("No tasks"), t("This app declares no task.")),
         columns: [
-          { name: "Task", cell: (task) => link(address(["tasks", task.task]), h("b", null, breakable(task.task))) },
-          { name: "Queue", cell: (task) => link(address(["queues", task.queue]), breakable(task.queue)) },
+          { name: t("Task"), cell: (task) => link(address(["tasks", task.task]), h("b", null, breakable(task.task))) },
+          { name: t("Queue"), cell: (task) => link(address(["queues", task.queue]), breakable(task.queue)) },
           {
-            name: "Limits",
+            name: t("Limits"),
             cell: (task) =>
               task.limits.length
                 ? task.limits.map((/** @type {string} */ limit, /** @type {number} */ at) => [
                     at > 0 && ", ",
                     h("a", { key: limit, href: address(["limits", limit]) }, breakable(limit)),
                   ])
-                : h("span", { class: "faint" }, "none"),
+                : h("span", { class: "faint" }, t("none")),
           },
           {
-            name: "Jobs",
-            cell: (task) => link(address(["jobs"], { task: task.task }), "Show jobs"),
+            name: t("Waiting"),
+            align: "right",
+            cell: (task) =>
+              h(
+                "a",
+                { href: address(["jobs"], { task: task.task, state: "waiting" }), class: task.waiting ? "" : "faint" },
+                task.waiting === null ? "–" : format.bounded(task.waiting, data.is_exact),
+              ),
+          },
+          {
+            name: t("Jobs"),
+            cell: (task) => link(address(["jobs"], { task: task.task }), t("Show jobs")),
           },
         ],
       }),

@@ -1,4 +1,4 @@
-"""Refusals of an app's limiters: an event at once for each limit, then at most one each 30 s with their number."""
+"""Counts of what an app's limiters grant and refuse, and of requests that pass without one, as few events."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from functools import partial
 
 from headgate.clock import SECOND, Clock, Timer
 from headgate.engine.bus import EventBus
-from headgate.jobs.event import LimiterRefused
+from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused
 
 WINDOW = 30 * SECOND
 
 
 @dataclass(slots=True)
 class _Window:
-    """The refusals of one limit since its last event."""
+    """What was counted for one limit since its last event."""
 
     loop: asyncio.AbstractEventLoop
     key: str
@@ -26,13 +26,22 @@ class _Window:
     timer: Timer | None = None
 
 
-class LimiterRefusals:
-    """Counts refusals in any thread, and publishes them on the event loop of the app.
+class LimiterCounts:
+    """Counts calls in any thread, and publishes them on the event loop of the app, as events of this `kind`.
 
-    `loop` returns that loop, or None while the app is not open.
+    For each limit there is an event at once, then one each 30 s at most. `loop` returns that loop, or None while the
+    app is not open.
     """
 
-    def __init__(self, *, clock: Clock, bus: EventBus, loop: Callable[[], asyncio.AbstractEventLoop | None]) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        bus: EventBus,
+        loop: Callable[[], asyncio.AbstractEventLoop | None],
+        kind: type[LimiterGranted] | type[LimiterRefused] | type[LimiterBypassed],
+    ) -> None:
+        self._kind = kind
         self._clock = clock
         self._bus = bus
         self._loop = loop
@@ -40,9 +49,9 @@ class LimiterRefusals:
         self._windows: dict[str, _Window] = {}
 
     def note(self, limit: str, key: str) -> None:
-        """Count a refusal; does nothing while the app is not open."""
+        """Count one; does nothing while the app is not open, or if nothing takes the events."""
         loop = self._loop()
-        if loop is None:
+        if loop is None or not self._bus.has_listener(self._kind):
             return
         with self._lock:
             window = self._windows.get(limit)
@@ -83,5 +92,5 @@ class LimiterRefusals:
         self._bus.publish(event)
         window.timer = self._clock.call_at(self._clock.monotonic() + WINDOW, partial(self._publish, limit))
 
-    def _event(self, limit: str, window: _Window) -> LimiterRefused:
-        return LimiterRefused(at=self._clock.now(), limit=limit, key=window.key, count=window.count)
+    def _event(self, limit: str, window: _Window) -> LimiterGranted | LimiterRefused | LimiterBypassed:
+        return self._kind(at=self._clock.now(), limit=limit, key=window.key, count=window.count)

@@ -1,16 +1,19 @@
-"""What an app's limiters refuse is published in few events, logged and counted, and none of it is lost."""
+"""What an app's limiters grant and refuse is published in few events and counted, and none of it is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from headgate import Headgate, Limiter, RateLimit
-from headgate.jobs.event import Event, LimiterRefused
+from headgate.contrib.asgi import AsgiLimitMiddleware, Receive, Scope, Send
+from headgate.contrib.wsgi import WsgiLimitMiddleware
+from headgate.jobs.event import Event, LimiterBypassed, LimiterGranted, LimiterRefused
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.until import until
@@ -119,6 +122,64 @@ def test_refusals_are_logged_and_counted(caplog: pytest.LogCaptureFixture) -> No
     ]
 
 
+def test_grants_are_published_in_summaries_and_counted_but_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.limit("openai", RateLimit("100/m"))
+        metrics = PrometheusMetrics(registry=CollectorRegistry())
+        app.instrument(metrics)
+        events: list[Event] = []
+        app.subscribe(events.append, LimiterGranted, LimiterRefused)
+
+        @app.task(limits=["openai"])
+        async def ask() -> None: ...
+
+        def granted() -> float | None:
+            labels = {"limit": "openai", "decision": "granted"}
+            return metrics.registry.get_sample_value("headgate_limit_decisions_total", labels)
+
+        async with app:
+            await (await ask.enqueue()).result()
+            await asyncio.sleep(1)
+            assert granted() == 1
+            limiter = app.limiter("openai")
+            for _ in range(3):
+                assert await limiter.try_acquire("acme")
+            assert await limiter.acquire("acme")
+            async with limiter.hold("globex"):
+                pass
+            # Its job, and the first of them.
+            assert granted() == 2
+            await asyncio.sleep(31)
+            assert granted() == 6
+            assert await limiter.try_acquire("initech")
+            assert await limiter.try_acquire("initech")
+            await limiter.close()
+        assert granted() == 8
+        counts = [(event.limit, event.key, event.count) for event in events if isinstance(event, LimiterGranted)]
+        assert counts == [("openai", "acme", 1), ("openai", "globex", 4), ("openai", "initech", 2)]
+        assert len(events) == len(counts)
+
+    with caplog.at_level(logging.INFO, logger="headgate"):
+        run_virtual(main)
+    assert "plain code" not in caplog.text
+
+
+async def test_grants_in_threads_are_counted_with_the_others() -> None:
+    app = Headgate("memory://")
+    app.limit("openai", RateLimit("100/m"))
+    events: list[Event] = []
+    app.subscribe(events.append, LimiterGranted)
+    async with app.open():
+        limiter = app.limiter("openai")
+        for _ in range(3):
+            assert await asyncio.to_thread(limiter.sync.try_acquire)
+            assert await asyncio.to_thread(limiter.sync.acquire, timeout=0.01)
+        await until(lambda: len(events) == 1)
+        await limiter.close()
+    assert sum(event.count for event in events if isinstance(event, LimiterGranted)) == 6
+
+
 @pytest.mark.parametrize("use", [lambda app: app.limiter("openai"), lambda app: Limiter(RateLimit("1/h"))])
 def test_a_refusal_outside_of_an_open_app_is_an_answer_and_nothing_else(use: Callable[[Headgate], Limiter]) -> None:
     app = Headgate("memory://", limits_url="memory://")
@@ -128,3 +189,46 @@ def test_a_refusal_outside_of_an_open_app_is_an_answer_and_nothing_else(use: Cal
     assert limiter.sync.try_acquire()
     assert not limiter.sync.try_acquire()
     assert events == []
+
+
+async def test_requests_that_pass_without_their_limit_are_published_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = CollectorRegistry()
+    app = Headgate("memory://")
+    app.instrument(PrometheusMetrics(registry=registry))
+    # Nothing listens there.
+    app.limit("api", RateLimit("1/h", store="redis://127.0.0.1:1/0"))
+    events: list[Event] = []
+    app.subscribe(events.append, LimiterBypassed)
+    passed = 0
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal passed
+        passed += 1
+
+    async def nothing(*_: Any) -> Any: ...
+
+    async with app.open():
+        middleware = AsgiLimitMiddleware(answer, app.limiter("api"), key="acme")
+        for _ in range(3):
+            await middleware({"type": "http"}, nothing, nothing)
+        assert (passed, middleware.passed_without_limit) == (3, 3)
+        await until(lambda: bool(events))
+    found = [event for event in events if isinstance(event, LimiterBypassed)]
+    assert [(event.limit, event.key, event.count) for event in found] == [("api", "acme", 1), ("api", "acme", 2)]
+    labels = {"limit": "api", "decision": "unlimited"}
+    assert registry.get_sample_value("headgate_limit_decisions_total", labels) == 3
+    assert "limit api: 2 requests passed without it, as its store does not answer" in caplog.text
+
+
+def test_a_middleware_counts_what_passes_a_limiter_of_its_own() -> None:
+    limiter = Limiter(RateLimit("1/h"), "redis://127.0.0.1:1/0")
+
+    def answer(environ: Any, start_response: Any) -> list[bytes]:
+        return [b"hello"]
+
+    middleware = WsgiLimitMiddleware(answer, limiter, key="acme")
+    for _ in range(2):
+        assert list(middleware({}, lambda *_: lambda _: None)) == [b"hello"]
+    assert middleware.passed_without_limit == 2

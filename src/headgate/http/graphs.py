@@ -1,0 +1,17 @@
+"""Graphs: the jobs and batches that are connected with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.admin import JobGraph
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Endpoint, reads
+
+
+async def graph(caller: Caller, id: str) -> JobGraph:
+    """Return the jobs and batches connected with a job or a batch, and what follows what; none of more than 200."""
+    return await caller.admin.graph(id)
+
+
+ENDPOINTS: Sequence[Endpoint] = (reads("/graphs/{id}", graph, refuses=(404,)),)

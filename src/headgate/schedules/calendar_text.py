@@ -1,0 +1,85 @@
+"""Calendars as text, for operators: `every 2 weeks on mon, wed at 9:00, 17:30`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+
+from headgate.errors import DeclarationError
+from headgate.schedules.calendar import Calendar
+
+CALENDAR_FORMS = (
+    'write "every 2 weeks on mon, wed at 9:00, 17:30", "on first monday at 8:00", "on 1, 15", "every 3 months on last '
+    'day from 2027-01-31" or "on 1 in jan, jul"'
+)
+
+_PARTS = re.compile(r"\b(every|on|in|at|from)\s+", re.IGNORECASE)
+_PERIOD = re.compile(r"(?:(\d{1,4})\s+)?(day|week|month)s?", re.IGNORECASE)
+
+
+def parse_calendar(text: str, tz: str = "UTC") -> Calendar:
+    """Return the calendar of a text: `every …`, `on …`, `in …` (months), `at …` and `from …` (its start), each once.
+
+    Raises DeclarationError for another text, and for a calendar that is invalid.
+    """
+    before, *rest = _PARTS.split(text.strip())
+    words = [word.lower() for word in rest[::2]]
+    if before.strip() or not words or len(set(words)) < len(words):
+        raise _error(text, "it has other words" if before.strip() or not words else "a word is there twice")
+    given = {word: part.strip() for word, part in zip(words, rest[1::2], strict=True)}
+    options: dict[str, Any] = {}
+    if "every" in given:
+        found = _PERIOD.fullmatch(given["every"])
+        if found is None:
+            raise _error(text, f"{given['every']!r} is not a number of days, weeks or months")
+        options[f"{found[2].lower()}s"] = int(found[1] or 1)
+    if "on" in given:
+        options["on"] = [int(day) if day.isdecimal() and day.isascii() else day for day in _items(text, given["on"])]
+    if "in" in given:
+        options["in_months"] = _items(text, given["in"])
+    if "at" in given:
+        options["at"] = _items(text, given["at"])
+    if "from" in given:
+        try:
+            options["start"] = date.fromisoformat(given["from"])
+        except ValueError:
+            raise _error(text, f"{given['from']!r} is not a date like 2027-01-31") from None
+    return Calendar(tz=tz, **options)
+
+
+def calendar_text(calendar: Calendar) -> str:
+    """Return the text of a calendar, without its zone; `parse_calendar` returns one with the same days and times."""
+    for unit, count in (("day", calendar.days), ("week", calendar.weeks), ("month", calendar.months)):
+        if count is not None:
+            words = [f"every {unit}" if count == 1 else f"every {count} {unit}s"]
+            break
+    else:
+        words = [] if calendar.on is not None else ["every day" if calendar.in_months is None else "every month"]
+    words += [f"on {_listed(calendar.on)}"] if calendar.on is not None else []
+    words += [f"in {_listed(_named(calendar.in_months))}"] if calendar.in_months is not None else []
+    words += [f"at {_listed(calendar.at)}"]
+    words += [f"from {calendar.start.isoformat()}"] if calendar.start is not None else []
+    return " ".join(words)
+
+
+def _named(months: str | int | Sequence[str | int]) -> Sequence[str | int]:
+    names = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+    listed = (months,) if isinstance(months, str | int) else months
+    return [names[month - 1] if isinstance(month, int) else month for month in listed]
+
+
+def _listed(items: str | int | Sequence[str | int]) -> str:
+    return str(items) if isinstance(items, str | int) else ", ".join(map(str, items))
+
+
+def _items(text: str, listed: str) -> list[str]:
+    items = [item.strip() for item in listed.split(",")]
+    if not all(items):
+        raise _error(text, f"{listed!r} has an empty place")
+    return items
+
+
+def _error(text: str, why: str) -> DeclarationError:
+    return DeclarationError(f"{text!r:.200} is not a calendar: {why}; {CALENDAR_FORMS}")

@@ -1,0 +1,157 @@
+"""The rows that a claim reads and writes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.jobs.annotation import Annotation
+from headgate.jobs.draw_set import DrawSet, size, union
+from headgate.jobs.job import Draw, JobOptions, Origin
+from headgate.jobs.terms import GateTerms
+from headgate.storage.admission import RowId
+from headgate.storage.stored_rows import note_unreadable
+
+LOWEST_RANK = -9_000_000_000_000_000_000
+"""Below the ranks of all jobs."""
+
+
+class LaneRow(msgspec.Struct):
+    """A lane as it is stored. The lane of jobs without limits has no draws.
+
+    `opened_at` (limit time) is when the bucket opened that the lane last waited behind. Its jobs that were ready before
+    have waited for that limit until then, and for a slot since then. `turn` is that of its key in a fair queue, None in
+    other queues. If keys have two levels, it is in the group `group_id`, of which at most `group_most` lanes were read.
+    With several writers, each update raises `version`, and no merged job that requested no start time has
+    a `rank` below `front`.
+    """
+
+    id: RowId
+    queue: str
+    draws: tuple[Draw, ...]
+    waiting: int
+    since: int | None
+    behind: RowId | None
+    wakes_at: int | None
+    variant: str
+    opened_at: int | None = None
+    turn: int | None = None
+    version: int = 0
+    front: int = LOWEST_RANK
+    group_id: RowId | None = None
+    group_most: int = 0
+
+    @property
+    def place(self) -> int:
+        """Its place in line."""
+        return self.turn if self.turn is not None else self.since or 0
+
+
+class TurnGroupRow(msgspec.Struct):
+    """A group of lanes as it is stored: its turn, and the lowest turn of its lanes in line, if one is."""
+
+    id: RowId
+    turn: int
+    first: int | None
+
+
+class WrittenTurn(NamedTuple):
+    """The turn of a group after a claim."""
+
+    id: RowId
+    turn: int
+
+
+class LaneHead(msgspec.Struct):
+    """A job near the front of its lane: those of lower ranks start first. The id of a later job is greater."""
+
+    id: str
+    lane: RowId
+    task: str
+    queue: str
+    payload: str
+    rank: int
+    run_at: int
+    attempt: int
+    fence: int
+    lost: int
+    enqueued_at: int
+    expires_at: int | None
+    costs: tuple[int, ...] | None
+    headers: dict[str, str] | None
+    options: JobOptions | None
+    origin: Origin | None
+    terms: GateTerms | None
+    held: DrawSet
+    passed: DrawSet
+    give_up_at: int | None
+    annotations: dict[str, Annotation] | None
+    draws: tuple[Draw, ...] | None
+    """All draws of the job, if it holds permits of some."""
+    gate: str
+    unreadable: str | None = None
+    """Which field of its row could not be read, and why."""
+
+    @property
+    def exempt_draws(self) -> DrawSet:
+        """The draws of the job that its lane does not have."""
+        return union(self.held, self.passed)
+
+    def is_late(self, now: int) -> bool:
+        """Whether the time by which it had to start has passed."""
+        expires_at, give_up_at = self.expires_at, self.give_up_at
+        return (expires_at is not None and expires_at <= now) or (give_up_at is not None and give_up_at <= now)
+
+    def check_draw_count(self, draws: int) -> None:
+        """Compare the lengths of its costs and holders with the number of its draws; if they differ, it is unreadable.
+
+        Its cost or its permits are then unknown, so it is charged as a job that costs 1 or holds nothing.
+        """
+        expected = draws + size(self.exempt_draws)
+        costs, terms = self.costs, self.terms
+        if costs is not None and (len(costs) != expected or min(costs, default=0) < 0):
+            self._refuse(f"costs: {list(costs)[:10]} for {expected} limits")
+            self.costs = None
+        if terms is not None and terms.holds and len(terms.holds) != expected:
+            self._refuse(f"terms: those of {len(terms.holds)} limits for {expected} limits")
+            self.terms = None
+
+    def _refuse(self, fault: str) -> None:
+        note_unreadable("job", self.id, fault)
+        self.unreadable = fault if self.unreadable is None else f"{self.unreadable}; {fault}"
+
+
+class JobStart(msgspec.Struct):
+    """A job that starts, as it was read, with the permits that it holds now and the draws that were not charged.
+
+    It `is_deferred` if it waited for a limit.
+    """
+
+    id: str
+    lane: RowId
+    fence: int
+    held: DrawSet
+    uncharged: DrawSet
+    is_deferred: bool
+
+
+class LaneMove(msgspec.Struct):
+    """The new place of a lane after the claim, and how many jobs have left it."""
+
+    id: RowId
+    gone: int
+    since: int | None
+    behind: RowId | None
+    wakes_at: int | None
+    opened_at: int | None
+    turn: int | None
+    version: int
+    front: int
+
+
+class BatchLanes(NamedTuple):
+    """The lanes of one batch that wait behind a bucket."""
+
+    bucket: RowId
+    batch: str

@@ -1,0 +1,98 @@
+"""What is cancelled with a batch: its jobs, those of the batches in it, and what then waits for nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from headgate.jobs.audit import AuditRecord
+from headgate.jobs.state import JobState
+from headgate.storage.driver import Transaction
+from headgate.storage.following import EndedJob, depths
+from headgate.storage.procedures import following
+from headgate.storage.procedures.audit import add_audit_record
+from headgate.storage.records import DownstreamJob
+from headgate.storage.stored_rows import RowDecoder
+
+
+class _Found(msgspec.Struct):
+    id: str
+    state: JobState
+    cancel_requested: bool
+    is_blocked: bool
+    needs: str | None
+    follows: str | None
+
+
+class _Member(msgspec.Struct):
+    """A job or a batch, and a batch or a join that counts it."""
+
+    id: str
+    counted_by: str
+
+
+class _Pending(msgspec.Struct):
+    id: str
+    pending: int
+
+
+class _Blocked(msgspec.Struct):
+    id: str
+    is_followed: bool
+    batch: str | None
+
+
+_JOBS = RowDecoder(_Found, "job", state=JobState.WAITING)
+_MEMBERS = RowDecoder(_Member, "member of batch")
+_PENDING = RowDecoder(_Pending, "batch")
+_BLOCKED = RowDecoder(_Blocked, "job")
+
+
+async def downstream_of(tx: Transaction, batch_id: str) -> list[DownstreamJob]:
+    """As `Store.downstream_of`.
+
+    From each batch in it and each job that is found, go on to what follows it. A batch or join outside is reached when
+    all of its members that are not final are: what follows it waits for nothing else.
+    """
+    jobs: dict[str, _Found] = {}
+    order: list[tuple[str, str]] = []
+    reached = {batch_id}
+    counted: Counter[str] = Counter()
+    inside = leaders = [batch_id]
+    while leaders:
+        found = await tx.fetch(_JOBS, "downstream_jobs", batches=inside, leaders=leaders)
+        new = [job for job in found if job.id not in jobs]
+        jobs.update((job.id, job) for job in new)
+        members = [*(job.id for job in new), *leaders]
+        inside = [id for id in await tx.values("pending_batches_in", batches=inside) if id not in reached]
+        counting = await tx.fetch(_MEMBERS, "counting_batches", members=members)
+        counted.update(each.counted_by for each in counting)
+        order += [(each.id, each.counted_by) for each in counting]
+        touched = sorted({each.counted_by for each in counting} - reached - set(inside))
+        pending = await tx.fetch(_PENDING, "pending_of_batches", ids=touched) if touched else []
+        leaders = [*inside, *(each.id for each in pending if counted[each.id] >= each.pending)]
+        reached.update(leaders)
+    order += [(job.follows, job.id) for job in jobs.values() if job.follows is not None]
+    # It takes 2 s for a million jobs, and matters only if the end of one releases another.
+    is_released = any(job.is_blocked and job.needs not in (None, "success") for job in jobs.values())
+    depth = depths(order) if is_released else {}
+    return [
+        DownstreamJob(job.id, job.state, job.cancel_requested, job.is_blocked, job.needs, depth.get(job.id, 0))
+        for _, job in sorted(jobs.items())
+    ]
+
+
+async def cancel_blocked(tx: Transaction, job_ids: Sequence[str], audit_records: Sequence[AuditRecord]) -> list[str]:
+    """As `Store.cancel_blocked`."""
+    found = await tx.fetch(_BLOCKED, "lock_blocked", ids=list(job_ids))
+    ids = {job.id for job in found}
+    for record in audit_records:
+        if record.subject in ids:
+            await add_audit_record(tx, record)
+    await following.cancel_blocked(tx, [(job.id, None) for job in found])
+    await following.resolve_followers(
+        tx, [EndedJob(job.id, JobState.CANCELLED, job.is_followed, job.batch) for job in found]
+    )
+    return sorted(ids)

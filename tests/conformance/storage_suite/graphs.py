@@ -1,0 +1,116 @@
+"""What is promised of graphs: the jobs and batches that are connected, and what follows what."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import Origin
+from headgate.storage.records import JobFilter, JobGraph, JobView
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.store_user import Conformance, StoreUser, strict
+from tests.conformance.storage_suite.ties import chain, follow, following, new_batch_id
+
+VIEWS: tuple[JobView, ...] = ("ready", "throttled", "scheduled", "blocked")
+
+
+def edges_of(graph: JobGraph) -> set[tuple[str, str, str]]:
+    return {(edge.source, edge.target, edge.needs) for edge in graph.edges}
+
+
+class GraphsConformance(Conformance):
+    async def test_a_graph_is_the_same_from_each_of_its_jobs(self, store_user: StoreUser) -> None:
+        (other,) = await store_user.add(1)
+        first, second = store_user.new(), store_user.new()
+        join = NewBatch(new_batch_id(store_user), 2, store_user.clock.now(), None, (first.id, second.id))
+        both = following(store_user, join.id, "final")
+        await store_user.storage.add([first, second, both], [join])
+        last = await follow(store_user, both.id, "failure")
+        graph = await store_user.storage.graph(first.id, 10)
+        assert edges_of(graph) == {
+            (first.id, both.id, "final"),
+            (second.id, both.id, "final"),
+            (both.id, last, "failure"),
+        }
+        assert {node.id: node.state for node in graph.nodes} == {
+            first.id: "ready",
+            second.id: "ready",
+            both.id: "blocked",
+            last: "blocked",
+        }
+        for id in (second.id, both.id, last):
+            assert await store_user.storage.graph(id, 10) == graph
+        alone = await store_user.storage.graph(other, 10)
+        assert ([node.id for node in alone.nodes], alone.edges) == ([other], [])
+
+    async def test_a_batch_is_one_node_with_its_jobs_that_are_connected_with_others(
+        self, store_user: StoreUser
+    ) -> None:
+        id = new_batch_id(store_user)
+        plain = [replace(store_user.new(), origin=Origin(batch=id)) for _ in range(3)]
+        first = replace(store_user.new(), origin=Origin(batch=id))
+        inner = following(store_user, first.id, batch=id)
+        then = following(store_user, id)
+        await store_user.storage.add([*plain, first, inner, then], [NewBatch(id, 5, store_user.clock.now())])
+        graph = await store_user.storage.graph(id, 10)
+        assert edges_of(graph) == {
+            (first.id, inner.id, "success"),
+            (first.id, id, "member"),
+            (inner.id, id, "member"),
+            (id, then.id, "success"),
+        }
+        (batch,) = [node for node in graph.nodes if node.id == id]
+        assert (batch.task, batch.state, batch.total, batch.done) == (None, "pending", 5, 0)
+        assert await store_user.storage.graph(then.id, 10) == graph
+
+    async def test_a_waiting_job_has_the_state_of_what_it_waits_for(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        first, throttled = await store_user.add(2, draws=[("api", "acme")])
+        delayed_there = await store_user.add_one(draws=[("api", "acme")], delay=60)
+        ready = await store_user.add_one(queue="other")
+        assert await store_user.take_ids() == [first]
+        for id in (throttled, delayed_there, ready):
+            follower = await follow(store_user, id)
+            (state,) = [node.state for node in (await store_user.storage.graph(follower, 10)).nodes if node.id == id]
+            (view,) = [
+                view
+                for view in VIEWS
+                if id in [job.id for job in (await store_user.storage.page(JobFilter(view=view))).jobs]
+            ]
+            assert state == view
+        clock.advance(61)
+        graph = await store_user.storage.graph(throttled, 10)
+        assert sorted(str(node.state) for node in graph.nodes) == ["blocked", "ready"]
+
+    async def test_a_leader_that_was_deleted_has_no_state(self, store_user: StoreUser, clock: ManualClock) -> None:
+        first, second = await chain(store_user, 2)
+        await store_user.succeed(await store_user.take_one())
+        clock.advance(1)
+        await store_user.storage.prune(clock.now())
+        graph = await store_user.storage.graph(second, 10)
+        assert {node.id: node.state for node in graph.nodes} == {first: None, second: "ready"}
+
+    async def test_a_graph_of_too_many_jobs_is_cut(self, store_user: StoreUser) -> None:
+        ids = await chain(store_user, 5)
+        wide = store_user.new()
+        await store_user.storage.add([wide, *(following(store_user, wide.id) for _ in range(5))])
+        assert len((await store_user.storage.graph(ids[2], 5)).nodes) == 5
+        for id, most in ((ids[0], 4), (wide.id, 5), (wide.id, 1)):
+            graph = await store_user.storage.graph(id, most)
+            assert (graph.nodes, graph.edges, graph.is_cut) == ([], [], True)
+        assert len((await store_user.storage.graph(wide.id, 6)).nodes) == 6
+
+    async def test_a_graph_with_too_many_edges_is_cut(self, store_user: StoreUser) -> None:
+        leaders = [store_user.new() for _ in range(8)]
+        ids = tuple(leader.id for leader in leaders)
+        joins = [NewBatch(new_batch_id(store_user), 8, store_user.clock.now(), None, ids) for _ in range(30)]
+        await store_user.storage.add([*leaders, *(following(store_user, join.id) for join in joins)], joins)
+        assert (await store_user.storage.graph(ids[0], 11)).is_cut
+        whole = await store_user.storage.graph(ids[0], 100)
+        assert (len(whole.nodes), len(whole.edges)) == (38, 240)
+
+    async def test_an_unknown_id_has_no_graph(self, store_user: StoreUser) -> None:
+        graph = await store_user.storage.graph("nobody", 10)
+        assert (list(graph.nodes), graph.is_cut) == ([], False)

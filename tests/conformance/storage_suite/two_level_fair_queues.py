@@ -1,0 +1,207 @@
+"""What is promised of fair queues with keys of two levels: tenants take turns by weight, and in each their users."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from headgate.limits.fair import STEP
+from headgate.limits.key import BETWEEN_LEVELS, levels_of
+from headgate.storage.store import Store
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.fair_queues import ORDER, starts, turns, waiting
+from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, rate
+
+
+async def add(
+    user: StoreUser, tenant: str, member: str, count: int = 1, *limits: tuple[str, str], delay: float | None = None
+) -> None:
+    await user.add(count, draws=[*limits, (ORDER, f"{tenant}{BETWEEN_LEVELS}{member}")], delay=delay)
+
+
+async def started(user: StoreUser, count: int, slots: int = 2) -> list[tuple[str, ...]]:
+    """The tenants and users of the next jobs."""
+    return [levels_of(key) for key in await starts(user, count, slots)]
+
+
+def tenants(found: list[tuple[str, ...]]) -> Counter[str]:
+    return Counter(tenant for tenant, _ in found)
+
+
+class ModelLine:
+    """Start-time fair queueing of what joins it, written as naively as possible."""
+
+    def __init__(self) -> None:
+        self.line: dict[str, float] = {}
+        self.turns: dict[str, float] = {}
+
+    def join(self, key: str) -> None:
+        if key in self.line:
+            return
+        lowest = min(self.line.values(), default=max(self.turns.values(), default=0.0))
+        # New keys come before all others, those that come back not before any other.
+        turn = -(-lowest // 1) - 0.5 if key not in self.turns else max(self.turns[key], -(-lowest // 1))
+        self.line[key] = self.turns[key] = turn
+
+    def start(self, key: str, step: int) -> None:
+        assert self.line[key] == min(self.line.values()), f"{key} started before the first of {self.line}"
+        self.line[key] = self.turns[key] = -(-self.line[key] // 1) + step
+
+    def leave(self, key: str) -> None:
+        del self.line[key]
+
+
+class TwoLevelFairQueuesConformance(Conformance):
+    async def test_a_tenant_with_50_users_has_no_more_turns_than_one_with_a_single_user(
+        self, storage: Store, store_user: StoreUser
+    ) -> None:
+        store_user.rules = turns()
+        for member in range(50):
+            await add(store_user, "a", f"{member}", 4)
+        assert tenants(await started(store_user, 20)) == {"a": 20}
+        await add(store_user, "b", "only", 40)
+        found = await started(store_user, 60)
+        assert found[0][0] == "b"
+        assert abs(tenants(found)["b"] - 30) <= 1
+        # Users take turns: 30 of 50, without those that have started.
+        of_a = [member for tenant, member in found if tenant == "a"]
+        assert len(set(of_a)) == len(of_a)
+        assert await storage.check() == []
+
+    @pytest.mark.parametrize("slots", [1, 2, 7, 100])
+    async def test_tenants_start_by_weight_whatever_the_number_of_their_users(
+        self, store_user: StoreUser, slots: int
+    ) -> None:
+        store_user.rules = turns(b=2, c=4)
+        part = max(50, slots)
+        jobs = []
+        for tenant, members in (("a", 40), ("b", 1), ("c", 7)):
+            key = [f"{tenant}{BETWEEN_LEVELS}{n % members}" for n in range(5 * part)]
+            jobs += [store_user.new(draws=[(ORDER, each)]) for each in key]
+        await store_user.storage.add(jobs)
+        found = await started(store_user, 7 * part, slots)
+        counts = tenants(found)
+        assert abs(counts["a"] - part) <= 1
+        assert abs(counts["b"] - 2 * part) <= 2
+        assert abs(counts["c"] - 4 * part) <= 4
+        of_c = Counter(member for tenant, member in found if tenant == "c")
+        # A claim takes at most a sixteenth of its slots of one lane before the others, so 7 of 100.
+        assert max(of_c.values()) - min(of_c.values()) <= max(1, 2 * -(-slots // 16))
+
+    async def test_a_user_that_comes_new_is_the_next_of_its_tenant_which_gets_no_more(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = turns()
+        for member in range(20):
+            await add(store_user, "a", f"{member}", 5)
+        await add(store_user, "b", "only", 60)
+        await started(store_user, 50)
+        await add(store_user, "a", "new", 3)
+        found = await started(store_user, 20)
+        assert ("a", "new") in found[:4]
+        assert abs(tenants(found)["a"] - 10) <= 1
+
+    async def test_many_new_users_of_a_tenant_take_no_turns_of_others(self, store_user: StoreUser) -> None:
+        store_user.rules = turns()
+        await add(store_user, "b", "only", 60)
+        await started(store_user, 4)
+        found = []
+        for number in range(20):
+            for member in range(3):
+                await add(store_user, "a", f"{number}-{member}")
+            found += await started(store_user, 2)
+        assert abs(tenants(found)["a"] - 20) <= 1
+
+    async def test_limits_and_delays_hold_and_other_users_take_the_turns_of_their_tenant(
+        self, storage: Store, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {**turns(), "calls": rate(1, per=60, burst=1), "slots": at_once()}
+        for member in range(4):
+            await add(store_user, "a", f"{member}", 3, ("calls", f"{member}"))
+        await add(store_user, "a", "later", 5, delay=30)
+        await add(store_user, "b", "only", 30)
+        assert tenants(await started(store_user, 10, 1)) == {"a": 4, "b": 6}
+        clock.advance(30)
+        # Only the delayed ones can start.
+        assert tenants(await started(store_user, 9, 1))["a"] in {4, 5}
+        clock.advance(30)
+        found = await started(store_user, 7, 1)
+        assert tenants(found)["a"] in {3, 4}
+        assert await storage.check() == []
+
+    async def test_a_tenant_whose_jobs_are_cancelled_leaves_the_line(
+        self, storage: Store, store_user: StoreUser
+    ) -> None:
+        store_user.rules = turns()
+        await add(store_user, "b", "only", 3)
+        jobs = [store_user.new(draws=[(ORDER, f"a{BETWEEN_LEVELS}{n}")]) for n in range(3)]
+        await store_user.storage.add(jobs)
+        for job in jobs:
+            await storage.cancel(job.id)
+        assert tenants(await started(store_user, 5)) == {"b": 3}
+        await storage.evict(100)
+        await add(store_user, "a", "y", 2)
+        assert tenants(await started(store_user, 5)) == {"a": 2}
+        await storage.evict(100)
+        assert await storage.check() == []
+
+    async def test_keys_of_one_level_and_of_two_share_a_line(self, store_user: StoreUser) -> None:
+        """As while a deploy changes the key, and waiting jobs move."""
+        store_user.rules = turns()
+        await store_user.add(20, draws=[(ORDER, "old")])
+        for member in range(5):
+            await add(store_user, "a", f"{member}", 4)
+        keys = await starts(store_user, 20, 2)
+        assert abs(keys.count("old") - 10) <= 1
+
+    @pytest.mark.parametrize("seed", range(3))
+    async def test_tenants_and_users_follow_the_model(self, storage: Store, store_user: StoreUser, seed: int) -> None:
+        """With one slot and arrivals between starts, against a line of tenants and a line of users for each."""
+        weights = {"b": 3, "c": 10}
+        store_user.rules = turns(**weights)
+        random = Random(seed)
+        outer = ModelLine()
+        inner = {tenant: ModelLine() for tenant in "abc"}
+        waiting: Counter[tuple[str, ...]] = Counter()
+        for _ in range(100):
+            for _ in range(random.choice((0, 0, 1, 2))):
+                tenant, member = random.choice("abc"), random.choice("uvwxyz")
+                await add(store_user, tenant, member, 2)
+                outer.join(tenant)
+                inner[tenant].join(member)
+                waiting[tenant, member] += 2
+            found = await started(store_user, 1, 1)
+            assert bool(found) == bool(outer.line)
+            for tenant, member in found:
+                outer.start(tenant, STEP // weights.get(tenant, 1) // 2 * 2)
+                inner[tenant].start(member, STEP)
+                waiting[tenant, member] -= 1
+                if not waiting[tenant, member]:
+                    inner[tenant].leave(member)
+                if not inner[tenant].line:
+                    outer.leave(tenant)
+        assert await storage.check() == []
+
+    async def test_waiting_jobs_are_counted_by_tenant(self, store_user: StoreUser) -> None:
+        store_user.rules = {**turns(), "calls": rate(1, per=60, burst=1)}
+        for member in ("ann", "bob", "eve"):
+            await add(store_user, "a", member, 2)
+        await add(store_user, "b", "joe", 3, ("calls", "joe"))
+        assert await waiting(store_user) == ([("a", 6), ("b", 3)], 2, True)
+        await store_user.take(4)
+        assert await waiting(store_user) == ([("a", 3), ("b", 2)], 2, True)
+
+    async def test_shares_of_a_thousand_starts_are_those_of_the_weights(self, store_user: StoreUser) -> None:
+        weights = {"a": 1, "b": 2, "c": 3, "d": 4}
+        store_user.rules = turns(**weights)
+        jobs = [
+            store_user.new(draws=[(ORDER, f"{tenant}{BETWEEN_LEVELS}{number % (7 * weight)}")])
+            for tenant, weight in weights.items()
+            for number in range(500)
+        ]
+        await store_user.storage.add(jobs)
+        counts = tenants(await started(store_user, 1000, 10))
+        for tenant, weight in weights.items():
+            assert abs(counts[tenant] - 100 * weight) <= 10

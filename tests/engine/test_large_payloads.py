@@ -1,0 +1,810 @@
+"""Large payloads and results in a folder: what is stored where, what happens without the folder, and the sweep."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fsspec")
+
+from fsspec import register_implementation
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from headgate import (
+    AesGcm,
+    DeclarationError,
+    FolderUnavailable,
+    Headgate,
+    JobFailed,
+    JobState,
+    PayloadError,
+    PayloadFolder,
+    RateLimit,
+    RetryPolicy,
+    StrictRate,
+    Zlib,
+    chain,
+    result_of,
+)
+from headgate.admin import JobQuery
+from headgate.engine.backlog_migrator import LOADED_AT_ONCE
+from headgate.engine.bus import EventBus
+from headgate.engine.folder_sweeper import FolderSweeper
+from headgate.engine.large_payloads import AT_ONCE, MARKER, MAX_FAILURES_IN_A_ROW, LargePayloads
+from headgate.jobs.encoded import codecs_of, is_in_folder
+from headgate.jobs.event import Event, JobNotMigrated, StorageFailed
+from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+ONCE = RetryPolicy(retries=0)
+TEXT = "a fine long letter "
+LARGE = TEXT * 100
+ABOVE = 1000
+
+
+class Folder(PayloadFolder):
+    """A folder that can be away, and that counts what is done."""
+
+    is_away = False
+    answers: threading.Event | None = None
+    takes = 0.0
+    fails_at = 0
+
+    def __init__(self, url: str = "", **options: Any) -> None:
+        super().__init__(url or f"memory://{uuid.uuid4()}", **{"above": ABOVE, **options})
+        self.done: list[str] = []
+        self._numbers = count(1)
+
+    def read(self, name: str) -> bytes | None:
+        self._answer("read")
+        return super().read(name)
+
+    def write(self, name: str, data: bytes, *, makes_folder: bool = False) -> None:
+        self._answer("write")
+        super().write(name, data, makes_folder=makes_folder)
+
+    def _answer(self, verb: str) -> None:
+        self.done.append(verb)
+        number = next(self._numbers)
+        if self.answers is not None:
+            self.answers.wait(5)
+        if self.takes:
+            threading.Event().wait(self.takes)
+        if self.is_away or number == self.fails_at:
+            raise ConnectionResetError("the store of objects is away")
+
+    def objects(self) -> dict[str, bytes]:
+        """What is in the folder, by path below it, but for its markers."""
+        found = [path for path in self._files.find(self._root) if not path.endswith(MARKER)]
+        return {path.removeprefix(self._root).lstrip("/"): self._files.cat_file(path) for path in found}
+
+    def list(self, name: str) -> Iterator[str]:
+        self._answer("list")
+        return super().list(name)
+
+    def remove(self, name: str) -> None:
+        self._files.rm_file(self._path(name))
+
+
+@pytest.fixture(autouse=True)
+def _no_objects_are_left() -> Iterator[None]:
+    yield
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'jobs.db'}", {}
+    schema = request.getfixturevalue("postgres_schema")
+    return request.getfixturevalue("postgres_url"), {"schema": schema, "migrate": True}
+
+
+@pytest.fixture(params=["memory", "file"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    return Folder() if request.param == "memory" else Folder(f"file://{tmp_path / 'large' / 'payloads'}")
+
+
+def declare_echo(app: Headgate, **options: Any) -> Any:
+    @app.task(**{"retry": ONCE, **options})
+    async def echo(text: str, times: int = 1) -> str:
+        return text * times
+
+    return echo
+
+
+async def stored(app: Headgate, job_id: str) -> Any:
+    return (await app.admin.job(job_id)).record
+
+
+# --------------------------------------------------------------------------------------------- what is stored where
+
+
+async def test_what_is_large_is_in_the_folder_and_the_row_refers_to_it(
+    database: tuple[str, dict[str, Any]], folder: Folder
+) -> None:
+    url, settings = database
+    app = Headgate(url, large_payloads=folder, **settings)
+    echo = declare_echo(app)
+    async with app:
+        large, small, grows = await echo.enqueue_many([(LARGE,), ("x",), ("long", 500)])
+        assert await large.result(timeout=5) == LARGE
+        assert await small.result(timeout=5) == "x"
+        assert await grows.result(timeout=5) == "long" * 500
+        record = await stored(app, large.id)
+        assert codecs_of(record.payload) == ("folder",)
+        assert len(record.payload) < 250
+        assert is_in_folder(record.result)
+        assert (await stored(app, small.id)).payload == '{"text":"x"}'
+        assert (await stored(app, grows.id)).payload == '{"text":"long","times":500}'
+        assert is_in_folder((await stored(app, grows.id)).result)
+        identity = await app._storage.identity()
+    objects = folder.objects()
+    assert sorted(objects.values()) == sorted(
+        [f'{{"text":"{LARGE}"}}'.encode(), f'"{LARGE}"'.encode(), ('"' + "long" * 500 + '"').encode()]
+    )
+    assert {name.partition("/")[0] for name in objects} == {identity}
+    assert {name.rpartition("/")[2].partition(".")[0] for name in objects} == {large.id, grows.id}
+
+
+async def test_an_object_is_encoded_before_it_leaves_and_no_content_is_logged(
+    database: tuple[str, dict[str, Any]], folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, settings = database
+    key = AesGcm("k1", AesGcm.new_key())
+    app = Headgate(url, large_payloads=folder, codec=[Zlib(above=10_000_000), key], **settings)
+    echo = declare_echo(app)
+    with caplog.at_level(logging.DEBUG):
+        async with app:
+            job = await echo.enqueue(LARGE)
+            assert await job.result(timeout=5) == LARGE
+            record = await stored(app, job.id)
+            assert codecs_of(record.payload) == codecs_of(record.result) == ("aes-gcm.k1", "folder")
+            assert await app.admin.loaded(record.result) == f'"{LARGE}"'
+            with pytest.raises(PayloadError, match="it is in a folder"):
+                app.admin.decoded(record.payload)
+    assert len(folder.objects()) == 2
+    assert all(TEXT.encode() not in data for data in folder.objects().values())
+    assert TEXT not in caplog.text
+    assert TEXT not in "".join(repr(each.args) for each in caplog.records)
+
+
+async def test_followers_transactions_and_other_runs_have_their_objects(
+    database: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    url, settings = database
+    folder = Folder()
+    app = Headgate(url, large_payloads=folder, **settings)
+    echo = declare_echo(app)
+
+    @app.task
+    async def length(text: str) -> int:
+        return len(text)
+
+    async with app:
+        first = echo.call(LARGE)
+        flow = await chain(first, length.call(result_of(first))).enqueue()
+        assert await flow.result(timeout=10) == len(LARGE)
+        again = (await app.admin.run_again((await app.admin.jobs(task="echo"))[0].id)).id
+        assert await app.job(again).result(timeout=5) == LARGE
+        written = [name.rpartition("/")[2][:36] for name in folder.objects()]
+        assert sorted(written).count(again) == 2
+        assert len(written) == 4
+        if url.startswith("sqlite"):
+            with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                inside = await echo.using(connection=connection).enqueue(LARGE)
+                connection.commit()
+            assert is_in_folder((await stored(app, inside.id)).payload)
+            assert await inside.result(timeout=5) == LARGE
+
+
+async def test_a_payload_that_may_replace_that_of_another_job_stays_in_the_database() -> None:
+    folder = Folder()
+    app = Headgate("memory://", large_payloads=folder)
+    echo = declare_echo(app, unique_key="{times}")
+    async with app.open():
+        job = await echo.using(delay=60).enqueue(LARGE)
+        same = await echo.using(on_conflict="replace", delay=60).enqueue(LARGE + "new")
+        assert same.id == job.id
+        assert (await stored(app, job.id)).payload == f'{{"text":"{LARGE}new"}}'
+    async with Headgate("memory://", large_payloads=folder).open():
+        assert len(folder.objects()) == 1
+
+
+def test_limits_of_a_new_release_read_the_keys_of_waiting_jobs_from_the_folder() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, folder = MemoryStorage(clock), Folder()
+        before, after = (Headgate(storage=store, clock=clock, large_payloads=folder) for _ in range(2))
+        old = declare_echo(before)
+        declare_echo(after, limits=[StrictRate("1/h", key="{times}", name="by-times")])
+        async with before.open():
+            jobs = await old.enqueue_many([(LARGE, 1), (LARGE, 1), (LARGE, 2)])
+        async with after:
+            await asyncio.sleep(60)
+            states = [(await after.admin.status(job.id)).state for job in jobs]
+            assert states == [JobState.SUCCEEDED, JobState.WAITING, JobState.SUCCEEDED]
+
+    run_virtual(main)
+
+
+def test_of_a_backlog_only_the_payloads_that_its_new_limits_read_are_loaded_and_few_at_once() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, folder = MemoryStorage(clock), Folder()
+        old = Headgate(storage=store, clock=clock, large_payloads=folder)
+        echo = declare_echo(old)
+        async with old.open():
+            await echo.using(delay=86400).enqueue_many([(LARGE, number) for number in range(60)])
+        folder.done.clear()
+        constant = Headgate(storage=store, clock=clock, large_payloads=folder)
+        declare_echo(constant, limits=[RateLimit("1/h"), RateLimit("5/h", key="all", name="all")])
+        async with constant:
+            await asyncio.sleep(60)
+        assert folder.done == []
+        by_times = Headgate(storage=store, clock=clock, large_payloads=folder)
+        declare_echo(by_times, limits=[RateLimit("1/h", key="{times}", name="by-times")])
+        loading, most = 0, 0
+        load = LargePayloads.load
+
+        async def counted_load(self: LargePayloads, text: str, what: str) -> str:
+            nonlocal loading, most
+            loading += 1
+            most = max(most, loading)
+            try:
+                return await load(self, text, what)
+            finally:
+                loading -= 1
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LargePayloads, "load", counted_load)
+            async with by_times:
+                await asyncio.sleep(60)
+                moved = await store.gated_jobs(frozenset(["echo"]))
+        assert {draw.key for job in moved for draw in job.draws} == {str(number) for number in range(60)}
+        assert folder.done == ["read"] * 60
+        assert most == LOADED_AT_ONCE
+
+    run_virtual(main)
+
+
+def test_a_backlog_moves_while_the_folder_is_away_but_for_the_jobs_that_need_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, folder = MemoryStorage(clock), Folder()
+        received: list[Event] = []
+        old, new = (Headgate(storage=store, clock=clock, large_payloads=folder) for _ in range(2))
+        new.subscribe(received.append, StorageFailed, JobNotMigrated)
+        echo = declare_echo(old)
+        declare_echo(new, limits=[StrictRate("1/h", key="{times}", name="by-times")])
+        async with old.open():
+            large = await echo.enqueue_many([(LARGE, number) for number in (1, 1, 2)])
+            small = await echo.enqueue_many([("x", number) for number in (3, 4)])
+        folder.is_away = True
+        async with new:
+            await asyncio.sleep(120)
+            assert [(await new.admin.status(job.id)).state for job in small] == [JobState.SUCCEEDED] * 2
+            assert [(await new.admin.status(job.id)).state for job in large] == [JobState.WAITING] * 3
+            assert {type(event) for event in received} == {StorageFailed}
+            assert 2 <= len(received) <= 6
+            folder.is_away = False
+            await asyncio.sleep(120)
+            states = [(await new.admin.status(job.id)).state for job in large]
+            assert states == [JobState.SUCCEEDED, JobState.WAITING, JobState.SUCCEEDED]
+
+    run_virtual(main)
+
+
+# ------------------------------------------------------------------------------------------------ damaged references
+
+
+def in_folder(stored: bytes) -> str:
+    return f"encoded:folder:{base64.b64encode(stored).decode()}"
+
+
+PLACE = f"{'0' * 32}/2026-01-01/{uuid.UUID(int=0)}.{'0' * 16}"
+DAMAGED = [
+    "encoded:folder",
+    "encoded:folder:",
+    "encoded:folder:%%%",
+    "encoded:folder:é",
+    "encoded:zlib+folder:eA==",
+    in_folder(b"x"),
+    in_folder(b"\xff\xfe"),
+    in_folder(f"many:0:{PLACE}".encode()),
+    in_folder(f"1:0:../{PLACE}".encode()),
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+async def test_a_damaged_reference_is_a_payload_error(text: str) -> None:
+    app = Headgate("memory://", large_payloads=Folder())
+    async with app.open():
+        with pytest.raises(PayloadError, match="it cannot be read: its place in the folder of large payloads is damag"):
+            await app.admin.loaded(text)
+
+
+def test_jobs_with_damaged_references_cannot_be_read_and_do_not_keep_others_from_moving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, folder = MemoryStorage(clock), Folder()
+        received: list[Event] = []
+        old, new, same = (Headgate(storage=store, clock=clock, large_payloads=folder) for _ in range(3))
+        new.subscribe(received.append, JobNotMigrated)
+        echo = declare_echo(old)
+        declare_echo(same)
+        declare_echo(new, limits=[StrictRate("1/h", key="{times}", name="by-times")])
+        write = LargePayloads._write
+        texts = iter(DAMAGED)
+
+        async def write_or_damage(self: LargePayloads, text: str, job_id: str) -> str:
+            return next(texts, None) or await write(self, text, job_id)
+
+        monkeypatch.setattr(LargePayloads, "_write", write_or_damage)
+        async with old.open():
+            jobs = await echo.enqueue_many([(LARGE, number) for number in range(len(DAMAGED) + 1)])
+        async with new:
+            assert await new.job(jobs[-1].id).result(timeout=120) == LARGE * len(DAMAGED)
+            assert [(await new.admin.status(job.id)).state for job in jobs[:-1]] == [JobState.WAITING] * len(DAMAGED)
+            assert ["is damaged" in event.error for event in received if isinstance(event, JobNotMigrated)] == [True]
+        async with same:
+            for job in jobs[:-1]:
+                with pytest.raises(JobFailed, match="its place in the folder of large payloads is damaged") as failed:
+                    await same.job(job.id).result(timeout=600)
+                assert failed.value.error_type == "headgate.errors.PayloadError"
+                assert failed.value.job_id == job.id
+
+    run_virtual(main)
+
+
+# ------------------------------------------------------------------------------------------- the folder is not there
+
+
+def test_a_job_whose_object_is_missing_is_tried_again_and_then_kept_for_a_retry() -> None:
+    async def main(clock: VirtualClock) -> None:
+        folder = Folder()
+        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        echo = declare_echo(app)
+        async with app.open():
+            job = await echo.enqueue(LARGE)
+        ((name, data),) = folder.objects().items()
+        folder.remove(name)
+        async with app:
+            with pytest.raises(JobFailed, match="is not in the folder of large payloads: memory://") as failed:
+                await job.result(timeout=600)
+            assert failed.value.error_type == "headgate.errors.PayloadError"
+            folder.write(name, data + b" ")
+            await app.admin.retry(job.id)
+            with pytest.raises(JobFailed, match="was changed"):
+                await job.result(timeout=600)
+            folder.write(name, data)
+            await app.admin.retry(job.id)
+            assert await job.result(timeout=5) == LARGE
+        async with app.open():
+            for name in folder.objects():
+                folder.remove(name)
+            with pytest.raises(PayloadError, match=f"the result of job {job.id} is not in the folder"):
+                await job.result(timeout=5)
+
+    run_virtual(main)
+
+
+def test_while_the_folder_is_away_jobs_wait_without_an_attempt_and_others_run() -> None:
+    async def main(clock: VirtualClock) -> None:
+        folder = Folder()
+        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        echo = declare_echo(app)
+        async with app:
+            folder.is_away = True
+            with pytest.raises(FolderUnavailable, match="ConnectionResetError: the store of objects is away"):
+                await echo.enqueue(LARGE)
+            assert not await app.admin.jobs()
+            folder.is_away = False
+            async with app.open():
+                job = await echo.using(delay=1).enqueue(LARGE)
+            folder.is_away = True
+            await asyncio.sleep(600)
+            assert await (await echo.enqueue("small")).result(timeout=5) == "small"
+            status = await job.status()
+            assert (status.state, status.attempt, status.error) == (JobState.WAITING, 0, None)
+            lines = (await app.admin.job(job.id)).last_lines
+            assert "waits 30 s for its payload" in lines[-1].message
+            folder.is_away = False
+            assert await job.result(timeout=60) == LARGE
+            assert (await job.status()).attempt == 1
+            folder.is_away = True
+            with pytest.raises(FolderUnavailable, match="reading in the folder"):
+                await job.result(timeout=5)
+
+    run_virtual(main)
+
+
+def test_a_result_that_the_folder_does_not_take_stays_in_the_database() -> None:
+    async def main(clock: VirtualClock) -> None:
+        folder = Folder()
+        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        runs: list[int] = []
+
+        @app.task
+        async def grow() -> str:
+            runs.append(1)
+            return LARGE
+
+        async with app:
+            folder.is_away = True
+            job = await grow.enqueue()
+            assert await job.result(timeout=5) == LARGE
+            record = await stored(app, job.id)
+            assert record.result == f'"{LARGE}"'
+            assert runs == [1]
+            assert folder.done == ["write"]
+            lines = (await app.admin.job(job.id)).last_lines
+            assert "is kept in the database" in lines[-1].message
+
+    run_virtual(main)
+
+
+async def test_a_folder_that_does_not_answer_holds_a_slot_only_for_its_timeout() -> None:
+    folder = Folder(timeout=0.05)
+    app = Headgate("memory://", large_payloads=folder, concurrency=1)
+    echo = declare_echo(app)
+    async with app.open():
+        job = await echo.enqueue(LARGE)
+    folder.answers = threading.Event()
+    try:
+        async with app.open(), app:
+            with pytest.raises(FolderUnavailable, match=r"no answer for 0\.05 s"):
+                await echo.enqueue(LARGE)
+            assert await (await echo.enqueue("small")).result(timeout=5) == "small"
+            assert job.id
+    finally:
+        folder.answers.set()
+
+
+async def test_writes_that_hang_end_after_one_timeout_and_the_rest_does_not_start() -> None:
+    folder = Folder(timeout=0.2)
+    app = Headgate("memory://", large_payloads=folder)
+    echo = declare_echo(app)
+    async with app.open():
+        await echo.enqueue(LARGE)
+        folder.done.clear()
+        folder.answers = threading.Event()
+        began = time.monotonic()
+        try:
+            with pytest.raises(FolderUnavailable, match=r"no answer for 0\.2 s"):
+                await echo.enqueue_many([(LARGE,) for _ in range(300)])
+            assert time.monotonic() - began < 2
+            assert folder.done == ["write"] * AT_ONCE
+        finally:
+            folder.answers.set()
+
+
+async def test_after_a_write_that_fails_no_other_starts() -> None:
+    folder = Folder()
+    app = Headgate("memory://", large_payloads=folder)
+    echo = declare_echo(app)
+    async with app.open():
+        folder.takes, folder.fails_at = 0.01, 1
+        with pytest.raises(FolderUnavailable, match="the store of objects is away"):
+            await echo.enqueue_many([(LARGE,) for _ in range(300)])
+        assert len(folder.done) <= 3 * AT_ONCE
+        assert not await app.admin.jobs()
+
+
+async def test_many_writes_may_take_longer_together_than_one_of_them_may() -> None:
+    folder = Folder(timeout=1)
+    app = Headgate("memory://", large_payloads=folder)
+    echo = declare_echo(app)
+    async with app.open():
+        folder.takes = 0.15
+        jobs = await echo.enqueue_many([(LARGE,) for _ in range(8 * AT_ONCE)])
+    assert len(jobs) == len(folder.objects())
+
+
+def test_jobs_wait_while_the_disk_of_the_folder_is_not_mounted(tmp_path: Path) -> None:
+    async def main(clock: VirtualClock) -> None:
+        mounted, away = tmp_path / "mnt" / "headgate", tmp_path / "away"
+        mounted.parent.mkdir()
+        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=Folder(f"file://{mounted}"))
+        echo = declare_echo(app)
+        async with app.open():
+            job = await echo.enqueue(LARGE)
+            mounted.rename(away)
+            async with app:
+                await asyncio.sleep(600)
+                status = await job.status()
+                assert (status.state, status.attempt, status.error) == (JobState.WAITING, 0, None)
+                assert "is it mounted?" in (await app.admin.job(job.id)).last_lines[-1].message
+                for _ in range(2):
+                    with pytest.raises(FolderUnavailable, match="writing in the folder"):
+                        await echo.enqueue(LARGE)
+                with pytest.raises(FolderUnavailable, match="is it mounted"):
+                    await app.admin.sweep_large_payloads()
+                assert list(mounted.parent.iterdir()) == []
+                away.rename(mounted)
+                assert await job.result(timeout=60) == LARGE
+                assert await (await echo.enqueue(LARGE)).result(timeout=5) == LARGE
+
+    run_virtual(main)
+
+
+async def test_a_new_process_writes_nothing_where_the_disk_of_a_used_folder_is_mounted(
+    database: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    url, settings = database
+    mounted, away = tmp_path / "mnt", tmp_path / "away"
+    folders = [Folder(f"file://{mounted}") for _ in range(3)]
+    apps = [Headgate(url, large_payloads=each, **settings) for each in folders]
+    echoes = [declare_echo(app) for app in apps]
+    async with apps[0].open():
+        await echoes[0].enqueue(LARGE)
+    mounted.rename(away)
+    mounted.mkdir()
+    async with apps[1].open():
+        with pytest.raises(FolderUnavailable, match=f"it has no .*{MARKER}, so the folder of this database is not th"):
+            await echoes[1].enqueue(LARGE)
+    assert list(mounted.iterdir()) == []
+    mounted.rmdir()
+    away.rename(mounted)
+    async with apps[2].open():
+        await echoes[2].enqueue(LARGE)
+    assert len(folders[2].objects()) == 2
+    other = Headgate(url, large_payloads=Folder(f"file://{tmp_path / 'other'}"), **settings)
+    async with other.open():
+        await declare_echo(other).enqueue(LARGE)
+
+
+async def test_a_folder_in_memory_is_there_although_each_process_has_another(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    for _ in range(2):
+        app = Headgate(url, large_payloads=Folder("memory://same"))
+        echo = declare_echo(app)
+        async with app:
+            assert await (await echo.enqueue(LARGE)).result(timeout=5) == LARGE
+        MemoryFileSystem.store.clear()
+
+
+async def test_a_folder_that_is_first_used_in_a_transaction_is_noted_by_the_sweep(tmp_path: Path) -> None:
+    folder = Folder(f"file://{tmp_path / 'mnt'}")
+    app = Headgate(f"sqlite:///{tmp_path / 'jobs.db'}", large_payloads=folder)
+    echo = declare_echo(app)
+    async with app.open():
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            async with asyncio.timeout(3):
+                await echo.using(connection=connection).enqueue(LARGE)
+            connection.commit()
+        assert not await app._storage.is_folder_used(folder.shown_url)
+        assert await app.admin.sweep_large_payloads() == 0
+        assert await app._storage.is_folder_used(folder.shown_url)
+
+
+def answer_of_forked_child(ask: Callable[[], str]) -> str:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = ask()
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(write, answer.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return answer
+
+
+class AsyncStore(AsyncFileSystem):  # type: ignore[misc]
+    """As those of S3, Google and Azure: it has a thread with an event loop, which a fork does not have."""
+
+    protocol = "asyncstore"
+    objects: dict[str, bytes] = {}  # noqa: RUF012
+
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        self.objects[path] = value
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        try:
+            return self.objects[path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_store_of_objects_can_be_used_after_a_fork(tmp_path: Path) -> None:
+    register_implementation("asyncstore", AsyncStore, clobber=True)
+    folder = PayloadFolder("asyncstore://jobs", above=ABOVE, timeout=5)
+    app = Headgate(f"sqlite:///{tmp_path / 'jobs.db'}", large_payloads=folder)
+    echo = declare_echo(app)
+    with app.open():
+        first = echo.sync.enqueue(LARGE).id
+    large_payloads = app._client.large_payloads
+    assert large_payloads is not None
+
+    def ask() -> str:
+        with app.open():
+            return str(echo.sync.enqueue(LARGE).id)
+
+    second = answer_of_forked_child(ask)
+    with app.open():
+        third = echo.sync.enqueue(LARGE).id
+        assert {app.sync.job(id).status().state for id in (first, second, third)} == {JobState.WAITING}
+    assert sum(first in path or third in path for path in AsyncStore.objects) == 2
+
+
+# --------------------------------------------------------------------------------------------------------- the sweep
+
+
+def test_objects_are_deleted_when_their_jobs_have_been_pruned_and_never_before() -> None:
+    async def main(clock: VirtualClock) -> None:
+        folder = Folder()
+        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        other = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        echo, echo_of_other = declare_echo(app), declare_echo(other)
+        async with app.open(), other.open():
+            kept = await echo_of_other.enqueue(LARGE)
+            async with app:
+                done, waits = await echo.enqueue(LARGE), await echo.using(delay=86400 * 30).enqueue(LARGE)
+                assert await done.result(timeout=5) == LARGE
+            large_payloads = app._client.large_payloads
+            assert large_payloads is not None
+            # Written, and its process died before the commit.
+            await large_payloads.store(LARGE, str(uuid.uuid4()))
+            sweeper = FolderSweeper(large_payloads, clock=clock, bus=EventBus(), random=Random(1))
+            sweeping = asyncio.create_task(sweeper.run())
+            await app.admin.purge(JobQuery(state=JobState.SUCCEEDED), older_than=0)
+            await asyncio.sleep(86400 * 1.5)
+            assert len(folder.objects()) == 5
+            await asyncio.sleep(86400 * 2.5)
+            assert {name.rpartition("/")[2][:36] for name in folder.objects()} == {waits.id, kept.id}
+            folder.is_away = True
+            await asyncio.sleep(86400)
+            assert not sweeping.done()
+            sweeping.cancel()
+            folder.is_away = False
+            await app.admin.run_now(waits.id)
+            async with app:
+                assert await waits.result(timeout=60) == LARGE
+            assert await other.admin.sweep_large_payloads() == 0
+
+    run_virtual(main)
+
+
+async def test_a_sweep_of_a_folder_on_a_disk_deletes_empty_days_and_leaves_other_files(tmp_path: Path) -> None:
+    folder = Folder(f"file://{tmp_path}")
+    app = Headgate("memory://", large_payloads=folder)
+    async with app.open():
+        assert await app.admin.sweep_large_payloads() == 0
+        place = tmp_path / await app._storage.identity()
+        old, name = place / "2020-01-01", f"{uuid.uuid4()}.{'0' * 16}"
+        for path in (old / name, place / "2020-01-02" / "notes.txt", place / "mine" / name):
+            path.parent.mkdir(parents=True)
+            path.write_text("x")
+        assert await app.admin.sweep_large_payloads() == 1
+        assert sorted(each.name for each in place.iterdir()) == ["2020-01-02", "mine"]
+
+
+class LockedFolder(Folder):
+    """A folder in which some objects cannot be deleted, and some days cannot be listed."""
+
+    locked: tuple[str, ...] = ()
+
+    def delete(self, name: str) -> None:
+        self._require_unlocked(name)
+        super().delete(name)
+
+    def list(self, name: str) -> Iterator[str]:
+        self._require_unlocked(name)
+        return super().list(name)
+
+    def _require_unlocked(self, name: str) -> None:
+        if name.endswith(self.locked):
+            raise PermissionError(f"{name} is locked")
+
+
+def orphans(folder: LockedFolder, place: str, days: int, each: int) -> list[str]:
+    names = [
+        f"{place}/2020-01-{day + 1:02}/{uuid.UUID(int=number)}.{'0' * 16}"
+        for day in range(days)
+        for number in range(each)
+    ]
+    for name in names:
+        folder.write(name, b"x")
+    return names
+
+
+async def test_a_sweep_goes_on_after_objects_and_days_that_it_may_not_change_and_then_raises() -> None:
+    folder = LockedFolder()
+    app = Headgate("memory://", large_payloads=folder)
+    async with app.open():
+        names = orphans(folder, await app._storage.identity(), days=5, each=4)
+        folder.locked = ("2020-01-02", names[0], names[10])
+        with pytest.raises(FolderUnavailable, match=f"deleting {names[0]} in the folder .* PermissionError"):
+            await app.admin.sweep_large_payloads()
+        assert sorted(folder.objects()) == sorted([names[0], *names[4:8], names[10]])
+        folder.locked = ("2020-01-02",)
+        with pytest.raises(FolderUnavailable, match=r"listing .*/2020-01-02 in the folder"):
+            await app.admin.sweep_large_payloads()
+        assert sorted(folder.objects()) == names[4:8]
+        folder.locked = ()
+        assert await app.admin.sweep_large_payloads() == 4
+
+
+async def test_a_sweep_leaves_a_day_of_which_it_may_delete_nothing_and_ends_after_many_such_days() -> None:
+    folder = LockedFolder()
+    app = Headgate("memory://", large_payloads=folder)
+    async with app.open():
+        each = MAX_FAILURES_IN_A_ROW + 5
+        names = orphans(folder, await app._storage.identity(), days=MAX_FAILURES_IN_A_ROW + 2, each=each)
+        folder.locked = tuple(names[: 2 * each])
+        with pytest.raises(FolderUnavailable, match=names[0]):
+            await app.admin.sweep_large_payloads()
+        assert sorted(folder.objects()) == names[: 2 * each]
+        names = orphans(folder, await app._storage.identity(), days=MAX_FAILURES_IN_A_ROW + 2, each=each)
+        folder.locked = tuple(names[: MAX_FAILURES_IN_A_ROW * each])
+        with pytest.raises(FolderUnavailable, match=names[0]):
+            await app.admin.sweep_large_payloads()
+        assert sorted(folder.objects()) == names
+
+
+async def test_a_list_may_take_longer_than_a_read() -> None:
+    folder = Folder(timeout=0.2)
+    app = Headgate("memory://", large_payloads=folder)
+    async with app.open():
+        listed = folder.list
+
+        def slow_list(name: str) -> Iterator[str]:
+            threading.Event().wait(0.5)
+            return listed(name)
+
+        folder.list = slow_list  # type: ignore[method-assign]
+        assert await app.admin.sweep_large_payloads() == 0
+
+
+# ------------------------------------------------------------------------------------------------------ declarations
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PayloadFolder("large"), "is not the URL of a folder"),
+        (lambda: PayloadFolder("nowhere://x"), "nowhere://x cannot be opened"),
+        (lambda: PayloadFolder("memory://x", above="big"), "above='big' is not a size"),
+        (lambda: PayloadFolder("memory://x", timeout=0), "must be above 0 seconds"),
+        (lambda: Headgate("memory://", large_payloads="s3://x"), "is not a PayloadFolder"),  # type: ignore[arg-type]
+        (lambda: Headgate("memory://", large_payloads=PayloadFolder("memory://x", above="1MB")), "raise max_payload"),
+    ],
+)
+def test_a_folder_that_cannot_work_is_refused_when_it_is_declared(make: Any, message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        make()
+
+
+def test_a_codec_cannot_have_the_name_that_marks_the_folder() -> None:
+    class Named(Zlib):
+        name = "folder"
+
+    with pytest.raises(DeclarationError, match="marks large payloads"):
+        Headgate("memory://", codec=Named())
+
+
+def test_no_secret_of_the_url_or_the_options_is_shown() -> None:
+    folder = PayloadFolder("memory://ada:hunter2@host/x", above=5, token="hunter3")
+    assert "hunter" not in repr(folder)
+    assert folder.shown_url

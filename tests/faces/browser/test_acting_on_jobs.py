@@ -1,0 +1,246 @@
+"""Rescheduling and deleting jobs, and purging a queue, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from headgate import JobState
+from headgate.clock import SECOND
+from headgate.errors import JobNotFound
+from tests.faces.browser.conftest import APP, Shop, axe_violations, shop_on, visiting
+from tests.faces.browser.shop import FAIR, HOSTILE, QUEUE
+from tests.until import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
+        yield shop
+
+
+async def test_a_job_is_rescheduled_and_that_is_undone(browser: Browser, shop: Shop) -> None:
+    job = await shop.app.tasks["send_mail"].using(delay=7200, priority=3).enqueue("later")
+    before = await shop.app.admin.status(job.id)
+    async with visiting(browser, shop, who="olga") as visit:
+        dialog = visit.page.get_by_role("dialog")
+        await visit.go(f"jobs/{job.id}")
+        await visit.press("Reschedule")
+        submit = dialog.get_by_role("button", name="Reschedule", exact=True)
+        await expect(submit).to_be_disabled()
+        await dialog.get_by_label("New priority, 0 to 9").fill("8")
+        await dialog.get_by_label("Start", exact=True).select_option("delay")
+        await expect(submit).to_be_disabled()
+        await dialog.get_by_label("Delay").fill("1d")
+        await expect(dialog.locator("code")).to_contain_text(f"reschedule {job.id} --delay 1d --priority 8")
+        assert await axe_violations(visit, AXE) == []
+        await visit.agree("Reschedule")
+
+        async def is_later() -> bool:
+            status = await shop.app.admin.status(job.id)
+            return status.priority == 8 and status.run_at - datetime.now(UTC) > timedelta(hours=23)
+
+        await until(is_later)
+        await visit.press("Undo")
+
+        async def is_as_before() -> bool:
+            status = await shop.app.admin.status(job.id)
+            return (status.priority, status.run_at) == (before.priority, before.run_at)
+
+        await until(is_as_before)
+        entries = await shop.app.admin.audit_log(subject=job.id)
+        assert [(entry.actor, entry.action) for entry in entries] == [("olga", "reschedule")] * 2
+
+        await visit.press("Reschedule")
+        await dialog.get_by_label("Start", exact=True).select_option("time")
+        await dialog.get_by_label(re.compile("^Time")).fill("2099-05-01T08:00")
+        await visit.agree("Reschedule")
+
+        async def is_at_that_time() -> bool:
+            return (await shop.app.admin.status(job.id)).run_at.year == 2099
+
+        await until(is_at_that_time)
+
+
+async def test_a_job_is_enqueued_with_more_options(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop, who="olga") as visit:
+        dialog = visit.page.get_by_role("dialog")
+        await visit.go("jobs?task=send_mail")
+        await visit.press("Enqueue")
+        await visit.page.get_by_label("Arguments (JSON)").fill('{"to": "more"}')
+        await visit.page.get_by_label("Delay in seconds").fill("3600")
+        await expect(dialog.get_by_label("Unique key of the job")).not_to_be_visible()
+        await dialog.get_by_text("More options").click()
+        await dialog.get_by_label("Tags of the job").fill("vip, api")
+        await dialog.get_by_label("Unique key of the job").fill("mail of more")
+        await dialog.get_by_label("Expires in").fill("soon")
+        await dialog.get_by_label("Retention").fill("forever")
+        await expect(dialog.locator(".command-line code")).to_contain_text(
+            "--tag vip --tag api --unique-key 'mail of more' --expires-in soon --retention forever"
+        )
+        assert await axe_violations(visit, AXE) == []
+        await dialog.get_by_role("button", name="Enqueue", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("expires_in='soon' is not a duration")
+        await dialog.get_by_label("Expires in").fill("10m")
+        await visit.agree("Enqueue")
+        await expect(visit.page).to_have_url(re.compile(r"/jobs/[0-9a-f-]{36}$"))
+        record = (await shop.app.admin.job(visit.page.url.rpartition("/")[2])).record
+        assert record.options is not None
+        assert record.options.retention is not None
+        assert (record.unique_key, record.options.tags, record.options.retention.failed) == (
+            "mail of more", ("api", "vip"), None
+        )  # fmt: skip
+        assert record.expires_at is not None
+        assert record.expires_at - record.run_at == 600 * SECOND
+        visit.forget_refusals(422)
+
+
+async def test_many_jobs_are_rescheduled_after_they_were_counted(browser: Browser, shop: Shop) -> None:
+    task = shop.app.tasks["send_mail"]
+    jobs = [await task.using(delay=3600).enqueue("move me", {"number": number}) for number in range(4)]
+    async with visiting(browser, shop, who="ada") as visit:
+        dialog = visit.page.get_by_role("dialog")
+        await visit.go("jobs?view=scheduled&text=move+me")
+        await visit.press("Reschedule all matching the filter")
+        await dialog.get_by_label("Start", exact=True).select_option("delay")
+        await dialog.get_by_label("Delay").fill("2d")
+        await dialog.get_by_role("button", name="Count the jobs").click()
+        await expect(dialog.get_by_role("heading", name="Reschedule 4 jobs?")).to_be_visible()
+        await visit.agree("Reschedule 4 jobs")
+
+        async def are_later() -> bool:
+            found = [await job.status() for job in jobs]
+            return all(status.run_at - datetime.now(UTC) > timedelta(hours=47) for status in found)
+
+        await until(are_later)
+        await visit.go("jobs?view=scheduled&text=move+me")
+        for job in jobs[:2]:
+            row = visit.page.locator("tr", has=visit.page.locator(f'a[href="jobs/{job.id}"]'))
+            await row.get_by_role("checkbox").check()
+        await visit.press("Reschedule 2 selected")
+        await dialog.get_by_label("New priority, 0 to 9").fill("9")
+        await dialog.get_by_role("button", name="Count the jobs").click()
+        await visit.agree("Reschedule 2 jobs")
+
+        async def have_priority() -> bool:
+            return {(await job.status()).priority for job in jobs[:2]} == {9}
+
+        await until(have_priority)
+
+
+async def test_final_jobs_are_deleted_by_an_admin(browser: Browser, shop: Shop) -> None:
+    task = shop.app.tasks["send_mail"]
+    jobs = [await task.using(delay=3600).enqueue("delete me", {"number": number}) for number in range(5)]
+    for job in jobs:
+        await job.cancel()
+    async with visiting(browser, shop, who="ada") as visit:
+        dialog = visit.page.get_by_role("dialog")
+        await visit.go(f"jobs/{jobs[0].id}")
+        await visit.press("Delete")
+        assert await axe_violations(visit, AXE) == []
+        await visit.agree("Delete the job")
+        await expect(visit.page).to_have_url(re.compile(r"jobs\?task=send_mail$"))
+
+        async def is_gone() -> bool:
+            try:
+                await shop.app.admin.status(jobs[0].id)
+            except JobNotFound:
+                return True
+            return False
+
+        await until(is_gone)
+        await visit.go("jobs?state=cancelled&text=delete+me")
+        row = visit.page.locator("tr", has=visit.page.locator(f'a[href="jobs/{jobs[1].id}"]'))
+        await row.get_by_role("checkbox").check()
+        await visit.press("Delete 1 selected")
+        await visit.agree("Delete 1 job")
+        await expect(visit.page.locator(f'a[href="jobs/{jobs[1].id}"]')).to_have_count(0)
+        await visit.press("Delete all matching the filter")
+        await expect(dialog.get_by_role("heading")).to_have_text("Delete 3 jobs?")
+        await visit.page.keyboard.press("Escape")
+        assert await shop.app.admin.count(text="delete me") == 3
+        await visit.press("Delete all matching the filter")
+        await visit.agree("Delete 3 jobs")
+
+        async def are_gone() -> bool:
+            return await shop.app.admin.count(text="delete me") == 0
+
+        await until(are_gone)
+
+    async def are_recorded() -> bool:
+        # A purge is recorded after its jobs are gone.
+        entries = await shop.app.admin.audit_log(kind="queue", actor="ada")
+        return [entry.action for entry in entries] == ["purge", "purge", "delete"]
+
+    await until(are_recorded)
+    async with visiting(browser, shop, who="olga") as visit:
+        await visit.go(f"jobs/{shop.seeds.failed.id}")
+        await expect(visit.page.get_by_role("button", name="Delete", exact=True)).to_have_attribute(
+            "aria-disabled", "true"
+        )
+        await visit.go("jobs?state=failed")
+        button = visit.page.get_by_role("button", name="Delete all matching the filter")
+        await expect(button).to_have_attribute("aria-disabled", "true")
+
+
+async def test_a_queue_is_purged_and_its_jobs_are_brought_back(browser: Browser, shop: Shop) -> None:
+    await shop.app.tasks["send_mail"].using(delay=3600).enqueue_many([(f"purge me {number}",) for number in range(3)])
+    waiting = await shop.app.admin.count(queue=QUEUE, state=JobState.WAITING)
+    assert waiting >= 3
+    async with visiting(browser, shop, who="olga") as visit:
+        await visit.go(f"queues/{QUEUE}")
+        await visit.press(f"Purge queue {QUEUE}")
+        dialog = visit.page.get_by_role("dialog")
+        await expect(dialog.get_by_role("heading")).to_have_text(f"Purge queue {QUEUE}?")
+        await expect(dialog).to_contain_text(f"{waiting} jobs are cancelled. These jobs will not run.")
+        await expect(dialog.locator("code")).to_have_text(f"headgate queues purge {QUEUE} {APP}")
+        await visit.agree(f"Cancel {waiting} jobs")
+
+        async def are_cancelled() -> bool:
+            return await shop.app.admin.count(queue=QUEUE, state=JobState.WAITING) == 0
+
+        await until(are_cancelled)
+        await expect(visit.page.get_by_role("button", name="Retry them …")).to_be_visible()
+        assert (await shop.app.admin.status(shop.seeds.running.id)).state == "running"
+        [entry] = await shop.app.admin.audit_log(kind="queue", subject=QUEUE, actor="olga", count=1)
+        assert (entry.action, entry.detail) == ("purge", f"{waiting} waiting jobs cancelled")
+        await visit.press("Retry them …")
+        await visit.agree(f"Retry {waiting} jobs")
+
+        async def are_back() -> bool:
+            return await shop.app.admin.count(queue=QUEUE, state=JobState.CANCELLED, text="purge me") == 0
+
+        await until(are_back)
+
+
+async def test_a_fair_queue_shows_its_keys_and_how_it_is_declared(browser: Browser, shop: Shop) -> None:
+    await shop.app.tasks["import_rows"].using(delay=3600).enqueue("later")
+    await shop.app.admin.queues.pause(FAIR)
+    tenants = [HOSTILE, "big", "big", "big"]
+    await shop.app.tasks["import_rows"].enqueue_many([(tenant,) for tenant in tenants])
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"queues/{FAIR}")
+        declared = visit.page.get_by_role("region", name="As declared")
+        for part in ("keys take turns: {tenant}", "big3", "1 min", "Slots per node2"):
+            await expect(declared).to_contain_text(part)
+        keys = visit.page.get_by_role("region", name="Keys with most waiting jobs")
+        rows = keys.get_by_role("row")
+        await expect(rows).to_have_count(3)
+        await expect(rows.nth(1)).to_contain_text("big33")
+        assert await axe_violations(visit, AXE) == []
+        await keys.get_by_role("link", name="1", exact=True).click()
+        await visit.settled()
+        await expect(visit.page.get_by_role("table").get_by_role("row")).to_have_count(2)
+        await visit.go("tasks/import_rows")
+        await expect(visit.page.locator("main")).to_contain_text("Tags import")

@@ -1,0 +1,135 @@
+"""The commands that the pages show, run in a shell as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Route, expect
+
+from tests.faces.browser.conftest import ROOT, Shop, shop_on, visiting
+from tests.faces.browser.shop import QUEUE
+from tests.faces.browser.test_dashboard import pages
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
+        yield shop
+
+
+async def run(shop: Shop, command: str) -> tuple[int, str]:
+    """Run a command in a shell. Returns its exit code and what it prints."""
+    programs = Path(sys.executable).parent
+    shell = await asyncio.create_subprocess_exec(
+        *("bash", "-c", command),
+        cwd=ROOT,
+        env=shop.environment | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "LC_ALL": "C.UTF-8"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    printed, _ = await shell.communicate()
+    assert shell.returncode is not None
+    return shell.returncode, printed.decode()
+
+
+async def test_each_command_that_a_page_copies_works_as_it_is(browser: Browser, shop: Shop) -> None:
+    found: set[str] = set()
+    # Of a queue that there is not, the command says that as an error.
+    known = [where for name, where in pages(shop).items() if name != "queue-unknown"]
+    async with visiting(browser, shop) as visit:
+        for where in [
+            *known,
+            "jobs?state=failed&queue=mail&enqueued_after=1h&text=a",
+            "batches?state=pending",
+        ]:
+            await visit.go(where)
+            found |= {
+                await button.get_attribute("title") or "" for button in await visit.page.locator("button.copy").all()
+            }
+    # The log of a running job is followed until that ends.
+    commands = sorted(each for each in found if "--follow" not in each)
+    assert len(commands) >= 25
+    turns = asyncio.Semaphore(2)
+
+    async def failure(command: str) -> str | None:
+        async with turns:
+            code, printed = await run(shop, command)
+            return None if code == 0 else f"{command}: {code}, {printed}"
+
+    failures = [each for each in await asyncio.gather(*map(failure, commands)) if each is not None]
+    assert not failures, "\n".join(failures)
+
+
+async def test_a_copied_command_and_those_of_dialogs_do_what_they_say(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await visit.go(f"jobs/{shop.seeds.failed.id}")
+        await visit.press("Copy as command")
+        copied = await page.evaluate("navigator.clipboard.readText()")
+        assert copied == f"headgate jobs explain {shop.seeds.failed.id} -A tests.faces.browser.served:app"
+        code, printed = await run(shop, copied)
+        assert (code, "ValueError" in printed) == (0, True)
+
+        await visit.go(f"queues/{QUEUE}")
+        await visit.press(f"Pause queue {QUEUE}")
+        code, printed = await run(shop, await page.locator("dialog .command-line code").inner_text())
+        assert (code, printed.endswith(f"{QUEUE} is paused\n")) == (0, True), printed
+        await page.keyboard.press("Escape")
+        await shop.app.admin.queues.resume(QUEUE)
+
+        await visit.go("jobs?task=send_mail")
+        await visit.press("Enqueue")
+        await page.get_by_label("Arguments (JSON)").fill(
+            '{\n  "to": "it\'s 12345678901234567890",\n  "words": {"n": 1}\n}'
+        )
+        command = await page.locator("dialog .command-line code").inner_text()
+        assert "\n" not in command
+        code, printed = await run(shop, command)
+        assert code == 0, printed
+        await page.keyboard.press("Escape")
+        (job,) = await shop.app.admin.jobs(task="send_mail", text="12345678901234567890")
+        payload = (await shop.app.admin.job(job.id)).record.payload
+        assert payload == '{"to":"it\'s 12345678901234567890","words":{"n":1}}'
+
+
+async def test_a_reason_names_a_command_with_the_app(browser: Browser, shop: Shop) -> None:
+    limits = shop.app.admin.limits
+    await limits.pause("permits", key="warehouse")
+    job = await shop.app.tasks["until_told"].enqueue(str(shop.seeds.signal))
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"jobs/{job.id}")
+        reason = await visit.page.locator(".why-reason").inner_text()
+        command = re.search("`(.+)`", reason)
+        assert command is not None, reason
+        code, printed = await run(shop, command[1])
+        assert code == 0, printed
+    assert not any(each.is_paused for each in await limits.settings("permits"))
+    await shop.app.admin.cancel_many([job.id])
+
+
+async def test_an_app_without_a_known_name_is_a_placeholder(browser: Browser, shop: Shop) -> None:
+    async def unnamed(route: Route) -> None:
+        session = await (await route.fetch()).json()
+        await route.fulfill(json=session | {"app": None})
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await page.route("**/api/session", unnamed)
+        await visit.go("nodes")
+        await visit.press("Copy as command")
+        assert await page.evaluate("navigator.clipboard.readText()") == "headgate nodes list -A module:app"
+        said = page.get_by_role("status", name="Messages")
+        await expect(said).to_contain_text("Write the name of your app in place of module:app.")

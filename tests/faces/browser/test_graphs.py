@@ -1,0 +1,105 @@
+"""The picture of connected jobs, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from importlib.resources import files
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from headgate import batch
+from tests.faces.browser.conftest import Shop, axe_violations, shop_on, visiting
+from tests.until import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
+LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
+        yield shop
+
+
+async def test_the_graph_of_a_job_is_drawn_live_with_links_both_ways(browser: Browser, shop: Shop) -> None:
+    mail = shop.app.tasks["send_mail"]
+    first = mail.using(delay=7200).call("first")
+    left, right = mail.call("left").after(first), mail.call("right").after(first)
+    both = mail.call("both").after(left, right, on="final")
+    stored = await batch([first, left, right, both]).enqueue()
+    ids = [job.id for job in stored.jobs]
+    async with visiting(browser, shop) as visit:
+        graph = visit.page.get_by_role("group", name="Graph of connected jobs")
+        await visit.go(f"jobs/{ids[0]}")
+        boxes = {id: graph.locator(f'a[href="jobs/{id}"]') for id in ids}
+        for id in ids[1:]:
+            await expect(boxes[id]).to_contain_text("blocked")
+        await expect(boxes[ids[0]]).to_have_attribute("aria-current", "page")
+        # The same state as that of the job on its page.
+        await expect(boxes[ids[0]]).to_contain_text("scheduled")
+        await expect(visit.page.locator(".page-title .badge")).to_have_text("scheduled")
+        said = re.compile("send_mail, .*, after the success of send_mail")
+        await expect(boxes[ids[1]]).to_have_attribute("aria-label", said)
+        whole = graph.locator(f'a[href="batches/{stored.id}"]')
+        await expect(whole).to_contain_text("batch of 4 jobs")
+        at = [await boxes[id].bounding_box() for id in ids]
+        lefts = [box["x"] for box in at if box is not None]
+        assert lefts[0] < lefts[1] == lefts[2] < lefts[3], "each is to the right of what it follows"
+        assert await graph.locator("path.graph-edge").count() == 8
+        assert await graph.locator("path.needs-final").count() == 2
+        for size, scheme in LOOKS:
+            await visit.look(size, scheme)
+            assert await axe_violations(visit, AXE) == []
+            assert await visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await visit.look("wide", "light")
+
+        await shop.app.admin.run_now(ids[0])
+        for id in ids:
+            await expect(boxes[id]).to_contain_text("succeeded")
+        await expect(whole).to_contain_text("succeeded, 4 of 4")
+
+        await boxes[ids[3]].click()
+        await visit.settled()
+        await expect(visit.page).to_have_url(shop.base + f"jobs/{ids[3]}")
+        await graph.locator(f'a[href="batches/{stored.id}"]').click()
+        await visit.settled()
+        await expect(graph.locator("a")).to_have_count(5)
+        assert await axe_violations(visit, AXE) == []
+
+
+async def test_a_graph_of_many_jobs_is_described_in_words(browser: Browser, shop: Shop) -> None:
+    mail = shop.app.tasks["send_mail"]
+    first = mail.using(delay=7200).call("first")
+    stored = await batch([first, *(mail.call(f"{number}").after(first) for number in range(200))]).enqueue()
+    plain = await batch([mail.using(delay=7200).call("one"), mail.using(delay=7200).call("two")]).enqueue()
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"batches/{stored.id}")
+        await expect(visit.page.get_by_role("region", name="Graph")).to_contain_text("More than 200 jobs and batches")
+        await expect(visit.page.locator(".graph")).to_have_count(0)
+        await visit.go(f"batches/{plain.id}")
+        await expect(visit.page.get_by_role("heading", name="Progress")).to_be_visible()
+        await expect(visit.page.get_by_role("heading", name="Graph")).to_have_count(0)
+    await shop.app.admin.cancel_many([stored.jobs[0].id])
+
+
+async def test_the_largest_graph_that_is_drawn_is_laid_out_at_once(browser: Browser, shop: Shop) -> None:
+    mail = shop.app.tasks["send_mail"]
+    layers = [[mail.using(delay=7200).call("0") for _ in range(10)]]
+    for number in range(1, 19):
+        layers.append([mail.call(f"{number}").after(*layers[-1][:3]) for _ in range(10)])
+    stored = await batch([call for layer in layers for call in layer]).enqueue()
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"batches/{stored.id}")
+
+        # Without seven jobs of the first layer, which nothing follows.
+        async def is_drawn() -> bool:
+            return await visit.page.locator(".graph a").count() == 184
+
+        await until(is_drawn)
+        assert await axe_violations(visit, AXE) == []

@@ -1,0 +1,150 @@
+"""What fits where: rows of one line, cards of a phone, the header, names of deploys; and what lists lead to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Route, expect
+
+from headgate.http.static_files import STATIC
+from tests.faces.browser.conftest import Shop, shop_on, visiting
+from tests.faces.browser.shop import LIMIT, QUEUE
+from tests.faces.browser.test_dashboard import limit_page
+
+HIGHEST_LINE = 38
+"""Pixels of a row with one line."""
+
+HIGHEST_CARD = 90
+"""Pixels of the card of a job or a key on a phone."""
+
+HEIGHTS = """() => [...document.querySelectorAll("main table.dense tbody tr")].map((row) =>
+    [row.querySelector(".bad-text") !== null, row.getBoundingClientRect().height])"""
+
+OUT_OF_THE_BAR = """() => {
+    const bar = document.querySelector(".topbar").getBoundingClientRect();
+    return [...document.querySelectorAll(".topbar :is(a, img, button, input, hg-finder)")]
+        .map((each) => [each, each.getBoundingClientRect()])
+        .filter(([, { width }]) => width > 0)
+        .filter(([, { left, right, top, bottom }]) => left < 0 || right > innerWidth || top < 0 || bottom > bar.bottom)
+        .map(([each]) => each.outerHTML.slice(0, 80));
+}"""
+
+# Where the names of marks at these seconds of a minute begin and end.
+MARKS = """async (marks) => {
+    await import(new URL("js/charts.js", document.querySelector("script[type=module]").src));
+    const series = [{ name: "One", tone: "blue", kind: "line", values: [[0, 1]] }];
+    const drawn = document.createElement("hg-chart");
+    drawn.className = "chart";
+    document.querySelector("main").append(drawn);
+    drawn.chart = {
+        label: "One", series, from: 0, to: 60000, unit: String, step: 1000,
+        marks: marks.map(([at, name]) => ({ at: at * 1000, name })),
+    };
+    const texts = [...drawn.querySelectorAll(".deploy text")];
+    const found = texts.map((text) => {
+        const { left, right } = text.getBoundingClientRect();
+        return [text.textContent, left, right];
+    });
+    const lines = drawn.querySelectorAll(".deploy line").length;
+    const { right } = drawn.getBoundingClientRect();
+    drawn.remove();
+    return { lines, right, found };
+}"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
+        yield shop
+
+
+async def test_jobs_and_keys_are_rows_of_one_line_and_low_cards_on_a_phone(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        for where in ("jobs", "limits", limit_page(LIMIT)):
+            await visit.go(where)
+            rows = await visit.page.evaluate(HEIGHTS)
+            assert len(rows) >= 2
+            # An error has a line of its own.
+            assert max(height for has_error, height in rows if not has_error) <= HIGHEST_LINE, where
+            assert max(height for _, height in rows) <= 2 * HIGHEST_LINE, where
+            await visit.look("narrow", "light")
+            rows = await visit.page.evaluate(HEIGHTS)
+            assert max(height for _, height in rows) <= HIGHEST_CARD, where
+            await visit.look("wide", "light")
+
+
+@pytest.mark.parametrize("language", ["en", "de", "it"])
+async def test_the_header_fits_a_phone(browser: Browser, shop: Shop, language: str) -> None:
+    async with visiting(browser, shop) as visit:
+        cookie = {"name": "headgate_language", "value": language, "url": shop.base}
+        await visit.page.context.add_cookies([cookie])  # type: ignore[list-item]
+        await visit.look("narrow", "light")
+        await visit.go("jobs")
+        await expect(visit.page.locator(".live-connected")).to_be_visible()
+        assert await visit.page.evaluate(OUT_OF_THE_BAR) == []
+
+
+async def test_names_of_deploys_do_not_overlap(browser: Browser, shop: Shop) -> None:
+    async def source(route: Route) -> None:
+        _, _, module = route.request.url.partition("/js/")
+        body = (STATIC / "js" / module).read_text() if module else 'import "./js/main.js";'
+        await route.fulfill(content_type="text/javascript", body=body)
+
+    marks = [(1, "first"), (2, "too near"), (30, "release-2026-11"), (31, "too near"), (57, "right"), (58, "near")]
+    async with visiting(browser, shop) as visit:
+        await visit.page.route(re.compile(r"/static/\w+/(?:js/.*|app\.js)$"), source)
+        await visit.go("nodes")
+        for size in ("wide", "narrow"):
+            await visit.look(size, "light")
+            drawn = await visit.page.evaluate(MARKS, marks)
+            assert drawn["lines"] == len(marks)
+            names = [name for name, _, _ in drawn["found"]]
+            assert names[0] == "first"
+            assert "too near" not in names
+            ends = [right for _, _, right in drawn["found"]]
+            assert all(end <= left for end, (_, left, _) in zip(ends, drawn["found"][1:], strict=False))
+            assert ends[-1] <= drawn["right"]
+
+
+async def test_tasks_show_how_many_jobs_wait_and_enqueue_one(browser: Browser, shop: Shop) -> None:
+    await shop.app.tasks["nightly"].using(delay=3600).enqueue()
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("tasks")
+        waiting = page.get_by_role("row", name="nightly").get_by_role("link", name="1", exact=True)
+        await waiting.click()
+        await expect(page).to_have_url(f"{shop.base}jobs?task=nightly&state=waiting")
+        await visit.go("tasks/nightly")
+        await visit.press("Enqueue")
+        await expect(page.get_by_label("Task of the job")).to_have_value("nightly")
+        await visit.agree("Enqueue")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("nightly")
+        await page.get_by_role("navigation", name="Breadcrumb").get_by_role("link", name=f"queue {QUEUE}").click()
+        await expect(page).to_have_url(f"{shop.base}queues/{QUEUE}")
+    async with visiting(browser, shop, who="vic") as visit:
+        await visit.go("tasks/nightly")
+        await expect(visit.page.get_by_role("button", name="Enqueue")).to_have_attribute("aria-disabled", "true")
+
+
+async def test_batches_show_their_tasks(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        for where in ("batches", f"batches/{shop.seeds.batch}"):
+            await visit.go(where)
+            await visit.page.locator("main").get_by_role("link", name="send_mail", exact=True).first.click()
+            await expect(visit.page).to_have_url(f"{shop.base}tasks/send_mail")
+
+
+async def test_a_new_schedule_is_in_the_time_zone_of_the_browser(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        session = await visit.page.context.new_cdp_session(visit.page)
+        await session.send("Emulation.setTimezoneOverride", {"timezoneId": "America/Lima"})
+        await visit.go("schedules")
+        await visit.press("Create")
+        zone = visit.page.get_by_role("dialog").get_by_label("Time zone", exact=True)
+        await expect(zone).to_have_value("America/Lima")

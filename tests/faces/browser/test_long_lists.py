@@ -1,0 +1,130 @@
+"""Lists of jobs in a store with more jobs than one read covers, and what they say of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Route, expect
+
+from tests.faces.browser.conftest import Shop, shop_on, visiting
+from tests.faces.browser.shop import QUEUE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+
+NEWER = 5_100
+"""More jobs of another queue than are read for one page."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
+        await shop.app.tasks["sync_tenant"].using(delay=7200).enqueue_many([("later",)] * NEWER)
+        yield shop
+
+
+async def test_jobs_behind_thousands_of_another_queue_are_listed(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        for where, job in (
+            (f"queues/{QUEUE}", shop.seeds.failed),
+            ("tasks/fail", shop.seeds.failed),
+            ("tasks/send_mail", shop.seeds.succeeded),
+        ):
+            await visit.go(where)
+            listed = page.get_by_role("table", name="Recent jobs")
+            await expect(listed.locator(f'a[href="jobs/{job.id}"]')).to_be_visible()
+        await visit.go("tasks/nightly")
+        await expect(page.get_by_text("No jobs of this task are kept.")).to_be_visible()
+        await visit.go("jobs?task=fail")
+        await expect(page.locator(".bulk-count")).to_have_text("1 job ")
+        counts = await shop.app.admin.counts()
+        total = sum(each.waiting + each.running + each.succeeded + each.failed + each.cancelled for each in counts)
+        await visit.go("jobs")
+        await expect(page.locator(".bulk-count")).to_have_text(f"{total:,} jobs ")
+
+
+async def test_a_list_that_read_only_a_part_of_the_jobs_says_so(browser: Browser, shop: Shop) -> None:
+    async def nothing_so_far(route: Route) -> None:
+        page = {"items": [], "next": shop.seeds.failed.id, "read": 5000, "reached": "2026-05-01T12:03:00Z"}
+        await route.fulfill(json=page)
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.route("**/api/jobs?**", nothing_so_far)
+        await visit.go(f"queues/{QUEUE}")
+        await expect(page.get_by_text("No jobs of this queue among the newest that were read.")).to_be_visible()
+        await expect(page.get_by_text("No failed jobs of this queue among the newest that were read.")).to_be_visible()
+        await visit.go("tasks/fail")
+        await expect(page.get_by_text("No jobs of this task among the newest that were read.")).to_be_visible()
+        await visit.go("jobs?text=nowhere")
+        covered = "Searched the newest 200,000 jobs, back to 2026-05-01"
+        await expect(page.locator(".empty")).to_contain_text(covered)
+        await expect(page.locator(".empty")).to_contain_text("Press Next to continue the search.")
+
+
+async def test_a_search_whose_time_is_over_says_what_it_covered(browser: Browser, shop: Shop) -> None:
+    async def over_at_the_third(route: Route) -> None:
+        asked.append(route.request.url)
+        page: dict[str, Any] = {"items": [], "next": "x", "read": 5000, "reached": "2026-05-01T12:03:00Z"}
+        if len(asked) < 3:
+            await route.fulfill(json=page)
+        else:
+            await route.fulfill(status=503, json={"error": {"code": "search_too_long", "message": "too long"}})
+
+    async def too_long(route: Route) -> None:
+        await route.fulfill(status=503, json={"error": {"code": "search_too_long", "message": "too long"}})
+
+    asked: list[str] = []
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.route("**/api/jobs?**", over_at_the_third)
+        await page.route("**/api/jobs/count?**", too_long)
+        await visit.go("jobs?text=nowhere")
+        await expect(page.locator(".empty")).to_contain_text("Searched the newest 10,000 jobs, back to 2026-05-01")
+        visit.forget_refusals(503)
+
+
+async def test_an_audit_of_many_starts_says_which_were_checked(browser: Browser, shop: Shop) -> None:
+    async def cut(route: Route) -> None:
+        answer = await route.fetch()
+        audit = await answer.json()
+        await route.fulfill(json=audit | {"is_cut": True, "starts": 10_000, "since": "2026-05-01T12:03:00Z"})
+
+    async with visiting(browser, shop) as visit:
+        await visit.page.route("**/audit?**", cut)
+        await visit.page.route("**/audit", cut)
+        await visit.go("limits/spare")
+        said = visit.page.get_by_text("Only the newest 10,000 starts were checked, those since 2026-05-01")
+        await expect(said).to_be_visible()
+
+
+async def test_a_queue_with_nothing_but_failures_is_not_idle(browser: Browser, shop: Shop) -> None:
+    async def with_failures(route: Route) -> None:
+        answer = await route.fetch()
+        overview = await answer.json()
+        nothing = {name: 0 for name, value in overview["queues"][0].items() if isinstance(value, int | float)}
+        quiet = overview["queues"][0] | nothing | {"paused_at": None, "lag": 0}
+        queues = [quiet | {"queue": "broken", "failed": 3}, quiet | {"queue": "quiet"}]
+        # The page takes it for newer than what the stream sends.
+        await route.fulfill(json=overview | {"queues": queues, "now": "2099-01-01T00:00:00Z"})
+
+    async def cut(route: Route) -> None:
+        answer = await route.fetch()
+        await route.fulfill(json=await answer.json() | {"is_cut": True})
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.route("**/api/overview", with_failures)
+        await page.route("**/api/limits/map", cut)
+        await visit.go("overview")
+        await expect(page.get_by_role("table", name="Queues").get_by_role("link", name="broken")).to_be_visible()
+        await expect(page.locator(".idle-queues")).to_contain_text("quiet")
+        await expect(page.locator(".idle-queues")).not_to_contain_text("broken")
+        # The hint counts the jobs of all keys, also of those that have no tile.
+        waiting = (await shop.app.admin.overview()).totals.throttled
+        hint = page.get_by_role("region", name="Limits").locator(".hint").first
+        await expect(hint).to_contain_text(f"shown; {waiting} job")

@@ -1,0 +1,97 @@
+"""A fair queue under one shared rate: the rate holds, none of it is lost, and each key has its part by weight."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headgate import Headgate, RateLimit
+from headgate.clock import SECOND
+from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+class Key(NamedTuple):
+    """So many jobs of a key come at once, so long (tenths of a second) after the beginning."""
+
+    weight: int
+    comes: int
+    jobs: int
+
+
+class Start(NamedTuple):
+    at: int
+    key: str
+
+
+KEYS = st.lists(st.builds(Key, st.integers(1, 4), st.integers(0, 40), st.integers(1, 25)), min_size=2, max_size=4)
+
+
+def played(keys: dict[str, Key], limit: RateLimit, slots: int) -> list[Start]:
+    """Run the jobs of these keys; return when each started, from the beginning."""
+    starts: list[Start] = []
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(storage=MemoryStorage(clock), clock=clock)
+        weights = {name: key.weight for name, key in keys.items()}
+        app.queue("default", concurrency=slots, fair_by="{tenant}", weights=weights)
+        app.limit("partner", limit)
+
+        @app.task(limits=["partner"])
+        async def call(tenant: str) -> None:
+            starts.append(Start(clock.monotonic() - begin, tenant))
+
+        async with app:
+            begin = clock.monotonic()
+            for name, key in sorted(keys.items(), key=lambda item: item[1].comes):
+                await asyncio.sleep(key.comes / 10 - (clock.monotonic() - begin) / SECOND)
+                await call.enqueue_many([(name,)] * key.jobs)
+            await asyncio.sleep(1 + sum(key.jobs for key in keys.values()) / 10)
+
+    run_virtual(main)
+    return starts
+
+
+def greedy(keys: dict[str, Key], limit: RateLimit) -> list[int]:
+    """The instants of the starts if no part of the rate is lost, whichever job each is of."""
+    state: Any = None
+    instants: list[int] = []
+    for arrived in sorted(key.comes * SECOND // 10 for key in keys.values() for _ in range(key.jobs)):
+        now = max(arrived, instants[-1] if instants else 0)
+        opens_at, state = limit.rule.take(state, now)
+        instants.append(opens_at)
+    return instants
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@given(keys=KEYS, burst=st.sampled_from([1, 1, 5]), slots=st.sampled_from([1, 20]))
+def test_a_shared_rate_is_used_whole_and_divided_by_weight(keys: list[Key], burst: int, slots: int) -> None:
+    named = {f"tenant-{number}": key for number, key in enumerate(keys)}
+    limit = RateLimit("10/s", burst=burst)
+    starts = played(named, limit, slots)
+
+    # 1. The total is that of one bucket which is never left unused while a job waits, and never more.
+    expected = greedy(named, limit)
+    assert len(starts) == len(expected)
+    for start, instant in zip(starts, expected, strict=True):
+        assert 0 <= start.at - instant <= SECOND // 100
+
+    # 2. While two keys have jobs and none joins, what each got for its weight differs by one start of each, at most.
+    # A key that joins lanes behind a bucket comes after the highest turn there: a few starts of the lowest weight.
+    last = {name: max(start.at for start in starts if start.key == name) for name in named}
+    joined = max(key.comes for key in keys) * SECOND // 10
+    lowest = 1 / min(key.weight for key in keys)
+    for one, other in combinations(named, 2):
+        both = max(named[one].comes, named[other].comes) * SECOND // 10
+        part, rest = 1 / named[one].weight, 1 / named[other].weight
+        for begin, most in ((joined + SECOND, part + rest), (both, part + rest + 3 * lowest)):
+            during = [start.key for start in starts if begin < start.at < min(last[one], last[other])]
+            for first in range(len(during)):
+                ahead = 0.0
+                for key in during[first:]:
+                    ahead += part if key == one else -rest if key == other else 0
+                    assert abs(ahead) <= most + 1e-9
