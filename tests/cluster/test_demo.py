@@ -11,7 +11,6 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_the_demo_keeps_all_promises_through_a_kill_9() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "headgate", "demo", "--seconds", "12", "--json"],

@@ -17,7 +17,7 @@ from headgate.limits.key import BETWEEN_LEVELS, levels_of
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Claim, Room
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 ORDER = "fair:default"
 WEIGHTS = {"a": 1, "b": 2, "c": 3}

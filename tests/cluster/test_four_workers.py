@@ -52,7 +52,7 @@ USE = 0.99 if os.getloadavg()[0] < (os.cpu_count() or 1) else 0.95
 # Every session of the workers and of this process itself, at once.
 CUT = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'headgate'"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 90)]
+pytestmark = pytest.mark.slow
 
 
 class Cluster:

@@ -19,7 +19,7 @@ import pytest
 from tests.cluster.held_verb import VERBS
 from tests.postgres_server import server_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 SECONDS = float(os.environ.get("HEADGATE_TEST_HELD_SECONDS", "30"))
 AT_ONCE = int(os.environ.get("HEADGATE_TEST_HELD_AT_ONCE", "4"))

@@ -22,7 +22,7 @@ from tests.durability.processes import children_of
 WORKERS = 3
 KILLS = 5
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 
 async def nothing_is_open(app: Headgate) -> None:

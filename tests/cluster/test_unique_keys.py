@@ -152,7 +152,6 @@ async def test_a_retry_of_a_final_job_is_refused_while_another_job_gets_its_key(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 async def test_under_load_one_job_waits_for_each_key_and_the_last_arguments_run(
     postgres_url: str, postgres_schema: str
 ) -> None:

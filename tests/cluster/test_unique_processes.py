@@ -51,7 +51,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 async def test_of_three_processes_one_stores_the_job_of_each_key_and_id(place: tuple[str, str]) -> None:
     url, schema = place
     options: dict[str, Any] = {"schema": schema} if schema else {}

@@ -28,7 +28,7 @@ RULES: dict[str, AnyRule] = {
 STEP = 10
 """SQLite calls the progress handler after this number of steps."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 
 class Meter:

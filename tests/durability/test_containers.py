@@ -38,7 +38,6 @@ def in_own_boot(folder: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("kind", ["processes", "boot"])
 async def test_nodes_in_other_containers_keep_their_jobs(
     kind: str, database: Path, tmp_path: Path, children: Children

@@ -14,7 +14,7 @@ from headgate import Headgate, StrictRate
 from tests.redis_server import RedisServer, server_in
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 
 APP = """
     import os, time

@@ -13,7 +13,7 @@ from headgate import JobState, batch, chain
 from tests.durability.chain_worker import make_app
 from tests.durability.processes import Children
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 STEPS = 20
 

@@ -19,7 +19,7 @@ from tests.durability.processes import Children
 ROUNDS = 2
 """Three lost attempts would rightly fail a job."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 class Payments:

@@ -20,7 +20,7 @@ from tests.durability.worker import MARGIN, PER, RATE
 ROUNDS = 10
 KEYS = ("acme", "globex", "initech", "umbrella")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 
 class Enqueuer:

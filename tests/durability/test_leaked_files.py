@@ -16,7 +16,7 @@ from headgate.storage.process import is_running, process_started
 from tests.durability.processes import Child, Children
 from tests.postgres_server import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 
 APP = """
     import os, resource

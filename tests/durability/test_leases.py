@@ -13,7 +13,7 @@ import pytest
 from headgate import Limiter, Mutex
 from tests.durability.processes import Children
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["redis", "postgres"])

@@ -20,7 +20,7 @@ from headgate.engine import backlog_migrator
 from headgate.jobs.event import Event, JobNotMigrated
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 
 TWO_AN_HOUR = StrictRate("2/h")
 

@@ -20,7 +20,7 @@ from tests.durability.tcp_proxy import TcpProxy
 from tests.postgres_server import PostgresServer
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 LEASE = 3.0
 

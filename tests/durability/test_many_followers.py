@@ -17,7 +17,7 @@ from tests.durability.postgres import ask
 from tests.postgres_server import PostgresServer
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 MANY = 100_000
 

@@ -29,7 +29,7 @@ RULES: dict[str, Any] = {"mutex": Semaphore(1), "each": Rate("1000000/s").rule}
 TERMS = GateTerms(holds=(PermitTerms(),))
 MIXED = GateTerms(holds=(PermitTerms(), None))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 
 def held(job: NewJob, terms: GateTerms) -> NewJob:

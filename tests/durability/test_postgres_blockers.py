@@ -14,7 +14,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import session_at
 from tests.postgres_server import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 
 async def status_of(url: str, folder: Path) -> tuple[int, str]:

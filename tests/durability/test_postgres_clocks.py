@@ -14,7 +14,7 @@ from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 HOUR = 3600
 

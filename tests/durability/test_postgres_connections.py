@@ -20,7 +20,7 @@ from tests.durability.work import Work
 from tests.postgres_server import PostgresServer, server_in
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 BACK = 5.0
 """Seconds after a fault within which the work continues."""

@@ -22,7 +22,7 @@ from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer, server_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 SLEEP = "SELECT pg_sleep(60)"
 

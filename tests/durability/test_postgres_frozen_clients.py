@@ -25,7 +25,7 @@ from tests.durability.work import Work
 from tests.pgbouncer import running_bouncer
 from tests.postgres_server import PostgresServer, server_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 BOUND = 5.0
 """Seconds after which no other client waits for a stopped client."""

@@ -22,8 +22,6 @@ from tests.conformance.storage_suite import StoreUser
 from tests.durability.postgres import becomes, session_at
 from tests.until import until
 
-pytestmark = pytest.mark.timeout(60)
-
 PROMPT = 8.0
 """Seconds; the store waits up to 5 for a lock, once a minute at most, before it looks out for locked jobs."""
 

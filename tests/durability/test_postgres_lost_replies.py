@@ -17,7 +17,7 @@ from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
+pytestmark = pytest.mark.slow
 
 MARK = b"a-mark-in-the-payload"
 

@@ -84,7 +84,6 @@ async def test_eight_apps_that_open_a_new_schema_concurrently_create_it_once(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 async def test_processes_that_open_a_new_schema_concurrently_create_it_once(
     postgres_url: str, postgres_schema: str, children: Children
 ) -> None:

@@ -16,7 +16,7 @@ from tests.durability.work import Work
 from tests.pgbouncer import bouncer_before
 from tests.postgres_server import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.durability.processes import Child, Children
 from tests.durability.release import program
 from tests.postgres_server import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 
 LATER = [
     "-- People want to write things down.\nALTER TABLE headgate.job ADD COLUMN remark text;\n"

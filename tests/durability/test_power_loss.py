@@ -15,7 +15,6 @@ from tests.durability.stores import open_store
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(40)
 async def test_a_copy_taken_at_any_moment_has_all_acknowledged_jobs(
     database: Path, tmp_path: Path, children: Children
 ) -> None:

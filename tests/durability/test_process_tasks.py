@@ -21,7 +21,7 @@ from tests.durability.processes import Children
 from tests.engine import hooked_bodies
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.slow
 
 ONCE = RetryPolicy(retries=0)
 

@@ -11,7 +11,7 @@ from headgate import JobState
 from tests.durability.processes import Children
 from tests.durability.renamed import program
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 
 async def test_jobs_of_a_renamed_task_wait_for_a_release_that_has_it(children: Children, database: Path) -> None:

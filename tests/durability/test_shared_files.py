@@ -23,7 +23,6 @@ from tests.durability.stores import claim_for, new_job, on_writer, open_store
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(40)
 async def test_while_a_lock_holder_is_stopped_writers_wait_readers_continue_and_no_node_is_declared_dead(
     database: Path, tmp_path: Path, children: Children, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,7 +108,6 @@ async def test_a_users_own_transaction_is_neither_lost_nor_seen_early(database: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 async def test_eight_processes_that_write_at_once_share_the_file_evenly(database: Path, children: Children) -> None:
     async with open_store(database, joined=False):
         pass

@@ -20,7 +20,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Child, Children
 from tests.durability.run_log import count_endings, endings, read_run_log, runs_by_job
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
+pytestmark = pytest.mark.slow
 
 
 class ParentApp:

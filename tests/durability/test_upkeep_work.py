@@ -30,7 +30,7 @@ HOUR = 3600
 STEP = 10
 """SQLite calls the progress handler after this number of steps."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 
 class Meter:

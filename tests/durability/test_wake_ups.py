@@ -15,7 +15,7 @@ from headgate.clock import SECOND, SystemClock
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
+pytestmark = pytest.mark.slow
 
 
 async def delays(database: Path, children: Children, count: int, *, ignores_wake_ups: bool) -> list[float]:

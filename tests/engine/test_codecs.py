@@ -447,7 +447,6 @@ def miscount(card: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 async def test_a_child_process_gets_arguments_in_clear_and_its_result_is_encoded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

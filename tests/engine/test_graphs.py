@@ -329,7 +329,6 @@ def layered(work: Any, layers: int) -> list[Call[Any]]:
     return [call for layer in calls for call in layer]
 
 
-@pytest.mark.timeout(120)
 def test_a_graph_of_10_000_jobs_is_stored_at_once_and_ends() -> None:
     async def main(clock: VirtualClock) -> None:
         own = Recorded(Headgate("memory://", clock=clock))
@@ -343,7 +342,6 @@ def test_a_graph_of_10_000_jobs_is_stored_at_once_and_ends() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 async def test_a_graph_of_10_000_jobs_in_a_database_is_stored_at_once_and_ends(make_app: MakeApp) -> None:
     own = Recorded(make_app())
     async with own.app:

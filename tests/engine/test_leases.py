@@ -265,7 +265,6 @@ def test_a_node_whose_lease_has_run_out_claims_nothing_until_a_heartbeat_has_suc
     run_virtual(main)
 
 
-@pytest.mark.timeout(30)
 async def test_a_thread_can_read_that_its_lease_is_lost_and_keeps_its_permit_until_it_ends() -> None:
     """It cannot be stopped; what it writes outside is to be fenced there."""
     # In real time: virtual time does not advance while a thread works.

@@ -49,7 +49,6 @@ ONCE = RetryPolicy(retries=1, base=1, jitter=False)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_ten_thousand_jobs_behind_one_mutex_run_one_at_a_time_first_come_first_served() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

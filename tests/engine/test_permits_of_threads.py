@@ -13,8 +13,6 @@ from headgate.clock import SystemClock
 from headgate.jobs.event import AttemptLingers
 from headgate.storage.sqlite.memory import MemoryStorage
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
 async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(

@@ -47,7 +47,6 @@ async def saturate(clock: VirtualClock, limit: Limit, jobs: int, seconds: float)
     ],
     ids=lambda limit: f"{limit.rule.kind} {limit.rule.describe()}",
 )
-@pytest.mark.timeout(60)
 def test_promise_1_and_5_a_saturated_key_uses_its_whole_budget_for_an_hour_and_never_exceeds_it(limit: Limit) -> None:
     async def main(clock: VirtualClock) -> None:
         period, count = limit.rule.period, limit.rule.count or 0

@@ -690,7 +690,6 @@ def test_a_running_job_is_asked_to_end(project: Project) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_several_processes_share_the_work_and_a_killed_one_is_started_again(project: Project) -> None:
     with project.worker("--processes", "2", "-q", "default:1") as parent:
         lines = lines_until(parent, "works on") + lines_until(parent, "works on")
@@ -719,7 +718,6 @@ def _meet(project: Project) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_workers_end_when_their_parent_is_killed(project: Project) -> None:
     with project.worker("--processes", "2") as parent:
         lines = lines_until(parent, "works on") + lines_until(parent, "works on")

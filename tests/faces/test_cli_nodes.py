@@ -197,7 +197,6 @@ async def test_a_quiet_worker_lets_its_job_run_and_another_slot_number_applies_a
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 async def test_a_supervisor_does_not_start_a_worker_again_that_an_operator_has_stopped(project: Project) -> None:
     with project.worker("--name", "web", "--processes", "2") as parent:
         nodes = await project.nodes_are(lambda nodes: len(nodes) == 2)

@@ -109,7 +109,6 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_worker_serves_metrics_during_and_after_1100_half_sent_requests(tmp_path: Path) -> None:
     port = free_port()
     with serving(tmp_path, "worker", "project:app", "--metrics-port", str(port)) as worker:
@@ -129,7 +128,6 @@ def test_a_worker_serves_metrics_during_and_after_1100_half_sent_requests(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_dashboard_responds_during_and_after_1100_half_sent_requests(tmp_path: Path) -> None:
     with serving(tmp_path, "dashboard", "project:app", "--port", "0") as process:
         link = wait_for(tmp_path, r"http://\S+token=\S+")
@@ -170,7 +168,6 @@ def test_the_metrics_server_answers_prometheus(metrics_port: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(40)
 def test_a_connection_that_sends_a_request_slowly_is_closed(
     metrics_port: int,
 ) -> None:

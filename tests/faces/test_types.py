@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 
 TYPING = Path(__file__).parents[1] / "typing"
 PROGRAMS = Path(sys.executable).parent

@@ -10,7 +10,7 @@ import pytest
 
 from tests.faces.wheel import ROOT, build_wheel, install, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 PAGE = ROOT / "docs" / "testing.md"
 INI = """[pytest]

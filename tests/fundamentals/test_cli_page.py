@@ -33,7 +33,6 @@ async def fill(app: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_the_commands_of_the_page_run_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "shop.py").write_text(program)

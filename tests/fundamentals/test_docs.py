@@ -64,7 +64,6 @@ def test_the_examples_of_every_page_are_run_somewhere() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_run_as_documented(page: str, tmp_path: Path, run_example: RunExample) -> None:
     blocks = blocks_of((DOCS / page).read_text())
@@ -77,7 +76,6 @@ def test_the_examples_of_a_page_can_be_declared(page: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_the_chains_and_batches_of_the_page_run(tmp_path: Path, run_example: RunExample) -> None:
     blocks = [block for block in blocks_of((DOCS / "chains.md").read_text()) if "current_job().follows" not in block]
     output = run_example("\n\n".join(blocks), tmp_path)
@@ -85,7 +83,6 @@ def test_the_chains_and_batches_of_the_page_run(tmp_path: Path, run_example: Run
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_step_of_a_chain_reads_the_previous_result_as_documented(tmp_path: Path, run_example: RunExample) -> None:
     page = (DOCS / "chains.md").read_text()
     (program,) = [block for block in blocks_of(page) if "current_job().follows" in block]

@@ -54,7 +54,6 @@ asyncio.run(fail())
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_the_examples_of_the_page_on_hooks_do_what_they_say(tmp_path: Path, run_example: RunExample) -> None:
     page = PAGE.read_text()
     (promised,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)

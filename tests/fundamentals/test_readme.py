@@ -80,7 +80,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_the_first_example_of_the_readme_runs_as_documented(tmp_path: Path, run_example: RunExample) -> None:
     example, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(example.strip().splitlines()) <= 25
@@ -91,7 +90,6 @@ def test_the_first_example_of_the_readme_runs_as_documented(tmp_path: Path, run_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_the_methods_in_the_readme_work_as_documented(tmp_path: Path, run_example: RunExample) -> None:
     _, verbs = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     statements, first, declarations = verbs.partition("@app.schedule")

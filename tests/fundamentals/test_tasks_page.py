@@ -13,7 +13,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_the_examples_of_the_page_on_tasks_run_as_documented(tmp_path: Path, run_example: RunExample) -> None:
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     printed = run_example("\n".join(examples), tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +23,6 @@ from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.kinds import dump_rule, load_rule
 from headgate.limits.limit import AnyRule, Limit
 
-pytestmark = pytest.mark.timeout(180)
 thorough = settings(deadline=None, max_examples=300)
 
 LARGEST = 2**63 - 1

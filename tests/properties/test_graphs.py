@@ -29,7 +29,7 @@ from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser
 from tests.properties.graph_model import Node, cancelled_with, is_cyclic, retry, settle
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio]
 
 MANY = int(os.environ.get("GRAPHS_PER_SEED", "0"))
 """How many graphs are made of each seed; set it to 1000 after a change of followers."""

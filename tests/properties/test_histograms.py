@@ -5,13 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import ceil
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.jobs.histogram import BOUNDS, BUCKETS, added, percentile, trimmed
-
-pytestmark = pytest.mark.timeout(60)
 
 thorough = settings(deadline=None, max_examples=200)
 

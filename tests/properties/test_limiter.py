@@ -23,8 +23,6 @@ from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 # A slow machine is no failure.
-pytestmark = pytest.mark.timeout(180)
-
 thorough = settings(deadline=None, max_examples=100)
 
 rules = st.one_of(

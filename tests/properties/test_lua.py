@@ -25,7 +25,6 @@ from tests.properties.rule_strategies import LOWEST, counts, periods
 from tests.properties.rule_strategies import RULES as ALL_RULES
 
 # A slow machine is no failure.
-pytestmark = pytest.mark.timeout(180)
 
 
 def fits_redis(rule: AnyRule) -> bool:
@@ -177,7 +176,6 @@ def tell(url: str, rules: Sequence[AnyRule], steps: Sequence[tuple[Any, ...]]) -
     asyncio.run(History(url, rules).tell(steps))
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", RULES)
 @on_a_server
 @given(data=st.data())
@@ -191,7 +189,6 @@ def one_at_a_time(step: tuple[Any, ...]) -> tuple[Any, ...]:
     return ("take", step[1], 1, step[3]) if step[0] == "take" else step
 
 
-@pytest.mark.timeout(120)
 @on_a_server
 @given(data=st.data())
 def test_the_script_of_leases_decides_like_its_rule(redis_url: str, data: st.DataObject) -> None:
@@ -200,7 +197,6 @@ def test_the_script_of_leases_decides_like_its_rule(redis_url: str, data: st.Dat
     tell(redis_url, rules, data.draw(st.lists(STEPS.map(one_at_a_time), min_size=3, max_size=40)))
 
 
-@pytest.mark.timeout(120)
 @on_a_server
 @given(data=st.data())
 def test_a_bucket_changes_its_kind_of_rule_in_lua_as_in_python(redis_url: str, data: st.DataObject) -> None:
@@ -209,7 +205,6 @@ def test_a_bucket_changes_its_kind_of_rule_in_lua_as_in_python(redis_url: str, d
     tell(redis_url, rules, data.draw(st.lists(STEPS, min_size=3, max_size=40)))
 
 
-@pytest.mark.timeout(120)
 @on_a_server
 @given(rule=RULES["adaptive"], waits=st.lists(st.integers(0, 20), min_size=3, max_size=8))
 def test_a_refusal_of_a_used_rate_keeps_the_debt_in_lua_as_in_python(

@@ -35,8 +35,6 @@ from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra
 from headgate.limits.strict_rate import SlidingLog
 
 # A slow machine is no failure.
-pytestmark = pytest.mark.timeout(180)
-
 NOON = 1_767_268_800 * SECOND
 
 # A slow machine is no failure.

@@ -51,8 +51,6 @@ from tests.limit_settings import change
 from tests.properties.storage_model import ModelJob, StorageModel
 
 # A slow machine is no failure.
-pytestmark = pytest.mark.timeout(180)
-
 T = TypeVar("T")
 
 RULES: dict[str, Any] = {
@@ -730,7 +728,7 @@ class MemoryMachine(StorageMachine):
 
 
 # The store in memory is SQLite, as the one below.
-TestMemoryStorage = pytest.mark.slow(pytest.mark.timeout(120)(MemoryMachine.TestCase))
+TestMemoryStorage = pytest.mark.slow(MemoryMachine.TestCase)
 TestMemoryStorage.settings = settings(
     max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "80")), stateful_step_count=40, deadline=None
 )

@@ -30,8 +30,6 @@ from tests.conformance.storage_suite.store_user import BOOM, StoreUser
 from tests.properties.test_storage_model import memory, postgres, sqlite
 
 # A slow machine is no failure.
-pytestmark = pytest.mark.timeout(180)
-
 T = TypeVar("T")
 
 IDS = [str(uuid.uuid5(uuid.NAMESPACE_URL, str(number))) for number in range(3)]

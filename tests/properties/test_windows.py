@@ -19,8 +19,6 @@ from headgate.limits.sliding_window import SliceCounter
 from tests.properties.rule_strategies import RULES
 
 # A slow machine is no failure.
-pytestmark = pytest.mark.timeout(180)
-
 NOON = 1_767_268_800 * SECOND
 
 # A slow machine is no failure.

@@ -18,7 +18,7 @@ from tests.faces.browser.conftest import APP, Shop, axe_violations, shop_on, vis
 from tests.faces.browser.shop import FAIR, HOSTILE, QUEUE
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 

@@ -17,7 +17,7 @@ from tests.faces.browser.conftest import ROOT, Shop, shop_on, visiting
 from tests.faces.browser.shop import QUEUE
 from tests.faces.browser.test_dashboard import pages
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

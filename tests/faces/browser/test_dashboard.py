@@ -59,7 +59,7 @@ AXES = """async (value) => {
 of_one_store = pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
 of_postgres = pytest.mark.parametrize("shop", ["postgres"], indirect=True)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sqlite", "postgres"])

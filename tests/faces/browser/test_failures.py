@@ -15,7 +15,7 @@ from tests.faces.browser.conftest import Shop, shop_on, visiting
 from tests.faces.browser.shop import LONG
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

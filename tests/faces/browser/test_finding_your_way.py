@@ -16,7 +16,7 @@ from tests.faces.browser.conftest import Shop, Visit, shop_on, visiting
 from tests.faces.browser.shop import HOSTILE, LIMIT, QUEUE
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SCREEN = 844
 """The height of the narrow screen."""

@@ -14,7 +14,7 @@ from headgate import batch
 from tests.faces.browser.conftest import Shop, axe_violations, shop_on, visiting
 from tests.until import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))

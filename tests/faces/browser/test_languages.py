@@ -13,7 +13,7 @@ from headgate.http.languages import catalogue
 from tests.faces.browser.conftest import Shop, shop_on, visiting
 from tests.faces.browser.test_dashboard import CUT_OFF, fits, pages
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 TEXTS = """() => {
   const data = "code, pre, .mono, [lang=en], noscript, script, style, .json-body, .log-message";

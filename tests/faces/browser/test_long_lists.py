@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Route, expect
 from tests.faces.browser.conftest import Shop, shop_on, visiting
 from tests.faces.browser.shop import QUEUE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 NEWER = 5_100
 """More jobs of another queue than are read for one page."""

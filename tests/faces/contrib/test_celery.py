@@ -24,7 +24,7 @@ from tests.faces.contrib.gate_suite import GateSuite, Side
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, until, working
 from tests.redis_server import RedisServer, server_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 APP = "tests.faces.contrib.celery_app"
 WORKER = ("celery", "-A", APP, "worker", "-c", "2", "-l", "warning", "--without-gossip", "--without-mingle")

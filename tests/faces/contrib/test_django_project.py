@@ -98,7 +98,6 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_project_without_an_app_runs_jobs_and_keeps_its_own_log(project: Project) -> None:
     project.manage("migrate")
     id = project.run("-c", ENQUEUE).strip()

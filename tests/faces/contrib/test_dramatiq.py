@@ -21,7 +21,7 @@ from tests.faces.contrib.gate_suite import GateSuite, Side
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, until, working
 from tests.redis_server import RedisServer, server_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 APP = "tests.faces.contrib.dramatiq_app"
 WORKER = ("dramatiq", APP, "--processes", "1", "--threads", "4")

@@ -19,7 +19,7 @@ from tests.faces.contrib.gate_suite import GateSuite, Side
 from tests.faces.contrib.workers import Log, Worker, working
 from tests.redis_server import RedisServer, server_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 APP = "tests.faces.contrib.taskiq_app"
 WORKER = ("taskiq", "worker", f"{APP}:broker", "--workers", "1", "--max-async-tasks", "4", "--max-prefetch", "4")
