@@ -35,8 +35,7 @@ from headgate import (
 from headgate.jobs.job import NewJob
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Claim, Room
-from tests.durability.postgres import becomes
-from tests.until import until
+from tests.until import becomes, until
 
 PAUSE = 0.2
 """Seconds between two measurements of a kind."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, Self
 
 import asyncpg
@@ -69,11 +67,3 @@ async def ask(url: str, statement: str, *values: Any) -> Any:
         return await connection.fetchval(statement, *values)
     finally:
         await connection.close()
-
-
-async def becomes(question: Callable[[], Awaitable[Any]], expected: object, timeout: float = 10) -> None:
-    """Ask again and again until that is the answer."""
-    began = time.monotonic()
-    while (answer := await question()) != expected:
-        assert time.monotonic() - began < timeout, f"it is {answer!r} after {timeout} s, not {expected!r}"
-        await asyncio.sleep(0.02)

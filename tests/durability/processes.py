@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+from tests.until import patient
+
 HERE = Path(__file__).parent
 
 
@@ -46,33 +48,43 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    async def wait_for_line(self, word: str, timeout: float = 15) -> list[Any]:
-        """Return the values of the first unread line that begins with `word`; other lines are kept for later."""
+    async def wait_for_line(self, word: str, seconds: float = 15) -> list[Any]:
+        """Return the values of the first unread line that begins with `word`; other lines are kept for later.
+
+        Raises TimeoutError after `patient(seconds)`.
+        """
+        try:
+            async with asyncio.timeout(patient(seconds)):
+                return await self._line(word)
+        except TimeoutError:
+            raise TimeoutError(f"no line {word!r} within {patient(seconds):g} s; {self._output()}") from None
+
+    async def _line(self, word: str) -> list[Any]:
         assert self.process.stdout is not None
         for place, (first, values) in enumerate(self.unread_lines):
             if first == word:
                 del self.unread_lines[place]
                 return values
-        async with asyncio.timeout(timeout):
-            while True:
-                line = await self.process.stdout.readline()
-                if not line:
-                    raise AssertionError(f"the child ended before it printed {word!r}; {self._output()}")
-                first, _, rest = line.decode().partition(" ")
-                values = json.loads(rest or "[]")
-                self.lines.append((first.strip(), values))
-                if first.strip() == word:
-                    return list(values)
-                self.unread_lines.append((first.strip(), values))
+        while True:
+            line = await self.process.stdout.readline()
+            if not line:
+                raise AssertionError(f"the child ended before it printed {word!r}; {self._output()}")
+            first, _, rest = line.decode().partition(" ")
+            values = json.loads(rest or "[]")
+            self.lines.append((first.strip(), values))
+            if first.strip() == word:
+                return list(values)
+            self.unread_lines.append((first.strip(), values))
 
     def has_line(self, word: str) -> bool:
         """Whether a line that begins with `word` has been read; `read_lines` reads those that no test waits for."""
         return any(first == word for first, _ in self.lines)
 
     async def read_lines(self, seconds: float = 0.2) -> None:
-        """Read what it has printed so far, and what it prints in so many seconds."""
+        """Read what it has printed so far, and what it prints in exactly so many seconds."""
         with contextlib.suppress(TimeoutError):
-            await self.wait_for_line("a word that is never printed", seconds)
+            async with asyncio.timeout(seconds):
+                await self._line("a word that is never printed")
 
     def lines_with(self, word: str) -> list[list[Any]]:
         """Return the values of all lines so far that begin with `word`."""
@@ -101,11 +113,11 @@ class Child:
             self.process.kill()
         await self.end()
 
-    async def end(self, timeout: float = 15) -> int:
-        """Read the remaining lines, and return the exit code."""
+    async def end(self, seconds: float = 15) -> int:
+        """Read the remaining lines, and return the exit code; raises TimeoutError after `patient(seconds)`."""
         assert self.process.stdout is not None
         assert self.process.stdin is not None
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(patient(seconds)):
             async for line in self.process.stdout:
                 word, _, values = line.decode().partition(" ")
                 self.lines.append((word.strip(), json.loads(values or "[]")))

@@ -38,6 +38,6 @@ async def test_no_job_is_lost_and_the_operator_sees_the_reason_of_each_state(
         elsewhere=str(tmp_path),
         small=small,
     )
-    code = await child.end(timeout=110)
+    code = await child.end(seconds=110)
     assert code == 0, children.log
     assert child.has_line("passed")

@@ -38,7 +38,7 @@ async def test_processes_take_turns_and_the_tokens_of_their_turns_only_grow(
     for holder in holders:
         holder.send("go")
     for holder in holders:
-        await holder.wait_for_line("ended", timeout=40)
+        await holder.wait_for_line("ended", seconds=40)
         assert await holder.end() == 0
     lines = file.read_text().split("\n")[:-1]
     tokens = [int(line.split()[0]) for line in lines[::2]]

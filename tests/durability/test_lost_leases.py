@@ -61,7 +61,7 @@ async def test_a_worker_frozen_between_its_claim_and_the_start_starts_nothing_th
         job = await work.enqueue(6.0)
         await frozen.wait_for_line("frozen")
         other = await start(children, url, run_log)
-        await other.wait_for_line("inside", timeout=30)
+        await other.wait_for_line("inside", seconds=30)
         frozen.signal(signal.SIGCONT)
         await frozen.wait_for_line("NodeDeclaredDead")
         await job.result(timeout=30)
@@ -85,7 +85,7 @@ async def test_a_worker_that_was_stopped_inside_a_mutex_leaves_it_when_it_resume
         with _writing_nothing(url):
             frozen.signal(signal.SIGSTOP)
         other = await start(children, url, run_log)
-        await other.wait_for_line("inside", timeout=30)
+        await other.wait_for_line("inside", seconds=30)
         frozen.signal(signal.SIGCONT)
         (_, cancelled) = await frozen.wait_for_line("LeaseNotRenewed")
         assert cancelled == 1

@@ -36,11 +36,11 @@ async def test_a_worker_with_a_clock_off_by_an_hour_starts_jobs_when_they_are_du
 ) -> None:
     local, remote = Work(postgres.url), Work(postgres.url, clock=WrongClock(ahead))
     async with local.app.open(), remote.app:
-        await remote.has_run(await local.gated.enqueue("acme"), timeout=3)
+        await remote.has_run(await local.gated.enqueue("acme"), seconds=3)
         began = time.monotonic()
         later = await local.gated.using(delay=1.5).enqueue("acme")
         much_later = await local.gated.using(delay=HOUR / 2).enqueue("acme")
-        await remote.has_run(later, timeout=5)
+        await remote.has_run(later, seconds=5)
         assert 1.4 < time.monotonic() - began < 3.5
         assert much_later.id not in remote.runs
         # The skew of that clock is reported.
@@ -55,10 +55,10 @@ async def test_a_delay_by_an_app_with_a_clock_off_by_an_hour_has_the_right_lengt
 ) -> None:
     local, remote = Work(postgres.url, clock=WrongClock(ahead)), Work(postgres.url)
     async with local.app.open(), remote.app:
-        await remote.has_run(await local.gated.enqueue("acme"), timeout=3)
+        await remote.has_run(await local.gated.enqueue("acme"), seconds=3)
         began = time.monotonic()
         later = await local.gated.using(delay=1.5).enqueue("acme")
-        await remote.has_run(later, timeout=5)
+        await remote.has_run(later, seconds=5)
         assert 1.4 < time.monotonic() - began < 3.5
 
 
@@ -86,4 +86,4 @@ async def test_a_job_that_expires_does_so_by_the_server_s_clock(postgres: Postgr
     async with local.app.open(), remote.app:
         expires_at = datetime.now(UTC) + timedelta(minutes=30)
         job = await local.gated.using(expires_at=expires_at).enqueue("acme")
-        await remote.has_run(job, timeout=5)
+        await remote.has_run(job, seconds=5)

@@ -67,7 +67,7 @@ async def test_a_silent_connection_is_closed_in_time_and_the_work_continues(
             assert job.id not in remote.runs
             # The silent connections stay open: no RST or FIN is ever received.
             proxy.release()
-            await remote.has_run(job, timeout=BACK)
+            await remote.has_run(job, seconds=BACK)
             assert remote.again == []
 
 
@@ -83,7 +83,7 @@ async def test_a_silent_listener_is_detected_and_jobs_are_found_by_polling_meanw
             async def delay() -> float:
                 job = await local.gated.enqueue("acme")
                 began = time.monotonic()
-                await remote.has_run(job, timeout=BACK)
+                await remote.has_run(job, seconds=BACK)
                 return time.monotonic() - began
 
             await delay()
@@ -115,7 +115,7 @@ async def test_many_connection_resets_lose_no_job_and_end_none_twice(postgres: P
             acknowledged = await enqueue_for(work, 3)
             raging.cancel()
             acknowledged += await enqueue_for(work, 0.5)
-            await work.has_run(*acknowledged, timeout=BACK)
+            await work.has_run(*acknowledged, seconds=BACK)
             await asyncio.gather(*(job.result(timeout=BACK) for job in acknowledged))
             assert await work.app._storage.check() == []
             assert await sessions_of_apps(postgres) <= MOST_SESSIONS
@@ -134,7 +134,7 @@ async def test_a_server_that_refuses_connections_is_not_asked_in_a_busy_loop(pos
             assert rate < 40, f"{rate} connections a second"
             assert time.process_time() - used < 1.5
             proxy.put_to(postgres.port)
-            await work.has_run(await work.gated.enqueue("acme"), timeout=BACK)
+            await work.has_run(await work.gated.enqueue("acme"), seconds=BACK)
 
 
 async def test_terminating_sessions_all_the_time_loses_no_job(postgres: PostgresServer) -> None:
@@ -160,7 +160,7 @@ async def test_terminating_sessions_all_the_time_loses_no_job(postgres: Postgres
         await operator.close()
         assert ended > 20
         acknowledged += await enqueue_for(work, 0.5)
-        await work.has_run(*acknowledged, timeout=BACK)
+        await work.has_run(*acknowledged, seconds=BACK)
         await asyncio.gather(*(job.result(timeout=BACK) for job in acknowledged))
         assert await work.app._storage.check() == []
         assert await sessions_of_apps(postgres) <= MOST_SESSIONS
@@ -185,7 +185,7 @@ async def test_a_session_that_is_ended_in_the_middle_of_a_statement_is_replaced(
         assert await operator.fetchval(f"SELECT count(pg_terminate_backend(pid)) {stuck}") >= 3
         await operator.execute("ROLLBACK")
         jobs = await asyncio.gather(*enqueuing)
-        await work.has_run(*jobs, timeout=BACK)
+        await work.has_run(*jobs, seconds=BACK)
         assert await held.result(timeout=BACK) == "acme"
         assert work.again == []
         assert await work.app._storage.check() == []
@@ -215,7 +215,7 @@ async def test_a_server_without_room_for_connections_is_waited_for(tmp_path: Pat
             for each in taken:
                 await each.close()
             job = await work.gated.enqueue("acme")
-            await work.has_run(job, timeout=BACK)
+            await work.has_run(job, seconds=BACK)
         await operator.close()
 
 
@@ -229,7 +229,7 @@ async def test_a_node_works_with_fewer_connections_than_configured(tmp_path: Pat
         work = Work(url)
         async with work.app:
             acknowledged = await enqueue_for(work, 1.5)
-            await work.has_run(*acknowledged, timeout=BACK)
+            await work.has_run(*acknowledged, seconds=BACK)
             assert len(acknowledged) > 30
             assert work.again == []
         for each in (operator, *others):
@@ -249,4 +249,4 @@ async def test_a_notification_that_was_lost_delays_a_job_by_one_poll(postgres: P
                 "AND pid <> pg_backend_pid()",
             )
             job = await local.gated.enqueue("acme")
-            await remote.has_run(job, timeout=BACK)
+            await remote.has_run(job, seconds=BACK)

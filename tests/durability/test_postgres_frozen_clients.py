@@ -166,7 +166,7 @@ async def test_a_pooler_that_is_stopped_during_a_claim_delays_no_other(server: P
                         await asyncio.gather(*(job.result(timeout=20) for job in jobs))
                 finally:
                     os.kill(bouncer.pid, signal.SIGCONT)
-                await pooled.has_run(await direct.gated.enqueue("acme"), timeout=15)
+                await pooled.has_run(await direct.gated.enqueue("acme"), seconds=15)
             assert await direct.app._storage.check() == []
     endings = await Endings.of(server.url)
     assert set(endings.states.values()) == {"succeeded"}

@@ -26,7 +26,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import JobFilter
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, strict
-from tests.durability.postgres import becomes
+from tests.until import becomes
 
 R = TypeVar("R")
 

@@ -16,11 +16,11 @@ from headgate.errors import DeclarationError, GateClosed, StorageUnavailable, St
 from headgate.limits.bucket_store import Bucket
 from headgate.storage.postgres import shared_buckets
 from headgate.storage.postgres.shared_buckets import PostgresBuckets
-from tests.durability.postgres import ask, becomes
+from tests.durability.postgres import ask
 from tests.durability.processes import Children
 from tests.durability.tcp_proxy import TcpProxy
 from tests.postgres_server import PostgresServer
-from tests.until import until
+from tests.until import becomes, until
 
 HUNDRED = RateLimit(100, per=360_000, name="hundred")
 """100 an hour or so: what comes back during a test is less than one."""

@@ -19,8 +19,8 @@ from headgate.jobs.report import AttemptReport
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import StoreUser
-from tests.durability.postgres import becomes, session_at
-from tests.until import until
+from tests.durability.postgres import session_at
+from tests.until import becomes, until
 
 PROMPT = 8.0
 """Seconds; the store waits up to 5 for a lock, once a minute at most, before it looks out for locked jobs."""

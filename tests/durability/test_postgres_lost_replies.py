@@ -162,7 +162,7 @@ async def test_a_cut_connection_is_reported_and_the_node_continues(postgres: Pos
             proxy.put_to(1)
             await until(lambda: remote.has_event(StorageFailed), 15)
             proxy.put_to(postgres.port)
-            await remote.has_run(await local.gated.enqueue("acme"), timeout=5)
+            await remote.has_run(await local.gated.enqueue("acme"), seconds=5)
 
 
 async def test_a_connection_that_loses_many_replies_loses_no_job_and_leaks_no_permit(

@@ -89,7 +89,7 @@ async def test_processes_that_open_a_new_schema_concurrently_create_it_once(
 ) -> None:
     all_ = [await children.start("release.py", url=postgres_url, schema=postgres_schema, opens=True) for _ in range(8)]
     for child in all_:
-        await child.wait_for_line("ready", timeout=40)
+        await child.wait_for_line("ready", seconds=40)
     for child in all_:
         child.send("go")
     for child in all_:

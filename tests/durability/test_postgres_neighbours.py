@@ -43,7 +43,7 @@ async def test_workers_wait_for_a_locked_table_and_lose_no_job(postgres: Postgre
             # The blocking session is visible while it lasts.
             assert side.get_server_pid() in {blocker.pid for blocker in await work.app.admin.blockers()}
         jobs = await asyncio.gather(*enqueuing)
-        await work.has_run(*jobs, timeout=BACK)
+        await work.has_run(*jobs, seconds=BACK)
         assert await held.result(timeout=BACK) == "acme"
         assert work.again == []
     assert set((await Endings.of(postgres.url)).times.values()) == {1}
@@ -61,7 +61,7 @@ async def test_a_lock_held_too_long_is_reported_and_the_work_continues_after_it(
             enqueuing = asyncio.ensure_future(work.gated.enqueue("acme"))
             await until(lambda: bool(work.failures), 15)
         job = await enqueuing
-        await work.has_run(job, timeout=BACK)
+        await work.has_run(job, seconds=BACK)
         assert work.again == []
 
 
@@ -106,7 +106,7 @@ async def test_a_process_stopped_before_the_commit_of_its_claim_claims_nothing_w
         began = time.monotonic()
         other = Work(postgres.url)
         async with other.app:
-            await other.has_run(job, timeout=BACK)
+            await other.has_run(job, seconds=BACK)
             assert time.monotonic() - began < 4
             await job.result(timeout=BACK)
             frozen.signal(signal.SIGCONT)
@@ -192,6 +192,6 @@ async def churn(work: Work, count: int) -> float:
     began = time.monotonic()
     jobs: list[Any] = await work.gated.enqueue_many([("acme",)] * (count // 2))
     jobs += await work.plain.enqueue_many([("acme",)] * (count // 2))
-    await work.has_run(*jobs, timeout=30)
+    await work.has_run(*jobs, seconds=30)
     await asyncio.gather(*(job.result(timeout=30) for job in jobs))
     return time.monotonic() - began

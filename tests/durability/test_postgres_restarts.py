@@ -98,7 +98,7 @@ async def test_a_server_that_became_read_only_is_waited_for(postgres: PostgresSe
 
         async def takes_it() -> bool:
             try:
-                await work.has_run(await work.gated.enqueue("acme"), timeout=BACK)
+                await work.has_run(await work.gated.enqueue("acme"), seconds=BACK)
             except StorageUnavailable:
                 return False
             return True

@@ -13,10 +13,11 @@ import pytest
 
 from headgate import JobState
 from headgate.storage.migrations import load_migrations
-from tests.durability.postgres import Endings, ask, becomes, count_endings
+from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.processes import Child, Children
 from tests.durability.release import program
 from tests.postgres_server import PostgresServer
+from tests.until import becomes
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ def folder_with(tmp_path: Path, name: str, *more: str) -> str:
 
 async def worker(children: Children, url: str, limits: str, **options: Any) -> Child:
     child = await children.start("release.py", url=url, limits=limits, **options)
-    await child.wait_for_line("ready", timeout=30)
+    await child.wait_for_line("ready", seconds=30)
     return child
 
 
@@ -89,21 +90,21 @@ async def test_a_release_with_more_tables_starts_beside_the_older_one_which_may_
         enqueuing = asyncio.ensure_future(enqueue())
         await old.wait_for_line("ran")
         new = await worker(children, url, "wide", migrations=folder_with(tmp_path, "later", *LATER))
-        await new.wait_for_line("ran", timeout=20)
+        await new.wait_for_line("ran", seconds=20)
         assert await ask(url, "SELECT max(number) FROM headgate.migration") == 1 + len(LATER)
         # The older release continues, with workers and enqueuers.
         old.unread_lines.clear()
         await old.wait_for_line("ran")
         await stopped(old)
         again = await worker(children, url, "wide")
-        await again.wait_for_line("ran", timeout=20)
+        await again.wait_for_line("ran", seconds=20)
         # The roll back: the newer one goes, and the older one is alone with the newer tables.
         await stopped(new)
         again.unread_lines.clear()
         await again.wait_for_line("ran")
         stop.set()
         await enqueuing
-        await becomes(lambda: succeeded(url), len(jobs), timeout=20)
+        await becomes(lambda: succeeded(url), len(jobs), seconds=20)
         assert await app._storage.check() == []
         await stopped(again)
     await all_ended_once(url, jobs, (old, new, again))
@@ -123,15 +124,15 @@ async def test_a_backlog_moves_to_the_limits_of_the_newest_release_and_stays_the
         await becomes(lambda: succeeded(url), 3)
         new = await worker(children, url, "wide", migrations=folder_with(tmp_path, "later", *LATER))
         # Only the newer one knows the limit under which they lie now.
-        await becomes(lambda: succeeded(url), 40, timeout=20)
+        await becomes(lambda: succeeded(url), 40, seconds=20)
         # Enqueuers of the older release put jobs into the old lanes, and these jobs are moved.
         jobs += await call.enqueue_many([("acme",)] * 20)
-        await becomes(lambda: succeeded(url), 60, timeout=20)
+        await becomes(lambda: succeeded(url), 60, seconds=20)
         # An older worker that starts again moves nothing back: jobs that wait under the newer limit stay there.
         await old.kill()
         again = await worker(children, url, "tight")
         jobs += await call.enqueue_many([("globex",)] * 20)
-        await becomes(lambda: succeeded(url), 80, timeout=20)
+        await becomes(lambda: succeeded(url), 80, seconds=20)
         assert (await jobs[-1].status()).state is JobState.SUCCEEDED
         assert await app._storage.check() == []
         await stopped(new)

@@ -118,7 +118,7 @@ async def test_eight_processes_that_write_at_once_share_the_file_evenly(database
         await writer.wait_for_line("ready")
     for writer in writers:
         writer.send("go")
-    wrote = [await writer.wait_for_line("wrote", timeout=20) for writer in writers]
+    wrote = [await writer.wait_for_line("wrote", seconds=20) for writer in writers]
     commits = [count for count, _longest in wrote]
     assert min(commits) / max(commits) >= 0.5, commits
     assert max(longest for _count, longest in wrote) < 2

@@ -145,7 +145,7 @@ async def test_workers_stopped_again_and_again_under_load_lose_no_job(database: 
                 local.wait_for_word.enqueue_many([(f"{turn}+{number}",) for number in range(20)])
             )
             with contextlib.suppress(TimeoutError):
-                await other.wait_for_line("NodeLost", timeout=3)
+                await other.wait_for_line("NodeLost", seconds=3)
                 lost += 1
             victim.signal(signal.SIGCONT)
             jobs += await adding
@@ -203,7 +203,7 @@ async def test_a_second_signal_ends_a_worker_within_two_seconds(database: Path, 
             await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
         with pytest.raises(TimeoutError):
-            await worker.wait_for_line("cancelled", timeout=0.3)
+            await worker.wait_for_line("cancelled", seconds=0.3)
         worker.signal(signal.SIGTERM)
         began = time.monotonic()
         assert await worker.end() == 0

@@ -58,10 +58,10 @@ class Work:
     def has_event(self, kind: type[Event]) -> bool:
         return any(isinstance(event, kind) for event in self.events)
 
-    async def has_run(self, *jobs: Any, timeout: float = 10) -> None:
-        """Wait until each of the jobs has run here."""
+    async def has_run(self, *jobs: Any, seconds: float = 10) -> None:
+        """Wait until each of the jobs has run here; fails after `patient(seconds)`."""
         ids = {job.id for job in jobs}
-        await until(lambda: ids <= set(self.runs), timeout, lambda: f"{len(ids - set(self.runs))} of {len(ids)} jobs")
+        await until(lambda: ids <= set(self.runs), seconds, lambda: f"{len(ids - set(self.runs))} of {len(ids)} jobs")
 
     async def used(self, key: str) -> int:
         """How much of a key's budget is used, as the store has it."""
