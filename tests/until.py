@@ -65,7 +65,7 @@ class HasResult(Protocol[T_co]):
     async def result(self, timeout: float | None = None) -> T_co: ...
 
 
-async def result_of(job: HasResult[T], seconds: float = 10) -> T:
+async def result_within(job: HasResult[T], seconds: float = 10) -> T:
     """Wait for the job to end, and return its result; raises TimeoutError after `patient(seconds)`."""
     return await job.result(timeout=patient(seconds))
 

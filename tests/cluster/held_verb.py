@@ -35,7 +35,7 @@ from headgate import (
 from headgate.jobs.job import NewJob
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Claim, Room
-from tests.until import becomes, until
+from tests.until import becomes, result_within, until
 
 PAUSE = 0.2
 """Seconds between two measurements of a kind."""
@@ -322,7 +322,7 @@ async def _ending(scene: Scene, enqueue: Callable[[], Awaitable[Job[Any]]]) -> N
     """From the enqueue of a job to its recorded end."""
     while True:
         with contextlib.suppress(StorageUnavailable, JobFailed), _measured(scene, "endings"):
-            await (await enqueue()).result(timeout=LONG)
+            await result_within(await enqueue(), LONG)
         await asyncio.sleep(PAUSE)
 
 
@@ -333,12 +333,12 @@ async def _cancelling(scene: Scene, site: Site) -> None:
             job = await scene.runs(await site.endless.enqueue())
             with _measured(scene, "cancellations"):
                 await job.cancel()
-                await job.result(timeout=LONG)
+                await result_within(job, LONG)
         with contextlib.suppress(StorageUnavailable, JobCancelled):
             job = await site.plain.using(delay=600).enqueue()
             with _measured(scene, "cancellations"):
                 await job.cancel()
-                await job.result(timeout=LONG)
+                await result_within(job, LONG)
         await asyncio.sleep(PAUSE)
 
 

@@ -21,7 +21,7 @@ from tests.conformance.storage_suite.bounds import BoundsConformance
 from tests.conformance.storage_suite.budgets import BudgetsConformance
 from tests.conformance.storage_suite.following import FollowingConformance
 from tests.conformance.storage_suite.nodes import NodesConformance
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow  # the suite runs on a pool of our own in test_postgres
 
@@ -61,7 +61,7 @@ async def test_jobs_run_on_a_lent_pool_which_stays_open_and_as_it_was(
     app, runs = app_on(postgres_url, postgres_schema, pool)
     async with app:
         jobs = await app.tasks["work"].enqueue_many([(number,) for number in range(50)])
-        await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+        await asyncio.gather(*(result_within(job, 20) for job in jobs))
         async with app._storage.transaction() as connection:
             assert await connection.fetchval("SELECT 1") == 1
         facts = await app._storage.facts()
@@ -98,7 +98,7 @@ async def test_a_function_makes_the_pool_which_is_closed_with_the_app(postgres_u
     assert await app.migrate(dry_run=True)
     for number in range(2):
         async with app:
-            await (await app.tasks["work"].enqueue(number)).result(timeout=20)
+            await result_within(await app.tasks["work"].enqueue(number), 20)
         assert all(pool.is_closing() for pool in made)
     assert runs == [0, 1]
 
@@ -131,7 +131,7 @@ async def test_a_pool_that_is_closed_under_the_app_is_reported_and_ends_no_node(
 
     app.subscribe(note, StorageFailed)
     async with app:
-        await (await app.tasks["work"].enqueue(0)).result(timeout=20)
+        await result_within(await app.tasks["work"].enqueue(0), 20)
         pool.terminate()
         with pytest.raises(StorageUnavailable, match="gives no connection: pool is closed; keep it open"):
             await app.tasks["work"].enqueue(1)

@@ -17,6 +17,7 @@ from headgate.storage.sqlite.connection import prepare
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.run_log import damage
 from tests.durability.stores import claim_for, new_job, open_store
+from tests.until import result_within
 
 
 def print_line(word: str) -> None:
@@ -100,8 +101,8 @@ async def finish_when_full(folder: Path) -> None:
         await asyncio.wait_for(failed.wait(), 10)
         print_line("full")
         (folder / "filler").unlink()
-        assert await large.result(timeout=10) == "large" * 4000
-        assert await (await work.enqueue("after")).result(timeout=10) == "after" * 4000
+        assert await result_within(large) == "large" * 4000
+        assert await result_within(await work.enqueue("after")) == "after" * 4000
     assert runs == ["large", "after"]
     assert damage(folder / "jobs.db") == "ok"
 

@@ -18,7 +18,7 @@ from headgate import Job, JobState
 from headgate.errors import StorageUnavailable
 from tests.durability.disk import fill
 from tests.durability.run_log import damage
-from tests.until import until
+from tests.until import result_within, until
 
 OPTIONS = json.loads(sys.argv[1])
 DISK = Path(OPTIONS["disk"])
@@ -201,7 +201,7 @@ async def drill() -> None:
             status = await headgate("status")
             assert third.name in status, status
             filler.unlink()
-            assert await during.result(timeout=20) == 7
+            assert await result_within(during, 20) == 7
             accepted.append(during)
             assert runs("report")[during.id] == 1, "a job whose end could not be written ran again"
 

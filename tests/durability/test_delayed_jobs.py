@@ -16,6 +16,7 @@ import pytest
 
 from headgate import Headgate
 from headgate.jobs.event import JobStarted
+from tests.until import result_within
 
 HERE = Path(__file__).parent
 MANY = int(os.environ.get("HEADGATE_TEST_DELAYED_JOBS", "30000"))
@@ -91,13 +92,13 @@ async def cost_of_waiting(place: Place, delayed: int, log: Path) -> tuple[int, f
         await add_delayed(app, delayed)
         async with worker(place, log) as pid:
             jobs = await app.tasks["remind"].enqueue_many([(number,) for number in range(20)])
-            assert await asyncio.gather(*(job.result(timeout=30) for job in jobs)) == list(range(20))
+            assert await asyncio.gather(*(result_within(job, 30) for job in jobs)) == list(range(20))
             before = worked(pid)
             # Nothing is waited for here: this is the second that is measured.
             await asyncio.sleep(1.0)
             spent = worked(pid) - before
             soon = await app.tasks["remind"].using(delay=1).enqueue(-1)
-            assert await soon.result(timeout=30) == -1
+            assert await result_within(soon, 30) == -1
             waited = await soon.status()
             assert waited.started_at is not None
             late = (waited.started_at - waited.run_at).total_seconds()
@@ -124,7 +125,7 @@ async def test_delayed_jobs_are_never_moved_before_they_are_due(tmp_path: Path) 
     app.subscribe(lambda event: started.append(event.job_id) if isinstance(event, JobStarted) else None)
     async with app:
         await add_delayed(app, 2000)
-        await (await app.tasks["remind"].enqueue(1)).result(timeout=10)
+        await result_within(await app.tasks["remind"].enqueue(1))
         jobs = await app.admin.jobs(count=500)
         assert sum(job.is_scheduled for job in jobs) == 499
         assert all(job.attempt == 0 for job in jobs if job.is_scheduled)

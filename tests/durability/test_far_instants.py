@@ -12,7 +12,7 @@ import pytest
 from headgate import Headgate, RateLimit, RateLimited, RetryPolicy, Snooze, StrictRate
 from headgate.jobs.event import JobReturned
 from headgate.jobs.job import JobOptions, JobState, NewJob, RetryTerms
-from tests.until import until
+from tests.until import result_within, until
 
 
 @pytest.mark.parametrize("raised", [RateLimited(timedelta.max), Snooze(timedelta.max), Snooze(1e15)])
@@ -34,11 +34,11 @@ async def test_a_handler_with_an_instant_out_of_range_does_not_end_its_worker(
     async with app:
         job = await call.enqueue()
         await asyncio.wait_for(returned.wait(), 5)
-        assert await (await other.enqueue()).result(timeout=5) == 1
+        assert await result_within(await other.enqueue(), 5) == 1
         status = await job.status()
         assert status.state is JobState.WAITING
         assert len(await app.admin.limits.list()) == 1
-        assert await (await other.enqueue()).result(timeout=5) == 1
+        assert await result_within(await other.enqueue(), 5) == 1
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -94,7 +94,7 @@ async def test_a_start_predicted_beyond_the_last_instant_is_shown_as_the_last_in
 
     async with app:
         jobs = await call.enqueue_many([()] * 100)
-        await jobs[0].result(timeout=10)
+        await result_within(jobs[0])
         status = await jobs[-1].status()
         assert status.predicted_start == datetime.max.replace(tzinfo=UTC)
         promised = await call.using(predict=True).enqueue()
@@ -125,7 +125,7 @@ async def test_what_an_older_release_stored_beyond_the_bounds_does_not_end_a_wor
         ]  # fmt: skip
         await app._storage.add(jobs)
     async with app:
-        assert await app.job(jobs[0].id).result(timeout=10) == 1
+        assert await result_within(app.job(jobs[0].id)) == 1
         failed = app.job(jobs[1].id)
 
         async def is_tried_again() -> bool:
@@ -133,4 +133,4 @@ async def test_what_an_older_release_stored_beyond_the_bounds_does_not_end_a_wor
 
         await until(is_tried_again)
         assert (await failed.status()).run_at > app.admin.now() + timedelta(days=36_000)
-        assert await (await work.enqueue()).result(timeout=10) == 1
+        assert await result_within(await work.enqueue()) == 1

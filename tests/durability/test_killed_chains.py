@@ -12,6 +12,7 @@ import pytest
 from headgate import JobState, batch, chain
 from tests.durability.chain_worker import make_app
 from tests.durability.processes import Children
+from tests.until import result_within
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ async def test_a_chain_whose_workers_are_killed_is_complete(
         middle = batch([step.call(number) for number in (8, 9, 10)])
         plan = chain(*map(step.call, range(8)), middle, *map(step.call, range(11, STEPS)))
         stored = await plan.enqueue()
-        done = asyncio.create_task(stored.result(timeout=50))
+        done = asyncio.create_task(result_within(stored, 50))
         while not done.done():
             worker = await children.start("chain_worker.py", **options)
             # One that begins a step has not lost the one before it, so none is ever poisonous.

@@ -15,6 +15,7 @@ import pytest
 
 from tests.durability.paying_worker import paying_app
 from tests.durability.processes import Children
+from tests.until import result_within
 
 ROUNDS = 2
 """Three lost attempts would rightly fail a job."""
@@ -73,7 +74,7 @@ async def test_the_rows_of_killed_attempts_are_written_exactly_once(
             await worker.kill()
         last = await children.start("paying_worker.py", url=payments.url, table=payments.table)
         workers.append(last)
-        await asyncio.gather(*(job.result(timeout=60) for job in jobs))
+        await asyncio.gather(*(result_within(job, 60) for job in jobs))
         rows = Counter(await payments.execute(f"SELECT number FROM {payments.table}"))
         assert rows == dict.fromkeys(range(len(jobs)), 1)
         await last.kill()

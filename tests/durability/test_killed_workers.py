@@ -16,6 +16,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
 from tests.durability.run_log import count_endings, damage, endings, most_in_a_window, read_run_log, runs_by_job
 from tests.durability.worker import MARGIN, PER, RATE
+from tests.until import result_within
 
 ROUNDS = 10
 KEYS = ("acme", "globex", "initech", "umbrella")
@@ -76,7 +77,7 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_t
         began = time.monotonic()
         await last.wait_for_line("NodeLost")
         assert time.monotonic() - began < 2, "a process that is gone is taken over at once, not after its lease"
-        await asyncio.gather(*(job.result(timeout=30) for job in acknowledged))
+        await asyncio.gather(*(result_within(job, 30) for job in acknowledged))
 
         for job in acknowledged:
             record = await local.storage.job(job.id)

@@ -16,6 +16,7 @@ pytest.importorskip("fsspec")
 
 from headgate import Headgate, PayloadFolder
 from headgate.engine.large_payloads import MARKER
+from tests.until import result_within
 
 PROGRAM = """
 import asyncio, os, signal, sys
@@ -75,7 +76,7 @@ async def test_a_kill_around_the_commit_leaves_no_reference_without_its_object(
 
     async with app:
         if moment == "after":
-            await app.job(id).result(timeout=10)
+            await result_within(app.job(id))
             assert got == ["x" * 500]
         else:
             assert not await app.admin.jobs()

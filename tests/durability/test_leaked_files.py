@@ -15,6 +15,7 @@ from headgate import Headgate, JobFailed
 from headgate.storage.process import is_running, process_started
 from tests.durability.processes import Child, Children
 from tests.postgres_server import PostgresServer
+from tests.until import result_within
 
 pytestmark = pytest.mark.slow
 
@@ -87,19 +88,19 @@ async def check(url: str, children: Children, folder: Path) -> None:
         worker = await start(children, folder)
         node = (await app.admin.nodes())[0].id
         with pytest.raises(JobFailed, match="Too many open files"):
-            await (await leak.enqueue()).result(timeout=20)
+            await result_within(await leak.enqueue(), 20)
         # A node joins while it cannot open files: it must not be declared dead.
         neighbour = asyncio.ensure_future(_be_alive(url))
         for turn in range(4):
-            assert await (await add.enqueue(turn, 1)).result(timeout=20) == turn + 1
-            assert await (await in_thread.enqueue(turn, 2)).result(timeout=20) == turn + 2
+            assert await result_within(await add.enqueue(turn, 1), 20) == turn + 1
+            assert await result_within(await in_thread.enqueue(turn, 2), 20) == turn + 2
             # Heartbeats and looks at the other nodes.
             await asyncio.sleep(0.8)
         with pytest.raises(JobFailed):
-            await (await in_child.enqueue(1, 2)).result(timeout=20)
+            await result_within(await in_child.enqueue(1, 2), 20)
         await neighbour
-        await (await free.enqueue()).result(timeout=20)
-        assert await (await in_child.enqueue(1, 2)).result(timeout=20) == 3
+        await result_within(await free.enqueue(), 20)
+        assert await result_within(await in_child.enqueue(1, 2), 20) == 3
         assert [each.id for each in await app.admin.nodes()] == [node], "the same node all the time"
         worker.signal(signal.SIGTERM)
         assert await worker.end() == 0

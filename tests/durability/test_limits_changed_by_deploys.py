@@ -18,7 +18,7 @@ import pytest
 from headgate import Headgate, JobState, Mutex, RetryPolicy, StrictRate, batch, chain
 from headgate.engine import backlog_migrator
 from headgate.jobs.event import Event, JobNotMigrated
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ async def test_an_old_worker_that_runs_beside_the_new_one_starts_nothing_under_t
 ) -> None:
     older, newer = releases.release(), releases.release(TWO_AN_HOUR)
     async with older:
-        await (await releases.enqueue(older, 1))[0].result(timeout=10)
+        await result_within((await releases.enqueue(older, 1))[0])
         async with newer:
             await until(lambda: releases.has_gates(2))
             await releases.enqueue(older, 50)
@@ -224,7 +224,7 @@ async def test_a_job_whose_new_limits_cannot_be_computed_waits_and_is_reported(r
     async with newer:
         await until(lambda: bool(alarms))
         others = await releases.enqueue(newer, 20)
-        await others[-1].result(timeout=10)
+        await result_within(others[-1])
         assert (await newer.job(job.id).status()).state is JobState.WAITING
         assert [event.job_id for event in alarms if isinstance(event, JobNotMigrated)] == [job.id]
         # It can still be cancelled.

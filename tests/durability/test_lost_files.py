@@ -17,6 +17,7 @@ from headgate.storage.records import JobFilter
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.files import copy, is_there, log_of, rename, unlink
 from tests.durability.stores import NODE, claim_for, new_job, open_store
+from tests.until import result_within
 
 
 def move_away(path: Path) -> None:
@@ -124,7 +125,7 @@ async def test_a_worker_stops_claiming_when_its_file_is_gone(database: Path) -> 
         runs.append(number)
 
     async with app:
-        await (await work.enqueue(1)).result(timeout=5)
+        await result_within(await work.enqueue(1), 5)
         elsewhere = database.with_name("elsewhere.db")
         rename(database, elsewhere)
         await asyncio.wait_for(failed.wait(), 5)

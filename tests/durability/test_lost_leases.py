@@ -18,7 +18,7 @@ from tests.durability.guarded_worker import guarded_app, most_inside, read_visit
 from tests.durability.processes import Child, Children
 from tests.durability.tcp_proxy import TcpProxy
 from tests.postgres_server import PostgresServer
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ async def test_a_worker_frozen_between_its_claim_and_the_start_starts_nothing_th
         await other.wait_for_line("inside", seconds=30)
         frozen.signal(signal.SIGCONT)
         await frozen.wait_for_line("NodeDeclaredDead")
-        await job.result(timeout=30)
+        await result_within(job, 30)
         visits = read_visits(run_log)
         assert most_inside(visits) == 1
         assert {visit.pid for visit in visits} == {other.pid}
@@ -129,8 +129,8 @@ async def test_a_worker_cut_off_from_postgres_leaves_a_mutex_before_another_ente
         await other.wait_for_line("inside")
         proxy.release()
         await cut.wait_for_line("NodeDeclaredDead")
-        await first.result(timeout=40)
-        await second.result(timeout=40)
+        await result_within(first, 40)
+        await result_within(second, 40)
         assert most_inside(read_visits(run_log)) == 1
         record = (await app.admin.job(first.id)).record
         assert (record.state, record.attempt, record.lost) == (JobState.SUCCEEDED, 2, 1)
@@ -155,7 +155,7 @@ async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
         await other.wait_for_line("inside")
         resource.prlimit(full.pid, resource.RLIMIT_FSIZE, unlimited)
         await full.wait_for_line("NodeDeclaredDead")
-        await job.result(timeout=40)
+        await result_within(job, 40)
         assert most_inside(read_visits(run_log)) == 1
 
 
@@ -174,7 +174,7 @@ async def test_a_worker_that_cannot_write_to_its_file_returns_the_job_that_holds
         with _writing_nothing(url):
             await worker.wait_for_line("LeaseNotRenewed")
             await until(lambda: [visit.word for visit in read_visits(run_log)] == ["enters", "leaves"], 5)
-        await job.result(timeout=40)
+        await result_within(job, 40)
         assert most_inside(read_visits(run_log)) == 1
         assert not worker.has_line("NodeDeclaredDead")
         record = (await app.admin.job(job.id)).record

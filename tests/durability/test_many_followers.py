@@ -15,7 +15,7 @@ from headgate import Headgate, JobFailed, JobState, batch, chain
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from tests.durability.postgres import ask
 from tests.postgres_server import PostgresServer
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ async def ends_besides(crowd: ManyFollowers, until_is_over: asyncio.Future[Any])
     longest = 0.0
     while not until_is_over.done():
         began = time.monotonic()
-        await (await crowd.besides.enqueue()).result(timeout=20)
+        await result_within(await crowd.besides.enqueue(), 20)
         longest = max(longest, time.monotonic() - began)
     return longest
 
@@ -134,7 +134,7 @@ async def test_a_leader_of_100_000_that_ends_on_a_busy_worker_is_recorded_and_ho
     busy = asyncio.ensure_future(keep_busy())
     try:
         async with crowd.app:
-            assert await leader.result(timeout=PROMPT) == "done"
+            assert await result_within(leader, PROMPT) == "done"
             released = asyncio.ensure_future(until(lambda: is_none_left(store, "blocked"), 180))
             assert await ends_besides(crowd, released) < PROMPT
             await released
@@ -151,7 +151,7 @@ async def test_a_leader_that_fails_has_its_100_000_followers_cancelled_beside_ot
         leader, follower = await crowd.enqueue(store, fails=True)
     async with crowd.app:
         with pytest.raises(JobFailed):
-            await leader.result(timeout=PROMPT)
+            await result_within(leader, PROMPT)
         cancelled = asyncio.ensure_future(until(lambda: is_none_left(store, "blocked"), 90))
         assert await ends_besides(crowd, cancelled) < PROMPT
         await cancelled
@@ -164,7 +164,7 @@ async def test_followers_that_a_dead_process_has_not_released_are_released_by_an
     async with crowd.app.open():
         leader, _ = await crowd.enqueue(store, count=SOME)
     async with crowd.app:
-        assert await leader.result(timeout=PROMPT) == "done"
+        assert await result_within(leader, PROMPT) == "done"
     left = await store.count("blocked")
     assert 0 < left <= SOME - FOLLOWERS_AT_ONCE
     async with other.app:

@@ -12,7 +12,7 @@ from headgate.clock import SECOND, SystemClock
 from headgate.jobs.event import ClockSkewed, NodeDeclaredDead, NodeLost
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ async def test_nodes_with_clocks_two_hours_apart_declare_none_dead_and_share_a_b
             work.proceed.set()
             assert not work.has_event(NodeLost)
             assert not work.has_event(NodeDeclaredDead)
-        assert await held.result(timeout=5) == "acme"
+        assert await result_within(held, 5) == "acme"
 
 
 async def test_a_job_that_expires_does_so_by_the_server_s_clock(postgres: PostgresServer) -> None:

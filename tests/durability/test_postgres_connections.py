@@ -18,7 +18,7 @@ from tests.durability.postgres import Endings, ask, count_endings, session_at
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer, server_in
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +116,7 @@ async def test_many_connection_resets_lose_no_job_and_end_none_twice(postgres: P
             raging.cancel()
             acknowledged += await enqueue_for(work, 0.5)
             await work.has_run(*acknowledged, seconds=BACK)
-            await asyncio.gather(*(job.result(timeout=BACK) for job in acknowledged))
+            await asyncio.gather(*(result_within(job, BACK) for job in acknowledged))
             assert await work.app._storage.check() == []
             assert await sessions_of_apps(postgres) <= MOST_SESSIONS
         await all_ended_once(postgres, acknowledged)
@@ -161,7 +161,7 @@ async def test_terminating_sessions_all_the_time_loses_no_job(postgres: Postgres
         assert ended > 20
         acknowledged += await enqueue_for(work, 0.5)
         await work.has_run(*acknowledged, seconds=BACK)
-        await asyncio.gather(*(job.result(timeout=BACK) for job in acknowledged))
+        await asyncio.gather(*(result_within(job, BACK) for job in acknowledged))
         assert await work.app._storage.check() == []
         assert await sessions_of_apps(postgres) <= MOST_SESSIONS
     await all_ended_once(postgres, acknowledged)
@@ -186,7 +186,7 @@ async def test_a_session_that_is_ended_in_the_middle_of_a_statement_is_replaced(
         await operator.execute("ROLLBACK")
         jobs = await asyncio.gather(*enqueuing)
         await work.has_run(*jobs, seconds=BACK)
-        assert await held.result(timeout=BACK) == "acme"
+        assert await result_within(held, BACK) == "acme"
         assert work.again == []
         assert await work.app._storage.check() == []
 

@@ -24,6 +24,7 @@ from tests.durability.tcp_proxy import Break, TcpProxy
 from tests.durability.work import Work
 from tests.pgbouncer import running_bouncer
 from tests.postgres_server import PostgresServer, server_in
+from tests.until import result_within
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +135,7 @@ async def test_a_worker_that_is_stopped_during_its_first_claim_delays_no_other(
         assert time.monotonic() - stopped_at < BOUND + SLACK
         os.kill(fresh.pid, signal.SIGCONT)
         jobs += await local.gated.enqueue_many([("acme",)] * 200)
-        await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+        await asyncio.gather(*(result_within(job, 20) for job in jobs))
         assert await local.app._storage.check() == []
     endings = await Endings.of(server.url)
     assert set(endings.states.values()) == {"succeeded"}
@@ -163,7 +164,7 @@ async def test_a_pooler_that_is_stopped_during_a_claim_delays_no_other(server: P
                         assert time.monotonic() - stopped_at < BOUND + SLACK
                         os.kill(bouncer.pid, signal.SIGCONT)
                         jobs = await direct.gated.enqueue_many([("acme",)] * 200)
-                        await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+                        await asyncio.gather(*(result_within(job, 20) for job in jobs))
                 finally:
                     os.kill(bouncer.pid, signal.SIGCONT)
                 await pooled.has_run(await direct.gated.enqueue("acme"), seconds=15)
@@ -207,7 +208,7 @@ async def test_a_fresh_worker_prepares_no_statement_while_it_holds_locks(tmp_pat
                 await work.exclusive.enqueue("acme"),
             ]
             jobs.append(await work.gated.using(delay=0.3).enqueue("acme"))
-            await asyncio.gather(*(job.result(timeout=10) for job in jobs))
+            await asyncio.gather(*(result_within(job) for job in jobs))
         log = (tmp_path / "postgres.log").read_text()
     holds: set[str] = set()
     prepared: list[str] = []

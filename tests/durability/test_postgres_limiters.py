@@ -20,7 +20,7 @@ from tests.durability.postgres import ask
 from tests.durability.processes import Children
 from tests.durability.tcp_proxy import TcpProxy
 from tests.postgres_server import PostgresServer
-from tests.until import becomes, until
+from tests.until import becomes, result_within, until
 
 HUNDRED = RateLimit(100, per=360_000, name="hundred")
 """100 an hour or so: what comes back during a test is less than one."""
@@ -78,7 +78,7 @@ async def test_a_limiter_and_the_jobs_of_a_limit_of_that_name_draw_on_one_bucket
     two = RateLimit(2, per=360_000, burst=2, name="calls")
     async with Limiter(two, store=at(postgres_url, postgres_schema)) as limiter, app:
         assert await limiter.try_acquire("acme")
-        await (await call.enqueue("acme")).result(timeout=10)
+        await result_within(await call.enqueue("acme"))
         assert not await limiter.try_acquire("acme")
         assert await limiter.try_acquire("globex")
         # What plain code took, a job has to wait for, until it is given back, which wakes the worker.
@@ -88,7 +88,7 @@ async def test_a_limiter_and_the_jobs_of_a_limit_of_that_name_draw_on_one_bucket
         await asyncio.sleep(0.3)
         assert not ran.is_set()
         await limiter.reset("globex")
-        await job.result(timeout=10)
+        await result_within(job)
 
 
 async def test_threads_of_a_program_without_a_loop_share_one(postgres_url: str, postgres_schema: str) -> None:

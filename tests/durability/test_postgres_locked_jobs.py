@@ -20,7 +20,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import StoreUser
 from tests.durability.postgres import session_at
-from tests.until import becomes, until
+from tests.until import becomes, result_within, until
 
 PROMPT = 8.0
 """Seconds; the store waits up to 5 for a lock, once a minute at most, before it looks out for locked jobs."""
@@ -98,7 +98,7 @@ async def test_one_locked_job_delays_no_other_ending(postgres_url: str, postgres
             for number in range(3):
                 assert await results([await worker.plain.enqueue(number)], PROMPT) == [number]
             assert (await held.status()).state == "running"
-        assert await held.result(timeout=5) == 1
+        assert await result_within(held, 5) == 1
         assert await worker.app._storage.check() == []
     assert worker.received == []
 

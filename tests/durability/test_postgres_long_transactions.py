@@ -17,7 +17,7 @@ from headgate.tasks.task import Call
 from tests.durability.postgres import ask, session_at
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ async def test_a_transaction_that_keeps_an_enqueue_open_delays_no_other(
             jobs = await work.gated.enqueue_many([("acme",), ("new",), ("globex",)])
             jobs.append(await work.plain.enqueue("none"))
             await work.has_run(*jobs)
-            await asyncio.gather(*(job.result(timeout=5) for job in jobs))
+            await asyncio.gather(*(result_within(job, 5) for job in jobs))
             slowest = max(slowest, time.monotonic() - began)
         assert slowest < PROMPT
         assert not set(ids) & set(work.runs)
@@ -88,7 +88,7 @@ async def test_many_open_transactions_with_enqueues_commit_in_any_order_and_lose
         committed = [id for ids in await asyncio.gather(*(user(number) for number in range(12))) for id in ids]
         await until(lambda: set(committed) <= set(work.runs), 10)
         assert sorted(work.runs) == sorted(committed)
-        await asyncio.gather(*(work.app.job(id).result(timeout=5) for id in committed))
+        await asyncio.gather(*(result_within(work.app.job(id), 5) for id in committed))
         assert await work.app._storage.check() == []
         assert work.app._node is not None
         assert work.app._node.statistics()["swept"] == 0

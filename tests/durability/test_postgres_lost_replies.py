@@ -15,7 +15,7 @@ from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,7 @@ async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: Pos
             assert await ask(postgres.url, "SELECT state FROM headgate.job") == (
                 "running" if is_lost == "answer" else "waiting"
             )
-            await job.result(timeout=10)
+            await result_within(job)
             assert remote.runs == [job.id]
             assert await local.app._storage.check() == []
         assert (await Endings.of(postgres.url)).times == {job.id: 1}
@@ -112,7 +112,7 @@ async def test_a_job_whose_claim_was_not_answered_is_charged_once(postgres: Post
             cut = proxy.break_after(b"COMMIT", within=job.id.encode())
             async with asyncio.timeout(10):
                 await cut.happened.wait()
-            await job.result(timeout=10)
+            await result_within(job)
             assert await local.used("acme") == 1
 
 
@@ -126,7 +126,7 @@ async def test_a_job_without_limits_whose_claim_was_not_answered_is_run_once(pos
             cut = proxy.break_at_answer(job.id.encode())
             async with asyncio.timeout(10):
                 await cut.happened.wait()
-            await job.result(timeout=10)
+            await result_within(job)
             assert remote.runs == [job.id]
         assert (await Endings.of(postgres.url)).times == {job.id: 1}
 
@@ -142,7 +142,7 @@ async def test_an_ending_that_was_cut_at_the_commit_is_written_once(postgres: Po
             await remote.has_run(job)
             cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(job.id.encode())
             remote.proceed.set()
-            assert await job.result(timeout=10) == "acme"
+            assert await result_within(job) == "acme"
             async with asyncio.timeout(5):
                 await cut.happened.wait()
             await until(lambda: not remote.app._node.recorder.pending, 5)  # type: ignore[union-attr]
@@ -190,7 +190,7 @@ async def test_a_connection_that_loses_many_replies_loses_no_job_and_leaks_no_pe
                 await asyncio.sleep(0.05)
             losing.cancel()
             proxy.replies_to_lose = 0
-            await asyncio.gather(*(job.result(timeout=15) for job in jobs))
+            await asyncio.gather(*(result_within(job, 15) for job in jobs))
             assert len(remote.failures) > 5
             assert remote.most_together == 1
             assert await local.app._storage.check() == []

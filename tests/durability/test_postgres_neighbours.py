@@ -21,7 +21,7 @@ from tests.durability.processes import Children
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ async def test_workers_wait_for_a_locked_table_and_lose_no_job(postgres: Postgre
             assert side.get_server_pid() in {blocker.pid for blocker in await work.app.admin.blockers()}
         jobs = await asyncio.gather(*enqueuing)
         await work.has_run(*jobs, seconds=BACK)
-        assert await held.result(timeout=BACK) == "acme"
+        assert await result_within(held, BACK) == "acme"
         assert work.again == []
     assert set((await Endings.of(postgres.url)).times.values()) == {1}
 
@@ -83,7 +83,7 @@ async def test_a_claim_that_stops_before_its_commit_delays_others_by_about_two_s
                 await until(lambda: ids <= {*other.runs, *frozen.runs}, BACK)
                 assert time.monotonic() - stalled_at < 4
                 stalled.resumed.set()
-                await asyncio.gather(*(job.result(timeout=BACK) for job in jobs))
+                await asyncio.gather(*(result_within(job, BACK) for job in jobs))
             assert await local.used("acme") == 2
             assert await local.app._storage.check() == []
 
@@ -108,7 +108,7 @@ async def test_a_process_stopped_before_the_commit_of_its_claim_claims_nothing_w
         async with other.app:
             await other.has_run(job, seconds=BACK)
             assert time.monotonic() - began < 4
-            await job.result(timeout=BACK)
+            await result_within(job, BACK)
             frozen.signal(signal.SIGCONT)
             stalled.resumed.set()
             frozen.signal(signal.SIGTERM)
@@ -193,5 +193,5 @@ async def churn(work: Work, count: int) -> float:
     jobs: list[Any] = await work.gated.enqueue_many([("acme",)] * (count // 2))
     jobs += await work.plain.enqueue_many([("acme",)] * (count // 2))
     await work.has_run(*jobs, seconds=30)
-    await asyncio.gather(*(job.result(timeout=30) for job in jobs))
+    await asyncio.gather(*(result_within(job, 30) for job in jobs))
     return time.monotonic() - began

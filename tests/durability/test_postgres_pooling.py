@@ -15,6 +15,7 @@ from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.work import Work
 from tests.pgbouncer import bouncer_before
 from tests.postgres_server import PostgresServer
+from tests.until import result_within
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ async def test_jobs_run_through_a_pooler_that_gives_each_transaction_another_ses
         for number in range(20):
             jobs += await local.gated.enqueue_many([(f"key-{number % 5}",)] * 10)
             jobs += await local.plain.enqueue_many([("none",)] * 10)
-        await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+        await asyncio.gather(*(result_within(job, 20) for job in jobs))
         assert sorted(local.runs + remote.runs) == sorted(job.id for job in jobs)
         assert await local.app._storage.check() == []
     assert set((await Endings.of(postgres.url)).times.values()) == {1}

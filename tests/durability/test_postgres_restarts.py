@@ -13,7 +13,7 @@ from headgate.jobs.event import NodeDeclaredDead, NodeLost
 from tests.durability.postgres import Endings, count_endings, session_at
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ async def test_workers_continue_within_five_seconds_of_a_restart_and_lose_no_job
         job = await local.gated.enqueue("acme")
         jobs = {job.id, *(each.id for each in waiting)}
         await until(lambda: jobs <= {*local.runs, *remote.runs}, BACK)
-        assert await held.result(timeout=BACK) == "acme"
+        assert await result_within(held, BACK) == "acme"
         assert time.monotonic() - back_at < BACK
         assert await local.app._storage.check() == []
     endings = await Endings.of(postgres.url)
@@ -70,7 +70,7 @@ async def test_a_stopped_server_makes_no_node_declare_another_dead(postgres: Pos
         await asyncio.sleep(1.5)
         local.proceed.set()
         remote.proceed.set()
-        assert await held.result(timeout=BACK) == "acme"
+        assert await result_within(held, BACK) == "acme"
         for work in (local, remote):
             assert not work.has_event(NodeLost)
             assert not work.has_event(NodeDeclaredDead)
@@ -106,5 +106,5 @@ async def test_a_server_that_became_read_only_is_waited_for(postgres: PostgresSe
         async with asyncio.timeout(BACK + 5):
             while not await takes_it():
                 pass
-        assert await held.result(timeout=BACK) == "acme"
+        assert await result_within(held, BACK) == "acme"
         assert work.again == []

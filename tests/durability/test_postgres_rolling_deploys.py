@@ -17,7 +17,7 @@ from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.processes import Child, Children
 from tests.durability.release import program
 from tests.postgres_server import PostgresServer
-from tests.until import becomes
+from tests.until import becomes, result_within
 
 pytestmark = pytest.mark.slow
 
@@ -147,12 +147,12 @@ async def test_after_a_breaking_release_running_older_workers_continue_until_the
     old = await worker(children, url, "wide")
     app = program(url, "wide")
     async with app.open():
-        await (await app.tasks["call"].enqueue("acme")).result(timeout=10)
+        await result_within(await app.tasks["call"].enqueue("acme"))
         opener = await worker(children, url, "wide", migrations=folder_with(tmp_path, "broken", BREAKING), opens=True)
         opener.send("go")
         await opener.wait_for_line("opened")
         assert await opener.end() == 0
-        await (await app.tasks["call"].enqueue("acme")).result(timeout=10)
+        await result_within(await app.tasks["call"].enqueue("acme"))
         await stopped(old)
     refused = await worker(children, url, "wide", opens=True)
     refused.send("go")

@@ -19,7 +19,7 @@ from headgate.tasks.attempt_context import AttemptContext
 from tests.durability import process_bodies as bodies
 from tests.durability.processes import Children
 from tests.engine import hooked_bodies
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ async def test_a_process_task_is_counted_once_by_its_node_and_not_by_its_child()
     app = make_app()
     double = app.task(queue="computing", process=True)(bodies.double)
     async with app:
-        await (await double.enqueue(bodies.Picture(4, timedelta(seconds=1)))).result(timeout=15)
+        await result_within(await double.enqueue(bodies.Picture(4, timedelta(seconds=1))), 15)
     async with app.open():
         points = await app.admin.history.jobs(task="double")
         for what in ("enqueued", "started", "succeeded"):
@@ -62,7 +62,7 @@ async def test_arguments_and_results_keep_their_types_on_the_way_to_a_child_and_
     double = app.task(queue="computing", process=True)(bodies.double)
     pid = app.task(queue="computing", process=True)(bodies.pid)
     async with app:
-        made = await (await double.enqueue(bodies.Picture(4, timedelta(seconds=1)))).result(timeout=15)
+        made = await result_within(await double.enqueue(bodies.Picture(4, timedelta(seconds=1))), 15)
         assert made == bodies.Picture(8, timedelta(seconds=1))
         assert await (await pid.enqueue()).result() != os.getpid()
 
@@ -78,10 +78,10 @@ async def test_a_killed_child_fails_its_own_attempt_only_and_is_replaced(tmp_pat
         await both_pids(tmp_path)
         dying = await die.enqueue()
         with pytest.raises(JobFailed, match="killed by SIGKILL") as failed:
-            await dying.result(timeout=15)
+            await result_within(dying, 15)
         assert failed.value.error_type == "headgate.errors.ProcessDied"
-        assert await neighbour.result(timeout=15) == "done"
-        assert await (await pid.enqueue()).result(timeout=15) > 0
+        assert await result_within(neighbour, 15) == "done"
+        assert await result_within(await pid.enqueue(), 15) > 0
 
 
 async def test_an_attempt_whose_child_died_is_retried_unless_the_policy_gives_up_on_that() -> None:
@@ -92,9 +92,9 @@ async def test_an_attempt_whose_child_died_is_retried_unless_the_policy_gives_up
     )(bodies.die)
     async with app:
         saved, lost = await again.enqueue(times=1), await never.enqueue()
-        assert await saved.result(timeout=15) == "attempt 2"
+        assert await result_within(saved, 15) == "attempt 2"
         with pytest.raises(JobFailed):
-            await lost.result(timeout=15)
+            await result_within(lost, 15)
         assert (await lost.status()).attempt == 1
 
 
@@ -104,7 +104,7 @@ async def test_a_child_that_exits_fails_its_attempt_with_its_exit_code() -> None
     async with app:
         job = await leave.enqueue(7)
         with pytest.raises(JobFailed, match="ended with exit code 7"):
-            await job.result(timeout=15)
+            await result_within(job, 15)
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
@@ -120,14 +120,14 @@ async def test_an_attempt_that_must_stop_is_killed_with_its_own_children(how: st
         if how == "cancel":
             assert await job.cancel()
             with pytest.raises(JobCancelled):
-                await job.result(timeout=5)
+                await result_within(job, 5)
             assert time.monotonic() - began < 1
         else:
             with pytest.raises(JobFailed, match="longer than its timeout"):
-                await job.result(timeout=15)
+                await result_within(job, 15)
         await until(lambda: not is_there(child) and not is_there(helper), 5)
         # Its slot is free for the next.
-        assert await (await pid.enqueue()).result(timeout=15) != child
+        assert await result_within(await pid.enqueue(), 15) != child
         node = app._node
         assert node is not None
         assert node.statistics()["busy"] == {"default": 0, "computing": 0}
@@ -146,17 +146,17 @@ async def test_a_child_is_kept_for_the_next_job_and_replaced_when_it_died_meanwh
     app = make_app(concurrency=1)
     pid = app.task(queue="computing", process=True)(bodies.pid)
     async with app:
-        first = await (await pid.enqueue()).result(timeout=15)
-        assert await (await pid.enqueue()).result(timeout=15) == first
+        first = await result_within(await pid.enqueue(), 15)
+        assert await result_within(await pid.enqueue(), 15) == first
         os.kill(first, signal.SIGKILL)
         # Its last thread, too: the end of the process is visible only after that.
         await until(lambda: not is_there(first) and has_no_more_threads(first))
-        second = await (await pid.enqueue()).result(timeout=15)
+        second = await result_within(await pid.enqueue(), 15)
         assert second != first
         # Signals that end a group of processes, or come from a terminal, are for the worker to answer.
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(second, number)
-        assert await (await pid.enqueue()).result(timeout=15) == second
+        assert await result_within(await pid.enqueue(), 15) == second
     assert not is_there(second), "the children of a node end with it"
 
 
@@ -170,16 +170,16 @@ async def test_a_child_is_replaced_after_so_many_attempts_and_calls_its_shutdown
     pid = app.task(queue="computing", process=True)(bodies.pid)
     fail = app.task(queue="computing", process=True)(bodies.fail)
     async with app:
-        first = await (await pid.enqueue()).result(timeout=15)
+        first = await result_within(await pid.enqueue(), 15)
         # One that fails counts as well.
         with pytest.raises(JobFailed):
-            await (await fail.enqueue("other")).result(timeout=15)
-        second = await (await pid.enqueue()).result(timeout=15)
+            await result_within(await fail.enqueue("other"), 15)
+        second = await result_within(await pid.enqueue(), 15)
         assert second != first
-        assert await (await pid.enqueue()).result(timeout=15) == second
+        assert await result_within(await pid.enqueue(), 15) == second
         await until(lambda: not is_there(first))
         assert (tmp_path / f"stopped-{first}").exists()
-        third = await (await pid.enqueue()).result(timeout=15)
+        third = await result_within(await pid.enqueue(), 15)
         assert third not in (first, second)
     await until(lambda: not is_there(second) and not is_there(third))
     assert all((tmp_path / f"stopped-{child}").exists() for child in (first, second, third))
@@ -190,12 +190,12 @@ async def test_a_child_that_occupies_too_much_memory_after_an_attempt_is_replace
     app.queue("computing", concurrency=1)
     leak = app.task(queue="computing", process=True)(bodies.leak)
     async with app:
-        first = await (await leak.enqueue(1)).result(timeout=15)
+        first = await result_within(await leak.enqueue(1), 15)
         # The attempt itself is not ended.
-        assert await (await leak.enqueue(320)).result(timeout=15) == first
-        second = await (await leak.enqueue(1)).result(timeout=15)
+        assert await result_within(await leak.enqueue(320), 15) == first
+        second = await result_within(await leak.enqueue(1), 15)
         assert second != first
-        assert await (await leak.enqueue(1)).result(timeout=15) == second
+        assert await result_within(await leak.enqueue(1), 15) == second
         await until(lambda: not is_there(first))
 
 
@@ -204,7 +204,7 @@ async def test_a_function_can_terminate_processes_that_it_started() -> None:
     app = make_app()
     terminate = app.task(queue="computing", process=True)(bodies.terminate_what_it_started)
     async with app:
-        assert await (await terminate.enqueue()).result(timeout=20) == [-signal.SIGTERM] * 3
+        assert await result_within(await terminate.enqueue(), 20) == [-signal.SIGTERM] * 3
 
 
 async def test_the_death_of_a_child_is_noticed_while_a_fork_of_it_lives() -> None:
@@ -213,7 +213,7 @@ async def test_the_death_of_a_child_is_noticed_while_a_fork_of_it_lives() -> Non
     crash = app.task(queue="computing", process=True)(bodies.crash_beside_a_fork)
     async with app:
         with pytest.raises(JobFailed, match="killed by SIGSEGV"):
-            await (await crash.enqueue()).result(timeout=10)
+            await result_within(await crash.enqueue())
 
 
 async def test_a_fork_that_returns_from_the_function_answers_nothing() -> None:
@@ -222,11 +222,11 @@ async def test_a_fork_that_returns_from_the_function_answers_nothing() -> None:
     fork = app.task(queue="computing", process=True)(bodies.fork_and_return_in_both)
     pid = app.task(queue="computing", process=True)(bodies.pid)
     async with app:
-        child = await (await pid.enqueue()).result(timeout=15)
+        child = await result_within(await pid.enqueue(), 15)
         job = await fork.enqueue()
-        assert await job.result(timeout=15) == "of the child, after 0"
+        assert await result_within(job, 15) == "of the child, after 0"
         assert (await job.status()).progress is None
-        assert [await (await pid.enqueue()).result(timeout=15) for _ in range(2)] == [child] * 2
+        assert [await result_within(await pid.enqueue(), 15) for _ in range(2)] == [child] * 2
 
 
 async def test_a_thread_that_outlives_its_function_cannot_report_for_the_next_job() -> None:
@@ -236,9 +236,9 @@ async def test_a_thread_that_outlives_its_function_cannot_report_for_the_next_jo
     leaves = app.task(queue="computing", process=True, limits=calls)(bodies.speak_too_late)
     lets = app.task(queue="computing", process=True, limits=calls)(bodies.let_it_speak)
     async with app:
-        await (await leaves.enqueue()).result(timeout=15)
+        await result_within(await leaves.enqueue(), 15)
         job = await lets.enqueue()
-        assert await job.result(timeout=15) == "let it speak"
+        assert await result_within(job, 15) == "let it speak"
         assert [line.message for line in await app.admin.logs(job.id)] == ["of the second job"]
         assert (await job.status()).progress is None
         (bucket,) = await app.admin.limits.list()
@@ -251,8 +251,8 @@ async def test_a_function_that_closes_its_standard_streams_does_not_end_its_chil
     close = app.task(queue="computing", process=True)(bodies.close_what_it_prints_to)
     pid = app.task(queue="computing", process=True)(bodies.pid)
     async with app:
-        child = await (await close.enqueue()).result(timeout=15)
-        assert await (await pid.enqueue()).result(timeout=15) == child
+        child = await result_within(await close.enqueue(), 15)
+        assert await result_within(await pid.enqueue(), 15) == child
 
 
 async def test_a_path_object_in_sys_path_does_not_break_process_tasks(
@@ -263,7 +263,7 @@ async def test_a_path_object_in_sys_path_does_not_break_process_tasks(
     app = make_app()
     pid = app.task(queue="computing", process=True)(bodies.pid)
     async with app:
-        assert await (await pid.enqueue()).result(timeout=15) > 0
+        assert await result_within(await pid.enqueue(), 15) > 0
 
 
 async def test_a_timeout_that_is_shorter_than_the_start_of_a_child_costs_no_more_than_one_attempt() -> None:
@@ -272,7 +272,7 @@ async def test_a_timeout_that_is_shorter_than_the_start_of_a_child_costs_no_more
     pid = app.task(queue="computing", process=True, timeout=0.05, retry=RetryPolicy(delays=[0] * 5))(bodies.pid)
     async with app:
         job = await pid.enqueue()
-        assert await job.result(timeout=15) > 0
+        assert await result_within(job, 15) > 0
         # On a busy machine the answer of a child that is ready may take longer than the timeout, too.
         assert (await job.status()).attempt in (2, 3)
 
@@ -290,7 +290,7 @@ async def test_errors_of_a_child_are_filtered_by_class_and_stored_with_their_tra
     async with app:
         job = await fail.enqueue("broken")
         with pytest.raises(JobFailed) as failed:
-            await job.result(timeout=15)
+            await result_within(job, 15)
         assert (await job.status()).attempt == 1, "a Broken is a ValueError"
         assert failed.value.error_type == "tests.durability.process_bodies.Broken"
         assert failed.value.message == "broken: the machine"
@@ -300,7 +300,7 @@ async def test_errors_of_a_child_are_filtered_by_class_and_stored_with_their_tra
         assert str(errors[0]) == "broken: the machine"
         retried = await fail.enqueue("a key")
         with pytest.raises(JobFailed):
-            await retried.result(timeout=15)
+            await result_within(retried, 15)
         assert (await retried.status()).attempt == 6, "a KeyError is not"
 
 
@@ -310,18 +310,18 @@ async def test_no_error_of_a_function_ends_its_child_or_grows_beyond_what_a_row_
     pid = app.task(queue="computing", process=True)(bodies.pid)
     unstorable = app.task(queue="computing", process=True, retry=RetryPolicy(retries=5))(bodies.give_back_an_object)
     async with app:
-        before = await (await pid.enqueue()).result(timeout=15)
+        before = await result_within(await pid.enqueue(), 15)
         for kind, name in (("exit", "SystemExit"), ("huge", "ValueError"), ("stop", "StopIteration")):
             job = await fail.enqueue(kind)
             with pytest.raises(JobFailed) as failed:
-                await job.result(timeout=15)
+                await result_within(job, 15)
             assert failed.value.error_type == name
             assert len(failed.value.message) + len(failed.value.traceback or "") < 10_000
         lost = await unstorable.enqueue()
         with pytest.raises(JobFailed, match="cannot be stored as JSON"):
-            await lost.result(timeout=15)
+            await result_within(lost, 15)
         assert (await lost.status()).attempt == 1, "its work is done, so it is not done again"
-        assert await (await pid.enqueue()).result(timeout=15) == before
+        assert await result_within(await pid.enqueue(), 15) == before
 
 
 async def test_a_function_in_a_child_can_read_its_job_and_settle_its_cost() -> None:
@@ -331,7 +331,7 @@ async def test_a_function_in_a_child_can_read_its_job_and_settle_its_cost() -> N
     )
     async with app:
         job = await task.using(headers={"tenant": "acme"}).enqueue()
-        received = await job.result(timeout=15)
+        received = await result_within(job, 15)
         assert received.pop("waited_for") < 10
         assert received.pop("enqueued_at").endswith("+00:00")
         assert received == {
@@ -350,7 +350,7 @@ async def test_snooze_and_rate_limited_in_a_child_spend_no_attempt(tmp_path: Pat
     app = make_app()
     task = app.task(queue="computing", process=True, limits=[StrictRate("100/s")])(bodies.put_off)
     async with app:
-        assert await (await task.enqueue(str(tmp_path))).result(timeout=15) == "attempt 1"
+        assert await result_within(await task.enqueue(str(tmp_path)), 15) == "attempt 1"
         assert len(os.listdir(tmp_path)) == 3  # noqa: PTH208
 
 
@@ -363,8 +363,8 @@ async def test_a_result_of_a_child_that_is_not_kept_may_be_of_any_type() -> None
     results: list[int] = []
     pid.on_completed(lambda job, result: results.append(result))
     async with app:
-        assert await (await task.enqueue()).result(timeout=15) is None
-        assert await (await pid.enqueue()).result(timeout=15) is None
+        assert await result_within(await task.enqueue(), 15) is None
+        assert await result_within(await pid.enqueue(), 15) is None
         await until(lambda: bool(results))
     assert results[0] > 0
 
@@ -379,14 +379,14 @@ async def test_a_function_in_a_child_decides_how_its_job_ends() -> None:
         for how, attempts in (("fail", 1), ("retry", 3), ("not connected", 3)):
             job = await task.enqueue(how)
             with pytest.raises(JobFailed) as failed:
-                await job.result(timeout=15)
+                await result_within(job, 15)
             assert (await job.status()).attempt == attempts
             if how == "fail":
                 assert failed.value.message == "no such order"
                 assert "KeyError: 'fail'" in (failed.value.traceback or "")
         job = await task.enqueue("cancel")
         with pytest.raises(JobCancelled, match="withdrawn"):
-            await job.result(timeout=15)
+            await result_within(job, 15)
         await until(lambda: len(errors) == 3)
         assert [type(error).__name__ for error in errors] == ["Fail", "Retry", "OSError"]
 
@@ -398,10 +398,10 @@ async def test_a_function_in_a_child_enqueues_where_others_can_see_it(database: 
     enqueue_another = app.task(process=True)(bodies.enqueue_another)
     app.task(name="pid")(bodies.pid)
     async with app:
-        other = await (await enqueue_another.enqueue(url)).result(timeout=15)
-        assert await app.job(other).result(timeout=15) == os.getpid()
+        other = await result_within(await enqueue_another.enqueue(url), 15)
+        assert await result_within(app.job(other), 15) == os.getpid()
         with pytest.raises(JobFailed, match="in the memory of another process"):
-            await (await enqueue_another.enqueue("memory://")).result(timeout=15)
+            await result_within(await enqueue_another.enqueue("memory://"), 15)
 
 
 async def test_a_payload_of_an_older_release_is_upgraded_before_a_child_gets_it() -> None:
@@ -420,7 +420,7 @@ async def test_a_payload_of_an_older_release_is_upgraded_before_a_child_gets_it(
     async with older_app.open():
         job = await stored.enqueue(0)
     async with app:
-        assert await app.job(job.id).result(timeout=15) == "attempt 1"
+        assert await result_within(app.job(job.id), 15) == "attempt 1"
         assert task.name == "die"
 
 
@@ -429,7 +429,7 @@ async def test_the_output_of_a_child_is_written_when_its_job_is_final(capfd: pyt
     app = make_app()
     hello = app.task(queue="computing", process=True)(bodies.say_hello)
     async with app:
-        await (await hello.enqueue()).result(timeout=15)
+        await result_within(await hello.enqueue(), 15)
         assert "hello from the child" in capfd.readouterr().out
 
 
@@ -442,7 +442,7 @@ async def test_children_end_with_a_worker_that_was_killed(database: Path, tmp_pa
     async with app.open():
         await _enqueue_spin(app)
         _word, busy = await worker.wait_for_line("spinning")
-        idle = await (await who.enqueue()).result(timeout=15)
+        idle = await result_within(await who.enqueue(), 15)
         assert is_there(busy)
         await worker.kill()
         await until(lambda: not is_there(busy) and not is_there(idle), 10)
@@ -462,7 +462,7 @@ async def test_a_worker_that_is_asked_to_stop_kills_its_children_and_returns_the
         status = await job.status()
         assert status.state is JobState.WAITING
         second = await children.start("process_worker.py", url=f"sqlite:///{database}", spin=0)
-        assert await job.result(timeout=15) == "word"
+        assert await result_within(job, 15) == "word"
         assert (await job.status()).attempt == 1
         await second.kill()
 
@@ -475,7 +475,7 @@ async def test_a_program_without_a_guard_fails_its_jobs_and_starts_no_workers_in
     async with app.open():
         job = await _enqueue_spin(app)
         with pytest.raises(JobFailed, match=r"could not import module '__main__'.* under `if __name__ =="):
-            await job.result(timeout=15)
+            await result_within(job, 15)
     await worker.kill()
 
 
@@ -497,7 +497,7 @@ async def test_progress_and_logs_of_a_killed_child_are_kept() -> None:
     async with app:
         job = await speaks.enqueue(10)
         with pytest.raises(JobFailed, match="SIGKILL"):
-            await job.result(timeout=15)
+            await result_within(job, 15)
         first, *others, last = await app.admin.logs(job.id)
         assert (first.logger, first.message) == ("shop", "from a child")
         assert [line.message for line in others] == [f"line {number}" for number in range(4)]
@@ -525,7 +525,7 @@ async def test_annotations_travel_to_a_child_and_back() -> None:
 
     async with app:
         job = await annotates.enqueue()
-        assert await job.result(timeout=15) == {"first": 1, "of-the-hook": True}
+        assert await result_within(job, 15) == {"first": 1, "of-the-hook": True}
         assert (await job.status()).annotations == {"second": 2, "of-the-hook": True}
     assert finished == [{"first": 1}, {"of-the-hook": True, "second": 2}]
 
@@ -535,6 +535,6 @@ async def test_a_child_whose_garbage_collector_logs_continues_and_reports_all_li
     leaves_unclosed = app.task(queue="computing", process=True)(bodies.leaves_unclosed)
     async with app:
         job = await leaves_unclosed.enqueue(400)
-        assert await job.result(timeout=15) == 400
+        assert await result_within(job, 15) == 400
         lines = [line.message for line in await app.admin.logs(job.id, count=1000)]
         assert sorted(lines) == ["line"] * 400 + ["unclosed"] * 400

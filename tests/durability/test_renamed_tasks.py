@@ -10,6 +10,7 @@ import pytest
 from headgate import JobState
 from tests.durability.processes import Children
 from tests.durability.renamed import program
+from tests.until import result_within
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ async def test_jobs_of_a_renamed_task_wait_for_a_release_that_has_it(children: C
 
         aware = await children.start("renamed.py", url=url, release="aware")
         assert await aware.wait_for_line("ran") == ["aware", "sync_customer"]
-        assert await job.result(timeout=10) == "aware acme"
+        assert await result_within(job) == "aware acme"
         for worker in (careless, aware):
             worker.signal(signal.SIGTERM)
             assert await worker.end() == 0

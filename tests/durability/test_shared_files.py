@@ -20,6 +20,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
 from tests.durability.run_log import damage
 from tests.durability.stores import claim_for, new_job, on_writer, open_store
+from tests.until import result_within
 
 
 @pytest.mark.slow
@@ -43,7 +44,7 @@ async def test_while_a_lock_holder_is_stopped_writers_wait_readers_continue_and_
         running = await wait_for_word.enqueue("before")
         for worker in workers:
             worker.send("go")
-        await running.result(timeout=5)
+        await result_within(running, 5)
 
         holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
         await holder.wait_for_line("locked")
@@ -64,7 +65,7 @@ async def test_while_a_lock_holder_is_stopped_writers_wait_readers_continue_and_
         holder.signal(signal.SIGCONT)
         await holder.wait_for_line("released")
         job = await asyncio.wait_for(pending, 5)
-        assert await job.result(timeout=5) == "during"
+        assert await result_within(job, 5) == "during"
         # Both have sent heartbeats again, with the same ids.
         beats = {node.id: node.beat for node in await storage.nodes()}
         while True:

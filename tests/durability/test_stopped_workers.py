@@ -19,6 +19,7 @@ from headgate.jobs.job import JobState
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Child, Children
 from tests.durability.run_log import count_endings, endings, read_run_log, runs_by_job
+from tests.until import result_within
 
 pytestmark = pytest.mark.slow
 
@@ -79,13 +80,13 @@ async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_r
         assert returned == 1
         await other.wait_for_line("running")
         other.send("go")
-        assert await job.result(timeout=10) == "acme"
+        assert await result_within(job) == "acme"
 
         # A node that was declared dead must not claim jobs that wait when it resumes.
         frozen.signal(signal.SIGCONT)
         more = [await local.wait_for_word.enqueue(f"after {number}") for number in range(5)]
         await frozen.wait_for_line("NodeDeclaredDead")
-        await asyncio.gather(*(each.result(timeout=10) for each in more))
+        await asyncio.gather(*(result_within(each) for each in more))
 
         record = await local.storage.job(job.id)
         assert record is not None
@@ -123,7 +124,7 @@ async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
         other = await start_worker(children, database)
         await other.wait_for_line("running")
         other.send("go")
-        await job.result(timeout=10)
+        await result_within(job)
     assert endings(database) == {job.id: 1}
 
 
@@ -150,7 +151,7 @@ async def test_workers_stopped_again_and_again_under_load_lose_no_job(database: 
             victim.signal(signal.SIGCONT)
             jobs += await adding
         assert lost
-        await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+        await asyncio.gather(*(result_within(job, 20) for job in jobs))
         assert await local.storage.check() == []
         (counts,) = await local.storage.counts()
         assert (counts.waiting, counts.running, counts.succeeded) == (0, 0, len(jobs))
@@ -169,7 +170,7 @@ async def test_a_worker_that_is_asked_to_stop_finishes_its_jobs(database: Path, 
         with pytest.raises(TimeoutError):
             await job.result(timeout=0.3)
         worker.send("go")
-        assert await job.result(timeout=10) == "acme"
+        assert await result_within(job) == "acme"
         assert await worker.end() == 0
         status = await later.status()
         assert status.state is JobState.WAITING, "a worker that ends claims nothing more"
@@ -255,5 +256,5 @@ async def test_a_handler_that_blocks_the_loop_beyond_the_lease_is_reported_and_n
         await other.wait_for_line("running")
         await blocked.wait_for_line("LoopBlocked")
         await blocked.kill()
-        await job.result(timeout=20)
+        await result_within(job, 20)
     assert endings(database) == {job.id: 1}

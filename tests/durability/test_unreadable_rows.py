@@ -21,7 +21,7 @@ from headgate.errors import UnreadableSchedule
 from headgate.jobs.history import JobsStep
 from headgate.storage import stored_rows
 from headgate.storage.records import Claim, Room
-from tests.until import until
+from tests.until import result_within, until
 
 BROKEN = "{no json"
 WRONG = '{"timeout": "soon", "on": "never", "holds": [["never"]], "type": 1, "trigger": 1, "task": 1}'
@@ -111,7 +111,7 @@ async def states(app: Headgate, jobs: list[Job[Any]]) -> set[JobState]:
 async def all_succeed(app: Headgate, jobs: list[Job[Any]]) -> None:
     async with asyncio.timeout(12):
         for job in jobs:
-            await job.result(timeout=12)
+            await result_within(job, 12)
 
 
 async def everything_is_listed(app: Headgate) -> None:

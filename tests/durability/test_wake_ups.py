@@ -14,6 +14,7 @@ from headgate import Headgate
 from headgate.clock import SECOND, SystemClock
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
+from tests.until import result_within
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ async def delays(database: Path, children: Children, count: int, *, ignores_wake
         await worker.wait_for_line("NodeStarted")
         worker.send("go")
         # The first one also lets this process learn of the other's port.
-        await (await wait_for_word.enqueue("first")).result(timeout=5)
+        await result_within(await wait_for_word.enqueue("first"), 5)
         await worker.wait_for_line("JobStarted")
         for number in range(count):
             # Not in step with the quarter of a second between two looks.
@@ -46,7 +47,7 @@ async def delays(database: Path, children: Children, count: int, *, ignores_wake
                 if started == job.id:
                     break
             measured.append((at - enqueued) / SECOND)
-            await job.result(timeout=5)
+            await result_within(job, 5)
         worker.signal(signal.SIGTERM)
         assert await worker.end() == 0
     return measured

@@ -18,6 +18,7 @@ from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 class SlowOpeningStorage(MemoryStorage):
@@ -69,7 +70,7 @@ def test_an_app_that_sync_code_has_opened_is_not_opened_on_another_loop_beside()
 
     async def main() -> int:
         async with app:
-            return await (await work.enqueue()).result(timeout=5)
+            return await result_within(await work.enqueue(), 5)
 
     work.sync.enqueue()
     try:

@@ -27,6 +27,7 @@ from headgate import (
 from headgate.clock import SECOND
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 def test_a_batch_is_final_when_its_last_job_is() -> None:
@@ -49,10 +50,10 @@ def test_a_batch_is_final_when_its_last_job_is() -> None:
             stored = await batch([work.call(3), work.call(1), work.call(2)]).then(report.call()).enqueue()
             status = await stored.status()
             assert (status.total, status.pending, status.state, status.finished_at) == (3, 3, None, None)
-            assert await stored.result(timeout=10) == [3, 1, 2]
+            assert await result_within(stored) == [3, 1, 2]
             status = await stored.wait()
             assert (status.pending, status.succeeded, status.state) == (0, 3, JobState.SUCCEEDED)
-            assert await stored.then[0].result(timeout=10) == [3, 0]
+            assert await result_within(stored.then[0]) == [3, 0]
 
     run_virtual(main)
 
@@ -68,7 +69,7 @@ def test_a_batch_whose_id_was_kept_gives_its_results_and_is_cancelled() -> None:
 
         async with app:
             done = await batch([work.call(3), work.call(1), work.call(2)]).enqueue()
-            assert await app.batch(done.id).result(timeout=10) == [3, 1, 2]
+            assert await result_within(app.batch(done.id)) == [3, 1, 2]
             left = await batch([work.call(1), work.call(90), work.using(delay=60).call(1)]).then(work.call(1)).enqueue()
             await asyncio.sleep(2)
             assert [status.id for status in await app.admin.batches(pending_only=True)] == [left.id]
@@ -76,7 +77,7 @@ def test_a_batch_whose_id_was_kept_gives_its_results_and_is_cancelled() -> None:
             status = await left.wait(timeout=10)
             assert (status.succeeded, status.cancelled) == (1, 2)
             with pytest.raises(JobCancelled):
-                await left.then[0].result(timeout=10)
+                await result_within(left.then[0])
             assert [status.id for status in await app.admin.batches()] == [left.id, done.id]
             assert await app.batch(left.id).cancel() == 0
 
@@ -93,8 +94,8 @@ def test_jobs_of_a_batch_can_read_its_id() -> None:
 
         async with app:
             stored = await batch([work.call(), work.call()]).enqueue()
-            assert await stored.result(timeout=10) == [stored.id] * 2
-            assert await (await work.enqueue()).result(timeout=10) is None
+            assert await result_within(stored) == [stored.id] * 2
+            assert await result_within(await work.enqueue()) is None
 
     run_virtual(main)
 
@@ -121,10 +122,10 @@ def test_then_with_any_outcome_runs_after_a_failure(on: str, runs: bool) -> None
             with pytest.raises(JobFailed):
                 await stored.result()
             if runs:
-                await stored.then[0].result(timeout=10)
+                await result_within(stored.then[0])
             else:
                 with pytest.raises(JobCancelled):
-                    await stored.then[0].result(timeout=10)
+                    await result_within(stored.then[0])
             assert bool(ran) is runs
 
     run_virtual(main)
@@ -148,7 +149,7 @@ def test_batches_and_chains_follow_each_other() -> None:
                 batch([step.call("c")]).then(step.call("d")),
                 batch([step.call("e1"), step.call("e2")]),
             ).enqueue()
-            assert await stored.result(timeout=10) == ["e1", "e2"]
+            assert await result_within(stored) == ["e1", "e2"]
             assert len(stored.jobs) == 8
         assert received[0] == "a"
         assert set(received[1:4]) == {"b1", "b2", "b3"}
@@ -170,7 +171,7 @@ def test_a_follower_of_an_empty_batch_runs_immediately() -> None:
         async with app:
             stored = await batch([]).then(report.call()).enqueue()
             assert (await stored.wait(timeout=1)).state is JobState.SUCCEEDED
-            assert await stored.then[0].result(timeout=10) == "nothing"
+            assert await result_within(stored.then[0]) == "nothing"
 
     run_virtual(main)
 
@@ -323,7 +324,7 @@ def test_a_job_on_the_mutex_of_a_batch_waits_until_that_is_final() -> None:
             job = await single.enqueue()
             status = await job.status()
             assert status.waits_for == ("mutex", "orders-api")
-            await job.result(timeout=100)
+            await result_within(job, 100)
             assert (await stored.status()).succeeded == 2
         assert received == ["a", "b", "single"]
 
@@ -342,7 +343,7 @@ def test_a_batch_holds_a_limit_of_its_own_tasks_once() -> None:
 
         async with app:
             stored = await batch([work.call(1), work.call(2)], limits=[Mutex("orders-api")]).enqueue()
-            assert await stored.result(timeout=10) == [1, 2]
+            assert await result_within(stored) == [1, 2]
 
     run_virtual(main)
 

@@ -29,6 +29,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
+from tests.until import result_within
 
 
 def listen(task: Task[Any, Any]) -> list[tuple[Any, ...]]:
@@ -449,7 +450,7 @@ def test_callbacks_of_a_poisonous_job_run_on_the_node_that_recovers_it() -> None
             survivor = app._make_node()
             running = asyncio.ensure_future(survivor.run())
             with pytest.raises(JobFailed, match="lost with their nodes"):
-                await job.result(timeout=300)
+                await result_within(job, 300)
             await asyncio.sleep(1)
             assert isinstance(received[-1][1], JobFailed)
             survivor.stop()

@@ -17,6 +17,7 @@ from headgate.errors import PayloadError
 from headgate.jobs.event import AttemptLingers
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 async def inner_timeout() -> None:
@@ -98,7 +99,7 @@ def test_nothing_that_a_handler_raises_ends_its_node_or_goes_unrecorded(
 
         async with app:
             with pytest.raises(JobFailed):
-                await (await bad.enqueue()).result(timeout=10)
+                await result_within(await bad.enqueue())
             assert await (await fine.enqueue()).result() == "still here"
 
     run_virtual(main)
@@ -132,7 +133,7 @@ def test_an_error_that_refers_to_itself_or_cannot_be_printed_is_recorded() -> No
         async with app:
             for task in (cyclic, unprintable, silent):
                 with pytest.raises(JobFailed):
-                    await (await task.enqueue()).result(timeout=10)
+                    await result_within(await task.enqueue())
 
     run_virtual(main)
 
@@ -340,7 +341,7 @@ async def test_a_thread_that_continues_after_its_timeout_is_reported(monkeypatch
     async with app:
         job = await stubborn.enqueue()
         with pytest.raises(JobFailed):
-            await job.result(timeout=5)
+            await result_within(job, 5)
         async with asyncio.timeout(5):
             await received.wait()
         assert (events[0].executor, events[0].cause) == ("thread", "timeout")
@@ -410,4 +411,4 @@ async def test_a_thread_can_read_that_its_job_was_cancelled(asked: str) -> None:
         assert saw_it
         assert took < 2, "a node elsewhere hears of it within a second"
         with pytest.raises(JobCancelled):
-            await job.result(timeout=5)
+            await result_within(job, 5)

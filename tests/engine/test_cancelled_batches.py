@@ -15,6 +15,7 @@ from headgate.errors import JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 def test_a_batch_is_cancelled_by_its_id_with_its_batches_and_all_steps_after_it() -> None:
@@ -45,9 +46,9 @@ def test_a_batch_is_cancelled_by_its_id_with_its_batches_and_all_steps_after_it(
             assert (await app.admin.batch(own.id)).state is JobState.CANCELLED
             assert (await alone.jobs[0].status()).state is JobState.CANCELLED
             assert await app.batch(own.id).cancel() == 0
-            await both.result(timeout=40)
+            await result_within(both, 40)
             await stored.wait(timeout=120)
-            await stored.then[0].result(timeout=10)
+            await result_within(stored.then[0])
         # What waits for something else goes on: the batch around it, and the step after it and another job.
         assert ran == ["other", "after both", "beside", "end"]
 
@@ -91,7 +92,7 @@ def test_the_jobs_of_a_cancelled_batch_come_back_with_what_they_follow() -> None
             assert (result.changed, result.refused) == (4, {})
             await app.admin.retry(stored.jobs[0].id)
             assert (await stored.wait(timeout=100)).succeeded == 3
-            await stored.then[0].result(timeout=10)
+            await result_within(stored.then[0])
 
     run_virtual(main)
 

@@ -28,6 +28,7 @@ from headgate.jobs.event import Event, JobEnqueued
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.faulty_storage import FaultyStorage
+from tests.until import result_within
 
 
 def test_the_steps_of_a_chain_run_one_after_the_other() -> None:
@@ -47,7 +48,7 @@ def test_the_steps_of_a_chain_run_one_after_the_other() -> None:
             assert len(stored.jobs) == 3
             assert (await stored.jobs[1].status()).is_blocked
             assert (await stored.jobs[1].status()).follows == stored.jobs[0].id
-            assert await stored.result(timeout=60) == "c"
+            assert await result_within(stored, 60) == "c"
         assert received == ["a begins", "a ends", "b begins", "b ends", "c begins", "c ends"]
 
     run_virtual(main)
@@ -70,7 +71,7 @@ def test_a_step_reads_the_result_of_the_one_before_it() -> None:
             return before + more
 
         async with app:
-            assert await (await chain(one.call(), add.call(10), add.call(100)).enqueue()).result(timeout=10) == 111
+            assert await result_within(await chain(one.call(), add.call(10), add.call(100)).enqueue()) == 111
 
     run_virtual(main)
 
@@ -91,7 +92,7 @@ def test_a_step_waits_for_all_the_retries_of_the_one_before_it() -> None:
             return len(tries)
 
         async with app:
-            assert await (await chain(shaky.call(), after.call()).enqueue()).result(timeout=100) == 4
+            assert await result_within(await chain(shaky.call(), after.call()).enqueue(), 100) == 4
 
     run_virtual(main)
 
@@ -111,9 +112,9 @@ def test_a_failed_step_cancels_the_rest_with_the_reason() -> None:
         async with app:
             stored = await chain(fail.call(), after.call(), after.call()).enqueue()
             with pytest.raises(JobFailed):
-                await stored.jobs[0].result(timeout=10)
+                await result_within(stored.jobs[0])
             with pytest.raises(JobCancelled) as cancelled:
-                await stored.result(timeout=10)
+                await result_within(stored)
             assert isinstance(cancelled.value.__cause__, LeaderNotSucceeded)
             assert stored.jobs[1].id in str(cancelled.value.__cause__)
             explained = await app.admin.explain(stored.jobs[1].id)
@@ -147,13 +148,13 @@ def test_a_retry_of_many_never_runs_a_step_whose_leader_has_failed() -> None:
         async with app:
             stored = await chain(charge.call(), ship.call(), mail.call()).enqueue()
             with pytest.raises(JobCancelled) as cancelled:
-                await stored.result(timeout=10)
+                await result_within(stored)
             assert f"because {stored.jobs[0].id} failed with ValueError; retry" in str(cancelled.value.__cause__)
             result = await app.admin.retry_many(JobQuery(task="ship"))
             assert (result.changed, list(result.refused.values())) == (0, [1])
             is_broken = False
             await app.admin.retry_many(JobQuery())
-            await stored.result(timeout=10)
+            await result_within(stored)
         assert done == ["charge", "ship", "mail"]
 
     run_virtual(main)
@@ -173,10 +174,10 @@ def test_a_retried_step_restores_the_rest_of_its_chain() -> None:
         async with app:
             stored = await chain(step.call(), step.call(), step.call()).enqueue()
             with pytest.raises(JobCancelled):
-                await stored.result(timeout=10)
+                await result_within(stored)
             is_broken = False
             await app.admin.retry(stored.jobs[0].id)
-            assert await stored.result(timeout=10) == "done"
+            assert await result_within(stored) == "done"
 
     run_virtual(main)
 
@@ -214,7 +215,7 @@ def test_the_rest_of_a_chain_can_be_cancelled() -> None:
             await begun.wait()
             assert await stored.cancel() == 2
             with pytest.raises(JobCancelled):
-                await stored.jobs[1].result(timeout=10)
+                await result_within(stored.jobs[1])
             states = [(await job.status()).state for job in stored.jobs]
             assert states == [JobState.SUCCEEDED, JobState.CANCELLED, JobState.CANCELLED]
 
@@ -235,7 +236,7 @@ def test_calls_keep_the_options_they_were_made_with() -> None:
             before = clock.now() / 1_000_000
             later = step.using(delay=60, queue="slow", priority=3, headers={"tenant": "acme"})
             stored = await chain(step.call(), later.call()).enqueue()
-            await stored.result(timeout=100)
+            await result_within(stored, 100)
             status = await stored.jobs[1].status()
             assert (status.queue, status.priority) == ("slow", 3)
             assert started[1] - before == pytest.approx(60, abs=0.1)
@@ -255,7 +256,7 @@ def test_limits_hold_for_the_steps_of_many_chains() -> None:
         async with app:
             stored = [await chain(*(step.call() for _ in range(5))).enqueue() for _ in range(4)]
             for each in stored:
-                await each.result(timeout=60)
+                await result_within(each, 60)
         assert len(starts) == 20
         assert all(later - earlier >= 1_000_000 for earlier, later in zip(starts, starts[2:], strict=False))
 
@@ -366,7 +367,7 @@ def test_no_step_is_lost_when_connections_of_nodes_fail(seed: int, tmp_path: Pat
         async with enqueuer.open(), one, two:
             chains = [await chain(*(step.call(f"{each}.{place}") for place in range(8))).enqueue() for each in range(5)]
             for stored in chains:
-                await stored.result(timeout=3600)
+                await result_within(stored, 3600)
             assert list(await shared.check()) == []
         for each in range(5):
             steps = [name for name in dict.fromkeys(succeeded) if name.startswith(f"{each}.")]

@@ -25,7 +25,7 @@ from headgate.clock import SECOND
 from headgate.testing import manual
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
-from tests.until import until
+from tests.until import result_within, until
 
 
 @dataclass
@@ -285,7 +285,7 @@ async def test_a_function_in_a_thread_handles_chunks() -> None:
 
     async with app:
         jobs = await index.enqueue_many([(Doc(str(number)),) for number in range(5)])
-        assert [await job.result(timeout=5) for job in jobs] == ["0", "1", "2", "3", "4"]
+        assert [await result_within(job, 5) for job in jobs] == ["0", "1", "2", "3", "4"]
     assert len(threads) == 1
     assert threading.get_ident() not in threads
 
@@ -322,10 +322,10 @@ async def test_each_job_of_a_chunk_has_its_own_end_in_a_database(make_app: MakeA
     async with app:
         names = ["good", "bad", "later", "again"]
         jobs = await index.enqueue_many([(Doc(name),) for name in names])
-        assert await jobs[0].result(timeout=15) == "GOOD"
+        assert await result_within(jobs[0], 15) == "GOOD"
         # Of the two jobs that run again, the call waits for two more.
         more = await index.enqueue_many([(Doc("x", "globex"),), (Doc("y", "globex"),)])
-        assert [await job.result(timeout=15) for job in (jobs[2], jobs[3], *more)] == ["LATER", "AGAIN", "X", "Y"]
+        assert [await result_within(job, 15) for job in (jobs[2], jobs[3], *more)] == ["LATER", "AGAIN", "X", "Y"]
         statuses = [await job.status() for job in jobs]
         assert [status.attempt for status in statuses] == [1, 1, 1, 2]
         assert statuses[1].state is JobState.FAILED

@@ -36,7 +36,7 @@ from headgate.jobs.event import Event, ScheduleFailed, ScheduleSuperseded
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.until import until
+from tests.until import result_within, until
 
 SECRET = "hunter2-swordfish"
 OLD, NEW = AesGcm("2026-05", AesGcm.new_key()), AesGcm("2026-11", AesGcm.new_key())
@@ -80,7 +80,7 @@ async def result_of_schedule(app: Headgate, name: str) -> Any:
 
     await until(has_run)
     (job, *_) = await app.admin.jobs(schedule=name, oldest_first=True)
-    return await app.job(job.id).result(timeout=10)
+    return await result_within(app.job(job.id))
 
 
 # ------------------------------------------------------------------------------------------ in no table, in no log
@@ -155,12 +155,12 @@ async def test_nothing_of_arguments_and_results_is_stored_or_logged_however_jobs
         again = await pay.using(on_conflict="replace").enqueue("b", SECRET, 2)
         await plain.schedule("often", Every(minutes=5), first="now").enqueue("acme", SECRET)
         refused = await wrong.enqueue(SECRET)
-        assert await one.result(timeout=10) == f"acme paid 7 with {SECRET}"
-        assert [await job.result(timeout=10) for job in many] == [f"acme paid 7 with {each}" for each in (SECRET, long)]
-        assert {await job.result(timeout=10) for job in group.jobs} == {f"acme paid 7 with {SECRET}"}
-        assert await line.result(timeout=10) == f"acme paid 7 with {SECRET}"
+        assert await result_within(one) == f"acme paid 7 with {SECRET}"
+        assert [await result_within(job) for job in many] == [f"acme paid 7 with {each}" for each in (SECRET, long)]
+        assert {await result_within(job) for job in group.jobs} == {f"acme paid 7 with {SECRET}"}
+        assert await result_within(line) == f"acme paid 7 with {SECRET}"
         with pytest.raises(JobFailed, match="does not fit its annotation"):
-            await refused.result(timeout=10)
+            await result_within(refused)
         assert again.id == later.id
         assert (await app._storage.job(later.id)).draws[0].key == "b"  # type: ignore[union-attr]
         for name, result in (("often", f"acme paid 7 with {SECRET}"), ("hourly", SECRET)):
@@ -197,7 +197,7 @@ def test_jobs_from_before_the_codec_run_and_those_from_after_it_run_without_it_b
             names = [codecs_of(await stored_payload(app, job)) for job in jobs]
             assert names == [(), ("aes-gcm.2026-05",), ("aes-gcm.2026-11",), ()]
             for job in jobs:
-                assert await app.job(job).result(timeout=60) == f"acme paid 0 with {SECRET}"
+                assert await result_within(app.job(job), 60) == f"acme paid 0 with {SECRET}"
 
     run_virtual(main)
 
@@ -217,23 +217,23 @@ def test_a_job_that_a_node_cannot_decode_is_tried_again_and_then_kept_for_a_retr
         async with able.open():
             job = await pay.enqueue("acme", SECRET)
         async with unable:
-            await (await other.enqueue()).result(timeout=5)
+            await result_within(await other.enqueue(), 5)
             before = clock.monotonic()
             with pytest.raises(JobFailed, match="payload of task 'pay' cannot be decoded") as failed:
-                await unable.job(job.id).result(timeout=600)
+                await result_within(unable.job(job.id), 600)
             assert failed.value.error_type == "headgate.errors.PayloadError"
             assert round((clock.monotonic() - before) / SECOND) == 120
         async with able:
             assert not called
             await able.admin.retry(job.id)
-            assert await able.job(job.id).result(timeout=5) == f"acme paid 0 with {SECRET}"
+            assert await result_within(able.job(job.id), 5) == f"acme paid 0 with {SECRET}"
         async with unable.open():
             with pytest.raises(PayloadError, match="what task 'pay' returned cannot be decoded"):
-                await unable.job(job.id).result(timeout=5)
+                await result_within(unable.job(job.id), 5)
         stranger = Headgate(storage=store, clock=clock, **lacking)
         async with stranger.open():
             with pytest.raises(PayloadError, match=f"the result of job {job.id} cannot be decoded"):
-                await stranger.job(job.id).result(timeout=5)
+                await result_within(stranger.job(job.id), 5)
 
     run_virtual(main)
 
@@ -249,7 +249,7 @@ def test_a_job_that_one_node_cannot_decode_runs_on_another_meanwhile() -> None:
                 job = await pay.enqueue("acme", SECRET)
             await asyncio.sleep(5)
         async with able:
-            assert await job.result(timeout=60) == f"acme paid 0 with {SECRET}"
+            assert await result_within(job, 60) == f"acme paid 0 with {SECRET}"
             assert (await job.status()).attempt == 2
 
     run_virtual(main)
@@ -262,7 +262,7 @@ def test_an_app_without_the_tasks_returns_decoded_results_with_the_codec() -> No
         pay = declare_pay(app)
         async with app:
             job = await pay.enqueue("acme", SECRET)
-            await job.result(timeout=5)
+            await result_within(job, 5)
             record = (await app.admin.job(job.id)).record
             assert is_encoded(record.payload)
             assert record.result is not None
@@ -270,7 +270,7 @@ def test_an_app_without_the_tasks_returns_decoded_results_with_the_codec() -> No
             assert app.admin.decoded(record.payload) == f'{{"tenant":"acme","card":"{SECRET}"}}'
         reader = Headgate(storage=store, clock=clock, old_codecs=[NEW])
         async with reader.open():
-            assert await reader.job(job.id).result(timeout=5) == f"acme paid 0 with {SECRET}"
+            assert await result_within(reader.job(job.id), 5) == f"acme paid 0 with {SECRET}"
 
     run_virtual(main)
 
@@ -290,9 +290,9 @@ def test_an_upgrade_gets_the_decoded_arguments_and_its_errors_show_none() -> Non
         async with before.open():
             good, bad = await paid.enqueue("4111"), await paid.enqueue(SECRET)
         async with after:
-            assert await after.job(good.id).result(timeout=5) == 4111
+            assert await result_within(after.job(good.id), 5) == 4111
             with pytest.raises(JobFailed) as failed:
-                await after.job(bad.id).result(timeout=600)
+                await result_within(after.job(bad.id), 600)
             assert "its upgrade does not help: ValueError" in str(failed.value)
             details = await after.admin.job(bad.id)
             assert SECRET not in repr(details)
@@ -337,7 +337,7 @@ async def test_a_schedule_that_is_declared_again_is_not_written_and_supersedes_n
         async with (second := scheduling(store, codec=[Zlib(1), NEW], **settings)):
             second.subscribe(received.append, ScheduleSuperseded)
             fired = await second.find_schedule("invoice").trigger()
-            assert await fired.result(timeout=10) == SECRET
+            assert await result_within(fired) == SECRET
         again = await record_of(first, "invoice")
         assert again.call == known.call
     assert received == []
@@ -458,7 +458,7 @@ async def test_a_child_process_gets_arguments_in_clear_and_its_result_is_encoded
     process.on_completed(lambda job, result: done.append(result))
     async with app:
         job, bad = await process.enqueue(SECRET), await wrong.enqueue(SECRET)
-        card, pid = (await job.result(timeout=30)).split()
+        card, pid = (await result_within(job, 30)).split()
         assert card == SECRET
         assert int(pid) != os.getpid()
         record = (await app.admin.job(job.id)).record
@@ -467,7 +467,7 @@ async def test_a_child_process_gets_arguments_in_clear_and_its_result_is_encoded
         await until(lambda: bool(done))
         assert done == [f"{SECRET} {pid}"]
         with pytest.raises(JobFailed) as failed:
-            await bad.result(timeout=30)
+            await result_within(bad, 30)
         assert "miscount' returned" in str(failed.value)
         assert SECRET not in repr(await app.admin.job(bad.id))
     unable = Headgate(storage=store)

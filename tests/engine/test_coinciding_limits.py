@@ -12,6 +12,7 @@ from headgate import Concurrency, DeclarationError, Headgate, Mutex, PayloadErro
 from headgate.clock import SystemClock
 from headgate.jobs.terms import PermitTerms
 from headgate.storage.sqlite.memory import MemoryStorage
+from tests.until import result_within
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -48,7 +49,7 @@ async def test_two_mutexes_with_the_same_key_admit_one_owner_at_a_time(app: Head
     async with app:
         jobs = [await merge.enqueue(1, 1, f"owner {number % 3}") for number in range(9)]
         for job in jobs:
-            await job.result(timeout=10)
+            await result_within(job)
         assert await app._storage.check() == []
     assert max(len(owners) for owners in inside.met) == 1
 
@@ -58,8 +59,8 @@ async def test_two_owners_of_one_key_are_refused_when_a_call_is_enqueued(app: He
     async def merge(a: int, b: int, first: str, second: str) -> None: ...
 
     async with app:
-        await (await merge.enqueue(1, 2, "x", "y")).result(timeout=10)
-        await (await merge.enqueue(1, 1, "x", "x")).result(timeout=10)
+        await result_within(await merge.enqueue(1, 2, "x", "y"))
+        await result_within(await merge.enqueue(1, 1, "x", "x"))
         with pytest.raises(
             PayloadError, match=r"'mutex'.*the same key, 'orders:1', but two owners, 'x' and 'y'.*holds a permit once"
         ):
@@ -78,7 +79,7 @@ async def test_mutexes_of_a_task_and_its_queue_are_one_if_their_keys_are_equal(a
     async with app:
         jobs = [await ship.enqueue(1, "one") for _ in range(4)]
         for job in jobs:
-            await job.result(timeout=10)
+            await result_within(job)
         assert await app._storage.check() == []
     # The queue's mutex is for one job at a time, whatever the owner.
     assert max(len(owners) for owners in inside.met) == 1
@@ -96,7 +97,7 @@ async def test_a_batch_that_holds_what_its_jobs_draw_on_twice_holds_it_once(app:
     async with app:
         together = await batch([merge.call(1, 1), merge.call(1, 1)], limits=[Mutex("orders:1")]).enqueue()
         await together.wait(timeout=10)
-        await (await merge.enqueue(1, 1)).result(timeout=10)
+        await result_within(await merge.enqueue(1, 1))
         assert await app._storage.check() == []
     assert ran == [1, 1, 1]
 

@@ -36,6 +36,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import BAD_ANSWERS, MISDEEDS, BadBuckets, hanging, raising, returning
+from tests.until import result_within
 
 
 class OwnStorage:
@@ -156,7 +157,7 @@ def test_a_bucket_store_that_breaks_its_protocol_stops_no_node_and_delays_no_oth
             assert started["bad"] == 2
             bad.is_bad = False
             await asyncio.sleep(60)
-            await (await app.tasks["bad"].enqueue("acme")).result(timeout=30)
+            await result_within(await app.tasks["bad"].enqueue("acme"), 30)
         received = [event for event in events if isinstance(event, LimitStoreFailed)]
         assert {event.limit for event in received} == {"bad"}
         assert all("BadBuckets" in event.error and verb in event.error for event in received[:1]), received
@@ -243,12 +244,12 @@ def test_writing_to_a_bucket_store_that_breaks_its_protocol_stops_no_node(instea
                     raise RateLimited(retry_after=1)
 
             async with app:
-                await (await settles.enqueue()).result(timeout=30)
+                await result_within(await settles.enqueue(), 30)
                 await app.tasks["refused"].enqueue()
                 await asyncio.sleep(30)
                 await app.tasks["good"].enqueue()
-                await (await app.tasks["bad"].enqueue("acme")).result(timeout=30)
-                await (await settles.enqueue()).result(timeout=30)
+                await result_within(await app.tasks["bad"].enqueue("acme"), 30)
+                await result_within(await settles.enqueue(), 30)
                 assert started == {"good": 1, "bad": 1}
                 assert len(refused) == 2
                 assert {bucket.limit for bucket in await app.admin.limits.list()} >= {"tokens", "good"}
@@ -265,7 +266,7 @@ def test_a_bucket_store_whose_advice_cannot_be_read_gives_none() -> None:
             bad: Any = BadBuckets(clock, "advice", instead)
             app, started, events = work_beside(clock, bad)
             async with app:
-                await (await app.tasks["bad"].enqueue("acme")).result(timeout=5)
+                await result_within(await app.tasks["bad"].enqueue("acme"), 5)
             assert started == {"bad": 1}
             assert not [event for event in events if isinstance(event, LimitStoreMisconfigured | LimitStoreFailed)]
 
@@ -448,9 +449,9 @@ def test_a_custom_backoff_that_returns_an_invalid_delay_loses_no_job(backoff: An
         async with app:
             job = await work.enqueue()
             await asyncio.sleep(1)
-            await (await other.enqueue()).result(timeout=5)
+            await result_within(await other.enqueue(), 5)
             with pytest.raises(JobFailed):
-                await job.result(timeout=3600)
+                await result_within(job, 3600)
         assert len(tries) == 3
 
     run_virtual(main)

@@ -12,6 +12,7 @@ from headgate.jobs.state import JobState
 from headgate.tasks.task import Call
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
+from tests.until import result_within
 
 
 class Recorded:
@@ -39,7 +40,7 @@ def test_a_call_runs_after_all_that_it_is_after() -> None:
         d = own.work.call("d").after(a)
         async with own.app:
             stored = await batch([c, d, a, b]).enqueue()
-            assert await stored.result(timeout=60) == ["c", "d", "a", "b"]
+            assert await result_within(stored, 60) == ["c", "d", "a", "b"]
         assert own.ran == ["a", "d", "b", "c"]
 
     run_virtual(main)
@@ -75,7 +76,7 @@ def test_a_call_can_be_after_stored_jobs_batches_and_chains() -> None:
         own = Recorded(Headgate("memory://", clock=clock))
         async with own.app:
             one = await own.work.enqueue("one")
-            await one.result(timeout=10)
+            await result_within(one)
             some = await batch([own.work.using(delay=3).call("some")]).enqueue()
             row = await chain(own.work.call("first"), own.work.using(delay=9).call("last")).enqueue()
             after = await chain(own.work.call("after").after(one, some, row)).enqueue()
@@ -86,7 +87,7 @@ def test_a_call_can_be_after_stored_jobs_batches_and_chains() -> None:
             assert [(tied.id, tied.task) for tied in details.ties.leaders] == expected
             (follower,) = (await own.app.admin.job(one.id)).ties.followers
             assert (follower.id, follower.needs) == (after.jobs[0].id, None)
-            assert await after.result(timeout=60) == "after"
+            assert await result_within(after, 60) == "after"
             with pytest.raises(LeaderNotFound):
                 await chain(own.work.call("never").after(own.app.job("gone"), one)).enqueue()
         assert own.ran == ["one", "first", "some", "last", "after"]
@@ -126,9 +127,9 @@ def test_a_batch_counts_a_batch_in_it_as_one() -> None:
             assert (status.total, status.pending, status.batch) == (3, 3, None)
             first, outer = await own.app.admin.batches()
             assert (first.batch, first.total, outer.id) == (stored.id, 2, stored.id)
-            assert await own.app.batch(stored.id).result(timeout=60) == ["x", "y", "z", "w"]
+            assert await result_within(own.app.batch(stored.id), 60) == ["x", "y", "z", "w"]
             (then,) = stored.then
-            assert await then.result(timeout=60) == "end"
+            assert await result_within(then, 60) == "end"
         assert own.ran == ["x", "w", "y", "z", "end"]
 
     run_virtual(main)
@@ -142,7 +143,7 @@ def test_an_inner_batch_that_fails_is_named() -> None:
             stored = await batch([batch([inner])]).then(own.work.call("end")).enqueue()
             assert (await stored.wait(timeout=60)).state is JobState.FAILED
             with pytest.raises(JobCancelled) as caught:
-                await stored.then[0].result(timeout=60)
+                await result_within(stored.then[0], 60)
             newest = (await own.app.admin.batches())[0]
             assert f"headgate jobs retry --batch {newest.id} --state failed" in str(caught.value.__cause__)
 
@@ -157,12 +158,12 @@ def test_a_batch_can_have_several_steps_after_it() -> None:
         async with own.app:
             stored = await plan.then(own.work.call("end"), on="final").enqueue()
             good, sorry, end = stored.then
-            assert await end.result(timeout=60) == "end"
-            assert await sorry.result(timeout=60) == "sorry"
+            assert await result_within(end, 60) == "end"
+            assert await result_within(sorry, 60) == "sorry"
             with pytest.raises(JobCancelled):
-                await good.result(timeout=60)
+                await result_within(good, 60)
             with pytest.raises(JobFailed):
-                await stored.result(timeout=60)
+                await result_within(stored, 60)
 
     run_virtual(main)
 
@@ -173,7 +174,7 @@ def test_a_chain_continues_after_all_steps_after_a_batch() -> None:
         forked = batch([own.work.call("a")]).then(own.work.call("b")).then(own.work.using(delay=3).call("c"))
         async with own.app:
             stored = await chain(forked, own.work.call("d")).enqueue()
-            assert await stored.result(timeout=60) == "d"
+            assert await result_within(stored, 60) == "d"
         assert own.ran == ["a", "b", "c", "d"]
 
     run_virtual(main)
@@ -210,7 +211,7 @@ def test_a_job_adds_jobs_to_its_own_batch() -> None:
 
         async with own.app:
             stored = await batch([crawl.call(3)]).then(own.work.call("end")).enqueue()
-            assert await stored.then[0].result(timeout=60) == "end"
+            assert await result_within(stored.then[0], 60) == "end"
             status = await stored.status()
             assert (status.total, status.succeeded) == (10, 10)
             assert own.ran == ["x", "y"] * 3 + ["end"]
@@ -314,7 +315,7 @@ async def test_a_job_adds_jobs_to_its_own_batch_in_a_database(make_app: MakeApp)
 
     async with own.app:
         stored = await batch([crawl.call(2)]).then(own.work.call("end")).enqueue()
-        assert await stored.then[0].result(timeout=15) == "end"
+        assert await result_within(stored.then[0], 15) == "end"
         assert own.ran == ["page", "page", "end"]
         with pytest.raises(BatchClosed):
             await own.app.batch(stored.id).add([own.work.call("late")])

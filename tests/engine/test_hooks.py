@@ -40,6 +40,7 @@ from headgate.storage.records import JobFilter
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine import hooked_bodies
+from tests.until import result_within
 
 Enqueue = Callable[[], Awaitable[None]]
 Run = Callable[[], Awaitable[Any]]
@@ -248,7 +249,7 @@ async def test_jobs_on_postgresql_have_the_headers_of_the_functions(postgres_url
                 job = await whose.using(connection=connection).enqueue()
         finally:
             await connection.close()
-        assert await job.result(timeout=10) == "acme"
+        assert await result_within(job) == "acme"
     assert seen == ["acme"]
 
 
@@ -389,7 +390,7 @@ def test_an_error_of_a_function_is_an_error_of_the_attempt_and_its_charge_is_giv
 
         async with app:
             job = await work.enqueue()
-            await job.result(timeout=10)
+            await result_within(job)
             (failed, *_) = await app._storage.attempts(job.id)
         assert failed.error is not None
         assert failed.error.message == "no tenant today"
@@ -502,11 +503,11 @@ async def test_process_tasks_have_the_functions_in_the_node_and_startup_function
     describe = app.task(process=True)(hooked_bodies.describe)
     fail = app.task(process=True)(hooked_bodies.fail)
     async with app:
-        results = [await (await describe.enqueue("a")).result(timeout=15) for _ in range(2)]
+        results = [await result_within(await describe.enqueue("a"), 15) for _ in range(2)]
         pid = results[0].rpartition(" ")[2].rstrip(">")
         assert results == [f"<A acme ['started'] {pid}>"] * 2
         with pytest.raises(JobFailed, match="ValueError: B") as failed:
-            await (await fail.enqueue("b")).result(timeout=15)
+            await result_within(await fail.enqueue("b"), 15)
         assert str(seen) == "[ValueError('B')]"
         assert "in fail" in str(failed.value.traceback), "the traceback is that of the child"
         assert hooked_bodies.started == []
@@ -519,7 +520,7 @@ async def test_a_startup_function_that_raises_in_a_child_fails_the_attempt() -> 
     describe = app.task(process=True)(hooked_bodies.describe)
     async with app:
         with pytest.raises(JobFailed, match="startup function 'refuse' raised in a child process: LookupError: no mod"):
-            await (await describe.enqueue("a")).result(timeout=15)
+            await result_within(await describe.enqueue("a"), 15)
 
 
 # ------------------------------------------------------------------------------------------- startup and shutdown
@@ -677,7 +678,7 @@ async def test_the_functions_of_one_app_are_not_those_of_another() -> None:
     commits = tag_tenant(one)
     work = other.task(_nothing)
     async with other:
-        await (await work.enqueue()).result(timeout=10)
+        await result_within(await work.enqueue())
     assert commits == []
 
 

@@ -13,6 +13,7 @@ from headgate.jobs.event import StorageFailed
 from headgate.storage.records import Dropped
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 class UnexpirableStorage(MemoryStorage):
@@ -35,7 +36,7 @@ def test_old_history_is_deleted_although_no_job_can_expire() -> None:
 
         async with app:
             job = await work.enqueue()
-            await job.result(timeout=5)
+            await result_within(job, 5)
             await work.using(delay=3600, expires_at=to_datetime(clock.now() + SECOND)).enqueue()
             await asyncio.sleep(65)
             assert await app._storage.job(job.id) is None

@@ -14,6 +14,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing import manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
+from tests.until import result_within
 
 
 class Releases:
@@ -69,7 +70,7 @@ def test_only_nodes_with_the_labels_of_a_task_run_its_jobs() -> None:
                 assert releases.ran.count(("gpu", "train")) == 300
                 assert (await limited.status()).state is JobState.WAITING
                 async with both:
-                    await limited.result(timeout=60)
+                    await result_within(limited, 60)
         assert releases.ran.count(("both", "train for acme")) == 1
         assert len(releases.ran) == 302
 
@@ -82,12 +83,12 @@ async def test_nodes_of_a_database_leave_jobs_that_require_other_labels_to_each_
     async with plain:
         held = await plain.tasks["train"].enqueue_many([()] * 20)
         limited = await plain.tasks["train_in_europe"].enqueue("acme")
-        await (await plain.tasks["work"].enqueue()).result(timeout=15)
+        await result_within(await plain.tasks["work"].enqueue(), 15)
         assert releases.ran == [("plain", "work")]
         assert "--label gpu" in (await plain.admin.explain(held[0].id)).reason
         async with both:
             for job in (*held, limited):
-                await job.result(timeout=15)
+                await result_within(job, 15)
             nodes = {node.name: list(node.labels) for node in await plain.admin.nodes()}
             assert nodes == {"plain": [], "both": ["eu", "gpu"]}
     assert releases.ran.count(("both", "train")) == 20
@@ -104,7 +105,7 @@ def test_a_queue_whose_tasks_all_require_other_labels_is_served_only_if_it_is_na
             assert set(nodes["plain"].queues) == {"default"}
             assert set(nodes["gpu"].queues) == {"default", "gpu"}
             assert (list(nodes["plain"].labels), list(nodes["gpu"].labels)) == ([], ["gpu"])
-            await (await plain.tasks["render"].enqueue()).result(timeout=60)
+            await result_within(await plain.tasks["render"].enqueue(), 60)
         assert releases.ran == [("gpu", "render")]
         assert set(plain._node_settings({"gpu": 1}).queues) == {"gpu"}
 
@@ -136,7 +137,7 @@ def test_a_job_explains_that_no_node_has_the_labels_that_it_requires() -> None:
             assert reason.startswith("task 'train' requires labels that no node has; start one with `headgate worker ")
             assert reason.endswith("--label gpu`")
             async with releases.app("gpu", "gpu"):
-                await job.result(timeout=60)
+                await result_within(job, 60)
 
     run_virtual(main)
 

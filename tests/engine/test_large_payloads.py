@@ -50,6 +50,7 @@ from headgate.jobs.encoded import codecs_of, is_in_folder
 from headgate.jobs.event import Event, JobNotMigrated, StorageFailed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 ONCE = RetryPolicy(retries=0)
 TEXT = "a fine long letter "
@@ -143,9 +144,9 @@ async def test_what_is_large_is_in_the_folder_and_the_row_refers_to_it(
     echo = declare_echo(app)
     async with app:
         large, small, grows = await echo.enqueue_many([(LARGE,), ("x",), ("long", 500)])
-        assert await large.result(timeout=5) == LARGE
-        assert await small.result(timeout=5) == "x"
-        assert await grows.result(timeout=5) == "long" * 500
+        assert await result_within(large, 5) == LARGE
+        assert await result_within(small, 5) == "x"
+        assert await result_within(grows, 5) == "long" * 500
         record = await stored(app, large.id)
         assert codecs_of(record.payload) == ("folder",)
         assert len(record.payload) < 250
@@ -172,7 +173,7 @@ async def test_an_object_is_encoded_before_it_leaves_and_no_content_is_logged(
     with caplog.at_level(logging.DEBUG):
         async with app:
             job = await echo.enqueue(LARGE)
-            assert await job.result(timeout=5) == LARGE
+            assert await result_within(job, 5) == LARGE
             record = await stored(app, job.id)
             assert codecs_of(record.payload) == codecs_of(record.result) == ("aes-gcm.k1", "folder")
             assert await app.admin.loaded(record.result) == f'"{LARGE}"'
@@ -199,9 +200,9 @@ async def test_followers_transactions_and_other_runs_have_their_objects(
     async with app:
         first = echo.call(LARGE)
         flow = await chain(first, length.call(result_of(first))).enqueue()
-        assert await flow.result(timeout=10) == len(LARGE)
+        assert await result_within(flow) == len(LARGE)
         again = (await app.admin.run_again((await app.admin.jobs(task="echo"))[0].id)).id
-        assert await app.job(again).result(timeout=5) == LARGE
+        assert await result_within(app.job(again), 5) == LARGE
         written = [name.rpartition("/")[2][:36] for name in folder.objects()]
         assert sorted(written).count(again) == 2
         assert len(written) == 4
@@ -211,7 +212,7 @@ async def test_followers_transactions_and_other_runs_have_their_objects(
                 inside = await echo.using(connection=connection).enqueue(LARGE)
                 connection.commit()
             assert is_in_folder((await stored(app, inside.id)).payload)
-            assert await inside.result(timeout=5) == LARGE
+            assert await result_within(inside, 5) == LARGE
 
 
 async def test_a_payload_that_may_replace_that_of_another_job_stays_in_the_database() -> None:
@@ -358,13 +359,13 @@ def test_jobs_with_damaged_references_cannot_be_read_and_do_not_keep_others_from
         async with old.open():
             jobs = await echo.enqueue_many([(LARGE, number) for number in range(len(DAMAGED) + 1)])
         async with new:
-            assert await new.job(jobs[-1].id).result(timeout=120) == LARGE * len(DAMAGED)
+            assert await result_within(new.job(jobs[-1].id), 120) == LARGE * len(DAMAGED)
             assert [(await new.admin.status(job.id)).state for job in jobs[:-1]] == [JobState.WAITING] * len(DAMAGED)
             assert ["is damaged" in event.error for event in received if isinstance(event, JobNotMigrated)] == [True]
         async with same:
             for job in jobs[:-1]:
                 with pytest.raises(JobFailed, match="its place in the folder of large payloads is damaged") as failed:
-                    await same.job(job.id).result(timeout=600)
+                    await result_within(same.job(job.id), 600)
                 assert failed.value.error_type == "headgate.errors.PayloadError"
                 assert failed.value.job_id == job.id
 
@@ -385,20 +386,20 @@ def test_a_job_whose_object_is_missing_is_tried_again_and_then_kept_for_a_retry(
         folder.remove(name)
         async with app:
             with pytest.raises(JobFailed, match="is not in the folder of large payloads: memory://") as failed:
-                await job.result(timeout=600)
+                await result_within(job, 600)
             assert failed.value.error_type == "headgate.errors.PayloadError"
             folder.write(name, data + b" ")
             await app.admin.retry(job.id)
             with pytest.raises(JobFailed, match="was changed"):
-                await job.result(timeout=600)
+                await result_within(job, 600)
             folder.write(name, data)
             await app.admin.retry(job.id)
-            assert await job.result(timeout=5) == LARGE
+            assert await result_within(job, 5) == LARGE
         async with app.open():
             for name in folder.objects():
                 folder.remove(name)
             with pytest.raises(PayloadError, match=f"the result of job {job.id} is not in the folder"):
-                await job.result(timeout=5)
+                await result_within(job, 5)
 
     run_virtual(main)
 
@@ -418,17 +419,17 @@ def test_while_the_folder_is_away_jobs_wait_without_an_attempt_and_others_run() 
                 job = await echo.using(delay=1).enqueue(LARGE)
             folder.is_away = True
             await asyncio.sleep(600)
-            assert await (await echo.enqueue("small")).result(timeout=5) == "small"
+            assert await result_within(await echo.enqueue("small"), 5) == "small"
             status = await job.status()
             assert (status.state, status.attempt, status.error) == (JobState.WAITING, 0, None)
             lines = (await app.admin.job(job.id)).last_lines
             assert "waits 30 s for its payload" in lines[-1].message
             folder.is_away = False
-            assert await job.result(timeout=60) == LARGE
+            assert await result_within(job, 60) == LARGE
             assert (await job.status()).attempt == 1
             folder.is_away = True
             with pytest.raises(FolderUnavailable, match="reading in the folder"):
-                await job.result(timeout=5)
+                await result_within(job, 5)
 
     run_virtual(main)
 
@@ -447,7 +448,7 @@ def test_a_result_that_the_folder_does_not_take_stays_in_the_database() -> None:
         async with app:
             folder.is_away = True
             job = await grow.enqueue()
-            assert await job.result(timeout=5) == LARGE
+            assert await result_within(job, 5) == LARGE
             record = await stored(app, job.id)
             assert record.result == f'"{LARGE}"'
             assert runs == [1]
@@ -469,7 +470,7 @@ async def test_a_folder_that_does_not_answer_holds_a_slot_only_for_its_timeout()
         async with app.open(), app:
             with pytest.raises(FolderUnavailable, match=r"no answer for 0\.05 s"):
                 await echo.enqueue(LARGE)
-            assert await (await echo.enqueue("small")).result(timeout=5) == "small"
+            assert await result_within(await echo.enqueue("small"), 5) == "small"
             assert job.id
     finally:
         folder.answers.set()
@@ -536,8 +537,8 @@ def test_jobs_wait_while_the_disk_of_the_folder_is_not_mounted(tmp_path: Path) -
                     await app.admin.sweep_large_payloads()
                 assert list(mounted.parent.iterdir()) == []
                 away.rename(mounted)
-                assert await job.result(timeout=60) == LARGE
-                assert await (await echo.enqueue(LARGE)).result(timeout=5) == LARGE
+                assert await result_within(job, 60) == LARGE
+                assert await result_within(await echo.enqueue(LARGE), 5) == LARGE
 
     run_virtual(main)
 
@@ -574,7 +575,7 @@ async def test_a_folder_in_memory_is_there_although_each_process_has_another(tmp
         app = Headgate(url, large_payloads=Folder("memory://same"))
         echo = declare_echo(app)
         async with app:
-            assert await (await echo.enqueue(LARGE)).result(timeout=5) == LARGE
+            assert await result_within(await echo.enqueue(LARGE), 5) == LARGE
         MemoryFileSystem.store.clear()
 
 
@@ -661,7 +662,7 @@ def test_objects_are_deleted_when_their_jobs_have_been_pruned_and_never_before()
             kept = await echo_of_other.enqueue(LARGE)
             async with app:
                 done, waits = await echo.enqueue(LARGE), await echo.using(delay=86400 * 30).enqueue(LARGE)
-                assert await done.result(timeout=5) == LARGE
+                assert await result_within(done, 5) == LARGE
             large_payloads = app._client.large_payloads
             assert large_payloads is not None
             # Written, and its process died before the commit.
@@ -680,7 +681,7 @@ def test_objects_are_deleted_when_their_jobs_have_been_pruned_and_never_before()
             folder.is_away = False
             await app.admin.run_now(waits.id)
             async with app:
-                assert await waits.result(timeout=60) == LARGE
+                assert await result_within(waits, 60) == LARGE
             assert await other.admin.sweep_large_payloads() == 0
 
     run_virtual(main)

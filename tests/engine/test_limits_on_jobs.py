@@ -41,6 +41,7 @@ from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import FailingLeaveStorage
+from tests.until import result_within
 
 ONCE = RetryPolicy(retries=1, base=1, jitter=False)
 
@@ -820,11 +821,11 @@ def test_a_refusal_that_plain_code_gets_delays_jobs_until_it_is_lifted(limit: Li
         async with app:
             await outside.penalize("acme", 600)
             held = await call.enqueue("acme")
-            await (await call.enqueue("globex")).result(timeout=5)
+            await result_within(await call.enqueue("globex"), 5)
             await asyncio.sleep(300)
             assert (await held.status()).state is JobState.WAITING
             await app.admin.limits.reset("api", "acme")
-            await held.result(timeout=5)
+            await result_within(held, 5)
 
     run_virtual(main)
 
@@ -1096,7 +1097,7 @@ def test_a_cost_above_what_a_raised_and_lowered_limit_can_grant_fails_the_job_in
             job = await ask.enqueue(8)
             await app.admin.limits.set("tokens", SlidingWindow("5/m"))
             with pytest.raises(JobFailed, match="CostExceedsLimit"):
-                await job.result(timeout=200)
+                await result_within(job, 200)
             with pytest.raises(HeadgateError):
                 await ask.enqueue(11)
 

@@ -42,6 +42,7 @@ from headgate.jobs.event import (
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
+from tests.until import result_within
 
 
 def test_a_cancelled_error_raised_by_the_handler_is_retried_as_a_failure() -> None:
@@ -104,7 +105,7 @@ def test_a_failing_job_behind_a_drained_limit_uses_up_its_retries() -> None:
         async with app:
             job = await call.enqueue("acme")
             with pytest.raises(JobFailed):
-                await job.result(timeout=3600)
+                await result_within(job, 3600)
             assert tries == [1, 2, 3, 4]
             assert (await job.status()).attempt == 4
 
@@ -396,7 +397,7 @@ async def test_the_late_result_of_a_timed_out_thread_changes_nothing_and_its_slo
     async with app:
         job, after = await stubborn.enqueue(), await next_one.enqueue()
         with pytest.raises(JobFailed) as failed:
-            await job.result(timeout=5)
+            await result_within(job, 5)
         assert failed.value.error_type == "TimeoutError"
         assert received.wait(5), "the handler can see that it should end"
         node = app._node
@@ -404,7 +405,7 @@ async def test_the_late_result_of_a_timed_out_thread_changes_nothing_and_its_slo
         assert node.statistics()["busy"] == {"default": 1}
         assert (await after.status()).state is JobState.WAITING
         release.set()
-        assert await after.result(timeout=5) == "ran"
+        assert await result_within(after, 5) == "ran"
         assert (await job.status()).state is JobState.FAILED
 
 
@@ -842,7 +843,7 @@ def test_a_backoff_that_raises_loses_no_job() -> None:
 
         async with app:
             with pytest.raises(JobFailed):
-                await (await work.enqueue()).result(timeout=3600)
+                await result_within(await work.enqueue(), 3600)
             assert len(tries) == 3
         assert len(received) == 2
 
@@ -862,7 +863,7 @@ def test_filters_decide_which_errors_are_tried_again() -> None:
         async with app:
             for kind in ("value", "type", "connection"):
                 with pytest.raises(JobFailed):
-                    await (await work.enqueue(kind)).result(timeout=3600)
+                    await result_within(await work.enqueue(kind), 3600)
         assert tries == ["value"] * 3 + ["type", "connection"]
         with pytest.raises(DeclarationError, match="exception classes"):
             RetryPolicy(retry_on="ValueError")  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from headgate.observe import tally
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 def measured(app: Headgate, **options: Any) -> PrometheusMetrics:
@@ -340,7 +341,7 @@ async def test_each_store_can_be_read(stored: Headgate) -> None:
         await app.admin.queues.pause("still")
         await rest.enqueue()
         jobs = await work.enqueue_many([("a",)] * 3)
-        await jobs[0].result(timeout=10)
+        await result_within(jobs[0])
         await metrics.refresh()
         assert value(metrics, "headgate_up") == 1
         assert value(metrics, "headgate_queue_depth", queue="default", state="waiting") == 2

@@ -15,6 +15,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 Stores = Callable[[VirtualClock], Store]
 
@@ -139,7 +140,7 @@ def test_the_jobs_of_a_dead_node_are_recovered_when_its_lease_ends_and_not_befor
                 died = clock.monotonic() / SECOND
                 running.cancel()
                 await asyncio.wait([running])
-                await job.result(timeout=1000)
+                await result_within(job, 1000)
             after = starts[-1] - died
             beat, length = heartbeat or 5, lease or 30
             assert length - beat <= after <= length + 2

@@ -17,6 +17,7 @@ from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from headgate.version import __version__
+from tests.until import result_within
 
 HOUR = 3600
 
@@ -178,7 +179,7 @@ async def test_a_worker_logs_the_path_of_its_file(
 
     with caplog.at_level(logging.INFO, "headgate"):
         async with app:
-            await (await work.enqueue()).result(timeout=10)
+            await result_within(await work.enqueue())
     started: list[Any] = [record.getMessage() for record in caplog.records if "works on" in record.getMessage()]
     assert len(started) == 1
     assert f"works on sqlite:///{tmp_path / 'jobs.db'} with Headgate {__version__}; " in started[0]

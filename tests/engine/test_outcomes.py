@@ -28,6 +28,7 @@ from headgate import (
 from headgate.jobs.event import Event, JobFinished, RetryPolicyFailed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
+from tests.until import result_within
 
 
 class NoSuchOrder(Fail):
@@ -106,7 +107,7 @@ def test_a_handler_decides_how_its_job_ends(kind: str, how: str) -> None:
         async with app:
             job = await task.enqueue(how)
             with pytest.raises(JobCancelled if state is JobState.CANCELLED else JobFailed) as ended:
-                await job.result(timeout=1000)
+                await result_within(job, 1000)
             details = await app.admin.job(job.id)
             assert details.record.state is state
             assert [attempt.error and attempt.error.message for attempt in details.attempts] == errors
@@ -136,10 +137,10 @@ async def test_a_database_keeps_how_handlers_ended_their_jobs(make_app: MakeApp)
         for how in ("fail", "retry", "cancel"):
             state, errors, _, _ = ENDINGS[how]
             stored = await batch([end.call(how)]).then(after.call(), on="failure").enqueue()
-            await stored.then[0].result(timeout=15)
+            await result_within(stored.then[0], 15)
             (job,) = stored.jobs
             with pytest.raises(JobCancelled if state is JobState.CANCELLED else JobFailed):
-                await job.result(timeout=15)
+                await result_within(job, 15)
             details = await app.admin.job(job.id)
             assert details.record.state is state
             assert [attempt.error and attempt.error.message for attempt in details.attempts] == errors
@@ -294,7 +295,7 @@ async def test_the_error_of_a_job_names_an_outcome_as_it_is_imported(is_process:
         for task in app.tasks.values():
             job = await task.enqueue()
             with contextlib.suppress(JobFailed, JobCancelled):
-                await job.result(timeout=15)
+                await result_within(job, 15)
             error = (await app.admin.job(job.id)).record.error
             assert error is not None
             names.append(error.type)

@@ -27,7 +27,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing import manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
-from tests.until import until
+from tests.until import result_within, until
 
 HOUR = 3600
 
@@ -98,14 +98,14 @@ def test_an_app_may_keep_no_final_jobs_but_those_that_others_still_follow() -> N
             done, failed = await work.enqueue_many([work.call(), work.call(fails=True)])
             async with other.open():
                 unmarked = await of_other.enqueue()
-            assert await done.result(timeout=5) == "done"
+            assert await result_within(done, 5) == "done"
             await asyncio.sleep(65)
             with pytest.raises(JobNotFound):
                 await done.status()
             assert (await failed.status()).state is JobState.FAILED
             assert (await app.job(unmarked.id).status()).state is JobState.SUCCEEDED
             assert len(await app.admin.jobs(task="work", state=JobState.SUCCEEDED)) == 2, "one is followed"
-            assert await last.result(timeout=120) == "done"
+            assert await result_within(last, 120) == "done"
             await asyncio.sleep(65)
             assert [job.id for job in await app.admin.jobs(state=JobState.SUCCEEDED)] == [unmarked.id]
             await asyncio.sleep(HOUR)
@@ -209,11 +209,11 @@ async def test_a_database_keeps_jobs_and_results_as_their_tasks_say(make_app: Ma
 
     async with app:
         gone, kept = await forget.enqueue(), await keep.enqueue()
-        assert await gone.result(timeout=15) is None
+        assert await result_within(gone, 15) is None
         assert (await app.admin.job(gone.id)).record.result is None
         leader = keep.using(retention=0).call()
         last = await chain(leader, follow.using(delay=3600).call(result_of(leader))).enqueue()
-        assert (await kept.result(timeout=15), await last.jobs[0].result(timeout=15)) == (7, 7)
+        assert (await result_within(kept, 15), await result_within(last.jobs[0], 15)) == (7, 7)
         await until(lambda: len(returned) == 1)
         storage = app._client.storage
         await storage.prune_by_own_retention()
@@ -221,7 +221,7 @@ async def test_a_database_keeps_jobs_and_results_as_their_tasks_say(make_app: Ma
             await gone.status()
         assert (await last.jobs[0].status()).state is JobState.SUCCEEDED, "its follower may read its result"
         await app.admin.run_now(last.jobs[1].id)
-        assert await last.result(timeout=15) == 7
+        assert await result_within(last, 15) == 7
         await storage.prune_by_own_retention()
         with pytest.raises(JobNotFound):
             await last.jobs[0].status()

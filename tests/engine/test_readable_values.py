@@ -11,6 +11,7 @@ from headgate.admin import SlowCounts
 from headgate.storage.records import QueueCounts
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 def test_a_full_rate_has_its_next_slot_although_no_job_waits_for_it() -> None:
@@ -23,7 +24,7 @@ def test_a_full_rate_has_its_next_slot_although_no_job_waits_for_it() -> None:
         async with app:
             jobs = await sync.enqueue_many([("acme",), ("acme",), ("globex",)])
             for job in jobs:
-                await job.result(timeout=5)
+                await result_within(job, 5)
             full, half = await app.admin.limits.bucket("api", "acme"), await app.admin.limits.bucket("api", "globex")
             assert (full.available, full.waiting, half.next_slot_at) == (0, 0, None)
             assert full.next_slot_at is not None
@@ -48,7 +49,7 @@ def test_waits_are_shown_in_readable_units() -> None:
             assert "(in 1 h 6 min)" in (await app.admin.explain((await report.using(delay=3990).enqueue()).id)).reason
             assert "(in 1 min 30 s)" in (await app.admin.explain((await report.using(delay=90).enqueue()).id)).reason
             jobs = await report.enqueue_many([()] * 6)
-            await jobs[0].result(timeout=5)
+            await result_within(jobs[0], 5)
             reason = (await app.admin.explain(jobs[5].id)).reason
             assert reason.startswith("it waits for limit 'daily' (1/d): 5th in line, runs about ")
             assert reason.endswith("(in 5 d)")

@@ -20,6 +20,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 class Shared(MemoryBuckets):
@@ -231,7 +232,7 @@ def test_a_share_that_cannot_be_read_is_asked_again_and_ends_no_node() -> None:
             job = await call.enqueue()
             await asyncio.sleep(2.5)
             assert (await job.status()).state is JobState.WAITING
-            await job.result(timeout=2)
+            await result_within(job, 2)
             assert storage.failures == 0
         said = {(failure.doing, failure.error) for failure in failures}
         assert said == {("taking from the share of a limit", "the database restarts")}
@@ -253,11 +254,11 @@ def test_a_job_that_costs_more_than_a_share_waits_for_the_store() -> None:
 
         async with app:
             small, large = await call.enqueue(10), await call.enqueue(11)
-            await small.result(timeout=5)
+            await result_within(small, 5)
             await asyncio.sleep(120)
             assert (await large.status()).state is JobState.WAITING
             shared.is_away = False
-            await large.result(timeout=60)
+            await result_within(large, 60)
 
     run_virtual(main)
 
@@ -321,7 +322,7 @@ def test_costs_settlements_and_live_rules_reach_the_other_store() -> None:
             await asyncio.sleep(60)
             assert (await job.status()).state is JobState.WAITING
             await app.admin.limits.resume("tokens")
-            await job.result(timeout=5)
+            await result_within(job, 5)
 
     run_virtual(main)
 
@@ -347,7 +348,7 @@ def test_a_start_that_was_not_charged_in_the_other_store_refunds_nothing_there()
             bucket = Bucket("tokens", "", limit.rule)
             await shared.take(bucket, 50)
             may_settle.set()
-            await job.result(timeout=5)
+            await result_within(job, 5)
             await asyncio.sleep(1)
             assert (await shared.snapshot(bucket)).used == 50
 
@@ -390,7 +391,7 @@ def test_corrections_of_charges_do_not_wait_for_an_unavailable_store() -> None:
             shared.is_away = True
             await asyncio.sleep(4)
             asked_at = clock.monotonic()
-            await (await ask.enqueue("other")).result(timeout=60)
+            await result_within(await ask.enqueue("other"), 60)
             assert clock.monotonic() - asked_at < 6 * SECOND
             assert shared.amended < 8
 
@@ -445,16 +446,16 @@ def test_a_refusal_that_one_program_gets_delays_all_programs() -> None:
             await unhindered.result(timeout=1)
             await asyncio.sleep(20)
             assert len(starts) == 2
-            await other.result(timeout=60)
-            await job.result(timeout=60)
+            await result_within(other, 60)
+            await result_within(job, 60)
             assert all(at >= 30 for _, at in starts[2:])
             await first.admin.limits.penalize("api", "acme", 100)
             began = clock.monotonic() / SECOND
-            await (await second.tasks["call"].enqueue("acme")).result(timeout=200)
+            await result_within(await second.tasks["call"].enqueue("acme"), 200)
             assert clock.monotonic() / SECOND - began >= 99
             await first.admin.limits.penalize("api", "acme", 100)
             await first.admin.limits.reset("api", "acme")
-            await (await second.tasks["call"].enqueue("acme")).result(timeout=5)
+            await result_within(await second.tasks["call"].enqueue("acme"), 5)
 
     run_virtual(main)
 

@@ -14,6 +14,7 @@ from headgate import DeclarationError, Headgate, JobFailed, JobState, RetryPolic
 from headgate.jobs.event import Event, JobFinished, JobsMigrated, TaskUnknown
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 class Invoice(pydantic.BaseModel):
@@ -245,10 +246,10 @@ async def test_damaged_rows_are_skipped_and_the_worker_continues(tmp_path: Path)
             database.execute("UPDATE job SET payload = CAST(? AS TEXT), attempt = 4 WHERE id = ?", (payload, job.id))
     async with app:
         fine = await work.enqueue(7)
-        assert await fine.result(timeout=5) == 7
+        assert await result_within(fine, 5) == 7
         for job, payload in zip(jobs, DAMAGED, strict=True):
             with pytest.raises(JobFailed, match="PayloadError"):
-                await job.result(timeout=5)
+                await result_within(job, 5)
             stored = database.execute("SELECT CAST(payload AS BLOB) FROM job WHERE id = ?", (job.id,)).fetchone()
             assert stored == (payload,)
     database.close()
@@ -268,7 +269,7 @@ async def keeps_odd_characters(url: str, **settings: Any) -> None:
 
     async with app:
         job = await work.enqueue(TEXT)
-        assert await job.result(timeout=10) == TEXT
+        assert await result_within(job) == TEXT
     assert seen == [TEXT]
 
 

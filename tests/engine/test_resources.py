@@ -26,6 +26,7 @@ from headgate import (
 from headgate.clock import SECOND
 from headgate.jobs.event import Event, ResourceFailed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 class Pool:
@@ -142,7 +143,7 @@ def test_an_attempts_resource_sees_how_it_ended_and_is_closed_to_the_end(how: st
             if how == "cancel":
                 await job.cancel()
                 with pytest.raises(JobCancelled):
-                    await job.result(timeout=5)
+                    await result_within(job, 5)
             if how == "timeout":
                 with pytest.raises(JobFailed, match="its timeout of 10 s"):
                     await job.result()
@@ -404,11 +405,11 @@ async def test_resources_of_a_thread_stay_open_until_the_thread_ends() -> None:
     async with app:
         job, after = await stubborn.enqueue(), await next_one.enqueue()
         with pytest.raises(JobFailed, match="its timeout"):
-            await job.result(timeout=5)
+            await result_within(job, 5)
         assert happened == []
         assert (await after.status()).state is JobState.WAITING, "its slot is not free either"
         release.set()
-        assert await after.result(timeout=5) == "pool"
+        assert await result_within(after, 5) == "pool"
         assert happened == ["used", "closed", "closed"]
 
 
@@ -452,7 +453,7 @@ async def test_a_thread_with_a_resource_that_leaves_the_program_ends_only_its_at
 
     async with app:
         with pytest.raises(JobFailed) as failed:
-            await (await leave.enqueue()).result(timeout=5)
+            await result_within(await leave.enqueue(), 5)
         assert failed.value.error_type == "SystemExit"
 
 

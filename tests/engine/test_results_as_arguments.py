@@ -12,6 +12,7 @@ from headgate.jobs.state import JobState
 from headgate.tasks.job_draft import JobDraft
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
+from tests.until import result_within
 
 
 class Sums:
@@ -43,7 +44,7 @@ def test_a_step_gets_the_result_of_the_one_before_it_as_an_argument() -> None:
         first = own.number.call(4)
         async with own.app:
             stored = await chain(first, own.double.call(result_of(first))).enqueue()
-            assert await stored.result(timeout=10) == 8
+            assert await result_within(stored) == 8
             # It is read when the job starts.
             record = (await own.app.admin.job(stored.jobs[1].id)).record
             assert record.payload == "{}"
@@ -65,9 +66,9 @@ def test_results_of_several_calls_and_of_batches_are_arguments() -> None:
         ]
         async with own.app:
             stored = await batch([a, b, some, *calls]).enqueue()
-            assert await stored.result(timeout=10) == [1, 2, 3, 4, 5, 7, 4]
+            assert await result_within(stored) == [1, 2, 3, 4, 5, 7, 4]
             again = await chain(own.add.call(result_of(own.app.batch(stored.id)))).enqueue()
-            assert await again.result(timeout=10) == 26
+            assert await result_within(again) == 26
 
     run_virtual(main)
 
@@ -81,11 +82,11 @@ async def test_results_in_a_database_are_arguments(make_app: MakeApp) -> None:
     ]
     async with own.app:
         stored = await batch([a, bad, some, *calls]).enqueue()
-        assert await stored.jobs[-2].result(timeout=15) == 8
+        assert await result_within(stored.jobs[-2], 15) == 8
         with pytest.raises(JobFailed, match=f"ResultUnavailable.*job {stored.jobs[1].id}, which failed"):
-            await stored.jobs[-1].result(timeout=15)
+            await result_within(stored.jobs[-1], 15)
         again = await chain(own.add.call([result_of(stored.jobs[-2])], result_of(stored.jobs[0]))).enqueue()
-        assert await again.result(timeout=15) == 9
+        assert await result_within(again, 15) == 9
 
 
 def test_what_is_before_a_step_anyway_needs_no_join() -> None:
@@ -94,7 +95,7 @@ def test_what_is_before_a_step_anyway_needs_no_join() -> None:
         a, b = own.number.call(1), own.number.call(2)
         async with own.app:
             stored = await chain(a, b, batch([own.number.call(3)]), own.double.call(result_of(a))).enqueue()
-            assert await stored.result(timeout=10) == 2
+            assert await result_within(stored) == 2
             (leader,) = (await own.app.admin.job(stored.jobs[3].id)).ties.leaders
             assert leader.task is None
 
@@ -109,13 +110,13 @@ def test_a_result_that_is_not_there_fails_the_job_and_says_why() -> None:
         async with own.app:
             stored = await batch([bad, late]).enqueue()
             with pytest.raises(JobFailed, match=f"ResultUnavailable.*job {stored.jobs[0].id}, which failed"):
-                await stored.jobs[1].result(timeout=100)
+                await result_within(stored.jobs[1], 100)
             good = await own.number.enqueue(2)
-            await good.result(timeout=10)
+            await result_within(good)
             after = await chain(own.double.using(delay=60).call(result_of(good))).enqueue()
             assert await own.app._client.storage.prune(clock.now() + 1, states=frozenset({JobState.SUCCEEDED})) == 1
             with pytest.raises(JobFailed, match=f"argument 'value' is the result of {good.id}, which has been pruned"):
-                await after.result(timeout=100)
+                await result_within(after, 100)
 
     run_virtual(main)
 
@@ -144,7 +145,7 @@ def test_hooks_and_limits_see_the_other_arguments() -> None:
         first = fetch.call("acme")
         async with app:
             stored = await chain(first, store.call("acme", result_of(first))).enqueue()
-            assert await stored.result(timeout=10) == "acme: 4"
+            assert await result_within(stored) == "acme: 4"
             assert seen == [{"tenant": "acme"}, {"tenant": "acme"}]
             with pytest.raises(DeclarationError, match="size"):
                 await chain(first, by_size.call(result_of(first))).enqueue()
@@ -163,7 +164,7 @@ def test_encoded_results_are_arguments() -> None:
         first = text.call(1000)
         async with app:
             stored = await chain(first, text.call(2, before=result_of(first))).enqueue()
-            assert await stored.result(timeout=10) == "x" * 1002
+            assert await result_within(stored) == "x" * 1002
             record = (await app.admin.job(stored.jobs[0].id)).record
             assert record.result is not None
             assert record.result.startswith("encoded:")

@@ -11,6 +11,7 @@ import pytest
 from headgate import Headgate, JobFailed, JobState, RateLimited, RetryPolicy, Snooze, StrictRate, current_job
 from headgate.jobs.event import Event, RetryPolicyFailed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 def now() -> float:
@@ -193,7 +194,7 @@ def test_an_error_that_cannot_be_inspected_spends_its_attempt(error: Any, in_thr
         async with app:
             job = await task.enqueue()
             with pytest.raises(JobFailed):
-                await job.result(timeout=100)
+                await result_within(job, 100)
             assert len(runs) == 2
 
     run_virtual(main)

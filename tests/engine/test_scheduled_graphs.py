@@ -28,6 +28,7 @@ from headgate.schedules.schedule import MAX_PER_COMMIT
 from headgate.storage.schedules import Fired
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 class Recorded:
@@ -152,7 +153,7 @@ def test_a_triggered_graph_answers_with_its_last_job_and_missed_ones_are_caught_
             await asyncio.sleep(1805)
         async with own.app:
             await asyncio.sleep(5)
-            assert await job.result(timeout=10) == "two"
+            assert await result_within(job) == "two"
             assert (await schedule.status()).runs == 4
             assert await schedule.remove()
             assert len(await own.app.admin.jobs(schedule="s")) == 8

@@ -24,6 +24,7 @@ from headgate.observe.tracing import OpenTelemetry
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine import traced_bodies
+from tests.until import result_within
 
 
 class Traced:
@@ -141,7 +142,7 @@ def test_the_span_of_a_throttled_job_has_the_wait_for_its_limits(traced: Traced)
 
         async with app:
             for job in await call.enqueue_many([()] * 3):
-                await job.result(timeout=60)
+                await result_within(job, 60)
         waits = [of(span)["headgate.ratelimit.wait"] for span in traced.spans("process default")]
         assert waits == [0, pytest.approx(10), pytest.approx(20)]
 
@@ -185,7 +186,7 @@ def test_a_processor_of_spans_that_raises_fails_no_enqueue_no_job_and_no_callbac
         async with app:
             for number in (1, 2):
                 job = await work.enqueue(number)
-                assert await job.result(timeout=60) == number
+                assert await result_within(job, 60) == number
             await asyncio.sleep(1)
         assert done == [1, -1, 2, 2, -2]
 
@@ -380,7 +381,7 @@ async def test_plain_functions_have_their_span_in_their_thread(
 
     async with app:
         job = await asyncio.to_thread(enqueue)
-        assert (await app.job(job.id).result(timeout=5)).startswith("headgate-job")
+        assert (await result_within(app.job(job.id), 5)).startswith("headgate-job")
     inside, sent = traced.one("inside"), traced.one("send default")
     assert inside.parent is not None
     assert inside.parent.span_id == span_id(traced.one("process default"))
@@ -394,7 +395,7 @@ async def test_a_process_task_can_continue_the_span_of_its_attempt(traced: Trace
     work = app.task(process=True)(traced_bodies.current_span)
     async with app:
         job = await work.enqueue()
-        ids = await job.result(timeout=15)
+        ids = await result_within(job, 15)
     assert ids == f"{span_id(traced.one('process default')):016x}"
 
 

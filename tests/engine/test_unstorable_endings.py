@@ -15,6 +15,7 @@ from headgate.jobs.lifecycle import Ending, Finished
 from headgate.storage.records import Amendment
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
 
 
 class BoundedStorage(MemoryStorage):
@@ -55,7 +56,7 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_reported() -> No
 
         async with app:
             jobs = await ask.enqueue_many([(tokens,) for tokens in (5, 10**9, 7)])
-            assert [await job.result(timeout=60) for job in jobs] == [5, 10**9, 7]
+            assert [await result_within(job, 60) for job in jobs] == [5, 10**9, 7]
             (bucket,) = await app.admin.limits.list()
             assert bucket.used == 5 + 1 + 7
         (failure,) = failures
@@ -82,10 +83,10 @@ def test_a_job_whose_ending_the_store_cannot_hold_fails_alone(away: int) -> None
             await asyncio.sleep(0.5)
             storage.away = away
             good, bad, better = jobs
-            assert (await good.result(timeout=60), await better.result(timeout=60)) == ("good", "better")
+            assert (await result_within(good, 60), await result_within(better, 60)) == ("good", "better")
             with pytest.raises(JobFailed, match="how this attempt ended could not be stored: no such text"):
-                await bad.result(timeout=60)
-            assert await (await work.enqueue("after")).result(timeout=60) == "after"
+                await result_within(bad, 60)
+            assert await result_within(await work.enqueue("after"), 60) == "after"
 
     run_virtual(main)
 

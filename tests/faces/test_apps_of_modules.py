@@ -112,7 +112,7 @@ app = Headgate("memory://"{imports})
 
 async def main() -> None:
     async with app:
-        print(await (await app.tasks["sync"].enqueue("acme")).result(timeout=10))
+        print(await result_within(await app.tasks["sync"].enqueue("acme")))
         print(app.tasks["sync"] is __import__("tasks").sync)
 
 

@@ -27,7 +27,7 @@ from headgate.cli.output import make_console, print_table
 from headgate.cli.supervisor import KEPT_DYING, Supervisor
 from headgate.clock import SystemClock
 from tests.faces.one_module import OneModule, answer, call, go_into
-from tests.until import until
+from tests.until import result_within, until
 
 R = TypeVar("R")
 
@@ -281,7 +281,7 @@ def test_show_prints_the_payload_and_every_attempt_with_its_error(project: Proje
     async def fail(app: Headgate) -> str:
         job = await app.tasks["bad"].enqueue()
         with pytest.raises(Exception, match="no such page"):
-            await job.result(timeout=10)
+            await result_within(job)
         return job.id
 
     failed = project.do(fail, running=True)
@@ -297,7 +297,7 @@ def test_show_prints_the_payload_and_every_attempt_with_its_error(project: Proje
 def test_show_prints_the_limit_of_a_throttled_job_and_its_start(project: Project) -> None:
     async def throttle(app: Headgate) -> str:
         jobs = await app.tasks["sync"].enqueue_many([("acme", page) for page in range(3)])
-        await jobs[1].result(timeout=10)
+        await result_within(jobs[1])
         return jobs[2].id
 
     job = project.do(throttle, running=True)
@@ -744,7 +744,7 @@ async def test_workers_that_keep_dying_are_not_restarted(
 def test_limits_are_changed_from_the_command_line_and_the_backlog_follows(project: Project) -> None:
     async def fill(app: Headgate) -> str:
         jobs = await app.tasks["sync"].enqueue_many([("acme", page) for page in range(6)])
-        await jobs[1].result(timeout=10)
+        await result_within(jobs[1])
         return jobs[-1].id
 
     job = project.do(fill, running=True)

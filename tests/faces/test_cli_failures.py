@@ -9,6 +9,7 @@ import pytest
 
 from headgate import Headgate, JobFailed
 from tests.faces.one_module import OneModule, answer, call, go_into
+from tests.until import result_within
 
 APP = """
 from headgate import Headgate, RetryPolicy
@@ -37,7 +38,7 @@ def fail(project: OneModule) -> list[str]:
         jobs = [await app.tasks["find"].enqueue(number) for number in range(3)]
         for job in jobs:
             with suppress(JobFailed):
-                await job.result(timeout=15)
+                await result_within(job, 15)
         return [job.id for job in jobs]
 
     return project.do(work, running=True)

@@ -20,6 +20,7 @@ from headgate.admin import JobQuery
 from headgate.jobs.identity import process_name
 from headgate.storage.records import Claim, NodeSetting, Room
 from tests.faces.one_module import OneModule, answer, call, go_into
+from tests.until import result_within
 
 R = TypeVar("R")
 
@@ -80,7 +81,7 @@ class Project(OneModule):
             jobs = [await app.tasks[task].enqueue(*arguments) for task, *arguments in calls]
             for job in jobs:
                 with suppress(JobFailed):
-                    await job.result(timeout=15)
+                    await result_within(job, 15)
             return [job.id for job in jobs]
 
         return self.do(work, running=True)
@@ -339,7 +340,7 @@ def test_a_failed_chain_is_retried_with_its_jobs_in_any_order(project: Project) 
     async def work(app: Headgate) -> list[str]:
         stored = await chain(app.tasks["bad"].call(1), app.tasks["good"].call(), app.tasks["good"].call()).enqueue()
         with suppress(JobCancelled):
-            await stored.result(timeout=15)
+            await result_within(stored, 15)
         return [job.id for job in stored.jobs]
 
     root, second, last = project.do(work, running=True)
@@ -436,7 +437,7 @@ def test_the_holder_of_a_permit_is_shown_for_a_waiting_job(project: Project) -> 
         keeps = app.tasks["keeps"]
         first = await keeps.enqueue("acme")
         with suppress(JobFailed):
-            await first.result(timeout=15)
+            await result_within(first, 15)
         second = await keeps.enqueue("acme")
         async with asyncio.timeout(15):
             while (await second.status()).waits_for is None:  # noqa: ASYNC110
@@ -625,7 +626,7 @@ def test_status_prints_what_an_operator_needs(project: Project) -> None:
 
 def test_nodes_show_their_queues_and_slots(project: Project) -> None:
     async def work(app: Headgate) -> list[Any]:
-        await (await app.tasks["good"].enqueue()).result(timeout=15)
+        await result_within(await app.tasks["good"].enqueue(), 15)
         return list(await app.admin.nodes())
 
     (node,) = project.do(work, running=True)

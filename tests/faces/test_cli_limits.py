@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from headgate.admin.history import LimitHistory, LimitPoint, RateBound
 from headgate.cli.limits import use_chart
 from headgate.cli.main import main
+from tests.until import result_within
 
 APP = """
 from headgate import Headgate, StrictRate
@@ -39,7 +40,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     async def fill() -> None:
         async with app:
             jobs = await app.tasks["sync"].enqueue_many([("acme",), ("acme",), ("globex",)])
-            await asyncio.gather(*(job.result(timeout=15) for job in jobs))
+            await asyncio.gather(*(result_within(job, 15) for job in jobs))
 
     asyncio.run(fill())
     return f"{name}:app"

@@ -16,6 +16,7 @@ from headgate import DeclarationError, Headgate, JobState
 from headgate.admin import JobQuery
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.one_module import OneModule, answer, call, go_into
+from tests.until import result_within
 
 R = TypeVar("R")
 
@@ -43,7 +44,7 @@ class Project(OneModule):
         async def work(app: Headgate) -> None:
             jobs = await app.tasks["sync"].enqueue_many([("acme",)] * synced)
             jobs += await app.tasks["bad"].enqueue_many([()] * failed)
-            await asyncio.gather(*(job.result(timeout=15) for job in jobs), return_exceptions=True)
+            await asyncio.gather(*(result_within(job, 15) for job in jobs), return_exceptions=True)
 
         self.do(work, running=True)
 

@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from headgate import Headgate
 from headgate.cli.main import main
 from tests.faces.one_module import OneModule, go_into
+from tests.until import result_within
 
 APP = """
 from headgate import Headgate, RetryPolicy, StrictRate
@@ -60,7 +61,7 @@ class Project(OneModule):
     async def _fill(self, app: Headgate) -> None:
         jobs = await app.tasks["sync"].enqueue_many([("acme",)] * 5)
         failed = await app.tasks["bad"].enqueue()
-        await asyncio.gather(jobs[1].result(timeout=15), failed.result(timeout=15), return_exceptions=True)
+        await asyncio.gather(result_within(jobs[1], 15), result_within(failed, 15), return_exceptions=True)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from headgate.http.auth import Role
 from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import browser
 from tests.faces.one_module import OneModule, answer, call, go_into
+from tests.until import result_within
 
 SECRET = "hunter2-swordfish"
 PASSWORD = "correct horse battery"
@@ -64,9 +65,9 @@ def run_to_the_end(project: OneModule) -> tuple[str, str]:
     async def work(app: Headgate) -> tuple[str, str]:
         paid = await app.tasks["pay"].enqueue(SECRET)
         failed = await app.tasks["miscount"].enqueue(SECRET)
-        assert await paid.result(timeout=10) == f"paid with {SECRET}"
+        assert await result_within(paid) == f"paid with {SECRET}"
         with suppress(JobFailed):
-            await failed.result(timeout=10)
+            await result_within(failed)
         return paid.id, failed.id
 
     return project.do(work, running=True)
@@ -187,10 +188,10 @@ async def test_operators_see_decoded_payloads_and_viewers_the_names_of_the_codec
     app = make_app(store, codec=CODEC)
     async with app:
         paid = await app.tasks["pay"].enqueue(SECRET, PASSWORD)
-        await paid.result(timeout=10)
+        await result_within(paid)
         failed = await app.tasks["login"].enqueue(SECRET, PASSWORD)
         with pytest.raises(JobFailed):
-            await failed.result(timeout=10)
+            await result_within(failed)
     paths = [
         "/api/jobs?count=10",
         f"/api/jobs/{paid.id}",
@@ -239,7 +240,7 @@ def test_what_is_in_a_folder_is_shown_as_such_and_read_only_with_decode(
 
     async def work(app: Headgate) -> str:
         paid = await app.tasks["pay"].enqueue(card)
-        assert await paid.result(timeout=10) == f"paid with {card}"
+        assert await result_within(paid) == f"paid with {card}"
         id: str = paid.id
         return id
 
@@ -262,7 +263,7 @@ async def test_the_dashboard_never_shows_what_is_in_a_folder() -> None:
 
     async with app:
         job = await pay.enqueue(SECRET * 20)
-        await job.result(timeout=10)
+        await result_within(job)
         async with browser(app) as client:
             for path in (f"/api/jobs/{job.id}", "/api/jobs"):
                 shown = await client.get(path)

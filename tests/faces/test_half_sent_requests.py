@@ -46,7 +46,7 @@ from project import app, write
 async def main():
     async with app.open():
         job = await write.enqueue(sys.argv[1])
-        await job.result(timeout=15)
+        await result_within(job, 15)
 
 asyncio.run(main())
 """

@@ -28,6 +28,7 @@ from headgate.sync_admin import (
     SyncQueuesAdmin,
     SyncSchedulesAdmin,
 )
+from tests.until import result_within
 
 HERE = Path(__file__).parent
 
@@ -165,5 +166,5 @@ async def test_views_of_a_forking_web_server_enqueue_read_and_cancel(server: str
 
     app = make_app(*place)
     async with app:
-        results = {await app.job(id).result(timeout=15) for id in ids - {cancelled}}
+        results = {await result_within(app.job(id), 15) for id in ids - {cancelled}}
     assert len(results) == 59

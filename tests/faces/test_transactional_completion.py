@@ -32,7 +32,7 @@ from headgate.jobs.event import EndingRefused, Event, JobFailure, JobFinished, J
 from headgate.tasks.context import JobContext
 from headgate.testing import manual
 from tests.faces.user_transactions import IDS, KINDS, postgres_in, sqlite_in
-from tests.until import until
+from tests.until import result_within, until
 
 
 class Broken(Exception):
@@ -142,7 +142,7 @@ async def test_a_job_completed_on_the_users_connection_succeeds_whatever_comes_a
         await until(lambda: bool(driven.events), 10)
         status = await job.status()
         # Its permit is returned: the next one starts.
-        assert await (await driven.with_own_connection.enqueue("returns")).result(timeout=5) == "returns"
+        assert await result_within(await driven.with_own_connection.enqueue("returns"), 5) == "returns"
     assert (status.state, status.error, status.attempt) == (JobState.SUCCEEDED, None, 1)
     assert (driven.runs, await driven.count_rows()) == (2, 2)
     assert {type(event) for event in driven.events} == {JobFinished}
@@ -152,7 +152,7 @@ async def test_a_job_completed_on_the_users_connection_succeeds_whatever_comes_a
 async def test_a_rollback_undoes_the_completion_with_the_rows(driven: AppWithTable) -> None:
     async with driven.app:
         job = await driven.with_own_connection.enqueue("breaks in the block")
-        assert await job.result(timeout=5) == "breaks in the block"
+        assert await result_within(job, 5) == "breaks in the block"
     assert (await job.status()).attempt == 2
     assert (driven.runs, await driven.count_rows()) == (2, 1)
 
@@ -160,14 +160,14 @@ async def test_a_rollback_undoes_the_completion_with_the_rows(driven: AppWithTab
 async def test_a_job_completes_on_a_connection_of_the_store(stored: AppWithTable) -> None:
     async with stored.app:
         job = await stored.with_given_connection.enqueue("returns")
-        assert await job.result(timeout=5) == "returns"
+        assert await result_within(job, 5) == "returns"
     assert (stored.runs, await stored.count_rows()) == (1, 1)
 
 
 async def test_an_error_in_the_block_rolls_back_on_a_connection_of_the_store(stored: AppWithTable) -> None:
     async with stored.app:
         job = await stored.with_given_connection.enqueue("breaks in the block")
-        await job.result(timeout=5)
+        await result_within(job, 5)
     assert ((await job.status()).attempt, stored.runs, await stored.count_rows()) == (2, 2, 1)
 
 
@@ -268,8 +268,8 @@ async def test_unfit_connections_are_refused(stored: AppWithTable, tmp_path: Pat
             errors.append(error)
 
     async with stored.app:
-        await (await complete_wrongly.enqueue()).result(timeout=5)
-        await (await complete_without_await.enqueue()).result(timeout=5)
+        await result_within(await complete_wrongly.enqueue(), 5)
+        await result_within(await complete_without_await.enqueue(), 5)
     assert ("sqlite3" if stored.place.startswith("postgres") else "other.db") in str(errors[0])
     assert "is async" in str(errors[1])
 
@@ -287,7 +287,7 @@ async def test_a_job_in_memory_cannot_be_completed_in_a_transaction() -> None:
             errors.append(error)
 
     async with app:
-        await (await complete_it.enqueue()).result(timeout=5)
+        await result_within(await complete_it.enqueue(), 5)
     assert "in memory" in str(errors[0])
 
 

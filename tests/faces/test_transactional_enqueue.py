@@ -36,7 +36,7 @@ from headgate import (
 )
 from headgate.jobs.history import ALL
 from tests.faces.user_transactions import IDS, KINDS, postgres_in, sqlite_in
-from tests.until import until
+from tests.until import result_within, until
 
 
 class AppAndWorker:
@@ -131,8 +131,8 @@ async def test_a_job_exists_from_the_commit_on_and_runs(driven: tuple[AppAndWork
     assert (await job.status()).state is JobState.WAITING
     assert await enqueued(program) == 3
     async with program.app:
-        assert await job.result(timeout=5) == "ada"
-        assert [await each.result(timeout=5) for each in many] == ["eve", "bob"]
+        assert await result_within(job, 5) == "ada"
+        assert [await result_within(each, 5) for each in many] == ["eve", "bob"]
     assert await program.app._storage.check() == []
 
 
@@ -146,7 +146,7 @@ async def test_a_rollback_leaves_nothing(driven: tuple[AppAndWorker, Any]) -> No
     assert await enqueued(program) == 0
     async with program.app:
         after = await program.mail.enqueue("eve")
-        assert await after.result(timeout=5) == "eve"
+        assert await result_within(after, 5) == "eve"
     assert program.ran == ["eve"]
     assert await program.app._storage.check() == []
 
@@ -181,7 +181,7 @@ async def test_unique_keys_apply_in_a_transaction(driven: tuple[AppAndWorker, An
             == first
         )
     async with program.app:
-        assert await first.result(timeout=5) == "bob"
+        assert await result_within(first, 5) == "bob"
     assert program.ran == ["bob"]
 
 
@@ -190,7 +190,7 @@ async def test_own_ids_and_kept_keys_apply_in_a_transaction(driven: tuple[AppAnd
     first, second = uuid.uuid4(), uuid.uuid4()
     kept = await program.mail.using(id=first, unique_key="k", unique_for=3600).enqueue("ada")
     async with program.app:
-        assert await kept.result(timeout=5) == "ada"
+        assert await result_within(kept, 5) == "ada"
     async with begin(program) as (connection, run):
         using = program.mail.using(connection=connection)
         assert await using.using(id=first).enqueue("eve") == kept
@@ -230,7 +230,7 @@ async def test_a_running_job_is_cancelled_if_the_transaction_commits(on_postgres
             second = await slow.using(connection=connection).enqueue("eve")
             assert second != first
         with pytest.raises(JobCancelled):
-            await first.result(timeout=10)
+            await result_within(first)
         await until(lambda: program.ran == ["slow ada", "slow eve"], 10)
         await second.cancel()
 
@@ -252,7 +252,7 @@ async def test_the_permits_and_costs_of_a_replaced_job_are_returned_after_the_co
         assert await program.weighed.using(**enlisted).enqueue(1) == costly
         assert await program.sticky.using(**enlisted).enqueue("two") == sticky
     async with program.app:
-        await costly.result(timeout=5)
+        await result_within(costly, 5)
         # Both fail, and hold their permits until they are tried again.
         await until(lambda: program.ran.count("sticky") == 3, 5)
     assert {(await each.status()).attempt for each in (behind, sticky)} == {1}
@@ -270,7 +270,7 @@ async def test_a_rolled_back_savepoint_removes_its_job(driven: tuple[AppAndWorke
         last = await using.enqueue("bob")
     assert [await is_there(program, job.id) for job in (kept, gone, last)] == [True, False, True]
     async with program.app:
-        assert await last.result(timeout=5) == "bob"
+        assert await result_within(last, 5) == "bob"
     assert await program.app._storage.check() == []
 
 
@@ -279,7 +279,7 @@ async def test_a_worker_is_notified_at_the_commit(stored: tuple[AppAndWorker, An
     async with program.app:
         async with begin(program) as (connection, _run):
             job = await program.mail.using(connection=connection).enqueue("ada")
-        assert await job.result(timeout=2) == "ada"
+        assert await result_within(job, 2) == "ada"
 
 
 async def test_time_priority_headers_and_limits_are_kept(stored: tuple[AppAndWorker, Any]) -> None:
@@ -430,14 +430,14 @@ async def test_an_open_transaction_blocks_no_other_job(on_postgres: AppAndWorker
         waiting = [asyncio.create_task(program.mail.using(unique_key="k").enqueue("eve")) for _ in range(10)]
         for _ in range(20):
             job = await program.mail.enqueue("ada")
-            assert await job.result(timeout=2) == "ada"
+            assert await result_within(job, 2) == "ada"
         other = await program.mail.using(unique_key="other").enqueue("bob")
-        assert await other.result(timeout=5) == "bob"
+        assert await result_within(other, 5) == "bob"
         assert not any(each.done() for each in waiting)
         assert not await is_there(program, late.id)
         await connection.execute("COMMIT")
         assert {(await each).id for each in waiting} == {keyed.id}
-        assert await late.result(timeout=5) == "ada"
+        assert await result_within(late, 5) == "ada"
         await connection.execute("BEGIN")
 
 
@@ -471,4 +471,4 @@ async def test_a_process_that_is_killed_before_its_commit_has_enqueued_nothing(
     assert process.returncode == -signal.SIGKILL
     assert not await is_there(program, output.decode().strip())
     async with program.app:
-        assert await (await program.plain.enqueue("eve")).result(timeout=5) == "eve"
+        assert await result_within(await program.plain.enqueue("eve"), 5) == "eve"

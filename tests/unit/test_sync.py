@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headgate import Headgate, HeadgateError, JobState
+from tests.until import result_within
 
 
 def make_app(path: Path) -> Headgate:
@@ -56,7 +57,7 @@ async def test_a_plain_handler_enqueues_through_the_loop_that_runs_it(tmp_path: 
         return app.tasks["add"].sync.enqueue(40, 2).result(timeout=5)  # type: ignore[no-any-return]
 
     async with app:
-        assert await (await parent.enqueue()).result(timeout=10) == 42
+        assert await result_within(await parent.enqueue()) == 42
 
 
 async def test_a_sync_method_on_the_event_loop_is_refused_instead_of_blocking_for_ever(tmp_path: Path) -> None:

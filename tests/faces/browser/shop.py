@@ -22,6 +22,7 @@ from headgate import (
     batch,
     current_job,
 )
+from tests.until import result_within
 
 HOSTILE = (
     "<img src=x onerror=owned(1)></script><script>owned(2)</script>'\"`${owned(3)} ü日本 \u202eLTR\u202c %2F &amp;"
@@ -113,8 +114,8 @@ async def seed(app: Headgate, folder: Path) -> Seeds:
     await app.admin.queues.pause("default")
     await app.admin.queues.resume("default")
     await app.admin.limits.penalize("permits", f"tenant:{LONG}", 60)
-    await first.result(timeout=60)
-    await succeeded.result(timeout=60)
+    await result_within(first, 60)
+    await result_within(succeeded, 60)
     with suppress(JobFailed):
-        await failed.result(timeout=60)
+        await result_within(failed, 60)
     return Seeds(succeeded, failed, running, throttled, scheduled, batched.id, signal)

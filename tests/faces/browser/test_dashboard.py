@@ -24,7 +24,7 @@ from headgate.http.static_files import STATIC
 from headgate.storage.records import NodeSetting
 from tests.faces.browser.conftest import APP, Shop, Visit, axe_violations, shop_on, visiting
 from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, PASSWORDS, QUEUE, SCHEDULE, SPARE
-from tests.until import until
+from tests.until import result_within, until
 
 LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
 
@@ -265,7 +265,7 @@ async def test_log_lines_are_filtered_by_level(browser: Browser, shop: Shop) -> 
 async def throttled(shop: Shop, key: str, jobs: int) -> list[str]:
     """Enqueue jobs of a key; return those that wait for the limit when the first one has ended."""
     first, *others = await shop.app.tasks["sync_tenant"].enqueue_many([(key,)] * jobs)
-    await first.result(timeout=15)
+    await result_within(first, 15)
 
     async def wait() -> bool:
         return await shop.app.admin.count(view="throttled", limit=LIMIT, key=key) == len(others)

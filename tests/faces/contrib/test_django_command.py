@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from headgate import Headgate
+from tests.until import result_within
 
 ROOT = Path(__file__).parents[3]
 MANAGE = (sys.executable, "-W", "error", "-m", "django", "headgate")
@@ -61,8 +62,8 @@ def test_a_worker_of_django_runs_what_a_transaction_on_postgresql_has_committed_
 
     async def look() -> set[str]:
         async with Headgate(environment["HEADGATE_URL"]).open() as app:
-            assert await app.job(kept).result(timeout=15) == 1
-            assert await app.job(gated).result(timeout=15) == "acme"
+            assert await result_within(app.job(kept), 15) == 1
+            assert await result_within(app.job(gated), 15) == "acme"
             return {status.id for status in await app.admin.jobs()}
 
     worker = subprocess.Popen(

@@ -21,7 +21,7 @@ from headgate import Headgate, NotOpen, StorageUnavailable
 from headgate.clock import SystemClock
 from headgate.contrib.fastapi import health, lifespan
 from headgate.storage.sqlite.memory import MemoryStorage
-from tests.until import until
+from tests.until import result_within, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -58,7 +58,7 @@ async def test_with_worker_it_also_runs_jobs() -> None:
 
     api = FastAPI(lifespan=lifespan(jobs, worker=True))
     async with api.router.lifespan_context(api):
-        assert await (await work.enqueue()).result(timeout=5) == 1
+        assert await result_within(await work.enqueue(), 5) == 1
 
 
 async def test_an_app_that_was_used_before_the_application_started_moves_to_its_event_loop() -> None:
@@ -209,5 +209,5 @@ async def test_several_server_processes_share_the_jobs(tmp_path: Path) -> None:
 
             await until(has_two_nodes)
             ids = [(await client.post(f"/sync/{number}")).json()["id"] for number in range(8)]
-            results = [await jobs.job(id).result(timeout=10) for id in ids]
+            results = [await result_within(jobs.job(id)) for id in ids]
     assert [result.split()[0] for result in results] == [str(number) for number in range(8)]

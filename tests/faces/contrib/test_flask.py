@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from headgate import Headgate
+from tests.until import result_within
 
 ROOT = Path(__file__).parents[3]
 
@@ -58,7 +59,7 @@ async def test_views_of_forked_servers_enqueue_and_handlers_have_the_application
 
         ids = await asyncio.gather(*(post(number) for number in range(40)))
         async with Headgate(environment["HEADGATE_URL"], synchronous="OFF").open() as jobs:
-            results = [await jobs.job(id).result(timeout=10) for id in ids]
+            results = [await result_within(jobs.job(id)) for id in ids]
         assert (await client.get(f"/jobs/{ids[0]}")).json() == {"state": "succeeded"}
         assert (await client.get("/jobs/123")).status_code == 404
     assert results == [f"{number} in tests.faces.contrib.flask_server" for number in range(40)]

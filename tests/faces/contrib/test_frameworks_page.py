@@ -46,13 +46,14 @@ async def main():
         assert (await client.get("/healthz")).json() == {"status": "ok"}
         job = (await client.post("/tenants/acme/sync")).json()["job"]
         async with jobs:
-            assert await jobs.job(job).result(timeout=5) is None
+            assert await result_within(jobs.job(job), 5) is None
 
 asyncio.run(main())
 """,
     "Django": """
 import asyncio, os
 os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
+from tests.until import result_within
 from headgate.contrib.django.worker import default as app
 
 asyncio.run(app.migrate())
@@ -62,7 +63,7 @@ from shop.tasks import sync_tenant
 async def work(*ids):
     async with app:
         for id in ids:
-            await app.job(id).result(timeout=5)
+            await result_within(app.job(id), 5)
 
 placed, synced = place_order(17), sync_tenant.enqueue("acme")
 app.sync.close()
@@ -100,7 +101,7 @@ jobs.sync.close()
 
 async def work():
     async with jobs:
-        assert await jobs.job(job).result(timeout=5) == "welcome of web to ada"
+        assert await result_within(jobs.job(job), 5) == "welcome of web to ada"
 
 asyncio.run(work())
 """,
@@ -131,7 +132,7 @@ assert asyncio.run(fetch(url)).status_code == fetch_without_await(url).status_co
 async def work():
     async with app:
         job = await pull.enqueue("acme", f"{url}/busy")
-        assert await job.result(timeout=9) == 200
+        assert await result_within(job, 9) == 200
         assert (await job.status()).attempt == 1
 
 asyncio.run(work())

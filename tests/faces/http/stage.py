@@ -13,7 +13,7 @@ import httpx
 from headgate import Concurrency, Every, Headgate, JobFailed, RetryPolicy, StrictRate, batch, chain
 from headgate.http import CallbackAuth, User, dashboard
 from headgate.storage.store import Store
-from tests.until import until
+from tests.until import result_within, until
 
 PASSWORD = "correct horse battery"
 """A value that must not be shown where `password` is redacted."""
@@ -82,10 +82,10 @@ async def seed(app: Headgate) -> Seeds:
         failed = await tasks["login"].using(headers={"password": PASSWORD, "tenant": "acme"}).enqueue("ada", PASSWORD)
         succeeded = await tasks["answer"].enqueue("why?")
         charged = await tasks["sync"].enqueue(HOSTILE)
-        await succeeded.result(timeout=10)
-        await charged.result(timeout=10)
+        await result_within(succeeded)
+        await result_within(charged)
         with suppress(JobFailed):
-            await failed.result(timeout=10)
+            await result_within(failed)
         # A node declares its schedules while it runs its first jobs.
         await until(lambda: has_schedules(app))
     throttled = await tasks["sync"].using(unique_key=HOSTILE).enqueue(HOSTILE, {"password": PASSWORD})

@@ -11,7 +11,7 @@ import pytest
 
 from headgate import Every, Headgate, batch, chain, result_of
 from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
-from tests.until import until
+from tests.until import result_within, until
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -260,7 +260,7 @@ async def test_the_map_of_limits_has_the_keys_with_most_trouble_first(app: Headg
     async with app:
         for key, jobs in (("one", 1), ("three", 3), ("two", 2)):
             first, *_ = await app.tasks["sync"].enqueue_many([(key,)] * jobs)
-            await first.result(timeout=10)
+            await result_within(first)
         await app.admin.limits.penalize(LIMIT, "banned", 60)
         await app.admin.limits.penalize("permits", "unused", 60)
         await app.admin.limits.reset("permits", "unused")

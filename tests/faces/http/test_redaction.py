@@ -22,6 +22,7 @@ from headgate.jobs.job import JobError
 from headgate.storage.records import Blocker
 from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, seed
+from tests.until import result_within
 
 
 def hidden(patterns: list[str], value: Any) -> Any:
@@ -204,7 +205,7 @@ async def test_a_result_and_a_list_hide_the_values_that_the_payload_hides() -> N
 
     async with app:
         job = await echo.enqueue("abcd-1234", "https://host/?key=abcd-1234")
-        await job.result(timeout=10)
+        await result_within(job)
     async with app.open(), browser(app) as caller, browser(app, redact=None) as open_book:
         for path in ("/api/jobs", f"/api/jobs/{job.id}"):
             assert "abcd-1234" not in (await caller.get(path)).text
@@ -221,7 +222,7 @@ async def test_a_list_hides_in_errors_what_the_headers_hide() -> None:
     async with app:
         failed = await call.using(headers={"authorization": "Bearer of-a-header"}).enqueue()
         with suppress(JobFailed):
-            await failed.result(timeout=10)
+            await result_within(failed)
     async with app.open(), browser(app, redact=["authorization"]) as caller:
         for path in ("/api/jobs", f"/api/jobs/{failed.id}"):
             answer = await caller.get(path)

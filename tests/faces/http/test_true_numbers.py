@@ -13,7 +13,7 @@ from headgate import Calendar, Cron, Every, Headgate, JobFailed
 from headgate.admin import overview
 from headgate.storage.procedures import listing
 from tests.faces.http.stage import LIMIT, browser, make_app
-from tests.until import until
+from tests.until import result_within, until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -29,7 +29,7 @@ async def throttle(app: Headgate, keys: int, each: int = 3) -> None:
     jobs = await app.tasks["sync"].enqueue_many([(f"key{number}",) for _ in range(each) for number in range(keys)])
     async with app:
         for job in jobs[:keys]:
-            await job.result(timeout=10)
+            await result_within(job)
 
 
 async def test_the_jobs_that_wait_for_a_limit_are_counted_over_all_keys(app: Headgate) -> None:
@@ -67,7 +67,7 @@ async def test_more_failures_than_are_counted_are_said_to_be_more(app: Headgate)
         async with app:
             for job in jobs:
                 with pytest.raises(JobFailed):
-                    await job.result(timeout=10)
+                    await result_within(job)
         for most, shown in ((2, (2, True)), (3, (3, False))):
             with mock.patch.object(overview, "MOST_FAILED", most):
                 found = await app.admin.overview()
@@ -122,7 +122,7 @@ async def test_attempts_after_a_retry_by_an_operator_are_told_from_those_before(
         for _ in range(2):
             async with app:
                 with pytest.raises(JobFailed):
-                    await job.result(timeout=10)
+                    await result_within(job)
             await app.admin.retry(job.id)
         async with browser(app) as client:
             details = (await client.get(f"/api/jobs/{job.id}")).json()
@@ -137,7 +137,7 @@ async def test_log_lines_are_filtered_by_level(app: Headgate) -> None:
         job = await app.tasks["login"].enqueue("ada", "a password")
         async with app:
             with pytest.raises(JobFailed):
-                await job.result(timeout=10)
+                await result_within(job)
         async with browser(app) as client:
             path = f"/api/jobs/{job.id}/logs"
             everything = (await client.get(path)).json()["items"]

@@ -33,6 +33,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser
+from tests.until import result_within
 
 NOON = 1_767_268_800 * SECOND
 
@@ -210,10 +211,10 @@ def test_the_command_line_shows_it_sets_it_and_audits_it(target: str) -> None:
     async def run() -> None:
         async with app:
             first, second = await app.tasks["sync"].enqueue_many([("acme",), ("acme",)])
-            await first.result(timeout=15)
+            await result_within(first, 15)
             assert "one every 600 s" in (await app.admin.explain(second.id)).reason
             await app.admin.limits.set_rule("sync:rate", "0.01s")
-            await second.result(timeout=15)
+            await result_within(second, 15)
 
     asyncio.run(run())
     shown = call("list", target)

@@ -13,6 +13,7 @@ from headgate import Headgate
 from headgate.jobs.event import JobRetried
 from headgate.observe.json_log import JsonFormatter, job_fields
 from headgate.observe.log import log_event
+from tests.until import result_within
 
 
 def line(formatter: JsonFormatter | None = None, message: str = "hello", **fields: Any) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def test_a_log_line_of_a_handler_has_its_job() -> None:
     async def main() -> str:
         async with app:
             job = await work.enqueue()
-            await job.result(timeout=5)
+            await result_within(job, 5)
         return job.id
 
     job_id = asyncio.run(main())

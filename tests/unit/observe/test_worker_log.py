@@ -14,6 +14,7 @@ from headgate.cli.worker import WorkerLogFormatter
 from headgate.jobs.event import Event, JobFailure, JobFinished, NodeStarted
 from headgate.jobs.job import JobError, JobState
 from headgate.observe.log import log_event
+from tests.until import result_within
 
 
 def started(
@@ -138,9 +139,9 @@ async def lines_of_jobs(caplog: pytest.LogCaptureFixture, *, log_jobs: bool | No
 
     caplog.set_level(logging.INFO, logger="headgate")
     async with app:
-        await (await good.enqueue()).result(timeout=10)
+        await result_within(await good.enqueue())
         with pytest.raises(JobFailed):
-            await (await bad.enqueue()).result(timeout=10)
+            await result_within(await bad.enqueue())
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("job ")]
 
 
