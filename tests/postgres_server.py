@@ -6,6 +6,7 @@ import atexit
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,13 +15,18 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 import pytest_asyncio
+
+from headgate.clock import SystemClock
+from headgate.storage.migrations import load_migrations
+from headgate.storage.postgres.dialect import in_schema
+from headgate.storage.postgres.storage import PostgresStorage
 
 URL = "HEADGATE_TEST_POSTGRES_URL"
 ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
@@ -69,16 +75,9 @@ class PostgresServer:
         raise AssertionError(f"no server: {self._log.read_text()[-2000:]}")
 
     def _make_cluster(self) -> None:
-        # Short: the path of a Unix socket has about a hundred characters.
-        self._base = Path(tempfile.mkdtemp(prefix="headgate-pg-", dir="/tmp"))
-        user = unprivileged()
-        if user:
-            os.chown(self._base, user["user"], user["group"])
-        command = [str(self._programs / "initdb"), "-D", str(self._base / "data"), "-U", "postgres", "-A", "trust"]
-        command += ["-E", "UTF8", "--locale=C", "--no-sync"]
-        environment = {**ENVIRONMENT, "HOME": str(self._base)}
-        done = subprocess.run(command, env=environment, cwd=self._base, capture_output=True, check=False, **user)
-        assert done.returncode == 0, done.stderr.decode()[-2000:]
+        self._base = _folder_of_server()
+        command = ["cp", "-a", str(made_cluster() / "data"), str(self._base / "data")]
+        subprocess.run(command, check=True, cwd=self._base, **unprivileged())
 
     def _has_started(self) -> bool:
         command = [str(self._programs / "postgres"), "-D", str(self._base / "data"), "-k", str(self._base)]  # type: ignore[operator]
@@ -171,6 +170,28 @@ def _kill(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def _folder_of_server() -> Path:
+    """A new folder of the user that servers run as. Short: the path of a Unix socket has about a hundred characters."""
+    base = Path(tempfile.mkdtemp(prefix="headgate-pg-", dir="/tmp"))
+    user = unprivileged()
+    if user:
+        os.chown(base, user["user"], user["group"])
+    return base
+
+
+@functools.cache
+def made_cluster() -> Path:
+    """A folder with a cluster in `data` that has never run, for servers to copy: initdb takes ten times as long."""
+    base = _folder_of_server()
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
+    command = [str(programs() / "initdb"), "-D", str(base / "data"), "-U", "postgres", "-A", "trust"]
+    command += ["-E", "UTF8", "--locale=C", "--no-sync"]
+    environment = {**ENVIRONMENT, "HOME": str(base)}
+    done = subprocess.run(command, env=environment, cwd=base, capture_output=True, check=False, **unprivileged())
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    return base
+
+
 @functools.cache
 def programs() -> Path:
     """The folder of initdb and postgres. The wheel's package is looked for and not imported: that has effects."""
@@ -245,14 +266,115 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
-@pytest_asyncio.fixture
-async def postgres_schema(postgres_url: str) -> AsyncIterator[str]:
-    """A name for the tables of one test; they are dropped after it."""
-    schema = f"headgate_{uuid.uuid4().hex[:16]}"
-    yield schema
-    connection = await asyncpg.connect(postgres_url)
+class EmptySchemas:
+    """Schemas whose tables are made already. A test gives its schema back, and it is emptied for another test.
+
+    Making the tables takes longer than most tests. A schema in which a test has changed more than rows is dropped.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._free: list[str] = []
+        self._made_as: Any = None
+
+    async def take(self) -> str:
+        if self._free:
+            return self._free.pop()
+        schema = new_schema_name()
+        await PostgresStorage(self._url, SystemClock(), schema=schema).migrate()
+        async with connected(self._url) as connection:
+            self._made_as = await _definitions(connection, schema)
+        return schema
+
+    async def give_back(self, schema: str) -> None:
+        async with connected(self._url) as connection:
+            await connection.execute("SET lock_timeout = '5s'")
+            if await _definitions(connection, schema) == self._made_as and await _is_emptied(connection, schema):
+                self._free.append(schema)
+            else:
+                await connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+
+
+# What a migration makes, as the catalogue has it: relations and rights, columns, triggers, constraints, functions.
+_DEFINITIONS = """
+    WITH own AS (SELECT * FROM pg_class WHERE relnamespace = to_regnamespace($1))
+    SELECT
+        (SELECT array_agg((relname, relkind, relacl::text, reloptions::text)::text ORDER BY relname) FROM own),
+        (SELECT array_agg((relname, attname, atttypid, attnotnull, attisdropped)::text ORDER BY relname, attnum)
+            FROM own JOIN pg_attribute ON attrelid = own.oid WHERE attnum > 0),
+        (SELECT array_agg((relname, tgname, tgenabled)::text ORDER BY relname, tgname)
+            FROM own JOIN pg_trigger ON tgrelid = own.oid WHERE NOT tgisinternal),
+        (SELECT array_agg((relname, conname)::text ORDER BY relname, conname)
+            FROM own JOIN pg_constraint ON conrelid = own.oid),
+        (SELECT array_agg(proname::text ORDER BY proname) FROM pg_proc WHERE pronamespace = to_regnamespace($1))
+"""
+
+
+async def _definitions(connection: asyncpg.Connection, schema: str) -> Any:
+    return await connection.fetchrow(_DEFINITIONS, f'"{schema}"')
+
+
+async def _is_emptied(connection: asyncpg.Connection, schema: str) -> bool:
+    """Make the rows of the schema those that its migrations insert; no, if another session holds a lock on a table."""
+    tables = await connection.fetch(
+        "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relkind = 'r'"
+        " AND relname <> 'migration'",
+        f'"{schema}"',
+    )
+    each = [f'"{schema}"."{table}"' for (table,) in tables]
+    have_rows = await connection.fetch(
+        " UNION ALL ".join(f"SELECT '{table}' WHERE EXISTS (SELECT 1 FROM {table})" for table in each)
+    )
+    inserted = [
+        in_schema(statement, schema)
+        for migration in load_migrations("headgate.storage.postgres")
+        for statement in re.findall(r"^INSERT INTO headgate\..*?;$", migration.script, re.MULTILINE | re.DOTALL)
+    ]
     try:
-        await connection.execute("SET lock_timeout = '5s'")
-        await connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+        async with connection.transaction():
+            await connection.execute(f"TRUNCATE {', '.join(table for (table,) in have_rows)} CASCADE")
+            await connection.execute(" ".join(inserted))
+            await connection.fetch(
+                "SELECT setval(oid::regclass, 1, false) FROM pg_class"
+                " WHERE relnamespace = to_regnamespace($1) AND relkind = 'S'",
+                f'"{schema}"',
+            )
+    except asyncpg.LockNotAvailableError:
+        return False
+    return True
+
+
+def new_schema_name() -> str:
+    return f"headgate_{uuid.uuid4().hex[:16]}"
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
     finally:
         await connection.close()
+
+
+@pytest.fixture(scope="session")
+def empty_schemas(postgres_url: str) -> EmptySchemas:
+    return EmptySchemas(postgres_url)
+
+
+@pytest_asyncio.fixture
+async def postgres_schema(empty_schemas: EmptySchemas) -> AsyncIterator[str]:
+    """A schema with the empty tables of Headgate, which no other test uses meanwhile."""
+    schema = await empty_schemas.take()
+    yield schema
+    await empty_schemas.give_back(schema)
+
+
+@pytest_asyncio.fixture
+async def absent_schema(postgres_url: str) -> AsyncIterator[str]:
+    """The name of a schema that does not exist yet; it is dropped after the test."""
+    schema = new_schema_name()
+    yield schema
+    async with connected(postgres_url) as connection:
+        await connection.execute("SET lock_timeout = '5s'")
+        await connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')

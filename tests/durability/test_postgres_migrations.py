@@ -75,19 +75,19 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
 
 
 async def test_eight_apps_that_open_a_new_schema_concurrently_create_it_once(
-    postgres_url: str, postgres_schema: str
+    postgres_url: str, absent_schema: str
 ) -> None:
-    await asyncio.gather(*(opens(postgres_url, postgres_schema) for _ in range(8)))
-    applied = await ask(postgres_url, f"SELECT array_agg(number) FROM {postgres_schema}.migration")
+    await asyncio.gather(*(opens(postgres_url, absent_schema) for _ in range(8)))
+    applied = await ask(postgres_url, f"SELECT array_agg(number) FROM {absent_schema}.migration")
     assert applied == [migration.number for migration in load_migrations("headgate.storage.postgres")]
-    assert await ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.limit_time") == 1
+    assert await ask(postgres_url, f"SELECT count(*) FROM {absent_schema}.limit_time") == 1
 
 
 @pytest.mark.slow
 async def test_processes_that_open_a_new_schema_concurrently_create_it_once(
-    postgres_url: str, postgres_schema: str, children: Children
+    postgres_url: str, absent_schema: str, children: Children
 ) -> None:
-    all_ = [await children.start("release.py", url=postgres_url, schema=postgres_schema, opens=True) for _ in range(8)]
+    all_ = [await children.start("release.py", url=postgres_url, schema=absent_schema, opens=True) for _ in range(8)]
     for child in all_:
         await child.wait_for_line("ready", seconds=40)
     for child in all_:
@@ -95,77 +95,75 @@ async def test_processes_that_open_a_new_schema_concurrently_create_it_once(
     for child in all_:
         assert await child.end() == 0
         assert child.has_line("opened"), child.lines
-    assert await ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.limit_time") == 1
+    assert await ask(postgres_url, f"SELECT count(*) FROM {absent_schema}.limit_time") == 1
 
 
 async def test_readers_do_not_wait_for_a_migration_and_migrations_wait_for_each_other(
-    postgres_url: str, postgres_schema: str, release: Release
+    postgres_url: str, absent_schema: str, release: Release
 ) -> None:
-    await opens(postgres_url, postgres_schema)
+    await opens(postgres_url, absent_schema)
     async with session_at(postgres_url) as other:
         # Another process in the middle of a long migration.
-        await other.execute(f"BEGIN; LOCK TABLE {postgres_schema}.migration IN SHARE ROW EXCLUSIVE MODE")
+        await other.execute(f"BEGIN; LOCK TABLE {absent_schema}.migration IN SHARE ROW EXCLUSIVE MODE")
         async with asyncio.timeout(5):
-            await opens(postgres_url, postgres_schema)
+            await opens(postgres_url, absent_schema)
         release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
         release.install()
-        waiting = asyncio.ensure_future(opens(postgres_url, postgres_schema))
+        waiting = asyncio.ensure_future(opens(postgres_url, absent_schema))
         waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = to_regclass($1)"
         async with asyncio.timeout(5):
-            while not await ask(postgres_url, waits, f"{postgres_schema}.migration"):
+            while not await ask(postgres_url, waits, f"{absent_schema}.migration"):
                 assert not waiting.done()
         await other.execute("COMMIT")
         await waiting
-    assert "note" in await columns(postgres_url, postgres_schema, "job")
+    assert "note" in await columns(postgres_url, absent_schema, "job")
 
 
 @pytest.mark.slow
 async def test_a_migration_that_waits_too_long_for_another_raises(
-    postgres_url: str, postgres_schema: str, release: Release, monkeypatch: pytest.MonkeyPatch
+    postgres_url: str, absent_schema: str, release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await opens(postgres_url, postgres_schema)
+    await opens(postgres_url, absent_schema)
     release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
     release.install()
     monkeypatch.setattr(schema_module, "TURN_TIMEOUT", 1)
     async with session_at(postgres_url) as other:
-        await other.execute(f"BEGIN; LOCK TABLE {postgres_schema}.migration IN SHARE ROW EXCLUSIVE MODE")
+        await other.execute(f"BEGIN; LOCK TABLE {absent_schema}.migration IN SHARE ROW EXCLUSIVE MODE")
         with pytest.raises(StorageUnavailable, match="being migrated by another process"):
-            await opens(postgres_url, postgres_schema)
+            await opens(postgres_url, absent_schema)
 
 
 # --------------------------------------------------------------------------------------------- other releases
 
 
 async def test_additions_of_a_newer_release_are_tolerated(
-    postgres_url: str, postgres_schema: str, release: Release
+    postgres_url: str, absent_schema: str, release: Release
 ) -> None:
     release.add("0002_note", "-- For people.\nALTER TABLE headgate.job ADD COLUMN note text;")
     release.install()
-    await opens(postgres_url, postgres_schema)
+    await opens(postgres_url, absent_schema)
     release.uninstall()
-    await opens(postgres_url, postgres_schema)
-    assert await storage_at(postgres_url, postgres_schema).migrate() == []
+    await opens(postgres_url, absent_schema)
+    assert await storage_at(postgres_url, absent_schema).migrate() == []
 
 
 async def test_breaking_changes_of_a_newer_release_are_refused(
-    postgres_url: str, postgres_schema: str, release: Release
+    postgres_url: str, absent_schema: str, release: Release
 ) -> None:
     release.add("0002_renamed", "-- breaking: jobs lie elsewhere\nALTER TABLE headgate.job RENAME TO task;")
     release.install()
-    await storage_at(postgres_url, postgres_schema).migrate()
+    await storage_at(postgres_url, absent_schema).migrate()
     release.uninstall()
     with pytest.raises(StorageUnusable, match=r"newer Headgate \(migration 2 'renamed'.*upgrade this program"):
-        await opens(postgres_url, postgres_schema)
+        await opens(postgres_url, absent_schema)
 
 
-async def test_a_migration_that_was_edited_is_refused(
-    postgres_url: str, postgres_schema: str, release: Release
-) -> None:
-    await opens(postgres_url, postgres_schema)
+async def test_a_migration_that_was_edited_is_refused(postgres_url: str, absent_schema: str, release: Release) -> None:
+    await opens(postgres_url, absent_schema)
     release.add("0001_initial", "-- Better.\nCREATE TABLE headgate.job ();")
     release.install()
     with pytest.raises(StorageUnusable, match=r"migration 1 'initial'.*differs"):
-        await opens(postgres_url, postgres_schema)
+        await opens(postgres_url, absent_schema)
 
 
 # --------------------------------------------------------------------------------------------------- failures
@@ -176,38 +174,38 @@ async def test_a_migration_that_was_edited_is_refused(
     ["ALTER TABLE headgate.nothing ADD COLUMN x int;", "INSERT INTO headgate.limit_time VALUES (1, 0, 0);", "SELEKT;"],
 )
 async def test_a_migration_that_fails_leaves_nothing_half_done(
-    postgres_url: str, postgres_schema: str, release: Release, script: str
+    postgres_url: str, absent_schema: str, release: Release, script: str
 ) -> None:
     release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
     release.add("0003_bad", f"CREATE TABLE headgate.extra (); {script}")
     release.install()
     with pytest.raises(StorageUnusable, match=r"migration 0003 bad of schema .* failed, and nothing was changed"):
-        await opens(postgres_url, postgres_schema)
+        await opens(postgres_url, absent_schema)
     # Not even the schema, which was new.
-    assert await ask(postgres_url, "SELECT to_regnamespace($1)::text", postgres_schema) is None
+    assert await ask(postgres_url, "SELECT to_regnamespace($1)::text", absent_schema) is None
     release.uninstall()
-    await opens(postgres_url, postgres_schema)
+    await opens(postgres_url, absent_schema)
     release.install()
     with pytest.raises(StorageUnusable):
-        await opens(postgres_url, postgres_schema)
-    assert "note" not in await columns(postgres_url, postgres_schema, "job")
-    assert await ask(postgres_url, f"SELECT array_agg(number) FROM {postgres_schema}.migration") == [1]
+        await opens(postgres_url, absent_schema)
+    assert "note" not in await columns(postgres_url, absent_schema, "job")
+    assert await ask(postgres_url, f"SELECT array_agg(number) FROM {absent_schema}.migration") == [1]
 
 
 @pytest.mark.slow
 async def test_a_migration_does_not_wait_for_a_locked_table_so_long_that_workers_stop(
-    postgres_url: str, postgres_schema: str, release: Release
+    postgres_url: str, absent_schema: str, release: Release
 ) -> None:
-    await opens(postgres_url, postgres_schema)
+    await opens(postgres_url, absent_schema)
     release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
     release.install()
     async with session_at(postgres_url) as reader:
-        await reader.execute(f"BEGIN; SELECT FROM {postgres_schema}.job")
+        await reader.execute(f"BEGIN; SELECT FROM {absent_schema}.job")
         with pytest.raises(StorageUnavailable, match=r"migration 0002 note .*lock timeout"):
             async with asyncio.timeout(15):
-                await opens(postgres_url, postgres_schema)
-    await opens(postgres_url, postgres_schema)
-    assert "note" in await columns(postgres_url, postgres_schema, "job")
+                await opens(postgres_url, absent_schema)
+    await opens(postgres_url, absent_schema)
+    assert "note" in await columns(postgres_url, absent_schema, "job")
 
 
 # ----------------------------------------------------------------------------------------------------- rights
@@ -238,39 +236,39 @@ async def grant(url: str, schema: str, role: str) -> None:
 
 
 async def test_a_role_without_create_rights_opens_only_an_up_to_date_schema(
-    postgres_url: str, postgres_schema: str, clerk: str, release: Release
+    postgres_url: str, absent_schema: str, clerk: str, release: Release
 ) -> None:
     with pytest.raises(StorageUnusable, match=r"has to be created or changed, and this user may not.*headgate migrate"):
-        await opens(as_user(postgres_url, clerk), postgres_schema)
-    await opens(postgres_url, postgres_schema)
+        await opens(as_user(postgres_url, clerk), absent_schema)
+    await opens(postgres_url, absent_schema)
     with pytest.raises(StorageUnusable, match=r"cannot be read by this user.*GRANT USAGE"):
-        await opens(as_user(postgres_url, clerk), postgres_schema)
-    await grant(postgres_url, postgres_schema, clerk)
-    await opens(as_user(postgres_url, clerk), postgres_schema)
+        await opens(as_user(postgres_url, clerk), absent_schema)
+    await grant(postgres_url, absent_schema, clerk)
+    await opens(as_user(postgres_url, clerk), absent_schema)
     release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
     release.install()
     with pytest.raises(StorageUnusable, match="has to be created or changed, and this user may not"):
-        await opens(as_user(postgres_url, clerk), postgres_schema)
+        await opens(as_user(postgres_url, clerk), absent_schema)
     # The owner, before the deploy.
-    assert list(map(str, await storage_at(postgres_url, postgres_schema).migrate())) == ["0002 note"]
-    await opens(as_user(postgres_url, clerk), postgres_schema)
+    assert list(map(str, await storage_at(postgres_url, absent_schema).migrate())) == ["0002 note"]
+    await opens(as_user(postgres_url, clerk), absent_schema)
 
 
 # ----------------------------------------------------------------------------------------------------- dry run
 
 
 async def test_a_dry_run_lists_what_is_missing_and_writes_nothing(
-    postgres_url: str, postgres_schema: str, clerk: str, release: Release
+    postgres_url: str, absent_schema: str, clerk: str, release: Release
 ) -> None:
-    storage = storage_at(postgres_url, postgres_schema)
+    storage = storage_at(postgres_url, absent_schema)
     assert list(map(str, await storage.migrate(dry_run=True))) == ["0001 initial"]
-    assert await ask(postgres_url, "SELECT to_regnamespace($1)::text", postgres_schema) is None
+    assert await ask(postgres_url, "SELECT to_regnamespace($1)::text", absent_schema) is None
     assert list(map(str, await storage.migrate())) == ["0001 initial"]
     assert await storage.migrate(dry_run=True) == []
     assert await storage.migrate() == []
     release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
     release.install()
-    await grant(postgres_url, postgres_schema, clerk)
+    await grant(postgres_url, absent_schema, clerk)
     # Looking needs no right to change anything.
-    missing = await storage_at(as_user(postgres_url, clerk), postgres_schema).migrate(dry_run=True)
+    missing = await storage_at(as_user(postgres_url, clerk), absent_schema).migrate(dry_run=True)
     assert list(map(str, missing)) == ["0002 note"]

@@ -125,19 +125,17 @@ def test_a_worker_on_postgresql_creates_a_schema_only_with_migrate(
     assert ADVICE in result.stderr
 
 
-async def test_an_app_opens_a_database_without_tables_only_with_migrate(
-    postgres_url: str, postgres_schema: str
-) -> None:
-    with pytest.raises(StorageUnusable, match=f"no Headgate schema '{postgres_schema}' in .*{ADVICE[:20]}"):
-        async with Headgate(postgres_url, schema=postgres_schema).open():
+async def test_an_app_opens_a_database_without_tables_only_with_migrate(postgres_url: str, absent_schema: str) -> None:
+    with pytest.raises(StorageUnusable, match=f"no Headgate schema '{absent_schema}' in .*{ADVICE[:20]}"):
+        async with Headgate(postgres_url, schema=absent_schema).open():
             raise AssertionError
-    app = Headgate(postgres_url, schema=postgres_schema, migrate=True)
+    app = Headgate(postgres_url, schema=absent_schema, migrate=True)
     with pytest.raises(StorageUnusable, match="no Headgate schema"):
         async with app.open(migrate=False):
             raise AssertionError
     async with app.open():
         assert await app.admin.counts() == []
-    async with Headgate(postgres_url, schema=postgres_schema).open() as opened:
+    async with Headgate(postgres_url, schema=absent_schema).open() as opened:
         assert await opened.admin.counts() == []
 
 
@@ -163,12 +161,12 @@ async def test_the_dashboard_creates_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_tables_of_an_older_release_are_named_with_both_versions(
-    kind: str, tmp_path: Path, postgres_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, postgres_url: str, absent_schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "sqlite":
         app = Headgate(f"sqlite:///{tmp_path / 'jobs.db'}", migrate=False)
     else:
-        app = Headgate(postgres_url, schema=postgres_schema, migrate=False)
+        app = Headgate(postgres_url, schema=absent_schema, migrate=False)
     await app.migrate()
     later = Migration(2, "later", "CREATE TABLE later (id integer)", "checksum")
     known = [*load_migrations(f"headgate.storage.{kind}"), later]

@@ -14,11 +14,11 @@ from tests.pgbouncer import bouncer_before
 from tests.postgres_server import URL, server_in
 
 
-async def test_tests_that_share_a_server_have_schemas_of_their_own(postgres_url: str, postgres_schema: str) -> None:
+async def test_tests_that_share_a_server_have_schemas_of_their_own(postgres_url: str, absent_schema: str) -> None:
     connection = await asyncpg.connect(postgres_url)
     assert connection.get_server_version().major >= 14
-    await connection.execute(f"CREATE SCHEMA {postgres_schema}; CREATE TABLE {postgres_schema}.job (id text)")
-    assert await connection.fetchval(f"SELECT count(*) FROM {postgres_schema}.job") == 0
+    await connection.execute(f"CREATE SCHEMA {absent_schema}; CREATE TABLE {absent_schema}.job (id text)")
+    assert await connection.fetchval(f"SELECT count(*) FROM {absent_schema}.job") == 0
     await connection.close()
 
 
