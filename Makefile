@@ -17,6 +17,17 @@ LOCK := constraints.txt
 
 SEEDS ?= 5000
 
+# What `make test` runs: the gate runs more (`make ci`), and `make test-nightly` the rest.
+MARKS ?= not slow and not nightly
+PYTEST ?= $(BIN)/python -m pytest
+SEED ?= $(shell date +%s)
+
+# Bytecode is compiled once, not again in each process that tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Another program that installs packages holds the lock of apt meanwhile.
+APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300
+
 .PHONY: help
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,20 +49,22 @@ check: $(STAMP) ## Format, lint, types, import layers, links of the docs
 	$(BIN)/python docs/check_links.py
 
 .PHONY: test
-test: $(STAMP) ## Run the tests that take a few minutes (ARGS=... goes to pytest)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: $(STAMP) compiled ## Run the tests, in less than 6 minutes on 2 cores (ARGS=... goes to pytest)
+	$(PYTEST) -m "$(MARKS)" $(ARGS)
 
-.PHONY: test-slow
-test-slow: $(STAMP) ## Run the others: processes killed, servers restarted, browsers, more seeds
-	$(BIN)/python -m pytest -m slow --ignore=tests/cluster $(ARGS)
-	$(BIN)/python -m pytest -m slow -n 0 tests/cluster $(ARGS) # they measure budgets and waits under load: alone on the machine
+.PHONY: test-nightly
+test-nightly: $(STAMP) compiled ## Run the rest: processes and servers killed, clocks, clusters, new random seeds (SEED=... repeats one)
+	@echo "Seed: $(SEED)"
+	HEADGATE_TEST_SEED=$(SEED) $(PYTEST) -m "nightly or hypothesis" --randomly-seed=$(SEED) --hypothesis-seed=$(SEED) $(ARGS)
+
+.PHONY: test-busy
+test-busy: $(STAMP) ## Run the gate beside four busy loops
+	@for busy in 1 2 3 4; do while :; do :; done & loops="$$loops $$!"; done; \
+		trap 'kill $$loops' EXIT; trap 'exit 1' INT TERM; $(MAKE) ci
 
 .PHONY: test-pythons
 test-pythons: ## Run the tests that need no server on each other supported Python that is installed
 	@./tests/other_pythons.sh $(ARGS)
-
-.PHONY: test-all
-test-all: test test-slow test-pythons ## Run all tests
 
 .PHONY: demo
 demo: $(STAMP) ## Watch Headgate work
@@ -80,13 +93,13 @@ dashboard-speed: $(STAMP) browser ## Measure the dashboard with 1 M jobs on both
 .PHONY: browser
 browser: ## Install the Chromium that the tests of the dashboard drive, where there is none (Debian, Ubuntu; needs root)
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
-		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends chromium; \
+		$(APT) update && $(APT) install --yes --no-install-recommends chromium; \
 	} >/dev/null
 
 .PHONY: pooler
 pooler: ## Install the PgBouncer that some tests stand behind, where there is none (Debian, Ubuntu; needs root)
 	@command -v pgbouncer >/dev/null || { \
-		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends pgbouncer; \
+		$(APT) update && $(APT) install --yes --no-install-recommends pgbouncer; \
 	} >/dev/null
 
 .PHONY: lock
@@ -100,7 +113,8 @@ clean: ## Remove .venv, caches and build output
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 .PHONY: ci
-ci: check test-all ## The gate: check and test-all
+ci: check ## The gate: check, and all tests but the nightly ones; what fails runs once more, alone
+	$(MAKE) test MARKS="not nightly" PYTEST="$(BIN)/python -m tests.twice"
 
 # ------------------------------------------------------------------------------------------------------- set-up
 
@@ -108,6 +122,10 @@ $(STAMP): pyproject.toml $(LOCK)
 	@$(if $(UV),$(make_venv_with_uv),$(make_venv_with_python))
 	$(INSTALL) --constraint $(LOCK) --editable . --group dev
 	@touch $@
+
+.PHONY: compiled
+compiled: $(STAMP)
+	@$(BIN)/python -m compileall -q src tests
 
 $(BENCH_STAMP): $(STAMP)
 	$(INSTALL) --constraint $(LOCK) --group bench

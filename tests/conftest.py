@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Generator
 
 import pytest
@@ -30,6 +31,7 @@ settings.register_profile("nightly", deadline=None, suppress_health_check=[Healt
 settings.load_profile("nightly" if "HEADGATE_TEST_SEED" in os.environ else "gate")
 
 HAS_FAILED = pytest.StashKey[bool]()
+SKIPPED = pytest.StashKey[Counter[str]]()
 
 pytest_plugins = ["tests.postgres_server", "tests.redis_server"]
 
@@ -84,3 +86,18 @@ def _drop_garbage_of_failure() -> None:
             gc.collect()
     finally:
         sys.unraisablehook = report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    reports = terminalreporter.stats.get("skipped", [])
+    config.stash[SKIPPED] = Counter(
+        each.longrepr[2].removeprefix("Skipped: ") if isinstance(each.longrepr, tuple) else str(each.longrepr)
+        for each in reports
+    )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say in the last line how many tests were skipped, and why: a promise that was not tried is not kept."""
+    if skipped := config.stash.get(SKIPPED, None):
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in skipped.most_common())
+        print(f"Skipped {skipped.total()}: {reasons}")  # noqa: T201  # pytest's own reporter is closed by now
