@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -206,8 +207,9 @@ def shapes_of(statement: AnyStatement) -> Sequence[CompiledStatement]:
     return statement.shapes if isinstance(statement, Insertion) else [statement]
 
 
+@lru_cache(8)
 def statements_of(schema: str) -> Mapping[str, AnyStatement]:
-    """Return all statements, with their tables in that schema."""
+    """Return all statements, with their tables in that schema. Compiling them takes some 50 ms, once for a schema."""
     statements: dict[str, AnyStatement] = {}
     for name, template in compile_statements(PostgresDialect(schema)).items():
         inserts = any(table.is_inserted for table in template.tables.values())
