@@ -106,6 +106,30 @@ def test_an_overview_does_not_wait_for_counts_and_says_how_old_they_are() -> Non
     run_virtual(main)
 
 
+def test_nothing_in_an_overview_was_read_after_its_instant() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(storage=_SlowToCount(clock), clock=clock)
+
+        @app.task
+        async def known() -> None: ...
+
+        async with app.open():
+            counts = SlowCounts(clock, queue_patience=None)
+            for kept in (counts, None):
+                reading = asyncio.ensure_future(app.admin.overview(kept))
+                # The jobs are counted in the second that follows: these are counted, too.
+                await asyncio.sleep(1)
+                await known.enqueue()
+                enqueued_at = app.admin.now()
+                seen = await reading
+                assert seen.now > enqueued_at
+                assert seen.counted_at is not None
+                assert seen.counted_at < enqueued_at
+            await counts.close()
+
+    run_virtual(main)
+
+
 class _SlowToCount(MemoryStorage):
     async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
         found = await super().counts(finals=finals)

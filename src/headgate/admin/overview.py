@@ -104,11 +104,12 @@ class BlockerStatus:
 class Overview:
     """What is going on in the queues, on the nodes and at the limits, and what is wrong.
 
-    The jobs of `queues` that are not final were counted at `counted_at`, final ones at `finals_at`; that is a while ago
-    where there are many. None: not counted yet; then `queues` are the paused queues, without jobs, and `totals` are
-    None. Pauses are always current. `throttled` are the ten buckets with most waiting jobs. Unknown tasks are searched
-    among the first 100,000 waiting jobs. `failed_last_hour` is counted up to 10,000, at `counted_at`; if more jobs
-    failed, it `is_failed_cut`. `alerts` are those of `Admin.alerts`. Jobs that wait and run are counted at one instant.
+    Nothing in it was read after `now`. The jobs of `queues` that are not final were counted at `counted_at`, final ones
+    at `finals_at`; that is a while ago where there are many. None: not counted yet; then `queues` are the paused
+    queues, without jobs, and `totals` are None. Pauses are always current. `throttled` are the ten buckets with most
+    waiting jobs. Unknown tasks are searched among the first 100,000 waiting jobs. `failed_last_hour` is counted up to
+    10,000, at `counted_at`; if more jobs failed, it `is_failed_cut`. `alerts` are those of `Admin.alerts`. Jobs that
+    wait and run are counted at one instant.
     """
 
     now: datetime
@@ -149,10 +150,9 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
     nodes = await admin.nodes()
     blockers = await admin.blockers()
     overdue = await admin.schedules.overdue()
-    now = admin.now()
-    counted_at: datetime | None = now
+    counted_at: datetime | None = admin.now()
+    finals_at: datetime | None = counted_at
     failed: int | None
-    finals_at: datetime | None = now
     if counts is None:
         unfinished = await _count_unfinished(admin, finals=True)
         queues, failed = unfinished.queues, unfinished.failed_last_hour
@@ -167,6 +167,9 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         counted_at = None if counted is None else counted.at
         finals_at = None if finals is None else finals.at
         waiting = () if tasks is None else tasks.found
+    alerts = await admin.alerts()
+    # A page that begins to load after this instant has all that is in here, and does not load again for it.
+    now = admin.now()
     return Overview(
         now=now,
         store=admin.address,
@@ -180,7 +183,7 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         failed_last_hour=None if failed is None else min(failed, MOST_FAILED),
         finals_at=finals_at,
         counted_at=counted_at,
-        alerts=await admin.alerts(),
+        alerts=alerts,
         is_failed_cut=failed is not None and failed > MOST_FAILED,
     )
 

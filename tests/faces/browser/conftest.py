@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from headgate import Headgate
 from tests.faces.browser.shop import PASSWORDS, Seeds, make_app, seed
-from tests.postgres_server import free_port
+from tests.until import patient, until
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -38,8 +40,11 @@ APP = "-A tests.faces.browser.served:app"
 
 SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
 
-# The overview is read again only after ten times as long as the last reading took, which is seconds on a busy machine.
-expect.set_options(timeout=15_000)
+SOON = patient(15) * 1000
+"""Milliseconds for which a page is waited for. What is live may be seconds old: the server reuses a count of jobs for
+50 times as long as it took, an overview for 10 times, and a page loads again after 5 times."""
+
+expect.set_options(timeout=SOON)
 
 # What the hostile names and payloads call if a page takes them for anything but text, and what a policy has refused.
 GUARD = """
@@ -52,7 +57,7 @@ class Served:
     """A program in a process of its own."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        self._command = command
+        self.command = command
         self._environment = environment
         self.log = log
         self._process: asyncio.subprocess.Process | None = None
@@ -60,13 +65,28 @@ class Served:
     async def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *self.command,
                 cwd=ROOT,
                 env=self._environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def says(self, pattern: str) -> str:
+        """Wait until the log of the running program has the pattern; return its first group."""
+
+        def has_said() -> bool:
+            return not self.is_running or re.search(pattern, self.log.read_text()) is not None
+
+        await until(has_said, 20, self.log.read_text)
+        if (said := re.search(pattern, self.log.read_text())) is None:
+            raise RuntimeError(f"the program has ended: {self.log.read_text()}")
+        return said[1]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal: SIGSTOP makes it hang, SIGCONT lets it continue."""
@@ -97,12 +117,13 @@ class Shop:
 
     async def answers(self) -> None:
         """Wait until the dashboard does."""
-        async with httpx.AsyncClient(auth=("ada", PASSWORDS["ada"])) as client, asyncio.timeout(20):
-            while True:
+        async with httpx.AsyncClient(auth=("ada", PASSWORDS["ada"])) as client, asyncio.timeout(patient(20)):
+            while self.server.is_running:
                 with suppress(httpx.TransportError):
                     if (await client.get(f"{self.base}api/session")).status_code == 200:
                         return
                 await asyncio.sleep(0.05)
+        raise RuntimeError(f"the server has ended: {self.server.log.read_text()}")
 
 
 @dataclass(slots=True)
@@ -169,7 +190,10 @@ def screenshots() -> Path | None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     if CHROMIUM is None:
-        pytest.skip("no Chromium: `make browser` installs one")
+        missing = "no Chromium: `make browser` installs one"
+        if os.environ.get("CI") or os.environ.get("HEADGATE_TEST_STRICT"):
+            pytest.fail(missing)
+        pytest.skip(missing)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         yield browser
@@ -186,7 +210,6 @@ async def shop_on(store: str, folder: Path, url: str, **settings: str) -> AsyncI
     }
     if "schema" in settings:
         environment["SHOP_SCHEMA"] = settings["schema"]
-    port = free_port()
     programs = Path(sys.executable).parent
     worker = Served(
         [str(programs / "headgate"), "worker", "tests.faces.browser.served:app", "--grace", "0"],
@@ -194,22 +217,24 @@ async def shop_on(store: str, folder: Path, url: str, **settings: str) -> AsyncI
         folder / "worker.log",
     )
     server = Served(
-        [str(programs / "uvicorn"), "tests.faces.browser.served:host", "--port", str(port), "--log-level", "warning"],
+        [str(programs / "uvicorn"), "tests.faces.browser.served:host", "--no-access-log", "--port", "0"],
         environment,
         folder / "server.log",
     )
     app = make_app(url, **settings)
-    try:
-        async with app.open():
-            await worker.start()
-            await server.start()
-            base = f"http://127.0.0.1:{port}/ops/jobs/"
-            shop = Shop(app, await seed(app, folder), base, server, store, environment, settings.get("schema"))
-            await shop.answers()
-            yield shop
-    finally:
-        await server.kill()
-        await worker.kill()
+    async with AsyncExitStack() as running:
+        await running.enter_async_context(app.open())
+        running.push_async_callback(worker.kill)
+        await worker.start()
+        running.push_async_callback(server.kill)
+        await server.start()
+        # It chooses a free port, and has the same one after it was killed.
+        port = await server.says(r"running on http://127\.0\.0\.1:(\d+)")
+        server.command += ["--port", port]
+        base = f"http://127.0.0.1:{port}/ops/jobs/"
+        shop = Shop(app, await seed(app, folder), base, server, store, environment, settings.get("schema"))
+        await shop.answers()
+        yield shop
 
 
 @asynccontextmanager
@@ -221,18 +246,29 @@ async def visiting(browser: Browser, shop: Shop, *, who: str = "ada") -> AsyncIt
         color_scheme="light",
         reduced_motion="reduce",
     )
-    context.set_default_timeout(15_000)
-    await context.add_init_script(GUARD)
-    visit = Visit(await context.new_page(), shop)
-    visit.page.on("console", lambda said: visit.complaints.append(said.text) if said.type == "error" else None)
-    visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
-    visit.page.on("dialog", lambda dialog: visit.complaints.append(f"a dialog: {dialog.message}"))
     try:
+        context.set_default_timeout(SOON)
+        await context.add_init_script(GUARD)
+        visit = Visit(await context.new_page(), shop)
+        visit.page.on("console", lambda said: visit.complaints.append(said.text) if said.type == "error" else None)
+        visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+        visit.page.on("dialog", lambda dialog: visit.complaints.append(f"a dialog: {dialog.message}"))
         await visit.sign_in(who)
         yield visit
     finally:
         await context.close()
     assert visit.unexpected() == []
+
+
+def with_silent_nodes(overview: Any, silent: int, now: datetime) -> Any:
+    """Return an overview as of `now`; the number of its silent nodes, in the navigation, shows that it has arrived."""
+    return overview | {"nodes": overview["nodes"] | {"silent": silent}, "now": now.isoformat()}
+
+
+def events(*overviews: Any) -> dict[str, Any]:
+    """Return the answer of a live stream that sends these overviews at once; the browser does not ask again."""
+    sent = (f"event: overview\nid: {id}\ndata: {json.dumps(each)}\n\n" for id, each in enumerate(overviews))
+    return {"content_type": "text/event-stream", "body": f"retry: 600000\n{''.join(sent)}"}
 
 
 async def axe_violations(visit: Visit, axe: str) -> list[str]:

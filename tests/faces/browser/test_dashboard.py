@@ -9,6 +9,7 @@ import re
 import signal
 import uuid
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -22,9 +23,18 @@ from headgate import Every
 from headgate.errors import ScheduleNotFound
 from headgate.http.static_files import STATIC
 from headgate.storage.records import NodeSetting
-from tests.faces.browser.conftest import APP, Shop, Visit, axe_violations, shop_on, visiting
+from tests.faces.browser.conftest import (
+    APP,
+    Shop,
+    Visit,
+    axe_violations,
+    events,
+    shop_on,
+    visiting,
+    with_silent_nodes,
+)
 from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, PASSWORDS, QUEUE, SCHEDULE, SPARE
-from tests.until import result_within, until
+from tests.until import patient, result_within, until
 
 LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
 
@@ -33,12 +43,8 @@ CUT_OFF = """() => [...document.querySelectorAll("main .table-wrap")]
     .filter((each) => each.scrollWidth > each.clientWidth)
     .map((each) => each.querySelector("table").getAttribute("aria-label"))"""
 
-# The live stream has sent three changes.
-TOLD_THRICE = """() => new Promise((resolve) => {
-    let left = 3;
-    const stream = new EventSource("api/stream");
-    stream.addEventListener("overview", () => { if (!(left -= 1)) { stream.close(); resolve(); } });
-})"""
+# The search is as slow as the test wants: it has no deadline.
+NO_DEADLINE = "AbortSignal.timeout = () => new AbortController().signal;"
 
 # What stands at the axes of a rate and of a duration of which this is the only value.
 AXES = """async (value) => {
@@ -729,27 +735,37 @@ async def test_lists_are_filtered_paged_and_copied_as_a_command(browser: Browser
 
 @of_one_store
 async def test_a_slow_search_is_indicated_and_not_restarted_by_updates(browser: Browser, shop: Shop) -> None:
-    task = shop.app.tasks["send_mail"].using(delay=7200)
-    sought = await task.enqueue("needle")
-    answers = asyncio.Event()
+    sought = await shop.app.tasks["send_mail"].using(delay=7200).enqueue("needle")
+    searches, answers = asyncio.Event(), asyncio.Event()
     asked: list[str] = []
 
     async def slowly(route: Route) -> None:
         asked.append(route.request.url)
+        searches.set()
         await answers.wait()
         await route.continue_()
 
     async with visiting(browser, shop) as visit:
         page = visit.page
+        overview = await (await page.request.get(f"{shop.base}api/overview")).json()
+
+        async def three_events(route: Route) -> None:
+            await searches.wait()
+            now = datetime.now(UTC) + timedelta(minutes=1)
+            await route.fulfill(**events(*(with_silent_nodes(overview, number, now) for number in (1, 2, 3))))
+
+        await page.add_init_script(NO_DEADLINE)
+        await page.route("**/api/stream", three_events)
+        await page.clock.install()
         await visit.go("jobs")
         await page.route(re.compile(r"/api/jobs\?.*text="), slowly)
         await page.get_by_label("Payload text", exact=True).fill("needle")
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("Searching …").first).to_be_visible()
-        received = asyncio.ensure_future(page.evaluate(TOLD_THRICE))
-        while not received.done():
-            await task.enqueue("hay")
-            await asyncio.sleep(0.1)
+        await expect(page.locator(".nav-count").filter(has_text="3")).to_be_visible()
+        # Any refresh that an update has scheduled is due now.
+        await page.clock.fast_forward(60_000)
+        await page.evaluate("fetch('api/session').then((answer) => answer.text())")
         assert len(asked) == 1
         answers.set()
         await expect(page.locator(f'a[href="jobs/{sought.id}"]')).to_be_visible()
@@ -842,10 +858,10 @@ async def test_a_page_shows_when_the_server_is_lost_and_back(browser: Browser, s
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
         assert visit.unexpected() == []
         await shop.server.kill()
-        await expect(visit.page.get_by_role("button", name="Live updates: Offline")).to_be_visible(timeout=20_000)
+        await expect(visit.page.get_by_role("button", name="Live updates: Offline")).to_be_visible()
         await shop.server.start()
         await shop.answers()
-        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=20_000)
+        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
         await expect(visit.page.get_by_role("alert")).to_have_count(0)
         # The browser itself reports that there was no answer.
         visit.expected.add("ERR_")
@@ -859,10 +875,12 @@ async def test_live_updates_are_offline_while_the_server_hangs(browser: Browser,
         shop.server.signal(signal.SIGSTOP)
         try:
             # The stream stays open and silent: the page asks after 12 s, and waits 15 s for a response.
-            await expect(visit.page.get_by_role("button", name="Live updates: Offline")).to_be_visible(timeout=40_000)
+            await expect(visit.page.get_by_role("button", name="Live updates: Offline")).to_be_visible(
+                timeout=patient(40) * 1000
+            )
         finally:
             shop.server.signal(signal.SIGCONT)
-        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=20_000)
+        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
 
 
 @of_postgres
@@ -872,15 +890,18 @@ async def test_live_updates_are_offline_while_the_store_does_not_answer(
     async with visiting(browser, shop) as visit:
         await visit.go("queues")
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
+        # Only the stream reports that: what the page itself asks for when the stream is silent has an answer.
+        overview = await (await visit.page.request.get(f"{shop.base}api/overview")).json()
+        await visit.page.route("**/api/overview", lambda route: route.fulfill(json=overview))
         blocker = await asyncpg.connect(postgres_url)
         try:
             async with blocker.transaction():
                 await blocker.execute(f"LOCK TABLE {shop.schema}.bucket IN ACCESS EXCLUSIVE MODE")
                 lost = visit.page.get_by_role("button", name="Live updates: Offline")
-                await expect(lost).to_be_visible(timeout=8_000)
+                await expect(lost).to_be_visible()
         finally:
             await blocker.close()
-        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=30_000)
+        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
         visit.expected.add("status of 503")
 
 

@@ -126,12 +126,14 @@ function reconnect() {
 async function poll() {
   try {
     const overview = await get("overview");
+    // Meanwhile a stream was opened again, whose events are newer.
+    if (pollTimer === 0) return;
     const isBack = live.state === "lost";
     publish("polling", overview);
     // A server that responds again probably has streams again.
-    if (isBack && pollTimer !== 0) reconnect();
+    if (isBack) reconnect();
   } catch {
-    publish("lost", null);
+    if (pollTimer !== 0) publish("lost", null);
   }
 }
 
@@ -159,11 +161,15 @@ function apply(state, overview, hasUpdate = state !== "lost") {
 async function checkWhenSilent() {
   if (isChecking || pollTimer !== 0 || document.hidden || Date.now() - live.answeredAt < SILENT_AFTER) return;
   isChecking = true;
+  const { answeredAt } = live;
   try {
     const overview = await get("overview");
+    // What has arrived meanwhile may be newer.
+    if (live.answeredAt !== answeredAt) return;
     if (stream === null) apply("connected", overview);
     else publish("connected", overview, live.state !== "connected");
   } catch {
+    if (live.answeredAt !== answeredAt) return;
     if (stream === null) apply("lost", null);
     else publish("lost", null);
   } finally {

@@ -36,6 +36,8 @@ const REFRESH_DELAY = 1_000;
 /** A slow page waits this many times its loading time before each refresh, to bound the load on the store. */
 const SLOW_PAGE_FACTOR = 5;
 const AFTER_ACTION = 150;
+/** By how many milliseconds this browser and the server may each misjudge the time of the store. */
+const CLOCK_ERROR = 100;
 /** On a touch screen the row that was touched last stays hovered, so only the focus counts there. */
 const LIST_IN_USE = matchMedia("(hover: hover)").matches ? "tbody:is(:hover, :focus-within)" : "tbody:focus-within";
 
@@ -235,8 +237,9 @@ export class Page {
 
   /** @param {string} [readAt] when the overview of the update was read */
   #onUpdate(readAt) {
-    // What the page shows was read later.
-    if (readAt !== undefined && Date.parse(readAt) <= this.loadedFrom && !this.definition.usesStream && !this.error) return;
+    // What the page shows was read later. A load too many does no harm, but an update that is left out is lost.
+    const isOld = readAt !== undefined && Date.parse(readAt) <= this.loadedFrom - CLOCK_ERROR;
+    if (isOld && !this.definition.usesStream && !this.error) return;
     if (!this.definition.usesStream || this.error) this.#scheduleRefresh();
     else if (preferences().live && !document.hidden) this.show();
   }
