@@ -1,8 +1,8 @@
 """Every enlisted verb, held open in a user's transaction under load: whoever it does not concern goes on.
 
-HEADGATE_TEST_HELD_SECONDS is for how long, HEADGATE_TEST_HELD_AT_ONCE how many verbs at the same time, each with a
-database of its own, and beside them one where nothing is held. HEADGATE_TEST_HELD_TABLE names a file that the table of
-the documentation is written to; it is of 30 s.
+HEADGATE_TEST_HELD_SECONDS is for how long at least, HEADGATE_TEST_HELD_AT_ONCE how many verbs at the same time, each
+with a database of its own. HEADGATE_TEST_HELD_TABLE names a file that the table of the documentation is written to; it
+is of 30 s.
 """
 
 from __future__ import annotations
@@ -22,17 +22,12 @@ from tests.postgres_server import server_in
 
 pytestmark = pytest.mark.slow
 
-SECONDS = float(os.environ.get("HEADGATE_TEST_HELD_SECONDS", "14"))
-"""What a verb concerns comes due, ends or dies within 5 s; who waits for it waits for the rest of these seconds."""
+SECONDS = float(os.environ.get("HEADGATE_TEST_HELD_SECONDS", "6"))
+"""What a verb concerns comes due, ends or dies within these. From then on everybody else has to get on beside it."""
 
-AT_ONCE = int(os.environ.get("HEADGATE_TEST_HELD_AT_ONCE", "5"))
+AT_ONCE = int(os.environ.get("HEADGATE_TEST_HELD_AT_ONCE", "4"))
 
 NODES = 2
-
-NOTHING = "nothing"
-
-PROMPT = 0.4 * SECONDS
-"""Seconds more than with nothing held at the same time. A busy machine delays both; a lock, by more than that."""
 
 
 def test_an_operation_that_a_transaction_keeps_open_delays_no_other(tmp_path: Path) -> None:
@@ -45,21 +40,19 @@ def test_an_operation_that_a_transaction_keeps_open_delays_no_other(tmp_path: Pa
         # notification was lost waits for up to 30 s, which `worst` would show.
         assert seen["swept"] <= NODES, verb
         assert set(seen["worst"]) == set(KINDS), (verb, seen)
-        more = {kind: seconds - seen["beside"][kind] for kind, seconds in seen["worst"].items()}
-        assert max(more.values()) < PROMPT, (verb, more)
+        assert seen["stuck"] == [], (verb, seen)
 
 
 async def _measured(tmp_path: Path) -> dict[str, Any]:
-    """What each verb did to others; `beside` are the worst waits where nothing was held, at the same time."""
     measured: dict[str, Any] = {}
-    verbs = [verb for verb in VERBS if verb != NOTHING]
+    verbs = list(VERBS)
     with server_in(tmp_path) as server:
         for first in range(0, len(verbs), AT_ONCE):
-            beside = [NOTHING, *verbs[first : first + AT_ONCE]]
+            beside = verbs[first : first + AT_ONCE]
             async with asyncio.TaskGroup() as group:
                 runs = [group.create_task(_measure(server.url, f"held_{first}_{n}", v)) for n, v in enumerate(beside)]
             for verb, run in zip(beside, runs, strict=True):
-                measured[verb] = {**run.result(), "beside": runs[0].result()["worst"]}
+                measured[verb] = run.result()
     return measured
 
 
