@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.postgres_server import ENVIRONMENT, free_port, unprivileged
+from tests.until import patient
 
 
 class PgBouncer(NamedTuple):
@@ -76,7 +77,7 @@ def running_bouncer(url: str, folder: Path, *options: str) -> Iterator[PgBouncer
             **unprivileged(),
         )
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + patient(10)
         while not _answers(port):
             assert process.poll() is None, (folder / "pgbouncer.log").read_text()[-2000:]
             assert time.monotonic() < deadline, "PgBouncer does not listen"

@@ -33,17 +33,32 @@ from headgate import (
     current_job,
 )
 from headgate.jobs.job import NewJob
+from headgate.storage.postgres import database
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Claim, Room
-from tests.until import becomes, result_within, until
+from tests.until import becomes, patient, result_within, until
 
-PAUSE = 0.2
+PAUSE = 0.5
 """Seconds between two measurements of a kind."""
 
-LEASE = 2.0
+LEASE = 4.0
 
-LONG = 120
-"""Seconds; whatever is measured is waited for so long, so that what is too slow is told and not given up."""
+LONG = 30
+"""Seconds on a quiet machine; whatever is measured is waited for so long, so that what is too slow is told."""
+
+KINDS = (
+    "other keys",
+    "a shared limit",
+    "no limits",
+    "other unique keys",
+    "endings",
+    "cancellations",
+    "recovery",
+)
+"""What is measured."""
+
+AGES = 600
+"""Seconds. A lock is waited for as long as it is held: who waits for it is stuck, however fast the machine is."""
 
 
 class Site:
@@ -112,6 +127,13 @@ class Scene:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         # Since when what is being measured is waited for.
         self.waiting: dict[float, str] = {}
+        # The loops of the load, and when the last round that each has completed began.
+        self.loops: list[asyncio.Task[None]] = []
+        self.rounds: dict[asyncio.Task[Any] | None, float] = {}
+
+    def behind(self, since: float) -> list[str]:
+        """The loops that have not completed a round that began since then."""
+        return [loop.get_name() for loop in self.loops if self.rounds.get(loop, 0) < since]
 
     def note(self, kind: str, asked_at: float) -> None:
         self.seconds[kind].append(max(0.0, time.monotonic() - asked_at))
@@ -310,10 +332,19 @@ def _measured(scene: Scene, kind: str, less: float = 0) -> Iterator[None]:
         scene.note(kind, asked_at)
 
 
+@contextlib.contextmanager
+def _round(scene: Scene) -> Iterator[None]:
+    """A round of a loop; one that the storage refuses is not complete."""
+    began = time.monotonic()
+    with contextlib.suppress(StorageUnavailable):
+        yield
+        scene.rounds[asyncio.current_task()] = began
+
+
 async def _starting(scene: Scene, kind: str, enqueue: Callable[[int], Awaitable[Job[Any]]]) -> None:
     """From the enqueue to the start."""
     for number in range(1_000_000):
-        with contextlib.suppress(StorageUnavailable), _measured(scene, kind):
+        with _round(scene), _measured(scene, kind):
             await scene.starts(await enqueue(number))
         await asyncio.sleep(PAUSE)
 
@@ -321,7 +352,7 @@ async def _starting(scene: Scene, kind: str, enqueue: Callable[[int], Awaitable[
 async def _ending(scene: Scene, enqueue: Callable[[], Awaitable[Job[Any]]]) -> None:
     """From the enqueue of a job to its recorded end."""
     while True:
-        with contextlib.suppress(StorageUnavailable, JobFailed), _measured(scene, "endings"):
+        with _round(scene), contextlib.suppress(JobFailed), _measured(scene, "endings"):
             await result_within(await enqueue(), LONG)
         await asyncio.sleep(PAUSE)
 
@@ -329,31 +360,31 @@ async def _ending(scene: Scene, enqueue: Callable[[], Awaitable[Job[Any]]]) -> N
 async def _cancelling(scene: Scene, site: Site) -> None:
     """From the word of a user to the recorded end of a job that runs, and of one that waits."""
     while True:
-        with contextlib.suppress(StorageUnavailable, JobCancelled):
-            job = await scene.runs(await site.endless.enqueue())
-            with _measured(scene, "cancellations"):
-                await job.cancel()
-                await result_within(job, LONG)
-        with contextlib.suppress(StorageUnavailable, JobCancelled):
-            job = await site.plain.using(delay=600).enqueue()
-            with _measured(scene, "cancellations"):
-                await job.cancel()
-                await result_within(job, LONG)
+        with _round(scene):
+            for enqueue in (site.endless.enqueue, site.plain.using(delay=600).enqueue):
+                with contextlib.suppress(JobCancelled):
+                    job: Job[Any] = await enqueue()
+                    if enqueue == site.endless.enqueue:
+                        await scene.runs(job)
+                    with _measured(scene, "cancellations"):
+                        await job.cancel()
+                        await result_within(job, LONG)
         await asyncio.sleep(PAUSE)
 
 
 async def _recovering(scene: Scene, site: Site) -> None:
     """From the end of the lease of a node to when its job waits again."""
     while True:
-        id = await scene.dead_node("lonely")
+        with _round(scene):
+            id = await scene.dead_node("lonely")
 
-        async def waits(id: str = id) -> bool:
-            record = await site.app._storage.job(id)
-            return record is not None and record.state is JobState.WAITING
+            async def waits(id: str = id) -> bool:
+                record = await site.app._storage.job(id)
+                return record is not None and record.state is JobState.WAITING
 
-        with _measured(scene, "recovery", less=LEASE):
-            await until(waits, LONG)
-        await site.app._storage.cancel(id)
+            with _measured(scene, "recovery", less=LEASE):
+                await until(waits, LONG)
+            await site.app._storage.cancel(id)
 
 
 @contextlib.asynccontextmanager
@@ -374,27 +405,40 @@ async def _load(scene: Scene) -> AsyncIterator[None]:
             _ending(scene, lambda site=site: site.exclusive.enqueue("other")),  # type: ignore[misc]
         ]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(loop) for loop in loops]
+        scene.loops = [group.create_task(loop, name=f"{number} {loop!r}") for number, loop in enumerate(loops)]
         yield
-        for task in tasks:
-            task.cancel()
+        for loop in scene.loops:
+            loop.cancel()
+
+
+async def _stuck(scene: Scene) -> list[str]:
+    """The loops that complete no round from now on."""
+    since = time.monotonic()
+    with contextlib.suppress(AssertionError):
+        await until(lambda: not scene.behind(since), LONG / 2)
+    return scene.behind(since)
 
 
 async def main(url: str, schema: str, words: str, seconds: float) -> dict[str, Any]:
-    """Hold the verb open for so long, under load; the worst waits of others."""
+    """Hold the verb open for so long and until nobody is stuck, under load; who was, and the worst waits of others."""
+    for setting in ("lock_timeout", "statement_timeout"):
+        database.SETTINGS[setting] = f"{AGES}s"
+    database.HELD_FOR = f"{AGES}s"
+    database.COMMAND_TIMEOUT = float(AGES)
     began: dict[str, float] = {}
     left, right = (Site(name, url, schema, began) for name in ("left", "right"))
     user = await asyncpg.connect(url)
     scene = Scene(left, right, user, began)
-    async with left.app, right.app, asyncio.timeout(seconds + 60):  # real time
+    async with left.app, right.app, asyncio.timeout(seconds + patient(4 * LONG)):  # real time
         hold = await VERBS[words](scene)
         async with _load(scene):
-            await asyncio.sleep(1)
+            await until(lambda: not scene.behind(1), LONG)
             scene.seconds.clear()
             transaction = user.transaction()
             await transaction.start()
             await hold(scene)
             await asyncio.sleep(seconds)
+            stuck = await _stuck(scene)
             for asked_at, kind in scene.waiting.items():
                 scene.note(kind, asked_at)
             measured = {
@@ -405,13 +449,16 @@ async def main(url: str, schema: str, words: str, seconds: float) -> dict[str, A
             await asyncio.sleep(1)
         swept = [node.statistics()["swept"] for app in (left.app, right.app) if (node := app._node) is not None]
         # What is in the middle of being written is there a moment later.
-        contradictions = list(await left.app._storage.check())
-        for _ in range(20):
-            if contradictions:
-                await asyncio.sleep(1)
-                contradictions = list(await left.app._storage.check())
+        contradictions: list[str] = []
+
+        async def is_consistent() -> bool:
+            contradictions[:] = await left.app._storage.check()
+            return not contradictions
+
+        with contextlib.suppress(AssertionError):
+            await until(is_consistent, 20)
     await user.close()
-    return {**measured, "swept": sum(swept), "contradictions": contradictions}
+    return {**measured, "stuck": stuck, "swept": sum(swept), "contradictions": contradictions}
 
 
 if __name__ == "__main__":

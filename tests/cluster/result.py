@@ -98,10 +98,10 @@ def overlaps(lines: Sequence[Line]) -> list[str]:
     return found
 
 
-def use(starts: Sequence[Line], limit: Limit, calm: Sequence[Span]) -> float:
-    """How much of a budget was used by a key that always had jobs waiting: 1 is all of it.
+def lateness(starts: Sequence[Line], limit: Limit, calm: Sequence[Span]) -> float:
+    """How many seconds late a start was, in the mean, of a key that always had jobs waiting: 0 if it used its budget.
 
-    So many starts as the limit counts take at least a period; here is the mean of what they took, where nothing went
+    So many starts as the limit counts take at least a period; this is what they took beyond it, where nothing went
     wrong meanwhile.
     """
     count, period = limit.rule.count, limit.rule.period
@@ -110,7 +110,19 @@ def use(starts: Sequence[Line], limit: Limit, calm: Sequence[Span]) -> float:
         for early, late in zip(starts, starts[count:], strict=False)
         if any(begin <= early.at and late.at <= end for begin, end in calm)
     ]
-    return period * len(took) / sum(took) if took else 0.0
+    assert took, "there was no calm"
+    return (sum(took) / len(took) - period) / SECOND
+
+
+def mean_wait(starts: Sequence[Line], enqueued: Mapping[str, int], calm: Sequence[Span]) -> float:
+    """How many seconds after their enqueue jobs began, in the mean, where nothing went wrong meanwhile."""
+    took = [
+        max(0, start.at - enqueued[start.job])
+        for start in starts
+        if start.job in enqueued and any(begin <= enqueued[start.job] and start.at <= end for begin, end in calm)
+    ]
+    assert took, "there was no calm"
+    return sum(took) / len(took) / SECOND
 
 
 def calm_between(outages: Sequence[Span], begin: int, end: int) -> list[Span]:

@@ -1,7 +1,8 @@
-"""Every enlisted verb, held open in a user's transaction for 30 s under load: whoever it does not concern goes on.
+"""Every enlisted verb, held open in a user's transaction under load: whoever it does not concern goes on.
 
-HEADGATE_TEST_HELD_SECONDS is for how long, HEADGATE_TEST_HELD_AT_ONCE how many verbs at the same time, each with a
-database of its own. HEADGATE_TEST_HELD_TABLE names a file that the table of the documentation is written to.
+HEADGATE_TEST_HELD_SECONDS is for how long at least, HEADGATE_TEST_HELD_AT_ONCE how many verbs at the same time, each
+with a database of its own. HEADGATE_TEST_HELD_TABLE names a file that the table of the documentation is written to; it
+is of 30 s.
 """
 
 from __future__ import annotations
@@ -16,28 +17,17 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.cluster.held_verb import VERBS
+from tests.cluster.held_verb import KINDS, VERBS
 from tests.postgres_server import server_in
 
 pytestmark = pytest.mark.slow
 
-SECONDS = float(os.environ.get("HEADGATE_TEST_HELD_SECONDS", "30"))
+SECONDS = float(os.environ.get("HEADGATE_TEST_HELD_SECONDS", "6"))
+"""What a verb concerns comes due, ends or dies within these. From then on everybody else has to get on beside it."""
+
 AT_ONCE = int(os.environ.get("HEADGATE_TEST_HELD_AT_ONCE", "4"))
 
-KINDS = (
-    "other keys",
-    "a shared limit",
-    "no limits",
-    "other unique keys",
-    "endings",
-    "cancellations",
-    "recovery",
-)
-
 NODES = 2
-
-PROMPT = 3.0
-"""Seconds more than with nothing held. A busy machine delays everything; a lock that is waited for, by 5 s at least."""
 
 
 def test_an_operation_that_a_transaction_keeps_open_delays_no_other(tmp_path: Path) -> None:
@@ -50,33 +40,37 @@ def test_an_operation_that_a_transaction_keeps_open_delays_no_other(tmp_path: Pa
         # notification was lost waits for up to 30 s, which `worst` would show.
         assert seen["swept"] <= NODES, verb
         assert set(seen["worst"]) == set(KINDS), (verb, seen)
-        more = {kind: seconds - measured["nothing"]["worst"][kind] for kind, seconds in seen["worst"].items()}
-        assert max(more.values()) < PROMPT, (verb, more)
+        assert seen["stuck"] == [], (verb, seen)
 
 
 async def _measured(tmp_path: Path) -> dict[str, Any]:
-    room = asyncio.Semaphore(AT_ONCE)
+    measured: dict[str, Any] = {}
+    verbs = list(VERBS)
     with server_in(tmp_path) as server:
+        for first in range(0, len(verbs), AT_ONCE):
+            beside = verbs[first : first + AT_ONCE]
+            async with asyncio.TaskGroup() as group:
+                runs = [group.create_task(_measure(server.url, f"held_{first}_{n}", v)) for n, v in enumerate(beside)]
+            for verb, run in zip(beside, runs, strict=True):
+                measured[verb] = run.result()
+    return measured
 
-        async def measure(number: int, verb: str) -> dict[str, Any]:
-            async with room:
-                url = await _database(server.url, f"held_{number}")
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "tests.cluster.held_verb", url, "headgate", verb, str(SECONDS)),
-                    stdout=asyncio.subprocess.PIPE,
-                    cwd=Path(__file__).parents[2],
-                )
-                try:
-                    received, _ = await process.communicate()
-                finally:
-                    if process.returncode is None:
-                        process.kill()
-                assert process.returncode == 0, verb
-                measured: dict[str, Any] = json.loads(received)
-                return measured
 
-        found = await asyncio.gather(*(measure(number, verb) for number, verb in enumerate(VERBS)))
-    return dict(zip(VERBS, found, strict=True))
+async def _measure(url: str, name: str, verb: str) -> dict[str, Any]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.cluster.held_verb", await _database(url, name), "headgate", verb, str(SECONDS)),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        received, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, verb
+    measured: dict[str, Any] = json.loads(received)
+    return measured
 
 
 async def _database(url: str, name: str) -> str:

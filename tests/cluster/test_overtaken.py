@@ -29,7 +29,7 @@ from headgate.storage.row_ids import bucket_id
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
 from tests.conformance.storage_suite.ties import add_batch, follow
-from tests.until import until
+from tests.until import patient, until
 
 R = TypeVar("R")
 
@@ -76,7 +76,7 @@ class TwoStores:
         if statement in self._moments:
             moment, task = self._moments.pop(statement)
             moment.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patient(10)):
                 skips = self._skips
                 while self._skips == skips and not await self.is_waited_for():
                     if (await asyncio.wait([task], timeout=0.005))[0]:

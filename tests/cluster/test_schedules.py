@@ -18,6 +18,7 @@ from headgate.jobs.job import JobState
 from headgate.storage.records import JobFilter
 from tests.cluster.schedule_worker import NAMES, PERIODS, START, make_app
 from tests.durability.processes import children_of
+from tests.until import until
 
 WORKERS = 3
 KILLS = 5
@@ -25,12 +26,9 @@ KILLS = 5
 pytestmark = pytest.mark.slow
 
 
-async def nothing_is_open(app: Headgate) -> None:
-    """Return once every job of a schedule is final; the test's own timeout is the end of the wait."""
-    while True:
-        if not any(status.open for status in await app.admin.schedules.list()):
-            return
-        await asyncio.sleep(0.05)
+async def is_nothing_open(app: Headgate) -> bool:
+    """Whether every job of a schedule is final."""
+    return not any(status.open for status in await app.admin.schedules.list())
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
@@ -38,7 +36,7 @@ async def test_each_occurrence_is_enqueued_once_although_workers_are_killed(
     store: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     random = Random(f"schedules {store}")
-    settings: dict[str, Any] = {"heartbeat": 0.3, "lease": 2.0}
+    settings: dict[str, Any] = {"heartbeat": 0.3, "lease": 4.0}
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
     if store == "postgres":
         url = request.getfixturevalue("postgres_url")
@@ -52,9 +50,11 @@ async def test_each_occurrence_is_enqueued_once_although_workers_are_killed(
                 await worker.wait_for_line("started")
             # One that another process stores is noticed by those that run.
             late = await app.tasks["work"].schedule("late", Every(hours=1), first="now").enqueue()
-            async with asyncio.timeout(5):
-                while (await late.status()).runs == 0:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+
+            async def has_run() -> bool:
+                return (await late.status()).runs > 0
+
+            await until(has_run, 5)
             assert await late.remove()
             for _ in range(KILLS):
                 await asyncio.sleep(random.uniform(0.2, 0.6))
@@ -63,7 +63,7 @@ async def test_each_occurrence_is_enqueued_once_although_workers_are_killed(
             await workers[-1].wait_for_line("started")
             for name in NAMES:
                 await app.admin.schedules.pause(name)
-            await nothing_is_open(app)
+            await until(lambda: is_nothing_open(app), 30)
             for worker in workers:
                 worker.signal(signal.SIGTERM)
             for worker in workers:

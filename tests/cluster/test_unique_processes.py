@@ -55,23 +55,25 @@ async def test_of_three_processes_one_stores_the_job_of_each_key_and_id(place: t
     url, schema = place
     options: dict[str, Any] = {"schema": schema} if schema else {}
     async with Headgate(url, **options).open(migrate=True) as app:
-        processes = [
-            await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-c",
-                PROGRAM,
-                url,
-                schema,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            for _ in range(3)
-        ]
-        for process in processes:
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"ready\n"
-        ended = await asyncio.gather(*[process.communicate(b"go\n") for process in processes])
-        assert [process.returncode for process in processes] == [0, 0, 0], ended
+        processes: list[asyncio.subprocess.Process] = []
+        try:
+            for _ in range(3):
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-c", PROGRAM, url, schema),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                processes.append(process)
+            for process in processes:
+                assert process.stdout is not None
+                assert await process.stdout.readline() == b"ready\n"
+            ended = await asyncio.gather(*[process.communicate(b"go\n") for process in processes])
+            assert [process.returncode for process in processes] == [0, 0, 0], ended
+        finally:
+            for process in processes:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
         stored = Counter(record.task for record in await app._storage.jobs(JobFilter(count=1000)))
         assert stored == {"once": 20, "own": 20, "debounced": 20}
         assert list(await app._storage.check()) == []

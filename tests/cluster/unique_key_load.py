@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 from random import Random
@@ -14,6 +13,7 @@ import asyncpg
 
 from headgate import Headgate, RateLimit, RetryPolicy, current_job
 from headgate.jobs.job import OnConflict
+from tests.until import until
 
 POLICIES: list[OnConflict] = ["replace", "replace", "keep"]
 KEYS = [f"key-{number}" for number in range(5)]
@@ -46,11 +46,10 @@ def made(url: str, schema: str, run_log: Path | None = None) -> Headgate:
 class UniqueKeyLoad:
     """One run of it, and what is known afterwards."""
 
-    def __init__(self, url: str, schema: str, *, seconds: float) -> None:
-        self.url, self.schema, self.seconds = url, schema, seconds
+    def __init__(self, url: str, schema: str, folder: Path, *, rounds: int) -> None:
+        self.url, self.schema, self.rounds = url, schema, rounds
         self.most_waiting = 0
-        self.accepted = 0
-        self._run_log = Path(tempfile.mkdtemp()) / "ran"
+        self._run_log = folder / "ran"
         self._run_log.touch()
         self._last: dict[tuple[str, str], set[int]] = {}
         self._replacing: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
@@ -58,16 +57,15 @@ class UniqueKeyLoad:
         self._ends: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)
 
     async def run(self) -> None:
-        """Add for so many seconds, and wait until nothing is left to run."""
+        """Let each producer add so many jobs, and wait until nothing is left to run."""
         app = made(self.url, self.schema)
         async with app.open():
-            workers = [
-                await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", __name__, self.url, self.schema, str(self._run_log)
-                )
-                for _ in range(2)
-            ]
+            workers: list[asyncio.subprocess.Process] = []
             try:
+                for _ in range(2):
+                    command = (sys.executable, "-m", __name__, self.url, self.schema, str(self._run_log))
+                    worker = await asyncio.create_subprocess_exec(*command)
+                    workers.append(worker)
                 async with asyncio.TaskGroup() as group:
                     watching = group.create_task(self._watch())
                     producers = [group.create_task(self._produce(app, seed)) for seed in range(8)]
@@ -76,15 +74,13 @@ class UniqueKeyLoad:
                 await self._drained(app)
             finally:
                 for worker in workers:
-                    worker.terminate()
-                for worker in workers:
+                    worker.kill()
                     await worker.wait()
             assert await app._storage.check() == []
 
     async def _produce(self, app: Headgate, seed: int) -> None:
         random = Random(seed)
-        until = asyncio.get_running_loop().time() + self.seconds
-        while asyncio.get_running_loop().time() < until:
+        for _ in range(self.rounds):
             key, task = random.choice(KEYS), random.choice(["plain", "gated"])
             number = self._tick()
             policy = random.choice(POLICIES)
@@ -92,7 +88,6 @@ class UniqueKeyLoad:
             await (
                 app.tasks[task].using(unique_key=key, on_conflict=policy, delay=delay).enqueue(f"{task}-{key}", number)
             )
-            self.accepted += 1
             if policy == "replace":
                 self._ends[task, key].append((number, self._tick(), number))
             await asyncio.sleep(random.uniform(0, 0.01))
@@ -115,9 +110,10 @@ class UniqueKeyLoad:
             await connection.close()
 
     async def _drained(self, app: Headgate) -> None:
-        async with asyncio.timeout(60):
-            while any(each.waiting + each.running for each in await app.admin.counts()):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        async def is_drained() -> bool:
+            return not any(each.waiting + each.running for each in await app.admin.counts())
+
+        await until(is_drained, 60)
 
     def _ran(self) -> Counter[tuple[str, int]]:
         return Counter((key, number) for key, number in map(json.loads, self._run_log.read_text().splitlines()))

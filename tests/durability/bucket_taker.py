@@ -1,4 +1,8 @@
-"""A process that takes from one bucket as fast as it can, and says when it was granted what."""
+"""A process that takes from one bucket as fast as it can, and says when it was granted what, and when it was refused.
+
+It takes for so many seconds, and on a busy machine until it was granted and refused something. Refusals come in lines,
+of which there may be many.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.standalone.limiter import open_store
 from headgate.limits.strict_rate import StrictRate
 
+IN_A_LINE = 500
+
 
 async def main(options: dict[str, Any]) -> None:
     store = open_store(options["url"], None)
@@ -22,21 +28,21 @@ async def main(options: dict[str, Any]) -> None:
     clock = SystemClock()
     ends = clock.monotonic() + round(options["seconds"] * 1_000_000)
     granted: list[int] = []
-    refused = 0
+    refused: list[int] = []
 
     async def take() -> None:
-        nonlocal refused
-        while clock.monotonic() < ends:
+        while clock.monotonic() < ends or not granted or not refused:
             taken = await store.take(bucket)
             if taken.granted:
                 granted.append(taken.now)
             else:
-                refused += 1
+                refused.append(taken.now)
 
     await asyncio.gather(*(take() for _ in range(options["tasks"])))
     await store.close()
     print_line("granted", *granted)
-    print_line("refused", refused)
+    for first in range(0, len(refused), IN_A_LINE):
+        print_line("refused", *refused[first : first + IN_A_LINE])
 
 
 def print_line(word: str, *values: Any) -> None:

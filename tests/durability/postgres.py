@@ -8,6 +8,16 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, Self
 
 import asyncpg
+import pytest
+from msgspec.structs import replace
+
+from headgate.engine import node_watch
+from headgate.storage.postgres import database, wake_ups
+from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.records import Upkeep
+
+AGES = 600
+"""Seconds; longer than any test."""
 
 
 async def count_endings(url: str, schema: str = "headgate") -> None:
@@ -67,3 +77,40 @@ async def ask(url: str, statement: str, *values: Any) -> Any:
         return await connection.fetchval(statement, *values)
     finally:
         await connection.close()
+
+
+def let_locks_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every statement of the stores that open from now on wait for locks as long as they are held.
+
+    The time limits of the product end such waits after 4 s or more, and on a busy machine that may be sooner than what
+    waits for no lock. So whoever waits for the lock of a test is seen to wait until the test ends it.
+    """
+    for setting in ("lock_timeout", "statement_timeout"):
+        monkeypatch.setitem(database.SETTINGS, setting, f"{AGES}s")
+    monkeypatch.setattr(database, "HELD_FOR", f"{AGES}s")
+    monkeypatch.setattr(database, "COMMAND_TIMEOUT", float(AGES))
+
+
+class Polling:
+    """How workers on PostgreSQL find jobs of other processes besides notifications.
+
+    From the start it is off: only notifications wake workers. When it is on, a worker looks for arrivals once a second,
+    as ever. The polls and sweeps that come less often stay off.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_on = False
+        upkeep = PostgresStorage.upkeep
+
+        async def upkeep_and_arrivals(storage: PostgresStorage, node: str = "") -> Upkeep:
+            found = await upkeep(storage, node)
+            return replace(found, has_arrived=found.has_arrived and self.is_on)
+
+        monkeypatch.setattr(PostgresStorage, "upkeep", upkeep_and_arrivals)
+        monkeypatch.setattr(wake_ups, "LISTENING_POLL", float(AGES))
+        without_sweeps(monkeypatch)
+
+
+def without_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no worker claim without a cause: it would find, half a minute later, what a test expects to be told of."""
+    monkeypatch.setattr(node_watch, "SWEEP_EVERY", AGES)

@@ -43,7 +43,7 @@ async def main(options: dict[str, Any]) -> None:
 
 
 def program(url: str, limits: str, **settings: Any) -> Headgate:
-    app = Headgate(url, **{"heartbeat": 0.25, "lease": 2, **settings})
+    app = Headgate(url, **{"heartbeat": 0.25, "lease": 30, **settings})
 
     @app.task(limits=[LIMITS[limits]])
     async def call(tenant: str) -> None:

@@ -13,6 +13,7 @@ from headgate.clock import SystemClock
 from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import session_at
 from tests.postgres_server import PostgresServer
+from tests.until import until
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,12 @@ async def status_of(url: str, folder: Path) -> tuple[int, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    output, _ = await child.communicate()
+    try:
+        output, _ = await child.communicate()
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
     assert child.returncode is not None
     return child.returncode, " ".join(output.decode().split())
 
@@ -49,11 +55,15 @@ async def test_status_names_the_session_that_locks_its_tables(postgres: Postgres
 async def test_a_long_transaction_is_shown_if_it_keeps_dead_rows(postgres: PostgresServer) -> None:
     storage = PostgresStorage(postgres.url, SystemClock())
     await storage.open()
-    async with session_at(postgres.url) as harmless, session_at(postgres.url) as side, asyncio.timeout(30):
+    async with session_at(postgres.url) as harmless, session_at(postgres.url) as side:
         await harmless.execute("BEGIN; SELECT 1")
         await side.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
-        while not (found := await storage.blockers()):  # noqa: ASYNC110  # the database has no event for it
-            await asyncio.sleep(0.2)
+
+        async def is_seen() -> bool:
+            return bool(await storage.blockers())
+
+        await until(is_seen, 30)
+        found = await storage.blockers()
         assert [(each.kind, each.pid) for each in found] == [("long transaction", side.get_server_pid())]
         assert found[0].what.endswith("prevents the removal of dead rows, idle in transaction")
         assert found[0].statement is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +11,7 @@ from headgate.clock import SECOND, SystemClock
 from headgate.jobs.event import ClockSkewed, NodeDeclaredDead, NodeLost
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
-from tests.until import result_within, until
+from tests.until import patient, result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -40,13 +39,14 @@ async def test_a_worker_with_a_clock_off_by_an_hour_starts_jobs_when_they_are_du
         began = time.monotonic()
         later = await local.gated.using(delay=1.5).enqueue("acme")
         much_later = await local.gated.using(delay=HOUR / 2).enqueue("acme")
+        # By that clock it would be due at once, or in an hour.
         await remote.has_run(later, seconds=5)
-        assert 1.4 < time.monotonic() - began < 3.5
+        assert time.monotonic() - began > 1.4
         assert much_later.id not in remote.runs
         # The skew of that clock is reported.
         await until(lambda: remote.has_event(ClockSkewed), 5)
         (skewed,) = [event.seconds for event in remote.events if isinstance(event, ClockSkewed)]
-        assert abs(skewed - ahead) < 1
+        assert abs(skewed - ahead) < patient(1)
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
@@ -59,7 +59,7 @@ async def test_a_delay_by_an_app_with_a_clock_off_by_an_hour_has_the_right_lengt
         began = time.monotonic()
         later = await local.gated.using(delay=1.5).enqueue("acme")
         await remote.has_run(later, seconds=5)
-        assert 1.4 < time.monotonic() - began < 3.5
+        assert time.monotonic() - began > 1.4
 
 
 async def test_nodes_with_clocks_two_hours_apart_declare_none_dead_and_share_a_budget(
@@ -72,8 +72,9 @@ async def test_nodes_with_clocks_two_hours_apart_declare_none_dead_and_share_a_b
         jobs = await slow.gated.enqueue_many([("acme",)] * 40)
         await until(lambda: {job.id for job in jobs} <= {*fast.runs, *slow.runs}, 10)
         assert await fast.used("acme") == 40
-        # Longer than a lease.
-        await asyncio.sleep(3)
+        # By either clock the lease of the other has ended long ago, or ends in an hour. Each has looked at the other.
+        for work in (fast, slow):
+            await work.looks_at_others(3)
         for work in (fast, slow):
             work.proceed.set()
             assert not work.has_event(NodeLost)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import statistics
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import pytest
 
 from headgate import StorageUnavailable
 from headgate.storage.postgres import database, wake_ups
-from tests.durability.postgres import Endings, ask, count_endings, session_at
+from headgate.storage.postgres.storage import PostgresStorage
+from tests.durability.postgres import Endings, Polling, ask, count_endings, session_at
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.postgres_server import PostgresServer, server_in
@@ -25,30 +26,67 @@ pytestmark = pytest.mark.slow
 BACK = 5.0
 """Seconds after a fault within which the work continues."""
 
+MANY = 40
+"""Faults of a test that goes on while they happen."""
+
 MOST_SESSIONS = 10
 """What an app may have open: its pool, and a line to listen on."""
 
 
-async def enqueue_for(work: Work, seconds: float) -> list[Any]:
-    """Enqueue all the while; the jobs that were acknowledged."""
+async def enqueue_until(work: Work, enough: Callable[[], bool]) -> list[Any]:
+    """Enqueue all the while until there was enough of something, and more than 20 are acknowledged; return these."""
     acknowledged: list[Any] = []
-    until_then = time.monotonic() + seconds
-    while time.monotonic() < until_then:
+
+    async def is_enough() -> bool:
         with contextlib.suppress(StorageUnavailable):
-            acknowledged += await work.gated.enqueue_many([(f"key-{len(acknowledged) % 7}",)] * 3)
+            acknowledged.extend(await work.gated.enqueue_many([(f"key-{len(acknowledged) % 7}",)] * 3))
         await asyncio.sleep(0.02)
+        return len(acknowledged) > 20 and enough()
+
+    await until(is_enough, 30, lambda: f"{len(acknowledged)} acknowledged; {work.failures[-3:]}")
     return acknowledged
 
 
+async def enqueue_beside_faults(work: Work, fault: Callable[[], Awaitable[int]]) -> list[Any]:
+    """Enqueue while a fault comes again and again, until it has befallen MANY connections; the acknowledged jobs.
+
+    The faults come twenty times a second, as long as something is acknowledged between two of them. On a busy machine
+    they come as often as it takes.
+    """
+    acknowledged: list[Any] = []
+    befallen = 0
+
+    async def storm() -> None:
+        nonlocal befallen
+        pause, before = 0.05, 0
+        while True:
+            befallen += await fault()
+            await asyncio.sleep(pause)
+            pause = 0.05 if len(work.runs) > before else min(1.5 * pause, 2)
+            before = len(work.runs)
+
+    raging = asyncio.ensure_future(storm())
+    acknowledged += await enqueue_until(work, lambda: befallen > MANY or raging.done())
+    raging.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await raging
+    return acknowledged + await enqueue_until(work, lambda: True)
+
+
 async def all_ended_once(postgres: PostgresServer, acknowledged: list[Any]) -> None:
-    assert len(acknowledged) > 20
     endings = await Endings.of(postgres.url)
     assert {job.id for job in acknowledged} <= {id for id, state in endings.states.items() if state == "succeeded"}
     assert set(endings.times.values()) == {1}
 
 
-async def sessions_of_apps(postgres: PostgresServer) -> int:
-    return int(await ask(postgres.url, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headgate'"))
+async def has_few_sessions(postgres: PostgresServer) -> None:
+    """Those that were cut end as soon as the server notices it, and no others are left."""
+
+    async def are_few() -> bool:
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headgate'"
+        return bool(await ask(postgres.url, sessions) <= MOST_SESSIONS)
+
+    await until(are_few, 10)
 
 
 async def test_a_silent_connection_is_closed_in_time_and_the_work_continues(
@@ -75,29 +113,36 @@ async def test_a_silent_listener_is_detected_and_jobs_are_found_by_polling_meanw
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wake_ups, "WATCHDOG", 0.5)
+    polling = Polling(monkeypatch)
     local = Work(postgres.url)
     async with TcpProxy.to(postgres.port) as proxy, local.app.open():
         remote = Work(postgres.url, listen_url=postgres.url_at(proxy.port))
         async with remote.app:
 
-            async def delay() -> float:
-                job = await local.gated.enqueue("acme")
-                began = time.monotonic()
-                await remote.has_run(job, seconds=BACK)
-                return time.monotonic() - began
+            async def is_found() -> None:
+                await remote.has_run(await local.gated.enqueue("acme"), seconds=BACK)
 
-            await delay()
-            assert statistics.median([await delay() for _ in range(7)]) < 0.15
+            for _ in range(7):
+                await is_found()
             connections = proxy.connections
             # The listener never receives an RST or FIN.
             proxy.hold()
-            assert await delay() < 3
+            polling.is_on = True
+            await is_found()
             await until(lambda: proxy.connections > connections, 10)
-            assert await delay() < 3
+            await is_found()
             proxy.release()
-            async with asyncio.timeout(15):
-                while statistics.median([await delay() for _ in range(7)]) > 0.08:
-                    pass
+            await until(lambda: is_listening(remote), 15)
+            polling.is_on = False
+            for _ in range(7):
+                await is_found()
+
+
+def is_listening(work: Work) -> bool:
+    storage = work.app._storage
+    assert isinstance(storage, PostgresStorage)
+    assert storage.driver._wake_ups is not None
+    return storage.driver._wake_ups._is_listening
 
 
 async def test_many_connection_resets_lose_no_job_and_end_none_twice(postgres: PostgresServer) -> None:
@@ -106,33 +151,48 @@ async def test_many_connection_resets_lose_no_job_and_end_none_twice(postgres: P
         async with work.app:
             await count_endings(postgres.url)
 
-            async def storm() -> None:
-                while True:
-                    proxy.reset()
-                    await asyncio.sleep(0.05)
+            async def reset() -> int:
+                befallen = len(proxy._ends) // 2
+                proxy.reset()
+                return befallen
 
-            raging = asyncio.ensure_future(storm())
-            acknowledged = await enqueue_for(work, 3)
-            raging.cancel()
-            acknowledged += await enqueue_for(work, 0.5)
+            acknowledged = await enqueue_beside_faults(work, reset)
             await work.has_run(*acknowledged, seconds=BACK)
             await asyncio.gather(*(result_within(job, BACK) for job in acknowledged))
             assert await work.app._storage.check() == []
-            assert await sessions_of_apps(postgres) <= MOST_SESSIONS
+            await has_few_sessions(postgres)
         await all_ended_once(postgres, acknowledged)
 
 
-async def test_a_server_that_refuses_connections_is_not_asked_in_a_busy_loop(postgres: PostgresServer) -> None:
+def count_turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the turns of the event loop from now on."""
+    turns = [0]
+    loop: Any = asyncio.get_running_loop()
+    run_once = loop._run_once
+
+    def counted() -> None:
+        turns[0] += 1
+        run_once()
+
+    monkeypatch.setattr(loop, "_run_once", counted)
+    return turns
+
+
+async def test_a_server_that_refuses_connections_is_not_asked_in_a_busy_loop(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with TcpProxy.to(postgres.port) as proxy:
         work = Work(postgres.url_at(proxy.port))
         async with work.app:
             await work.has_run(await work.gated.enqueue("acme"))
             proxy.put_to(1)
-            before, began, used = proxy.connections, time.monotonic(), time.process_time()
-            await asyncio.sleep(3)
-            rate = (proxy.connections - before) / (time.monotonic() - began)
-            assert rate < 40, f"{rate} connections a second"
-            assert time.process_time() - used < 1.5
+            turns = count_turns(monkeypatch)
+            before, began = proxy.connections, time.monotonic()
+            await until(lambda: proxy.connections >= before + 30, 15)
+            attempts = proxy.connections - before
+            assert attempts / (time.monotonic() - began) < 40
+            # And nothing else is done over and over. `until` itself takes a hundred turns a second.
+            assert turns[0] < 100 * attempts + 200 * (time.monotonic() - began)
             proxy.put_to(postgres.port)
             await work.has_run(await work.gated.enqueue("acme"), seconds=BACK)
 
@@ -141,29 +201,22 @@ async def test_terminating_sessions_all_the_time_loses_no_job(postgres: Postgres
     work = Work(postgres.url)
     async with work.app:
         await count_endings(postgres.url)
-        operator = await asyncpg.connect(postgres.url, server_settings={"application_name": "operator"})
-        ended = 0
+        async with session_at(postgres.url) as operator:
+            await operator.execute("SET application_name = 'operator'")
 
-        async def end_sessions() -> None:
-            nonlocal ended
-            while True:
-                ended += await operator.fetchval(
-                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'headgate'"
+            async def end_sessions() -> int:
+                return int(
+                    await operator.fetchval(
+                        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+                        "WHERE application_name = 'headgate'"
+                    )
                 )
-                await asyncio.sleep(0.05)
 
-        ending = asyncio.ensure_future(end_sessions())
-        acknowledged = await enqueue_for(work, 3)
-        ending.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await ending
-        await operator.close()
-        assert ended > 20
-        acknowledged += await enqueue_for(work, 0.5)
+            acknowledged = await enqueue_beside_faults(work, end_sessions)
         await work.has_run(*acknowledged, seconds=BACK)
         await asyncio.gather(*(result_within(job, BACK) for job in acknowledged))
         assert await work.app._storage.check() == []
-        assert await sessions_of_apps(postgres) <= MOST_SESSIONS
+        await has_few_sessions(postgres)
     await all_ended_once(postgres, acknowledged)
 
 
@@ -177,11 +230,13 @@ async def test_a_session_that_is_ended_in_the_middle_of_a_statement_is_replaced(
         enqueuing = [asyncio.ensure_future(work.gated.enqueue("acme")) for _ in range(3)]
         work.proceed.set()
         stuck = "FROM pg_stat_activity WHERE application_name = 'headgate' AND wait_event_type = 'Lock'"
-        async with asyncio.timeout(10):
-            # The enqueues, the ending, a claim.
-            while await operator.fetchval(f"SELECT count(*) {stuck}") < 3:
-                await operator.execute("SELECT pg_stat_clear_snapshot()")
-                await asyncio.sleep(0.01)
+
+        async def are_stuck() -> bool:
+            await operator.execute("SELECT pg_stat_clear_snapshot()")
+            return bool(await operator.fetchval(f"SELECT count(*) {stuck}") >= 3)
+
+        # The enqueues, the ending, a claim.
+        await until(are_stuck, 10)
         assert await operator.fetchval(f"SELECT count(pg_terminate_backend(pid)) {stuck}") >= 3
         await operator.execute("ROLLBACK")
         jobs = await asyncio.gather(*enqueuing)
@@ -201,15 +256,19 @@ async def test_a_server_without_room_for_connections_is_waited_for(tmp_path: Pat
             await work.has_run(await work.gated.enqueue("acme"))
             # Everything that can be had is taken, and what the app has is ended.
             taken: list[Any] = []
-            for _ in range(50):
+            # One is kept free, and one is the operator's.
+            room = 8 - 2
+
+            async def all_are_taken() -> bool:
                 await operator.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'headgate'"
                 )
                 with contextlib.suppress(asyncpg.PostgresError, OSError):
-                    while True:
+                    while len(taken) < room:
                         taken.append(await asyncpg.connect(url))
-                if len(taken) >= 7:
-                    break
+                return len(taken) == room
+
+            await until(all_are_taken)
             with pytest.raises(StorageUnavailable):
                 await work.gated.enqueue("acme")
             for each in taken:
@@ -228,9 +287,8 @@ async def test_a_node_works_with_fewer_connections_than_configured(tmp_path: Pat
         others = [await asyncpg.connect(url) for _ in range(2)]
         work = Work(url)
         async with work.app:
-            acknowledged = await enqueue_for(work, 1.5)
+            acknowledged = await enqueue_until(work, lambda: len(work.runs) > 30)
             await work.has_run(*acknowledged, seconds=BACK)
-            assert len(acknowledged) > 30
             assert work.again == []
         for each in (operator, *others):
             await each.close()

@@ -15,6 +15,7 @@ from headgate.jobs.job import NewJob, Origin
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Claim, Room
 from tests.durability.postgres import ask
+from tests.until import becomes, until
 
 pytestmark = [pytest.mark.slow]
 
@@ -61,9 +62,7 @@ async def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(wat
         assert await watched.jobs("waiting") == 3500
         assert await watched.transactions("waiting") <= 20
         async with app:
-            async with asyncio.timeout(15):
-                while await watched.jobs("succeeded") < 3500:  # noqa: ASYNC110  # the rows say how they were written
-                    await asyncio.sleep(0.05)
+            await becomes(lambda: watched.jobs("succeeded"), 3500, 15)
         assert await watched.transactions("succeeded") <= 3500 / 5
 
 
@@ -101,8 +100,7 @@ async def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commit
         jobs = await work.using(delay=0.5).enqueue_many([(number,) for number in range(1000)])
         node = app._make_node(grace=0)
         running = asyncio.ensure_future(node.run())
-        async with asyncio.timeout(15):
-            await all_started.wait()
+        await until(all_started.is_set)
         assert await watched.jobs("running") == 1000
         assert await watched.transactions("running") <= 20
         node.abort()
@@ -133,9 +131,12 @@ async def test_a_dead_node_is_recovered_in_one_commit_however_much_it_ran(watche
         ]
     )
     claim = Claim("dead", {"default": Room(1000), "other": Room(1000)}, {}, TASKS)
-    async with asyncio.timeout(15):
-        while await watched.jobs("running") < 2000:
-            await storage.claim(claim)
+
+    async def all_run() -> bool:
+        await storage.claim(claim)
+        return await watched.jobs("running") == 2000
+
+    await until(all_run)
     (dead,) = await storage.nodes()
     recovered = await storage.recover("dead", dead.beat)
     assert recovered is not None

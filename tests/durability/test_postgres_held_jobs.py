@@ -26,12 +26,13 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import JobFilter
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, strict
-from tests.until import becomes
+from tests.durability.postgres import let_locks_be_waited_for
+from tests.until import becomes, patient
 
 R = TypeVar("R")
 
-PROMPT = 2.0
-"""Seconds; a statement that waits for a lock is given up after 5."""
+PROMPT = patient(2)
+"""Seconds; a statement that waits for a lock of a user's waits as long as the transaction is open."""
 
 PLENTY = rate(1000, burst=1000)
 
@@ -92,7 +93,10 @@ class StoresAndUsers:
 
 
 @pytest_asyncio.fixture
-async def stores(postgres_url: str, postgres_schema: str) -> AsyncIterator[StoresAndUsers]:
+async def stores(
+    postgres_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[StoresAndUsers]:
+    let_locks_be_waited_for(monkeypatch)
     clock = ManualClock()
     stores = [
         PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True, connections=4, is_watched=False)

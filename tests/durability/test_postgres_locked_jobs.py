@@ -20,10 +20,11 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import StoreUser
 from tests.durability.postgres import session_at
-from tests.until import becomes, result_within, until
+from tests.until import becomes, patient, result_within, until
 
-PROMPT = 8.0
-"""Seconds; the store waits up to 5 for a lock, once a minute at most, before it looks out for locked jobs."""
+PROMPT = patient(8)
+"""Seconds. The store waits up to 5 for a lock, once a minute at most, before it looks out for locked jobs. What waits
+for the transaction itself waits for ever: it ends later than the wait."""
 
 
 class Worker:

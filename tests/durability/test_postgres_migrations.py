@@ -18,6 +18,7 @@ from headgate.storage.postgres import schema as schema_module
 from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import ask, session_at
 from tests.durability.processes import Children
+from tests.until import patient, until
 
 
 def storage_at(url: str, schema: str) -> PostgresStorage:
@@ -105,15 +106,18 @@ async def test_readers_do_not_wait_for_a_migration_and_migrations_wait_for_each_
     async with session_at(postgres_url) as other:
         # Another process in the middle of a long migration.
         await other.execute(f"BEGIN; LOCK TABLE {absent_schema}.migration IN SHARE ROW EXCLUSIVE MODE")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patient(5)):
             await opens(postgres_url, absent_schema)
         release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
         release.install()
         waiting = asyncio.ensure_future(opens(postgres_url, absent_schema))
         waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = to_regclass($1)"
-        async with asyncio.timeout(5):
-            while not await ask(postgres_url, waits, f"{absent_schema}.migration"):
-                assert not waiting.done()
+
+        async def waits_for_it() -> bool:
+            assert not waiting.done()
+            return bool(await ask(postgres_url, waits, f"{absent_schema}.migration"))
+
+        await until(waits_for_it)
         await other.execute("COMMIT")
         await waiting
     assert "note" in await columns(postgres_url, absent_schema, "job")
@@ -158,7 +162,9 @@ async def test_breaking_changes_of_a_newer_release_are_refused(
         await opens(postgres_url, absent_schema)
 
 
-async def test_a_migration_that_was_edited_is_refused(postgres_url: str, absent_schema: str, release: Release) -> None:
+async def test_a_migration_that_was_edited_is_refused(
+    postgres_url: str, absent_schema: str, release: Release
+) -> None:
     await opens(postgres_url, absent_schema)
     release.add("0001_initial", "-- Better.\nCREATE TABLE headgate.job ();")
     release.install()
@@ -202,7 +208,7 @@ async def test_a_migration_does_not_wait_for_a_locked_table_so_long_that_workers
     async with session_at(postgres_url) as reader:
         await reader.execute(f"BEGIN; SELECT FROM {absent_schema}.job")
         with pytest.raises(StorageUnavailable, match=r"migration 0002 note .*lock timeout"):
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(patient(15)):
                 await opens(postgres_url, absent_schema)
     await opens(postgres_url, absent_schema)
     assert "note" in await columns(postgres_url, absent_schema, "job")

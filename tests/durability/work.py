@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from headgate import FixedWindow, Headgate, Mutex, current_job
+from headgate.engine.peer_recovery import PeerRecovery
 from headgate.jobs.event import ClockSkewed, EndingRefused, Event, NodeDeclaredDead, NodeLost, StorageFailed
+from headgate.storage.records import Peer
 from tests.until import until
 
 
 class Work:
-    """Jobs that draw on a budget that is large enough, on a mutex too, or on none; and jobs that wait for a word."""
+    """Jobs that draw on a budget that is large enough, on a mutex too, or on none; and jobs that wait for a word.
+
+    No lease ends by itself on a busy machine: a test that needs the end of one asks for a shorter lease.
+    """
 
     def __init__(self, url: str, **settings: Any) -> None:
-        self.app = Headgate(url, **{"heartbeat": 0.25, "lease": 2, **settings})
+        self.app = Headgate(url, **{"heartbeat": 0.25, "lease": 30, **settings})
         self.runs: list[str] = []
         self.events: list[Event] = []
         self.proceed = asyncio.Event()
@@ -62,6 +68,23 @@ class Work:
         """Wait until each of the jobs has run here; fails after `patient(seconds)`."""
         ids = {job.id for job in jobs}
         await until(lambda: ids <= set(self.runs), seconds, lambda: f"{len(ids - set(self.runs))} of {len(ids)} jobs")
+
+    async def looks_at_others(self, times: int) -> None:
+        """Wait until the node has looked so often from now on, once a second, whether another one is dead."""
+        assert self.app._node is not None
+        recovery = self.app._node._watch._peer_recovery
+        looks = 0
+
+        async def recover_dead(nodes: Sequence[Peer]) -> None:
+            nonlocal looks
+            await PeerRecovery.recover_dead(recovery, nodes)
+            looks += 1
+
+        recovery.recover_dead = recover_dead  # type: ignore[method-assign]
+        try:
+            await until(lambda: looks >= times, times + 10)
+        finally:
+            del recovery.recover_dead
 
     async def used(self, key: str) -> int:
         """How much of a key's budget is used, as the store has it."""
