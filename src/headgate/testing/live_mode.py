@@ -15,7 +15,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.live_app import HeadgateInThread, LiveHeadgate
 from headgate.testing.stand_in import in_test
-from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop
+from headgate.testing.virtual_time import PATIENCE, VirtualClock, VirtualTimeLoop
 
 POLL_INTERVAL = 1.0
 
@@ -29,7 +29,7 @@ class LiveApp:
         self._storage = storage
         self._clock = clock
 
-    async def wait_until_idle(self, timeout: float = 10.0) -> None:
+    async def wait_until_idle(self, timeout: float = PATIENCE) -> None:
         """Wait until no job waits or runs, delayed ones included. Raises TimeoutError with the number of jobs left."""
         await self.app._client.portal.reach(self._wait_until_idle(timeout))
 
@@ -58,7 +58,7 @@ class SyncLiveApp:
     def __init__(self, running: LiveApp) -> None:
         self._running = running
 
-    def wait_until_idle(self, timeout: float = 10.0) -> None:
+    def wait_until_idle(self, timeout: float = PATIENCE) -> None:
         """Same as `LiveApp.wait_until_idle`."""
         self._running.app.sync.run(self._running.wait_until_idle(timeout))
 

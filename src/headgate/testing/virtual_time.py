@@ -25,6 +25,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import Context
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
+from weakref import WeakSet
 
 from headgate.clock import SECOND, Timer, microseconds
 from headgate.errors import HeadgateError
@@ -35,11 +36,11 @@ Ts = TypeVarTuple("Ts")
 START = 1_767_225_600 * SECOND
 """The default start of a `VirtualClock`'s wall time: the first instant of 2026, UTC."""
 
-STUCK_AFTER = 10.0
-"""Real seconds that the loop waits for a busy thread before it reports it as stuck."""
+PATIENCE = 60.0
+"""Real seconds that a loop waits by default for threads and sockets before it reports a deadlock."""
 
-DEADLOCK_AFTER = 1.0
-"""Real seconds that an idle loop waits for other threads and sockets, if any, before it reports a deadlock."""
+LOOK_EVERY = 0.1
+"""Real seconds between two checks whether anything is left that the loop can wait for."""
 
 
 class VirtualDeadlock(HeadgateError, RuntimeError):
@@ -58,16 +59,19 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     virtual time to pass; wrap other work that goes on elsewhere in `standing_still()`. How such work interleaves
     with the loop is up to the machine, seed or not.
 
-    Raises VirtualDeadlock when nothing is ready, no timer is set and no thread is at work.
+    Raises VirtualDeadlock when nothing is ready, no timer is set, and no other thread, open socket or signal handler is
+    left that could wake the loop. If one is left, the loop waits for it, at most `patience` real seconds.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, *, patience: float = PATIENCE) -> None:
         super().__init__(_JumpingSelector(self))
+        self._patience = patience
         self._random = None if seed is None else Random(seed)
         self._microseconds = 0
         self._scheduled_count = 0
         self._held = 0
         self._threads: Executor | None = None
+        self._own_threads: WeakSet[threading.Thread] = WeakSet()
         # Another run is another boot: its time starts again at 0.
         self.boot_id: str = f"virtual-{os.urandom(6).hex()}"
         # asyncio fires what is due within this of now. It must be larger than the rounding of a float, and smaller than
@@ -100,7 +104,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         if executor is None:
             if self._threads is None:
-                self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="virtual"))
+                self.set_default_executor(
+                    ThreadPoolExecutor(thread_name_prefix="virtual", initializer=self._note_own_thread)
+                )
             executor = self._threads
             assert executor is not None
         work = executor.submit(func, *args)
@@ -119,6 +125,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         # Threads end in real time: a virtual timeout would expire at once.
         with self.standing_still():
             await super().shutdown_default_executor()
+
+    def _note_own_thread(self) -> None:
+        self._own_threads.add(threading.current_thread())
 
     def _release_from_thread(self, _work: Future[Any]) -> None:
         # The loop may be closed already when an abandoned call ends.
@@ -146,23 +155,28 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         for place, step in zip(places, steps, strict=True):
             ready[place] = step
 
-    def _real_wait(self, sockets: int) -> float:
-        """Return the real seconds to wait for something to happen outside of the loop."""
-        if self._held:
-            return STUCK_AFTER
+    def _can_be_woken(self, sockets: int) -> bool:
+        """Whether anything outside of the loop may still make something ready."""
         # The loop's own wake-up pipe is one of the sockets.
-        return DEADLOCK_AFTER if threading.active_count() > 1 or sockets > 1 else 0.0
+        if self._held or sockets > 1 or getattr(self, "_signal_handlers", None):
+            return True
+        # A thread of the loop's executor has no call, or the loop would be held.
+        idle = {threading.current_thread(), *self._own_threads}
+        return any(thread not in idle for thread in threading.enumerate())
 
     def _deadlock(self) -> VirtualDeadlock:
         waiting = sorted(_where(task) for task in asyncio.all_tasks(self))
         shown = "; ".join(waiting[:8]) + ("; …" if len(waiting) > 8 else "")
         if self._held:
             why = (
-                f"a call in a thread (or a `standing_still()` block) took more than {STUCK_AFTER:g} real seconds; "
+                f"a call in a thread (or a `standing_still()` block) took more than {self._patience:g} real seconds; "
                 "it is stuck, or waits for virtual time, which does not move until it returns"
             )
         else:
-            why = "nothing is ready, no timer is set and no thread is at work, so nothing can happen any more"
+            why = (
+                "nothing is ready, no timer is set, and no thread, socket or signal wakes the loop (or none did for "
+                f"{self._patience:g} real seconds), so nothing can happen any more"
+            )
         return VirtualDeadlock(f"{why}. Waiting: {shown or 'no task'}")
 
 
@@ -195,15 +209,20 @@ class VirtualClock:
 
 
 def run_virtual(
-    main: Callable[[VirtualClock], Coroutine[Any, Any, T]], *, seed: int | None = None, start: int = START
+    main: Callable[[VirtualClock], Coroutine[Any, Any, T]],
+    *,
+    seed: int | None = None,
+    start: int = START,
+    patience: float = PATIENCE,
 ) -> T:
     """Run `main(clock)` on a new virtual loop to its end, and return what it returns.
 
     Tasks left over are cancelled, threads are joined and the loop is closed, as `asyncio.run` does. Put an
     `asyncio.timeout` around a wait that may never end; it costs no real time. Without it, background tasks with their
-    own timers keep the loop from being a deadlock.
+    own timers keep the loop from being a deadlock. `patience`: how many real seconds the loop waits for a thread or a
+    socket before it raises VirtualDeadlock.
     """
-    loop = VirtualTimeLoop(seed)
+    loop = VirtualTimeLoop(seed, patience=patience)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main(VirtualClock(loop, start=start)))
 
@@ -221,12 +240,22 @@ class _JumpingSelector(selectors.DefaultSelector):
         if events or (timeout is not None and timeout <= 0):
             return events
         if timeout is None or self._loop._held:
-            events = super().select(self._loop._real_wait(len(self.get_map())))
-            if not events:
-                raise self._loop._deadlock()
-            return events
+            return self._wait_in_real_time()
         self._loop._jump(timeout)
         return events
+
+    def _wait_in_real_time(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for what happens outside of the loop. Raises VirtualDeadlock if nothing can, or nothing does in time."""
+        for _ in range(math.ceil(self._loop._patience / LOOK_EVERY)):
+            can_be_woken = self._loop._can_be_woken(len(self.get_map()))
+            # A thread may have woken the loop and ended since the last check.
+            events = super().select(LOOK_EVERY if can_be_woken else 0)
+            # The handler of a signal may have made something ready.
+            if events or self._loop._ready:  # type: ignore[attr-defined]
+                return events
+            if not can_be_woken:
+                break
+        raise self._loop._deadlock()
 
 
 class _TimerInstant(float):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +15,7 @@ import pytest
 
 from headgate.clock import SECOND, Clock, sleep, sleep_until
 from headgate.testing.virtual_time import START, VirtualClock, VirtualDeadlock, VirtualTimeLoop, run_virtual
+from tests.until import patient
 
 HOUR = 3600 * SECOND
 
@@ -378,12 +382,84 @@ def test_a_deadlock_raises_and_names_the_waiting_tasks() -> None:
     with pytest.raises(
         VirtualDeadlock, match=r"nothing can happen any more.*stuck_here at .*test_virtual_time\.py:\d+"
     ):
-        run_virtual(stuck_here)
+        # Other threads of the process, such as those of pytest-xdist, might wake it.
+        run_virtual(stuck_here, patience=0.05)
 
 
-def test_a_thread_that_waits_for_virtual_time_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.testing.virtual_time.STUCK_AFTER", 0.05)
+LEFT_ALONE = """
+import asyncio, signal, threading, time
+from headgate.testing.virtual_time import VirtualDeadlock, run_virtual
 
+def deadlocks(main):
+    try:
+        run_virtual(main, patience=3600)
+    except VirtualDeadlock:
+        print(main.__name__)
+
+async def nothing_is_left(clock):
+    await asyncio.Event().wait()
+
+async def the_threads_of_the_loop_have_no_call(clock):
+    await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(3)))
+    await asyncio.Event().wait()
+
+async def the_only_thread_ends_without_a_word(clock):
+    threading.Thread(target=time.sleep, args=(0.05,)).start()
+    await asyncio.Event().wait()
+
+async def an_alarm_wakes_the_loop(clock):
+    rung = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGALRM, rung.set)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    await rung.wait()
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGALRM)
+    print("an alarm woke it")
+
+async def a_thread_wakes_the_loop_late(clock):
+    rung = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    threading.Timer(1.2, loop.call_soon_threadsafe, [rung.set]).start()
+    await rung.wait()
+    print("a thread woke it")
+
+for main in (
+    nothing_is_left,
+    the_threads_of_the_loop_have_no_call,
+    the_only_thread_ends_without_a_word,
+    an_alarm_wakes_the_loop,
+    a_thread_wakes_the_loop_late,
+):
+    deadlocks(main)
+"""
+
+
+def test_a_loop_waits_for_what_can_still_wake_it_and_for_nothing_else() -> None:
+    """In a process of its own, because pytest and its plugins have threads that the loop would wait for."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_ALONE], capture_output=True, text=True, timeout=patient(30), check=False
+    )
+    assert done.stdout.split("\n") == [
+        "nothing_is_left",
+        "the_threads_of_the_loop_have_no_call",
+        "the_only_thread_ends_without_a_word",
+        "an alarm woke it",
+        "a thread woke it",
+        "",
+    ], done.stderr
+
+
+def test_a_loop_waits_for_an_open_socket() -> None:
+    async def main(_clock: VirtualClock) -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            threading.Timer(0.05, theirs.send, [b"late"]).start()
+            return await asyncio.get_running_loop().sock_recv(ours, 4)
+
+    assert run_virtual(main) == b"late"
+
+
+def test_a_thread_that_waits_for_virtual_time_is_detected() -> None:
     async def main(_clock: VirtualClock) -> None:
         hour_is_over = threading.Event()
         asyncio.get_running_loop().call_later(3600, hour_is_over.set)
@@ -393,7 +469,7 @@ def test_a_thread_that_waits_for_virtual_time_is_detected(monkeypatch: pytest.Mo
             hour_is_over.set()
 
     with pytest.raises(VirtualDeadlock, match="waits for virtual time"):
-        run_virtual(main)
+        run_virtual(main, patience=0.05)
 
 
 @pytest.mark.parametrize("seed", [None, 1])

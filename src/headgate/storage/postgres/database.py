@@ -13,8 +13,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import asyncpg
 
+from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
+from headgate.storage.postgres.client_silence import ClientSilence, SilentInTransaction
 from headgate.storage.postgres.dialect import AnyStatement, Insertion, fit, statements_of
 from headgate.storage.postgres.lent_pool import LentPool
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
@@ -92,8 +94,10 @@ _WITHDRAWN = ("42P01", "3F000")
 LASTS_IDLE = "30s"
 """The same for a transaction that locks nothing others need: a large enqueue takes time between two statements."""
 
-IDLE_BOUND: Mapping[str, str] = MappingProxyType({"idle_in_transaction_session_timeout": FROZEN_AFTER})
-LASTING_BOUND: Mapping[str, str] = MappingProxyType({"idle_in_transaction_session_timeout": LASTS_IDLE})
+IDLE_SETTING = "idle_in_transaction_session_timeout"
+
+IDLE_BOUND: Mapping[str, str] = MappingProxyType({IDLE_SETTING: FROZEN_AFTER})
+LASTING_BOUND: Mapping[str, str] = MappingProxyType({IDLE_SETTING: LASTS_IDLE})
 
 
 class Bounds(NamedTuple):
@@ -119,7 +123,8 @@ class Session:
     """Statements by name, on one connection. Outside a `transaction` each commits by itself.
 
     Behind a pooler (`is_pooled`), settings are made in each transaction. `timeout` (seconds) is for each statement;
-    None: that of the connection.
+    None: that of the connection. With a `clock`, a transaction that was rolled back because this process was silent
+    raises SilentInTransaction; `store` is the name for its message.
     """
 
     def __init__(
@@ -130,8 +135,13 @@ class Session:
         is_pooled: bool,
         bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
         timeout: float | None = None,
+        clock: Clock | None = None,
+        store: str = "",
     ) -> None:
         self._timeout = timeout
+        self._clock = clock
+        self._store = store
+        self._silence: ClientSilence | None = None
         self._connection = connection
         self._statements = statements
         self._is_pooled = is_pooled
@@ -145,7 +155,7 @@ class Session:
             async with self.transaction():
                 return await self.fetch(statement, **values)
         known, bound = fit(self._statements[statement], values)
-        rows: list[Any] = await self._connection.fetch(known.sql, *bound, timeout=self._timeout)
+        rows: list[Any] = await self._answer(self._connection.fetch, known.sql, *bound, timeout=self._timeout)
         return rows
 
     async def row(self, statement: str, /, **values: Any) -> Any:
@@ -164,12 +174,29 @@ class Session:
             async with self.transaction():
                 return await self.execute(statement, **values)
         known, bound = fit(self._statements[statement], values)
-        status: str = await self._connection.execute(known.sql, *bound, timeout=self._timeout)
+        status: str = await self._answer(self._connection.execute, known.sql, *bound, timeout=self._timeout)
         return int(status.rpartition(" ")[2])
 
     async def script(self, sql: str) -> None:
         """Run statements without parameters."""
-        await self._connection.execute(sql)
+        await self._answer(self._connection.execute, sql)
+
+    async def _answer(
+        self, send: Callable[..., Awaitable[R]], *values: Any, is_commit: bool = False, **options: Any
+    ) -> R:
+        """Send a statement, and return its answer. Raises SilentInTransaction, as `client_silence` says."""
+        silence = self._silence
+        if silence is None:
+            return await send(*values, **options)
+        await silence.end_before_statement()
+        try:
+            answer = await send(*values, **options)
+        except Exception as error:
+            if silence.has_rolled_back(error, is_commit=is_commit):
+                raise silence.error() from error
+            raise
+        silence.note_answer()
+        return answer
 
     @contextlib.asynccontextmanager
     async def transaction(
@@ -195,21 +222,34 @@ class Session:
         settings = {**(LASTING_BOUND if may_last else self._bounds.of_transaction), **plans}
         if self._is_pooled:
             settings = {**SETTINGS, **self._bounds.of_session, **settings}
+        silence = self._new_silence(settings)
         await self._connection.execute(
             "; ".join(["BEGIN", *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())]),
             timeout=self._timeout,
         )
+        if silence is not None:
+            silence.note_answer()
+        self._silence = silence
         self._in_transaction = True
         try:
-            yield
-        except BaseException as error:
-            # A connection in an unknown state is not used again.
-            if _leaves_connection_usable(error):
-                await self._connection.execute("ROLLBACK", timeout=self._timeout)
-            raise
+            try:
+                yield
+            except BaseException as error:
+                # A connection in an unknown state is not used again.
+                if _leaves_connection_usable(error):
+                    await self._answer(self._connection.execute, "ROLLBACK", timeout=self._timeout)
+                raise
+            finally:
+                self._in_transaction = False
+            await self._answer(self._connection.execute, "COMMIT", is_commit=True, timeout=self._timeout)
         finally:
-            self._in_transaction = False
-        await self._connection.execute("COMMIT", timeout=self._timeout)
+            self._silence = None
+
+    def _new_silence(self, settings: Mapping[str, str]) -> ClientSilence | None:
+        if self._clock is None:
+            return None
+        limit = parse_duration(settings[IDLE_SETTING], IDLE_SETTING)
+        return ClientSilence(self._clock, limit, self._store)
 
 
 class Database:
@@ -360,7 +400,7 @@ class Database:
         with self._translated():
             connection = await pool.acquire(timeout=COMMAND_TIMEOUT)
             try:
-                return await work(Session(connection, self.statements, is_pooled=self.is_pooled, bounds=self.bounds))
+                return await work(self._session(connection, is_pooled=self.is_pooled))
             except BaseException as error:
                 if isinstance(error, TimeoutError):
                     # The other connections lead to the same server, which does not answer.
@@ -376,9 +416,7 @@ class Database:
     async def _once_lent(self, lent: LentPool, work: Callable[[Session], Awaitable[R]]) -> R:
         connection = await lent.acquire()
         try:
-            return await work(
-                Session(connection, self.statements, is_pooled=True, bounds=self.bounds, timeout=COMMAND_TIMEOUT)
-            )
+            return await work(self._session(connection, is_pooled=True, timeout=COMMAND_TIMEOUT))
         except BaseException as error:
             if not _leaves_connection_usable(error):
                 with contextlib.suppress(asyncpg.InterfaceError):
@@ -386,6 +424,17 @@ class Database:
             raise
         finally:
             await lent.release(connection)
+
+    def _session(self, connection: Any, *, is_pooled: bool, timeout: float | None = None) -> Session:
+        return Session(
+            connection,
+            self.statements,
+            is_pooled=is_pooled,
+            bounds=self.bounds,
+            timeout=timeout,
+            clock=self._clock,
+            store=self.name,
+        )
 
     @contextlib.contextmanager
     def _translated(self, *, opening: bool = False) -> Any:
@@ -400,14 +449,16 @@ class Database:
     # --------------------------------------------------------------------------------------------- repeats
 
     async def run(self, work: Callable[[Session], Awaitable[R]]) -> R:
-        """Run `work` on a connection, and again if it was rolled back by a deadlock."""
+        """Run `work` on a connection, and again if it was rolled back: by a deadlock, or while the loop was blocked."""
         for tries_left in range(4, -1, -1):
             try:
                 return await self._once(work)
-            except (Deadlocked, asyncpg.UniqueViolationError):
+            except (Deadlocked, SilentInTransaction, asyncpg.UniqueViolationError) as error:
                 # A unique key that was free when it was read: the repeat finds that it is taken.
                 if not tries_left:
                     raise
+                if isinstance(error, SilentInTransaction):
+                    logger.warning("%s; the transaction is repeated", error)
                 await sleep(self._clock, self._random.uniform(0.001, 0.02))
         raise AssertionError
 
@@ -573,6 +624,7 @@ def _leaves_connection_usable(error: BaseException) -> bool:
             GeneratorExit,
             asyncpg.InterfaceError,
             asyncpg.InternalClientError,
+            SilentInTransaction,
         ),
     )
 

@@ -38,6 +38,7 @@ from headgate.storage.postgres.database import (
 )
 from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, require_same_place, session_of
+from headgate.storage.postgres.held_transaction import held_transaction
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.schema import create, drop, require_migrated
@@ -337,7 +338,10 @@ class PostgresDriver(Driver):
     async def transaction(self) -> AsyncIterator[asyncpg.Connection[Any]]:
         """As `Store.transaction`. Its connection is not one of the pool, which is for claims and heartbeats."""
         self._require_usable()
-        async with self._database.own_connection() as connection, connection.transaction():
+        async with (
+            self._database.own_connection() as connection,
+            held_transaction(connection, self.clock, self._database.name),
+        ):
             yield connection
 
     async def _session_of(self, connection: Any) -> Session:

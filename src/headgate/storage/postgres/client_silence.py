@@ -1,0 +1,104 @@
+"""How long this process has sent nothing in a transaction: the server ends the session of a client that is silent.
+
+A blocked event loop is the usual cause. The server has then rolled the transaction back, and the same one is expected
+to succeed if it is repeated. It is repeated only if it is certain that it was not committed:
+
+- its COMMIT was not sent, or
+- the server itself reports that it has ended the session of a silent client. It checks that before it reads the next
+  message, so it has not read the COMMIT.
+
+A COMMIT that was sent and has no answer may have happened. Its error is that of every lost answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+
+from headgate.clock import SECOND, Clock
+from headgate.errors import StorageUnavailable
+
+IDLE_TIMEOUT = "25P03"
+"""The code with which a server ends a session that is silent in a transaction."""
+
+_ENDED = ("08", "57P", IDLE_TIMEOUT, "25P04")
+
+_READ_TURNS = 3
+"""How often the event loop has to turn until it has read what the server has sent."""
+
+
+class SilentInTransaction(StorageUnavailable):
+    """The server ended the session, because this process was silent in a transaction. Nothing was committed."""
+
+
+class ClientSilence:
+    """The silence of this process in one transaction; after `limit` (microseconds) the server ends its session."""
+
+    def __init__(self, clock: Clock, limit: int, store: str) -> None:
+        self._clock = clock
+        self._limit = limit
+        self._store = store
+        self._lasted = 0
+        self._sent_at = self._answered_at = clock.monotonic()
+
+    async def end_before_statement(self) -> None:
+        """Call this before each statement. Raises SilentInTransaction if the server has ended the session by now."""
+        now = self._clock.monotonic()
+        self._lasted = now - self._sent_at
+        if now - self._answered_at >= self._limit:
+            raise self.error()
+        if self._lasted >= self._limit:
+            # Either the last statement took long, or its answer was read late. In the latter case the end of the
+            # session is in the socket, and the driver has to read it before it sends anything.
+            for _ in range(_READ_TURNS):
+                await asyncio.sleep(0)  # noqa: TID251  # it waits for no time
+        self._sent_at = self._clock.monotonic()
+
+    def note_answer(self) -> None:
+        """Call this after each answer."""
+        self._answered_at = self._clock.monotonic()
+
+    def has_rolled_back(self, error: Exception, *, is_commit: bool) -> bool:
+        """Whether the error of a statement says that the transaction was rolled back after a silence."""
+        is_unsent = was_not_sent(error)
+        if is_unsent:
+            # A statement with values is sent in two parts, and the loop may have been blocked between them.
+            self._lasted = max(self._lasted, self._clock.monotonic() - self._sent_at)
+        if self._lasted < self._limit:
+            return False
+        return is_unsent or is_idle_timeout(error) or (not is_commit and is_session_lost(error))
+
+    def error(self) -> SilentInTransaction:
+        return SilentInTransaction(
+            f"{self._store}: the event loop was blocked for {self._lasted / SECOND:.1f} s inside a transaction, so the "
+            "server ended the session and nothing was committed; if an `async def` handler blocks the loop, make it a "
+            "plain `def` task"
+        )
+
+
+def was_not_sent(error: BaseException) -> bool:
+    """Whether the driver refused a statement because it knew that the connection was lost."""
+    if isinstance(error, asyncpg.InternalClientError):
+        # It had read the server's error, and not yet the end of the connection.
+        return "cannot switch to state" in str(error)
+    # A wrong argument is an InterfaceError too, and a ValueError.
+    return isinstance(error, asyncpg.InterfaceError) and not isinstance(error, ValueError)
+
+
+def is_idle_timeout(error: BaseException | None) -> bool:
+    """Whether the server says that it has ended the session of a silent client; asyncpg 0.32 passes that on."""
+    while error is not None:
+        if isinstance(error, asyncpg.PostgresError) and error.sqlstate == IDLE_TIMEOUT:
+            return True
+        error = error.__cause__
+    return False
+
+
+def is_session_lost(error: BaseException) -> bool:
+    """Whether the session has ended. The transaction is rolled back, unless its COMMIT was sent."""
+    if isinstance(error, asyncpg.PostgresError):
+        return (error.sqlstate or "").startswith(_ENDED)
+    if isinstance(error, TimeoutError):
+        return False
+    return was_not_sent(error) or isinstance(error, (OSError, asyncpg.InternalClientError))
