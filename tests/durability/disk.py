@@ -17,7 +17,7 @@ from headgate.storage.sqlite.connection import prepare
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.run_log import damage
 from tests.durability.stores import claim_for, new_job, open_store
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 def print_line(word: str) -> None:
@@ -98,7 +98,7 @@ async def finish_when_full(folder: Path) -> None:
 
     async with app:
         large = await work.enqueue("large")
-        await asyncio.wait_for(failed.wait(), 10)
+        await asyncio.wait_for(failed.wait(), patient(10))
         print_line("full")
         (folder / "filler").unlink()
         assert await result_within(large) == "large" * 4000

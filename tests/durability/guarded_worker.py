@@ -1,6 +1,7 @@
 """A worker process whose jobs write down when they entered and left a mutex.
 
-With `freezes` it stops itself, as a paused machine does, right after the commit of the first claim that gave it a job.
+With `freezes` its event loop waits for a word right after the commit of the first claim that gave it a job, so that it
+can be stopped there, as a paused machine is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from headgate import Headgate, Mutex, RetryPolicy, StrictRate, current_job
-from headgate.clock import SystemClock
+from headgate.clock import SECOND, SystemClock
 from headgate.jobs.event import Event, LeaseNotRenewed, NodeDeclaredDead, NodeLost, NodeStarted
 from headgate.storage.choice import choose_storage
 from headgate.storage.records import Claim, Claimed
@@ -37,6 +37,11 @@ class Visit(msgspec.Struct):
 def read_visits(path: Path) -> list[Visit]:
     lines = path.read_text().splitlines() if path.exists() else []
     return sorted((msgspec.json.decode(line, type=Visit) for line in lines), key=lambda visit: visit.at)
+
+
+def may_leave(run_log: Path) -> Path:
+    """The file whose appearance ends the jobs that are inside."""
+    return run_log.with_name(f"{run_log.name}.leave")
 
 
 def most_inside(visits: list[Visit]) -> int:
@@ -61,8 +66,8 @@ def guarded_app(url: str, run_log: Path, *, freezes: bool = False, **settings: A
             claimed: Claimed = await commit(asked)
             if claimed.jobs and freezes:
                 freezes = False
-                print_line("frozen")
-                os.kill(os.getpid(), signal.SIGSTOP)
+                print_line("claimed")
+                sys.stdin.readline()
             return claimed
 
         storage.claim = claim
@@ -81,7 +86,9 @@ def guarded_app(url: str, run_log: Path, *, freezes: bool = False, **settings: A
         write("enters")
         print_line("inside", current_job().id)
         try:
-            await asyncio.sleep(seconds)
+            ends = clock.monotonic() + seconds * SECOND
+            while clock.monotonic() < ends and not may_leave(run_log).exists():  # noqa: ASYNC110  # another process says so
+                await asyncio.sleep(0.02)
         finally:
             write("leaves")
 

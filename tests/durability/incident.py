@@ -6,6 +6,7 @@ Its workers are `headgate worker` processes, and it asks the command line about 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from headgate import Job, JobState
 from headgate.errors import StorageUnavailable
 from tests.durability.disk import fill
 from tests.durability.run_log import damage
-from tests.until import result_within, until
+from tests.until import patient, result_within, until
 
 OPTIONS = json.loads(sys.argv[1])
 DISK = Path(OPTIONS["disk"])
@@ -55,8 +56,12 @@ class Worker:
         self.process.send_signal(number)
 
     async def ends(self, seconds: float = 15) -> int:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(patient(seconds)):
             return await self.process.wait()
+
+
+WORKERS: list[Worker] = []
+"""All that were started."""
 
 
 async def start_worker(number: int, *, release: int) -> Worker:
@@ -70,6 +75,7 @@ async def start_worker(number: int, *, release: int) -> Worker:
             stderr=output,
         )
     worker = Worker(process, log)
+    WORKERS.append(worker)
     await worker.says("works on sqlite")
     return worker
 
@@ -233,5 +239,14 @@ async def drill() -> None:
     assert damage(DISK / "jobs.db") == "ok"
 
 
-asyncio.run(drill())
+async def main() -> None:
+    try:
+        await drill()
+    finally:
+        for worker in WORKERS:
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.kill()
+
+
+asyncio.run(main())
 os.write(1, b"passed []\n")

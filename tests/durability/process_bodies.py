@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate import Cancel, Fail, Headgate, RateLimited, Retry, Snooze, current_job
+from tests.until import patient
 
 
 class Broken(ValueError):
@@ -186,9 +187,9 @@ def terminate_what_it_started() -> list[int]:
         fork.start()
         fork.terminate()
     for fork in forks:
-        fork.join(5)
+        fork.join(patient(5))
     program.stdout.close()
-    return [program.wait(5), *(fork.exitcode or 0 for fork in forks)]
+    return [program.wait(patient(5)), *(fork.exitcode or 0 for fork in forks)]
 
 
 def crash_beside_a_fork() -> None:
@@ -226,7 +227,7 @@ def speak_too_late() -> str:
 
 def let_it_speak() -> str:
     _may_speak.set()
-    assert _has_spoken.wait(5)
+    assert _has_spoken.wait(patient(5))
     current_job().log.info("of the second job")
     return "let it speak"
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -41,6 +42,8 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=environment,
+                # A process group of its own, for what it starts.
+                start_new_session=True,
             )
         return cls(process, errors)
 
@@ -107,6 +110,16 @@ class Child:
         finally:
             self.signal(signal.SIGCONT)
 
+    def stop(self, file: str | Path | None = None) -> None:
+        """Stop it as `frozen` does; with a SQLite file, while it does not write there: that would stop all others."""
+        with contextlib.ExitStack() as block:
+            if file is not None:
+                connection = sqlite3.connect(file, timeout=patient(15), isolation_level=None)
+                block.callback(connection.close)
+                connection.execute("BEGIN IMMEDIATE")
+            self.signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
     async def kill(self) -> None:
         """Kill it with SIGKILL, and wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
@@ -131,6 +144,21 @@ class Child:
         return f"it printed {self.lines[-10:]}, and to stderr: {self._errors.read_text()[-3000:]}"
 
 
+async def ended(*processes: asyncio.subprocess.Process, seconds: float = 15) -> None:
+    """Ask them to terminate and wait for that; those that have not ended within `patient(seconds)` are killed."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    try:
+        async with asyncio.timeout(patient(seconds)):
+            for process in processes:
+                await process.wait()
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
 class Children:
     """Starts children, and kills those that are alive when the test ends."""
 
@@ -149,10 +177,14 @@ class Children:
         return self._errors.read_text() if self._errors.exists() else ""
 
     async def end(self) -> None:
-        for child in self._all:
-            if child.process.returncode is None:
-                # SIGKILL also ends a process that is stopped; SIGTERM does not.
-                await child.kill()
+        # With what they have started, and all of them before the first is waited for, which may fail. SIGKILL also ends
+        # a process that is stopped.
+        alive = [child for child in self._all if child.process.returncode is None]
+        for child in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        for child in alive:
+            await child.end()
 
 
 @contextlib.asynccontextmanager

@@ -7,11 +7,11 @@ import json
 import os
 import sqlite3
 import sys
-import time
 from pathlib import Path
 
 from headgate.clock import SystemClock
 from tests.durability.stores import new_job, open_store
+from tests.until import patient
 
 
 def print_line(word: str, *values: object) -> None:
@@ -20,7 +20,7 @@ def print_line(word: str, *values: object) -> None:
 
 def hold_the_write_lock(path: Path) -> None:
     """Begin a transaction, write, and commit on request."""
-    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+    connection = sqlite3.connect(path, isolation_level=None, timeout=patient(10))
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("CREATE TABLE IF NOT EXISTS of_the_user (x)")
     connection.execute("INSERT INTO of_the_user VALUES (1)")
@@ -31,19 +31,21 @@ def hold_the_write_lock(path: Path) -> None:
     print_line("released")
 
 
-async def write_for(path: Path, seconds: float) -> None:
-    """Small commits one after the other; how many there were, and the longest that one took."""
+async def write_until_told(path: Path) -> None:
+    """Small commits one after the other, at least one, from a first word to a second; how many there were."""
     async with open_store(path, joined=False) as storage:
         print_line("ready")
-        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        listen = asyncio.get_running_loop().run_in_executor
+        await listen(None, sys.stdin.readline)
+        told = listen(None, sys.stdin.readline)
         now = SystemClock().now()
-        commits, longest = 0, 0.0
-        end = time.monotonic() + seconds
-        while (began := time.monotonic()) < end:
+        commits = 0
+        while not told.done() or not commits:
             await storage.add([new_job(now=now, id=f"{os.getpid()}-{commits}")])
-            longest = max(longest, time.monotonic() - began)
             commits += 1
-    print_line("wrote", commits, longest)
+            if commits == 50:
+                print_line("has-written-50")
+    print_line("wrote", commits)
 
 
 async def write_until_killed(path: Path) -> None:
@@ -63,8 +65,8 @@ def main() -> None:
     match options["role"]:
         case "hold the write lock":
             hold_the_write_lock(path)
-        case "write for":
-            asyncio.run(write_for(path, options["seconds"]))
+        case "write until told":
+            asyncio.run(write_until_told(path))
         case "write until killed":
             asyncio.run(write_until_killed(path))
         case other:

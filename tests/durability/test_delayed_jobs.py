@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import pytest
 
 from headgate import Headgate
 from headgate.jobs.event import JobStarted
-from tests.until import result_within
+from tests.durability.processes import ended
+from tests.until import patient, result_within
 
 HERE = Path(__file__).parent
 MANY = int(os.environ.get("HEADGATE_TEST_DELAYED_JOBS", "30000"))
@@ -69,8 +71,7 @@ async def worker(place: Place, errors: Path) -> AsyncIterator[int]:
     try:
         yield process.pid
     finally:
-        process.terminate()
-        await process.wait()
+        await ended(process)
 
 
 def resident(pid: int) -> int:
@@ -93,16 +94,16 @@ async def cost_of_waiting(place: Place, delayed: int, log: Path) -> tuple[int, f
         async with worker(place, log) as pid:
             jobs = await app.tasks["remind"].enqueue_many([(number,) for number in range(20)])
             assert await asyncio.gather(*(result_within(job, 30) for job in jobs)) == list(range(20))
-            before = worked(pid)
+            before, began = worked(pid), time.monotonic()
             # Nothing is waited for here: this is the second that is measured.
             await asyncio.sleep(1.0)
-            spent = worked(pid) - before
+            spent = (worked(pid) - before) / (time.monotonic() - began)
             soon = await app.tasks["remind"].using(delay=1).enqueue(-1)
             assert await result_within(soon, 30) == -1
             waited = await soon.status()
             assert waited.started_at is not None
             late = (waited.started_at - waited.run_at).total_seconds()
-            assert 0 <= late < 1.0, f"a delayed job started {late:.2f} s late beside {delayed} others"
+            assert 0 <= late < patient(1), f"a delayed job started {late:.2f} s late beside {delayed} others"
             return resident(pid), spent
 
 
@@ -111,11 +112,13 @@ async def cost_of_waiting(place: Place, delayed: int, log: Path) -> tuple[int, f
 @pytest.mark.slow
 async def test_a_worker_keeps_no_delayed_jobs_in_memory(place: Place, tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
-    alone, _ = await cost_of_waiting(place, 0, log)
+    alone, spent_alone = await cost_of_waiting(place, 0, log)
     beside, spent = await cost_of_waiting(place, MANY, log)
     # A million delayed jobs held in memory would be hundreds of megabytes.
     assert beside - alone < 8_000_000 + MANY, f"{alone} bytes beside none, {beside} beside {MANY}"
-    assert spent < 0.25, f"an idle worker used {spent:.2f} s of a second beside {MANY} delayed jobs"
+    assert spent < 2 * spent_alone + 0.25, (
+        f"an idle worker used {spent:.2f} s of a second beside {MANY} delayed jobs, and {spent_alone:.2f} s beside none"
+    )
 
 
 async def test_delayed_jobs_are_never_moved_before_they_are_due(tmp_path: Path) -> None:

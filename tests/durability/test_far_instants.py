@@ -12,7 +12,7 @@ import pytest
 from headgate import Headgate, RateLimit, RateLimited, RetryPolicy, Snooze, StrictRate
 from headgate.jobs.event import JobReturned
 from headgate.jobs.job import JobOptions, JobState, NewJob, RetryTerms
-from tests.until import result_within, until
+from tests.until import patient, result_within, until
 
 
 @pytest.mark.parametrize("raised", [RateLimited(timedelta.max), Snooze(timedelta.max), Snooze(1e15)])
@@ -33,7 +33,7 @@ async def test_a_handler_with_an_instant_out_of_range_does_not_end_its_worker(
 
     async with app:
         job = await call.enqueue()
-        await asyncio.wait_for(returned.wait(), 5)
+        await asyncio.wait_for(returned.wait(), patient(5))
         assert await result_within(await other.enqueue(), 5) == 1
         status = await job.status()
         assert status.state is JobState.WAITING
@@ -68,7 +68,7 @@ async def test_the_longest_accepted_times_do_not_end_a_worker(store: dict[str, A
 
     async with app:
         first, second = await call.enqueue_many([("acme",), ("acme",)])
-        assert await first.result(timeout="10s") == "acme"
+        assert await result_within(first) == "acme"
         last = datetime.max.replace(tzinfo=UTC)
         far = await call.using(at=last, expires_at=last, priority=9, predict=True).enqueue("globex")
         assert (await far.status()).run_at == last
@@ -83,7 +83,7 @@ async def test_the_longest_accepted_times_do_not_end_a_worker(store: dict[str, A
         assert len(await app.admin.jobs()) == 4
         assert len(await app.admin.limits.list()) >= 2
         # The worker continues.
-        assert await (await call.enqueue("umbrella")).result(timeout="10s") == "umbrella"
+        assert await result_within(await call.enqueue("umbrella")) == "umbrella"
 
 
 async def test_a_start_predicted_beyond_the_last_instant_is_shown_as_the_last_instant(store: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from headgate.jobs.event import StorageFailed
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
 from tests.durability.stores import allow_all_pages, allow_no_more_pages, claim_for, new_job, open_store
-from tests.until import result_within
+from tests.until import patient, result_within
 
 SMALL = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"')
 
@@ -88,7 +88,7 @@ async def test_an_ending_on_a_full_disk_is_repeated_until_there_is_room(database
 
     async with app:
         job = await work.enqueue(100_000)
-        await asyncio.wait_for(failed.wait(), 10)
+        await asyncio.wait_for(failed.wait(), patient(10))
         with pytest.raises(TimeoutError):
             await job.result(timeout=0.5)
         await allow_all_pages(storage)

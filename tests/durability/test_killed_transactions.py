@@ -15,7 +15,7 @@ import pytest
 
 from tests.durability.paying_worker import paying_app
 from tests.durability.processes import Children
-from tests.until import result_within
+from tests.until import patient, result_within
 
 ROUNDS = 2
 """Three lost attempts would rightly fail a job."""
@@ -37,7 +37,10 @@ class Payments:
                 return [row[0] for row in await connection.fetch(sql)]
             finally:
                 await connection.close()
-        with contextlib.closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)) as file, file:
+        with (
+            contextlib.closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=patient(30))) as file,
+            file,
+        ):
             return [row[0] for row in file.execute(sql)]
 
 

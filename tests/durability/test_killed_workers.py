@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from random import Random
 
@@ -72,11 +71,9 @@ async def test_a_worker_killed_at_any_point_loses_nothing_and_finishes_nothing_t
                 assert record is not None
                 assert record.state == {"claiming": "waiting", "finished": "succeeded"}.get(point, "running")
 
-        last = await children.start("worker.py", path=str(database), run_log=str(run_log))
-        await last.wait_for_line("NodeStarted")
-        began = time.monotonic()
+        # A process that is gone is taken over at once, not after its lease, which no test would wait for.
+        last = await children.start("worker.py", path=str(database), run_log=str(run_log), lease=3600)
         await last.wait_for_line("NodeLost")
-        assert time.monotonic() - began < 2, "a process that is gone is taken over at once, not after its lease"
         await asyncio.gather(*(result_within(job, 30) for job in acknowledged))
 
         for job in acknowledged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ pytest.importorskip("fsspec")
 
 from headgate import Headgate, PayloadFolder
 from headgate.engine.large_payloads import MARKER
-from tests.until import result_within
+from tests.until import patient, result_within
 
 PROGRAM = """
 import asyncio, os, signal, sys
@@ -63,7 +64,12 @@ async def test_a_kill_around_the_commit_leaves_no_reference_without_its_object(
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=asyncio.subprocess.PIPE,
     )
-    _, errors = await process.communicate()
+    try:
+        async with asyncio.timeout(patient(15)):
+            _, errors = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
     assert process.returncode == -signal.SIGKILL, errors.decode()
     (written,) = [each for each in (tmp_path / "large").rglob("*") if each.is_file() and each.name != MARKER]
     assert written.name.startswith(id)

@@ -26,7 +26,7 @@ APP = """
     from tests.durability.worker import print_line
 
     FILES = 128
-    app = Headgate({url!r}, heartbeat=0.25, lease=2)
+    app = Headgate({url!r}, heartbeat=0.25, lease=30)
     leaked = []
 
     @app.task(retry=RetryPolicy(retries=0))
@@ -109,7 +109,7 @@ async def check(url: str, children: Children, folder: Path) -> None:
 
 async def _be_alive(url: str) -> None:
     """Another node, which serves another queue."""
-    app = Headgate(url, heartbeat=0.25, lease=2)
+    app = Headgate(url, heartbeat=0.25, lease=30)
     async with app:
         await asyncio.sleep(3)
 

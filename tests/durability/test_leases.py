@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from time import monotonic
 from uuid import uuid4
 
 import pytest
 
 from headgate import Limiter, Mutex
 from tests.durability.processes import Children
+from tests.until import patient
 
 pytestmark = pytest.mark.slow
 
@@ -49,25 +49,22 @@ async def test_processes_take_turns_and_the_tokens_of_their_turns_only_grow(
 
 
 async def test_a_holder_that_is_stopped_loses_its_lease_and_has_the_lower_token(url: str, children: Children) -> None:
-    stopped = await children.start("lease_holder.py", url=url, lease=1)
+    stopped = await children.start("lease_holder.py", url=url, lease=2)
     (first,) = await stopped.wait_for_line("held")
-    async with Limiter(Mutex("orders"), url, lease=1) as limiter:
+    async with Limiter(Mutex("orders"), url, lease=4) as limiter:
         # It is renewed while its holder runs.
         with pytest.raises(TimeoutError):
-            async with limiter.hold("42", timeout=2.5):
+            async with limiter.hold("42", timeout=3):
                 raise AssertionError
         stopped.signal(signal.SIGSTOP)
-        stopped_at = monotonic()
-        async with limiter.hold("42", timeout=10) as held:
-            assert monotonic() - stopped_at < 9
+        async with limiter.hold("42", timeout=patient(10)) as held:
             assert held.fencing_token > first
             stopped.signal(signal.SIGCONT)
             assert await stopped.wait_for_line("lost") == [first, first]
-            # Nothing that it did afterwards has taken the lease from its holder.
+            await stopped.wait_for_line("ended")
+            # Nothing that it did afterwards has taken the lease from its holder, as the next renewal would show.
             await asyncio.sleep(1.5)
             assert not held.is_lost
-    stopped.send("end")
-    await stopped.wait_for_line("ended")
 
 
 async def test_the_lease_of_a_killed_holder_ends_and_one_that_is_given_back_is_free(
@@ -76,12 +73,11 @@ async def test_the_lease_of_a_killed_holder_ends_and_one_that_is_given_back_is_f
     killed = await children.start("lease_holder.py", url=url, lease=1)
     (first,) = await killed.wait_for_line("held")
     await killed.kill()
-    killed_at = monotonic()
-    second = await children.start("lease_holder.py", url=url, lease=30)
+    # What counts is the lease of the one that was killed.
+    second = await children.start("lease_holder.py", url=url, lease=600)
     (token,) = await second.wait_for_line("held")
     assert token > first
-    assert monotonic() - killed_at < 20
     second.send("let go")
     await second.wait_for_line("ended")
-    async with Limiter(Mutex("orders"), url) as limiter, limiter.hold("42", timeout=5) as held:
+    async with Limiter(Mutex("orders"), url) as limiter, limiter.hold("42", timeout=patient(5)) as held:
         assert held.fencing_token > token

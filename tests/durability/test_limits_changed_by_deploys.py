@@ -30,7 +30,7 @@ class Releases:
 
     def __init__(self, url: str, settings: dict[str, Any]) -> None:
         self.url = url
-        self.settings = {"heartbeat": 0.25, "lease": 2, "synchronous": "OFF", **settings}
+        self.settings = {"heartbeat": 0.25, "lease": 30, "synchronous": "OFF", **settings}
         self.started: list[int] = []
         self.fails = False
 

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import resource
 import signal
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headgate import Headgate, JobState
-from tests.durability.guarded_worker import guarded_app, most_inside, read_visits
+from tests.durability.guarded_worker import guarded_app, may_leave, most_inside, read_visits
 from tests.durability.processes import Child, Children
 from tests.durability.tcp_proxy import TcpProxy
 from tests.postgres_server import PostgresServer
-from tests.until import result_within, until
+from tests.until import patient, result_within, until
 
 pytestmark = pytest.mark.slow
 
-LEASE = 3.0
+LEASE = 6.0
+"""A worker leaves a sixth of it early: that much later may its event loop run, and everything is as it should be."""
+
+LONG = 600.0
+"""Seconds inside: until the test says that they may leave, or the job is cancelled."""
 
 
 async def start(children: Children, url: str, run_log: Path, **options: Any) -> Child:
     worker = await children.start(
-        "guarded_worker.py", url=url, run_log=str(run_log), heartbeat=0.3, lease=LEASE, **options
+        "guarded_worker.py", url=url, run_log=str(run_log), heartbeat=0.5, lease=LEASE, **options
     )
     await worker.wait_for_line("NodeStarted")
     return worker
@@ -58,12 +61,15 @@ async def test_a_worker_frozen_between_its_claim_and_the_start_starts_nothing_th
         work = app._registry.find(task)
         assert work is not None
         frozen = await start(children, url, run_log, freezes=True)
-        job = await work.enqueue(6.0)
-        await frozen.wait_for_line("frozen")
+        job = await work.enqueue(LONG)
+        await frozen.wait_for_line("claimed")
+        frozen.stop(_file(url))
+        frozen.send("go on")
         other = await start(children, url, run_log)
         await other.wait_for_line("inside", seconds=30)
         frozen.signal(signal.SIGCONT)
         await frozen.wait_for_line("NodeDeclaredDead")
+        may_leave(run_log).touch()
         await result_within(job, 30)
         visits = read_visits(run_log)
         assert most_inside(visits) == 1
@@ -79,17 +85,16 @@ async def test_a_worker_that_was_stopped_inside_a_mutex_leaves_it_when_it_resume
         work = app._registry.find("enter")
         assert work is not None
         frozen = await start(children, url, run_log)
-        job = await work.enqueue(20.0)
+        job = await work.enqueue(LONG)
         await frozen.wait_for_line("inside")
-        # Not in the middle of a write, which would stop everybody on a file.
-        with _writing_nothing(url):
-            frozen.signal(signal.SIGSTOP)
+        frozen.stop(_file(url))
         other = await start(children, url, run_log)
         await other.wait_for_line("inside", seconds=30)
         frozen.signal(signal.SIGCONT)
         (_, cancelled) = await frozen.wait_for_line("LeaseNotRenewed")
         assert cancelled == 1
         await frozen.wait_for_line("NodeDeclaredDead")
+        await until(lambda: len(read_visits(run_log)) >= 3)
         (entered, second, left) = read_visits(run_log)[:3]
         assert [entered.word, second.word, left.word] == ["enters", "enters", "leaves"]
         assert left.pid == frozen.pid
@@ -97,12 +102,13 @@ async def test_a_worker_that_was_stopped_inside_a_mutex_leaves_it_when_it_resume
         await app.job(job.id).cancel()
 
 
+def _file(url: str) -> str | None:
+    return url.removeprefix("sqlite:///") if url.startswith("sqlite") else None
+
+
 @contextlib.contextmanager
-def _writing_nothing(url: str) -> Any:
-    if not url.startswith("sqlite"):
-        yield
-        return
-    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=10, isolation_level=None)) as file:
+def _nobody_can_write(path: Path) -> Iterator[None]:
+    with contextlib.closing(sqlite3.connect(path, timeout=patient(15), isolation_level=None)) as file:
         file.execute("BEGIN IMMEDIATE")
         yield
         file.execute("ROLLBACK")
@@ -117,11 +123,10 @@ async def test_a_worker_cut_off_from_postgres_leaves_a_mutex_before_another_ente
         work = app._registry.find("enter")
         assert work is not None
         cut = await start(children, postgres.url_at(proxy.port), run_log)
-        first = await work.enqueue(12.0)
+        first = await work.enqueue(LONG)
         await cut.wait_for_line("inside")
         other = await start(children, postgres.url, run_log)
         second = await work.enqueue(0.1)
-        await asyncio.sleep(LEASE)
         proxy.hold()
         (seconds, cancelled) = await cut.wait_for_line("LeaseNotRenewed")
         assert (seconds < LEASE, cancelled) == (True, 1)
@@ -129,6 +134,7 @@ async def test_a_worker_cut_off_from_postgres_leaves_a_mutex_before_another_ente
         await other.wait_for_line("inside")
         proxy.release()
         await cut.wait_for_line("NodeDeclaredDead")
+        may_leave(run_log).touch()
         await result_within(first, 40)
         await result_within(second, 40)
         assert most_inside(read_visits(run_log)) == 1
@@ -146,7 +152,7 @@ async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
         work = app._registry.find("enter")
         assert work is not None
         full = await start(children, url, run_log)
-        job = await work.enqueue(8.0)
+        job = await work.enqueue(LONG)
         await full.wait_for_line("inside")
         other = await start(children, url, run_log)
         # No file of this process grows beyond a page any more.
@@ -155,6 +161,7 @@ async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
         await other.wait_for_line("inside")
         resource.prlimit(full.pid, resource.RLIMIT_FSIZE, unlimited)
         await full.wait_for_line("NodeDeclaredDead")
+        may_leave(run_log).touch()
         await result_within(job, 40)
         assert most_inside(read_visits(run_log)) == 1
 
@@ -169,11 +176,12 @@ async def test_a_worker_that_cannot_write_to_its_file_returns_the_job_that_holds
         work = app._registry.find("enter")
         assert work is not None
         worker = await start(children, url, run_log)
-        job = await work.enqueue(8.0)
+        job = await work.enqueue(LONG)
         await worker.wait_for_line("inside")
-        with _writing_nothing(url):
+        with _nobody_can_write(database):
             await worker.wait_for_line("LeaseNotRenewed")
-            await until(lambda: [visit.word for visit in read_visits(run_log)] == ["enters", "leaves"], 5)
+            await until(lambda: [visit.word for visit in read_visits(run_log)] == ["enters", "leaves"])
+        may_leave(run_log).touch()
         await result_within(job, 40)
         assert most_inside(read_visits(run_log)) == 1
         assert not worker.has_line("NodeDeclaredDead")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -21,9 +18,10 @@ from headgate.limits.concurrency import Semaphore
 from headgate.limits.rate_limit import RateLimit as Rate
 from headgate.storage.records import Claim
 from headgate.testing.manual_clock import ManualClock
+from tests.durability.processes import Children
 from tests.durability.stores import claim_for, new_job, open_store
 from tests.durability.test_claim_work import Meter, add
-from tests.until import until
+from tests.until import patient, until
 
 RULES: dict[str, Any] = {"mutex": Semaphore(1), "each": Rate("1000000/s").rule}
 TERMS = GateTerms(holds=(PermitTerms(),))
@@ -94,7 +92,9 @@ APP = """
 """
 
 
-async def test_the_permit_of_a_killed_worker_is_returned_and_its_job_starts_first(tmp_path: Path) -> None:
+async def test_the_permit_of_a_killed_worker_is_returned_and_its_job_starts_first(
+    tmp_path: Path, children: Children
+) -> None:
     (tmp_path / "jobs_app.py").write_text(textwrap.dedent(APP))
     app = Headgate(f"sqlite:///{tmp_path}/jobs.db")
 
@@ -104,22 +104,14 @@ async def test_the_permit_of_a_killed_worker_is_returned_and_its_job_starts_firs
     async with app.open():
         await work.enqueue_many([("first",), ("second",)])
 
-    async def worker() -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "headgate", "worker", "jobs_app:app", cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL
-        )
-
     run_log = tmp_path / "run_log"
     run_log.touch()
-    first = await worker()
+    first = await children.start("headgate_worker.py", folder=str(tmp_path), target="jobs_app:app")
     await until(lambda: "first begins" in run_log.read_text())
     (tmp_path / "was-killed").touch()
-    os.kill(first.pid, signal.SIGKILL)
-    await first.wait()
-    second = await worker()
+    await first.kill()
+    await children.start("headgate_worker.py", folder=str(tmp_path), target="jobs_app:app")
     await until(lambda: "second ends" in run_log.read_text())
-    second.terminate()
-    await second.wait()
     lines = [line.split(" in ")[0] for line in (tmp_path / "run_log").read_text().splitlines()]
     assert lines == ["first begins", "first begins", "first ends", "second begins", "second ends"]
 
@@ -139,5 +131,5 @@ async def test_a_real_engine_runs_ten_thousand_jobs_behind_a_mutex_in_order(tmp_
     async with app.open():
         await work.enqueue_many([(number,) for number in range(10_000)])
     async with app:
-        await asyncio.wait_for(done.wait(), 30)
+        await asyncio.wait_for(done.wait(), patient(30))
     assert order == sorted(order)

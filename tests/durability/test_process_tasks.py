@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -17,9 +16,10 @@ from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, ProcessDi
 from headgate.jobs.report import too_many
 from headgate.tasks.attempt_context import AttemptContext
 from tests.durability import process_bodies as bodies
+from tests.durability import slow_bodies
 from tests.durability.processes import Children
 from tests.engine import hooked_bodies
-from tests.until import result_within, until
+from tests.until import patient, result_within, until
 
 pytestmark = pytest.mark.slow
 
@@ -114,14 +114,14 @@ async def test_an_attempt_that_must_stop_is_killed_with_its_own_children(how: st
     compute = app.task(queue="computing", process=True)(bodies.compute)
     pid = app.task(queue="computing", process=True)(bodies.pid)
     async with app:
-        job: Job[str] = await compute.using(timeout=5 if how == "timeout" else None).enqueue(str(tmp_path), 600)
+        # The child is ready, so that it has begun long before its time is up.
+        await result_within(await pid.enqueue(), 15)
+        job: Job[str] = await compute.using(timeout=4 if how == "timeout" else None).enqueue(str(tmp_path), 3600)
         child, helper = await both_pids(tmp_path)
-        began = time.monotonic()
         if how == "cancel":
             assert await job.cancel()
             with pytest.raises(JobCancelled):
                 await result_within(job, 5)
-            assert time.monotonic() - began < 1
         else:
             with pytest.raises(JobFailed, match="longer than its timeout"):
                 await result_within(job, 15)
@@ -266,10 +266,13 @@ async def test_a_path_object_in_sys_path_does_not_break_process_tasks(
         assert await result_within(await pid.enqueue(), 15) > 0
 
 
-async def test_a_timeout_that_is_shorter_than_the_start_of_a_child_costs_no_more_than_one_attempt() -> None:
+async def test_a_timeout_that_is_shorter_than_the_start_of_a_child_costs_no_more_than_one_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The fault: each attempt's child was killed while it was starting, so that no attempt could ever be in time."""
+    monkeypatch.setenv(slow_bodies.SLOW, "0.7")
     app = make_app(concurrency=1)
-    pid = app.task(queue="computing", process=True, timeout=0.05, retry=RetryPolicy(delays=[0] * 5))(bodies.pid)
+    pid = app.task(queue="computing", process=True, timeout=0.5, retry=RetryPolicy(delays=[0] * 5))(slow_bodies.pid)
     async with app:
         job = await pid.enqueue()
         assert await result_within(job, 15) > 0
@@ -332,7 +335,7 @@ async def test_a_function_in_a_child_can_read_its_job_and_settle_its_cost() -> N
     async with app:
         job = await task.using(headers={"tenant": "acme"}).enqueue()
         received = await result_within(job, 15)
-        assert received.pop("waited_for") < 10
+        assert 0 <= received.pop("waited_for") < patient(10)
         assert received.pop("enqueued_at").endswith("+00:00")
         assert received == {
             "id": job.id,

@@ -19,8 +19,10 @@ from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.strict_rate import StrictRate
 from tests.durability.tcp_proxy import TcpProxy
 from tests.redis_server import RedisServer, server_in
+from tests.until import patient, until_now
 
-TIMEOUT = 0.5
+TIMEOUT = 1.0
+"""Of a store whose server does not answer; the others have a timeout that no reply takes."""
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @contextlib.asynccontextmanager
-async def buckets_at(url: str, timeout: float = TIMEOUT) -> AsyncIterator[RedisBuckets]:
+async def buckets_at(url: str, timeout: float = 20) -> AsyncIterator[RedisBuckets]:
     store = RedisBuckets.from_url(url, timeout=timeout)
     await store.open()
     try:
@@ -51,23 +53,23 @@ async def granted(store: RedisBuckets, bucket: Bucket, asks: int) -> int:
 
 async def comes_back(store: RedisBuckets, bucket: Bucket) -> None:
     """Return once the store answers again."""
-    for _ in range(100):
+    for _ in range(1000):
         with contextlib.suppress(StorageUnavailable):
             await store.snapshot(bucket)
             return
+        await asyncio.sleep(0.01)
     raise AssertionError("it did not come back")
 
 
 def until_linked(replica: redis.Redis) -> None:
-    while replica.info("replication")["master_link_status"] != "up":
-        time.sleep(0.01)
+    until_now(lambda: replica.info("replication")["master_link_status"] == "up")
 
 
 async def test_a_killed_server_is_unavailable_and_one_burst_is_granted_again_when_it_is_back(
     server: RedisServer,
 ) -> None:
     bucket = hundred()
-    async with buckets_at(server.url) as store:
+    async with buckets_at(server.url, TIMEOUT) as store:
         before = await granted(store, bucket, 90)
         load = [asyncio.ensure_future(granted(store, bucket, 1000)) for _ in range(8)]
         await asyncio.sleep(0.02)
@@ -77,7 +79,7 @@ async def test_a_killed_server_is_unavailable_and_one_burst_is_granted_again_whe
         began = time.monotonic()
         with pytest.raises(StorageUnavailable):
             await store.take(bucket)
-        assert time.monotonic() - began < 3 * TIMEOUT
+        assert time.monotonic() - began < patient(3 * TIMEOUT)
         server.start()
         await comes_back(store, bucket)
         after = await granted(store, bucket, 250)
@@ -88,7 +90,7 @@ async def test_a_killed_server_is_unavailable_and_one_burst_is_granted_again_whe
 
 async def test_a_short_absence_of_the_server_is_waited_for(server: RedisServer) -> None:
     bucket = hundred()
-    async with buckets_at(server.url, timeout=5) as store:
+    async with buckets_at(server.url) as store:
         assert await granted(store, bucket, 1) == 1
         server.kill()
         # What is asked meanwhile has an id: it may be sent again, whatever became of the first time.
@@ -111,14 +113,14 @@ async def test_scripts_that_the_server_has_lost_are_loaded_again(server: RedisSe
 
 async def test_a_stopped_server_is_reported_in_time_and_used_again_when_it_resumes(server: RedisServer) -> None:
     bucket = hundred()
-    async with buckets_at(server.url) as store:
+    async with buckets_at(server.url, TIMEOUT) as store:
         assert await granted(store, bucket, 1) == 1
         server.signal(signal.SIGSTOP)
         began = time.monotonic()
         failures = await asyncio.gather(
             store.take(bucket), store.take(bucket, id="a"), store.snapshot(bucket), return_exceptions=True
         )
-        assert TIMEOUT <= time.monotonic() - began < 4 * TIMEOUT
+        assert TIMEOUT <= time.monotonic() - began < patient(4 * TIMEOUT)
         assert all(isinstance(failure, StorageUnavailable) for failure in failures)
         server.signal(signal.SIGCONT)
         await comes_back(store, bucket)
@@ -131,11 +133,11 @@ async def test_a_replica_that_lost_the_last_starts_grants_only_those_again(serve
     folder = tmp_path / "replica"
     folder.mkdir()
     with server_in(folder, "--replicaof", "127.0.0.1", str(server.port)) as replica, replica.client() as remote:
-        async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=2) as store:
+        async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, TIMEOUT) as store:
             await asyncio.to_thread(until_linked, remote)
             assert await granted(store, bucket, 60) == 60
             with server.client() as local:
-                local.wait(1, 5000)
+                local.wait(1, round(patient(5) * 1000))
             # The two lose sight of each other; what is granted from now on is not known there.
             remote.replicaof("NO", "ONE")
             assert await granted(store, bucket, 200) == 40
@@ -152,7 +154,7 @@ async def test_a_server_that_became_a_replica_is_replaced_by_the_new_primary(
     folder = tmp_path / "heir"
     folder.mkdir()
     with server_in(folder) as heir, server.client() as local:
-        async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
+        async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url) as store:
             assert await granted(store, bucket, 1) == 1
             local.replicaof("127.0.0.1", str(heir.port))
             taking = asyncio.ensure_future(store.take(bucket))
@@ -167,7 +169,7 @@ async def test_all_requests_in_flight_are_sent_again_to_the_new_primary(server: 
     folder = tmp_path / "heir"
     folder.mkdir()
     with server_in(folder) as heir, server.client() as local:
-        async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
+        async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url) as store:
             assert await granted(store, buckets[0], 1) == 1
             local.replicaof("127.0.0.1", str(heir.port))
             taking = asyncio.ensure_future(asyncio.gather(*(store.take(bucket) for bucket in buckets)))
@@ -179,7 +181,7 @@ async def test_all_requests_in_flight_are_sent_again_to_the_new_primary(server: 
 
 async def test_a_lost_reply_to_a_take_with_an_id_is_not_charged_twice(server: RedisServer) -> None:
     bucket = hundred()
-    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
+    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url) as store:
         assert await granted(store, bucket, 1) == 1
         proxy.replies_to_lose = 1
         taken = await store.take(bucket, count=7, id="claim-1")
@@ -190,7 +192,7 @@ async def test_a_lost_reply_to_a_take_with_an_id_is_not_charged_twice(server: Re
 
 async def test_a_lost_reply_to_a_booking_is_given_the_slot_that_was_booked(server: RedisServer) -> None:
     bucket = Bucket("booked", "acme", StrictRate(1, per=3600).rule)
-    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
+    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url) as store:
         first = await store.take(bucket)
         proxy.replies_to_lose = 1
         booked = await store.reserve(bucket, id="a")
@@ -200,7 +202,7 @@ async def test_a_lost_reply_to_a_booking_is_given_the_slot_that_was_booked(serve
 
 async def test_a_lost_reply_to_a_take_without_an_id_is_reported_as_not_known(server: RedisServer) -> None:
     bucket = hundred()
-    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
+    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url) as store:
         assert await granted(store, bucket, 1) == 1
         proxy.replies_to_lose = 1
         with pytest.raises(StorageUnavailable, match="not known"):
@@ -211,7 +213,7 @@ async def test_a_lost_reply_to_a_take_without_an_id_is_reported_as_not_known(ser
 
 async def test_lost_replies_to_two_requests_charge_each_bucket_once(server: RedisServer) -> None:
     buckets = [hundred(f"hundred {number}") for number in range(40)]
-    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url, timeout=5) as store:
+    async with TcpProxy.to(server.port) as proxy, buckets_at(proxy.url) as store:
         assert await granted(store, hundred(), 1) == 1
         proxy.replies_to_lose = 1
         # Every second one may be asked again.

@@ -21,8 +21,9 @@ from headgate.clock import SECOND
 from headgate.jobs.event import StorageFailed
 from headgate.storage.postgres import database
 from tests.durability.postgres import session_at
+from tests.until import patient
 
-DEADLINE = 15
+DEADLINE = patient(15)
 
 
 class Place(NamedTuple):
@@ -54,7 +55,7 @@ async def on_postgres(url: str, schema: str) -> AsyncIterator[Place]:
 
 @contextlib.asynccontextmanager
 async def on_sqlite(path: Path) -> AsyncIterator[Place]:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=patient(10))
 
     async def change(statement: str) -> None:
         await asyncio.to_thread(connection.execute, statement)

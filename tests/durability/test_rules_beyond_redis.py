@@ -15,7 +15,7 @@ from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
 from tests.limit_settings import change
 from tests.redis_server import redis_url  # noqa: F401
-from tests.until import until
+from tests.until import patient, until
 
 BEYOND = RateLimit("100000000/s")
 WHY = r"limit 'api' cannot be 100000000/s .* in its store: .*beyond .* that Redis's numbers hold"
@@ -68,7 +68,7 @@ async def test_jobs_of_a_stored_rule_that_redis_cannot_hold_wait(
         received = asyncio.Event()
         app.subscribe(lambda _event: received.set(), LimitStoreFailed)
         await app.tasks["call"].enqueue_many([("acme",)] * 5)
-        await asyncio.wait_for(received.wait(), 10)
+        await asyncio.wait_for(received.wait(), patient(10))
         assert app.started == []  # type: ignore[attr-defined]
         await app.admin.limits.unset("api")
         await until(lambda: app.started == ["acme", "acme"])  # type: ignore[attr-defined]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,6 +15,8 @@ from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.strict_rate import StrictRate
+from tests.durability.threads import side_by_side
+from tests.until import until_now
 
 
 class OnOneLoop:
@@ -26,6 +25,7 @@ class OnOneLoop:
     def __init__(self) -> None:
         self.buckets = MemoryBuckets()
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.takes = 0
 
     async def open(self) -> None:
         assert self.loop is None
@@ -36,6 +36,7 @@ class OnOneLoop:
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
         await self._there()
+        self.takes += 1
         return await self.buckets.take(bucket, cost, count=count, id=id)
 
     async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
@@ -67,12 +68,6 @@ class OnOneLoop:
         await asyncio.sleep(0.0005)
 
 
-def side_by_side(*functions: Callable[[], object]) -> None:
-    with ThreadPoolExecutor(len(functions)) as pool:
-        for done in [pool.submit(function) for function in functions]:
-            done.result()
-
-
 def test_threads_without_a_loop_share_one_in_the_background() -> None:
     limiter = Limiter(StrictRate(20, per=0.2, margin=0), OnOneLoop())
     starts: list[int] = []
@@ -97,20 +92,22 @@ def test_threads_without_a_loop_share_one_in_the_background() -> None:
 
 
 def test_closing_wakes_the_threads_that_wait() -> None:
-    limiter = Limiter(RateLimit("1/h"), OnOneLoop())
+    store = OnOneLoop()
+    limiter = Limiter(RateLimit("1/h"), store)
     limiter.sync.acquire("a")
+    begun: list[bool] = []
 
     def thread() -> None:
+        begun.append(True)
         with pytest.raises(GateClosed):
             limiter.sync.acquire("a")
 
     def close() -> None:
-        time.sleep(0.1)
+        until_now(lambda: len(begun) == 2 and store.takes > 1)
         limiter.sync.close()
 
-    begun = time.monotonic()
+    # Without it they would wait for an hour.
     side_by_side(thread, thread, close)
-    assert time.monotonic() - begun < 5
 
 
 async def test_threads_and_other_loops_use_the_loop_of_the_first_caller() -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
-import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,8 @@ from tests.durability.run_log import count_endings, endings, read_run_log, runs_
 from tests.until import result_within
 
 pytestmark = pytest.mark.slow
+
+HEARTBEAT, LEASE = 0.3, 2.0
 
 
 class ParentApp:
@@ -39,7 +37,7 @@ class ParentApp:
         def hold_a_thread(key: str) -> None: ...
 
         @self.app.task
-        async def block_the_loop(seconds: float) -> None: ...
+        async def block_the_loop(file: str) -> None: ...
 
         self.wait_for_word = wait_for_word
         self.hold_a_thread = hold_a_thread
@@ -53,29 +51,20 @@ async def start_worker(children: Children, database: Path, **options: Any) -> Ch
     return worker
 
 
-def freeze(worker: Child, database: Path) -> None:
-    """Send SIGSTOP, but not while the worker holds the write lock of the file: that would block all others."""
-    with contextlib.closing(sqlite3.connect(database, timeout=10, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        worker.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, worker.process.pid, os.WSTOPPED | os.WNOWAIT)
-        connection.execute("ROLLBACK")
-
-
 async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_refused(
     database: Path, children: Children
 ) -> None:
     local = ParentApp(database)
     async with local.app.open():
         count_endings(database)
-        frozen = await start_worker(children, database, heartbeat=0.2, lease=1)
+        frozen = await start_worker(children, database, heartbeat=HEARTBEAT, lease=LEASE)
         job = await local.wait_for_word.enqueue("acme")
         await frozen.wait_for_line("running")
-        freeze(frozen, database)
+        frozen.stop(database)
         # The word is sent while it is stopped: its handler ends immediately after it resumes.
         frozen.send("go")
 
-        other = await start_worker(children, database, heartbeat=0.2, lease=1)
+        other = await start_worker(children, database, heartbeat=HEARTBEAT, lease=LEASE)
         _node, returned, _poisonous = await other.wait_for_line("NodeLost")
         assert returned == 1
         await other.wait_for_line("running")
@@ -107,10 +96,10 @@ async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
     local = ParentApp(database)
     async with local.app.open():
         count_endings(database)
-        frozen = await start_worker(children, database, heartbeat=5, lease=10)
+        frozen = await start_worker(children, database, heartbeat=60, lease=120)
         job = await local.wait_for_word.enqueue("acme")
         await frozen.wait_for_line("running")
-        freeze(frozen, database)
+        frozen.stop(database)
         frozen.send("go")
         # Recovered by the test, so that its own heartbeat is not the first thing after it resumes.
         (node,) = await local.storage.nodes()
@@ -121,6 +110,8 @@ async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
         assert record is not None
         assert record.state is JobState.WAITING
         assert endings(database) == {}
+        # It would take the job again once it has joined again.
+        await frozen.kill()
         other = await start_worker(children, database)
         await other.wait_for_line("running")
         other.send("go")
@@ -132,25 +123,23 @@ async def test_workers_stopped_again_and_again_under_load_lose_no_job(database: 
     local = ParentApp(database)
     async with local.app.open():
         count_endings(database)
-        workers = [await start_worker(children, database, heartbeat=0.1, lease=0.3, concurrency=3) for _ in range(2)]
+        workers = [
+            await start_worker(children, database, heartbeat=HEARTBEAT, lease=LEASE, concurrency=3) for _ in range(2)
+        ]
         for worker in workers:
             worker.send("go")
         jobs = []
-        lost = 0
         # Twice only: a job that is lost three times with its node counts as poisonous.
         for turn in range(2):
             victim, other = workers[turn % 2], workers[(turn + 1) % 2]
             jobs += await local.wait_for_word.enqueue_many([(f"{turn}.{number}",) for number in range(20)])
-            freeze(victim, database)
+            victim.stop(database)
             adding = asyncio.ensure_future(
                 local.wait_for_word.enqueue_many([(f"{turn}+{number}",) for number in range(20)])
             )
-            with contextlib.suppress(TimeoutError):
-                await other.wait_for_line("NodeLost", seconds=3)
-                lost += 1
+            await other.wait_for_line("NodeLost")
             victim.signal(signal.SIGCONT)
             jobs += await adding
-        assert lost
         await asyncio.gather(*(result_within(job, 20) for job in jobs))
         assert await local.storage.check() == []
         (counts,) = await local.storage.counts()
@@ -195,20 +184,19 @@ async def test_jobs_that_outlast_the_grace_are_returned_without_spending_an_atte
         assert await local.storage.nodes() == []
 
 
-async def test_a_second_signal_ends_a_worker_within_two_seconds(database: Path, children: Children) -> None:
+async def test_a_second_signal_ends_a_worker_that_waits_for_its_jobs(database: Path, children: Children) -> None:
     local = ParentApp(database)
     async with local.app.open():
-        worker = await start_worker(children, database, grace=60)
+        worker = await start_worker(children, database, grace=600)
         jobs = [await local.wait_for_word.enqueue("acme") for _ in range(3)]
         for _ in jobs:
             await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
-        with pytest.raises(TimeoutError):
-            await worker.wait_for_line("cancelled", seconds=0.3)
+        await worker.wait_for_line("NodeStopping")
+        await worker.read_lines()
+        assert not worker.has_line("cancelled")
         worker.signal(signal.SIGTERM)
-        began = time.monotonic()
         assert await worker.end() == 0
-        assert time.monotonic() - began < 2
         for job in jobs:
             record = await local.storage.job(job.id)
             assert record is not None
@@ -235,9 +223,7 @@ async def test_a_thread_that_cannot_be_stopped_does_not_delay_the_end_of_a_worke
         await worker.wait_for_line("running")
         worker.signal(signal.SIGTERM)
         worker.signal(signal.SIGINT)
-        began = time.monotonic()
-        assert await worker.end() == 0
-        assert time.monotonic() - began < 4
+        assert await worker.end() == 0, "it does not wait for the thread, which holds on for ten minutes"
         record = await local.storage.job(job.id)
         assert record is not None
         assert (record.state, record.attempt) == (JobState.WAITING, 0)
@@ -249,11 +235,13 @@ async def test_a_handler_that_blocks_the_loop_beyond_the_lease_is_reported_and_n
     local = ParentApp(database)
     async with local.app.open():
         count_endings(database)
-        blocked = await start_worker(children, database, heartbeat=0.2, lease=1)
-        job = await local.block_the_loop.enqueue(2.5)
+        blocked = await start_worker(children, database, heartbeat=HEARTBEAT, lease=LEASE)
+        word = database.with_name("word")
+        job = await local.block_the_loop.enqueue(str(word))
         await blocked.wait_for_line("running")
-        other = await start_worker(children, database, heartbeat=0.2, lease=1)
+        other = await start_worker(children, database, heartbeat=HEARTBEAT, lease=LEASE)
         await other.wait_for_line("running")
+        word.touch()
         await blocked.wait_for_line("LoopBlocked")
         await blocked.kill()
         await result_within(job, 20)

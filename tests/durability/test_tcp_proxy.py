@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from tests.durability.tcp_proxy import TcpProxy
 from tests.postgres_server import PostgresServer, server_in
+from tests.until import patient
 
 CUT = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, ConnectionError)
 
@@ -79,11 +80,11 @@ async def test_a_connection_that_stalls_before_a_commit_continues_when_released(
         connection = await asyncpg.connect(server.url_at(proxy.port))
         stalled = proxy.stall_before(b"COMMIT")
         telling = asyncio.ensure_future(insert_word(connection, "late"))
-        await asyncio.wait_for(stalled.happened.wait(), 5)
+        await asyncio.wait_for(stalled.happened.wait(), patient(5))
         assert await words_of(server) == []
         assert not telling.done()
         stalled.resumed.set()
-        await asyncio.wait_for(telling, 5)
+        await asyncio.wait_for(telling, patient(5))
         assert await words_of(server) == ["late"]
         await connection.close()
 
@@ -97,8 +98,8 @@ async def test_a_held_connection_is_silent_and_continues_when_released(server: P
         done, _ = await asyncio.wait([answer, third], timeout=0.3)
         assert not done
         proxy.release()
-        assert await asyncio.wait_for(answer, 5) == 42
-        await (await asyncio.wait_for(third, 5)).close()
+        assert await asyncio.wait_for(answer, patient(5)) == 42
+        await (await asyncio.wait_for(third, patient(5))).close()
         await connection.close()
 
 
@@ -110,7 +111,7 @@ async def test_a_held_connection_can_be_cut(server: PostgresServer) -> None:
         await asyncio.wait([answer], timeout=0.05)
         proxy.cut()
         with pytest.raises(CUT):
-            await asyncio.wait_for(answer, 5)
+            await asyncio.wait_for(answer, patient(5))
 
 
 async def test_a_reset_reaches_every_connection(server: PostgresServer) -> None:
@@ -119,7 +120,7 @@ async def test_a_reset_reaches_every_connection(server: PostgresServer) -> None:
         answers = [asyncio.ensure_future(each.fetchval("SELECT pg_sleep(30)")) for each in connections]
         await asyncio.wait(answers, timeout=0.1)
         proxy.reset()
-        results = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), 5)
+        results = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), patient(5))
         assert all(isinstance(result, CUT) for result in results), results
         again = await asyncpg.connect(server.url_at(proxy.port))
         assert await again.fetchval("SELECT 42") == 42

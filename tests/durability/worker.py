@@ -21,6 +21,7 @@ from typing import Any
 
 from headgate import Headgate, RetryPolicy, StrictRate, current_job
 from headgate.clock import Clock, SystemClock
+from headgate.engine.node_watch import NodeWatch
 from headgate.jobs.event import Event
 from headgate.jobs.lifecycle import Ending
 from headgate.storage import driver
@@ -29,6 +30,7 @@ from headgate.storage.procedures.finish import AllFinished, finish_all
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite import driver as sqlite_driver
+from headgate.storage.sqlite import peer_notifier
 from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.storage.sqlite.reader import Reader
@@ -173,9 +175,11 @@ def make_app(storage: Store, run_log: Path, points: Points, **settings: Any) -> 
         threading.Event().wait(600)
 
     @app.task
-    async def block_the_loop(seconds: float) -> None:
+    async def block_the_loop(file: str) -> None:
+        """Until that file is there."""
         print_line("running", current_job().id)
-        time.sleep(seconds)  # noqa: ASYNC251  # the mistake that this task is there to make
+        while not os.path.exists(file):  # noqa: ASYNC240, PTH110
+            time.sleep(0.01)  # noqa: ASYNC251  # the mistake that this task is there to make
 
     @app.task
     async def die() -> None:
@@ -212,12 +216,21 @@ PRINTED = {
 }
 
 
+async def nothing(*_: object) -> None: ...
+
+
 async def main(options: dict[str, Any]) -> None:
     path = Path(options.pop("path"))
     run_log = Path(options.pop("run_log"))
     grace = options.pop("grace", None)
     points = Points(path, options.pop("hold", None), options.pop("skip", 0))
-    if options.pop("ignores_wake_ups", False):
+    if options.pop("only_is_told", False):
+        # It learns of jobs by datagrams alone.
+        setattr(peer_notifier, "LOOK_EVERY", 3600.0)  # noqa: B010
+        setattr(NodeWatch, "_check_store", nothing)  # noqa: B010
+    if options.pop("only_looks", False):
+        # It learns of them by its own looks at the file alone.
+        setattr(NodeWatch, "_check_store", nothing)  # noqa: B010
         setattr(PeerNotifier, "_receive", lambda self: self._socket.recv(64))  # noqa: B010
     watch()
     app = make_app(Store(HoldingDriver(path, points)), run_log, points, **options)
