@@ -52,7 +52,7 @@ def shared(count: int, per: float = 3600) -> AnyRule:
 
 
 def adaptive(burst: int = 1) -> AnyRule:
-    return AdaptiveRate("600/m", min="6/m", start="60/m", burst=burst).rule
+    return AdaptiveRate("600/h", min="6/h", start="60/h", burst=burst).rule
 
 
 CENTURY = FARTHEST // SECOND
@@ -69,11 +69,6 @@ WIDEST: list[Any] = [
     AdaptiveRate("1000000000/d", min="1/50d", burst=500).rule,
 ]
 """Rules of each kind, as far as a declaration goes, and for a rate as far as Redis counts exactly."""
-
-
-def about(instant: int, expected: int) -> bool:
-    """Within a second: what lies between two answers is the store's own."""
-    return abs(instant - expected) < SECOND
 
 
 def bucket(rule: AnyRule, key: str = "acme", limit: str | None = None) -> Bucket:
@@ -147,9 +142,12 @@ class BucketStoreConformance:
 
     async def test_a_start_is_granted_at_exactly_the_predicted_instant(self, store: BucketStore) -> None:
         drawn = bucket(strict(1, per=0.2))
-        await store.take(drawn)
-        refused = await store.take(drawn)
-        assert refused.granted == 0
+        first = await store.take(drawn)
+        # On a busy machine 0.2 s may be over before the next draw.
+        while (refused := await store.take(drawn)).granted:
+            assert refused.now >= first.now + SECOND // 5
+            first = refused
+        assert refused.opens_at == first.now + SECOND // 5
         await self.elapse_to(store, refused)
         assert (await store.take(drawn)).granted == 1
 
@@ -409,15 +407,15 @@ class BucketStoreConformance:
     async def test_a_refusal_lowers_the_rate_of_its_key_alone(self, store: BucketStore) -> None:
         drawn = bucket(adaptive())
         assert isinstance(store, NotesRefusals)
-        assert await self.present(store, drawn) == "60/m"
+        assert await self.present(store, drawn) == "60/h"
         taken = await store.take(drawn)
         await store.refuse(drawn, taken.now)
         refused = await store.take(drawn)
         assert refused.granted == 0
-        # Of the second that the next start was away at 60/m, 1.43 s are left at 42/m.
-        assert about(refused.opens_at, taken.now + 60 * SECOND // 42)
-        assert await self.present(store, drawn) == "42/m"
-        assert await self.present(store, with_key(drawn, "globex")) == "60/m"
+        # Of the minute that the next start was away at 60/h, 86 s are left at 42/h, and less if some of it had passed.
+        assert 0 <= taken.now + HOUR // 42 + 1 - refused.opens_at <= refused.now - taken.now + 1
+        assert await self.present(store, drawn) == "42/h"
+        assert await self.present(store, with_key(drawn, "globex")) == "60/h"
 
     async def test_refusals_of_starts_before_a_decrease_are_one(self, store: BucketStore) -> None:
         drawn = bucket(adaptive(burst=3))
@@ -426,10 +424,10 @@ class BucketStoreConformance:
         assert taken.granted == 3
         for _ in range(3):
             await store.refuse(drawn, taken.now)
-        assert await self.present(store, drawn) == "42/m"
+        assert await self.present(store, drawn) == "42/h"
         await self.elapse(store, 0.01)
         await store.refuse(drawn)
-        assert await self.present(store, drawn) == "29.4/m"
+        assert await self.present(store, drawn) == "29.4/h"
 
     async def test_while_a_bucket_is_closed_a_refusal_of_an_unknown_start_is_not_counted(
         self, store: BucketStore
@@ -440,13 +438,13 @@ class BucketStoreConformance:
         await store.penalize(drawn, HOUR)
         await self.elapse(store, 0.01)
         await store.refuse(drawn)
-        assert await self.present(store, drawn) == "42/m"
+        assert await self.present(store, drawn) == "42/h"
 
     async def test_a_penalty_alone_is_no_refusal(self, store: BucketStore) -> None:
         drawn = bucket(adaptive())
         await store.take(drawn)
         await store.penalize(drawn, HOUR)
-        assert await self.present(store, drawn) == "60/m"
+        assert await self.present(store, drawn) == "60/h"
 
     async def test_a_rate_grows_while_it_is_used(self, store: BucketStore) -> None:
         """The maximum within a second: a second start after a used tenth has grown by a tenth of it."""
@@ -470,10 +468,10 @@ class BucketStoreConformance:
         refused = await store.take(drawn, count=5)
         assert (refused.granted, refused.available) == (0, 0)
         assert refused.full_at >= refused.opens_at
-        assert about(refused.opens_at, first.now + HOUR)
+        assert first.now + HOUR <= refused.opens_at <= refused.now + HOUR
         look = await store.snapshot(drawn)
         assert (look.available, look.used) == (0, 1)
-        assert about(look.opens_at, first.now + HOUR)
+        assert look.opens_at == refused.opens_at
         assert (await store.take(with_key(drawn, "globex"))).granted == 1
 
     async def test_a_bucket_never_seen_can_be_penalised(self, store: BucketStore) -> None:
@@ -484,12 +482,18 @@ class BucketStoreConformance:
         assert (look.used, look.available) == (0, 0)
 
     async def test_a_penalty_ends_by_itself_and_the_budget_is_as_it_was(self, store: BucketStore) -> None:
-        drawn = bucket(strict(3))
+        drawn, other = bucket(strict(3)), bucket(rate(1000))
         await store.take(drawn)
-        await store.penalize(drawn, SECOND // 2)
-        refused = await store.take(drawn)
-        assert refused.granted == 0
-        await self.elapse_to(store, refused)
+        while True:
+            before = (await store.take(other)).now
+            await store.penalize(drawn, SECOND // 2)
+            closed = await store.snapshot(drawn)
+            if not closed.available:
+                break
+            # On a busy machine half a second may be over before the look, which consumes nothing.
+            assert (await store.take(other)).now >= before + SECOND // 2
+        assert closed.opens_at >= before + SECOND // 2
+        await self.elapse(store, (closed.opens_at - before) / SECOND)
         assert (await store.take(drawn, count=5)).granted == 2
 
     async def test_the_longest_penalty_counts(self, store: BucketStore) -> None:
@@ -497,7 +501,8 @@ class BucketStoreConformance:
         first = await store.take(drawn)
         for hours in (2, 3, 1, 0):
             await store.penalize(drawn, hours * HOUR)
-        assert about((await store.take(drawn)).opens_at, first.now + 3 * HOUR)
+        refused = await store.take(drawn)
+        assert first.now + 3 * HOUR <= refused.opens_at <= refused.now + 3 * HOUR
 
     @pytest.mark.parametrize("rule", [strict(1), rate(1)])
     async def test_a_bucket_that_its_rule_closes_for_longer_than_a_penalty_opens_by_its_rule(
@@ -518,14 +523,15 @@ class BucketStoreConformance:
         slot = (await store.reserve(drawn, id="a")).opens_at
         assert await store.cancel(drawn, id="a")
         assert (await store.snapshot(drawn)).used == 0
-        assert about((await store.reserve(drawn, id="b")).opens_at, slot)
+        assert (await store.reserve(drawn, id="b")).opens_at == slot
 
     async def test_reservations_of_a_penalised_bucket_begin_when_it_opens(self, store: BucketStore) -> None:
         drawn = bucket(strict(1))
         before = await store.reserve(drawn, id="before")
         await store.penalize(drawn, 2 * HOUR)
-        slots = [(await store.reserve(drawn, id=id)).opens_at for id in ("a", "b", "before")]
-        assert about(slots[0], before.now + 2 * HOUR)
+        booked = [await store.reserve(drawn, id=id) for id in ("a", "b", "before")]
+        slots = [each.opens_at for each in booked]
+        assert before.now + 2 * HOUR <= slots[0] <= booked[0].now + 2 * HOUR
         assert slots[1] == slots[0] + HOUR
         assert slots[2] == before.opens_at
 
@@ -597,7 +603,7 @@ class BucketStoreConformance:
     async def test_debt_is_carried_over_to_another_rate(self, store: BucketStore) -> None:
         drawn = bucket(rate(10))
         await store.take(drawn, 6)
-        assert (await store.snapshot(with_rule(drawn, rate(10, per=60)))).available in {4, 5}
+        assert (await store.snapshot(with_rule(drawn, rate(10, per=1800)))).available == 4
         await store.take(with_rule(drawn, rate(20)), 1)
         # 6 of 10 stay 6 starts that are owed, of 20 now.
         assert (await store.snapshot(with_rule(drawn, rate(20)))).available == 13

@@ -21,6 +21,7 @@ from tests.conformance.storage_suite.bounds import BoundsConformance
 from tests.conformance.storage_suite.budgets import BudgetsConformance
 from tests.conformance.storage_suite.following import FollowingConformance
 from tests.conformance.storage_suite.nodes import NodesConformance
+from tests.conformance.storage_suite.store_user import Conformance
 from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow  # the suite runs on a pool of our own in test_postgres
@@ -32,7 +33,7 @@ async def pool(postgres_url: str) -> AsyncIterator[asyncpg.Pool[Any]]:
         yield pool
 
 
-class TestPostgresStorageOnLentPool(BudgetsConformance, BoundsConformance, NodesConformance, FollowingConformance):
+class OnLentPool(Conformance):
     @pytest_asyncio.fixture
     async def storage(  # type: ignore[override]  # a fixture takes what it needs
         self, clock: ManualClock, postgres_url: str, postgres_schema: str, pool: asyncpg.Pool[Any]
@@ -41,6 +42,30 @@ class TestPostgresStorageOnLentPool(BudgetsConformance, BoundsConformance, Nodes
         await storage.open()
         yield storage
         await storage.close()
+
+
+class TestPostgresStorageOnLentPool(OnLentPool):
+    """What a lent pool changes: who gives connections, transactions, the types of values, several callers at once."""
+
+    test_a_budget = BudgetsConformance.test_a_key_uses_its_budget_and_then_waits_for_its_next_slot
+    test_several_limits = BudgetsConformance.test_several_limits_open_together_or_not_at_all
+    test_large_values = BoundsConformance.test_a_job_may_be_of_the_last_instant
+    test_options = BoundsConformance.test_a_job_keeps_the_longest_timeout_and_delays
+    test_changes_at_once = NodesConformance.test_changes_of_a_node_at_the_same_time_are_all_kept
+    test_recovery_at_once = NodesConformance.test_two_nodes_that_notice_a_death_recover_the_jobs_once
+    test_a_refused_change = NodesConformance.test_a_change_that_is_refused_changes_nothing
+    test_many_rows = (
+        FollowingConformance.test_a_leader_with_more_followers_than_one_commit_releases_has_all_of_them_released
+    )
+    test_a_repeated_addition = FollowingConformance.test_an_addition_may_be_repeated
+    test_a_refused_removal = FollowingConformance.test_a_limit_that_a_blocked_job_draws_on_is_in_use
+
+
+@pytest.mark.nightly
+class TestAllOfPostgresStorageOnLentPool(
+    OnLentPool, BudgetsConformance, BoundsConformance, NodesConformance, FollowingConformance
+):
+    """The whole groups, which are the same statements as on a pool of our own."""
 
 
 def app_on(url: str, schema: str, pool: object) -> tuple[Headgate, list[int]]:
@@ -87,14 +112,14 @@ async def test_changes_of_another_process_wake_a_node_on_a_lent_pool(
         await until(lambda: runs == [7])
 
 
-async def test_a_function_makes_the_pool_which_is_closed_with_the_app(postgres_url: str, postgres_schema: str) -> None:
+async def test_a_function_makes_the_pool_which_is_closed_with_the_app(postgres_url: str, absent_schema: str) -> None:
     made: list[asyncpg.Pool[Any]] = []
 
     async def make_pool() -> asyncpg.Pool[Any]:
         made.append(await asyncpg.create_pool(postgres_url, min_size=0, max_size=4))
         return made[-1]
 
-    app, runs = app_on(postgres_url, postgres_schema, make_pool)
+    app, runs = app_on(postgres_url, absent_schema, make_pool)
     assert await app.migrate(dry_run=True)
     for number in range(2):
         async with app:

@@ -18,7 +18,7 @@ from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 class SlowOpeningStorage(MemoryStorage):
@@ -108,7 +108,7 @@ async def test_a_sqlite_file_whose_opening_is_cancelled_has_no_connection_left(t
     class Slow(SqliteDriver):
         def _anchor(self, writer: sqlite3.Connection) -> int:
             loop.call_soon_threadsafe(is_connecting.set)
-            may_connect.wait(5)
+            may_connect.wait(patient(5))
             return super()._anchor(writer)
 
     store = Store(Slow(tmp_path / "jobs.db", SystemClock(), synchronous="OFF", patience=30))
@@ -140,7 +140,7 @@ def test_an_app_that_is_just_being_opened_or_closed_on_one_loop_is_not_opened_on
 
     async def change_slowly() -> None:
         is_changing.set()
-        await asyncio.to_thread(may_end.wait, 5)
+        await asyncio.to_thread(may_end.wait, patient(5))
 
     slowly, at_once = change_slowly, nothing
     opening = AppLifecycle(
@@ -156,9 +156,9 @@ def test_an_app_that_is_just_being_opened_or_closed_on_one_loop_is_not_opened_on
     first = threading.Thread(target=lambda: asyncio.run(use()))
     first.start()
     try:
-        assert is_changing.wait(5)
+        assert is_changing.wait(patient(5))
         with pytest.raises(DeclarationError, match="open on another event loop"):
-            asyncio.run(asyncio.wait_for(opening.enter(), 1))
+            asyncio.run(asyncio.wait_for(opening.enter(), patient(1)))
     finally:
         may_end.set()
         first.join()
@@ -195,7 +195,7 @@ def test_a_child_that_is_forked_while_the_app_is_being_opened_does_not_wait_for_
         child = os.fork()
         if child == 0:
             try:
-                asyncio.run(asyncio.wait_for(opening.enter(), 1))
+                asyncio.run(asyncio.wait_for(opening.enter(), patient(1)))
             finally:
                 os._exit(0 if opening.is_open else 1)
         assert os.waitpid(child, 0)[1] == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headgate.tasks.log_hook import add_listener, remove_listener
+from tests.until import patient
 
 PROGRAM = Path(__file__).with_name("bare_logging.py")
 
@@ -35,7 +36,7 @@ def test_logging_works_while_a_node_runs_as_it_does_without(then: str, printed: 
         [sys.executable, PROGRAM, then],
         capture_output=True,
         text=True,
-        timeout=15,
+        timeout=patient(15),
         check=True,
         stdin=subprocess.DEVNULL,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from headgate.errors import PayloadError
 from headgate.jobs.event import AttemptLingers
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 async def inner_timeout() -> None:
@@ -336,18 +335,20 @@ async def test_a_thread_that_continues_after_its_timeout_is_reported(monkeypatch
 
     @app.task(timeout=0.02, retry=RetryPolicy(retries=0))
     def stubborn() -> None:
-        release.wait(5)
+        release.wait(patient(10))
 
     async with app:
-        job = await stubborn.enqueue()
-        with pytest.raises(JobFailed):
-            await result_within(job, 5)
-        async with asyncio.timeout(5):
-            await received.wait()
-        assert (events[0].executor, events[0].cause) == ("thread", "timeout")
-        assert app._node is not None
-        assert app._node.statistics()["lingering"] == [job.id]
-        release.set()
+        try:
+            job = await stubborn.enqueue()
+            with pytest.raises(JobFailed):
+                await result_within(job, 5)
+            async with asyncio.timeout(patient(5)):
+                await received.wait()
+            assert (events[0].executor, events[0].cause) == ("thread", "timeout")
+            assert app._node is not None
+            assert app._node.statistics()["lingering"] == [job.id]
+        finally:
+            release.set()
 
 
 def test_a_shutdown_returns_a_job_without_spending_an_attempt_even_if_its_handler_fails() -> None:
@@ -387,7 +388,8 @@ def test_a_shutdown_returns_a_job_without_spending_an_attempt_even_if_its_handle
 async def test_a_thread_can_read_that_its_job_was_cancelled(asked: str) -> None:
     # In real time: virtual time does not advance while a thread works.
     store = MemoryStorage(SystemClock())
-    app, other = Headgate(storage=store), Headgate(storage=store)
+    # No heartbeat comes before the test ends: a node elsewhere hears of it by itself, within a second.
+    app, other = Headgate(storage=store, heartbeat=300, lease=900), Headgate(storage=store)
     has_begun, has_seen, give_up = threading.Event(), threading.Event(), threading.Event()
 
     @app.task
@@ -402,13 +404,11 @@ async def test_a_thread_can_read_that_its_job_was_cancelled(asked: str) -> None:
 
     async with app, other.open():
         job = await work.enqueue()
-        assert await asyncio.to_thread(has_begun.wait, 5)
-        began = time.monotonic()
-        assert await (other if asked == "elsewhere" else app).job(job.id).cancel()
-        saw_it = await asyncio.to_thread(has_seen.wait, 5)
-        took = time.monotonic() - began
-        give_up.set()
-        assert saw_it
-        assert took < 2, "a node elsewhere hears of it within a second"
+        try:
+            assert await asyncio.to_thread(has_begun.wait, patient(5))
+            assert await (other if asked == "elsewhere" else app).job(job.id).cancel()
+            assert await asyncio.to_thread(has_seen.wait, patient(5))
+        finally:
+            give_up.set()
         with pytest.raises(JobCancelled):
             await result_within(job, 5)

@@ -350,7 +350,7 @@ async def test_hooks_see_each_job_of_a_chunk() -> None:
 
     async with app:
         jobs = await index.enqueue_many([(Doc("a"),), (Doc("b"),)])
-        await asyncio.gather(*[job.result(timeout=5) for job in jobs])
+        await asyncio.gather(*[result_within(job, 5) for job in jobs])
     assert sorted(around) == sorted([f"{jobs[0].id} a", f"{jobs[1].id} b"])
 
 

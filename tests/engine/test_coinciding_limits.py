@@ -12,7 +12,7 @@ from headgate import Concurrency, DeclarationError, Headgate, Mutex, PayloadErro
 from headgate.clock import SystemClock
 from headgate.jobs.terms import PermitTerms
 from headgate.storage.sqlite.memory import MemoryStorage
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -96,7 +96,7 @@ async def test_a_batch_that_holds_what_its_jobs_draw_on_twice_holds_it_once(app:
 
     async with app:
         together = await batch([merge.call(1, 1), merge.call(1, 1)], limits=[Mutex("orders:1")]).enqueue()
-        await together.wait(timeout=10)
+        await together.wait(timeout=patient(10))
         await result_within(await merge.enqueue(1, 1))
         assert await app._storage.check() == []
     assert ran == [1, 1, 1]

@@ -27,7 +27,7 @@ from headgate.admin import JobQuery
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.queue import WhenFull
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 def made(clock: VirtualClock, when_full: WhenFull, max_backlog: int = 3, **options: Any) -> Headgate:
@@ -328,7 +328,7 @@ async def test_chains_and_single_jobs_share_the_bound(bounded: Headgate) -> None
         # Both orders of the queues at once: no deadlock.
         mixed = [chain(first.call(1), second.call(2)).enqueue() for first, second in [(mail, calm), (calm, mail)] * 20]
         single = [mail.enqueue(number) for number in range(20)]
-        answers = await asyncio.wait_for(asyncio.gather(*single, *mixed, return_exceptions=True), 15)
+        answers = await asyncio.wait_for(asyncio.gather(*single, *mixed, return_exceptions=True), patient(15))
         assert {type(answer) for answer in answers if isinstance(answer, Exception)} == {QueueFull}
         assert await waiting_in(bounded, "mail") <= 10
 

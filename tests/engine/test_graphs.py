@@ -12,7 +12,7 @@ from headgate.jobs.state import JobState
 from headgate.tasks.task import Call
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 class Recorded:
@@ -288,7 +288,7 @@ async def test_a_graph_in_a_database_runs_what_the_ends_of_its_jobs_allow(make_a
     inner = batch([own.work.call("in"), chain(own.work.call("x"), own.work.call("y"))])
     async with own.app:
         stored = await batch([sorry, merged, needless, a, b, bad, inner.then(own.work.call("then"))]).enqueue()
-        status = await stored.wait(timeout=15)
+        status = await stored.wait(timeout=patient(15))
         # An inner batch counts as one, and the step after it as one more.
         assert (status.total, status.succeeded, status.failed, status.cancelled) == (8, 6, 1, 1)
         assert sorted(own.ran) == ["a", "b", "bad", "in", "merged", "sorry", "then", "x", "y"]
@@ -300,7 +300,7 @@ async def test_a_graph_in_a_database_runs_what_the_ends_of_its_jobs_allow(make_a
         status = await stored.status()
         assert (status.pending, status.failed, status.cancelled) == (2, 0, 0), "its follower is blocked again"
         await own.app.admin.queues.resume("default")
-        assert (await stored.wait(timeout=15)).cancelled == 1
+        assert (await stored.wait(timeout=patient(15))).cancelled == 1
 
 
 async def test_a_job_adds_jobs_to_its_own_batch_in_a_database(make_app: MakeApp) -> None:
@@ -347,5 +347,5 @@ async def test_a_graph_of_10_000_jobs_in_a_database_is_stored_at_once_and_ends(m
     own = Recorded(make_app())
     async with own.app:
         stored = await batch(layered(own.work, 99)).enqueue()
-        status = await stored.wait(timeout=90)
+        status = await stored.wait(timeout=patient(90))
         assert (status.failed, status.cancelled) == (1, 9_999)

@@ -9,7 +9,6 @@ import logging
 import os
 import sqlite3
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -42,6 +41,7 @@ from headgate import (
     result_of,
 )
 from headgate.admin import JobQuery
+from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.engine.backlog_migrator import LOADED_AT_ONCE
 from headgate.engine.bus import EventBus
 from headgate.engine.folder_sweeper import FolderSweeper
@@ -50,7 +50,7 @@ from headgate.jobs.encoded import codecs_of, is_in_folder
 from headgate.jobs.event import Event, JobNotMigrated, StorageFailed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.until import result_within
+from tests.until import patient, result_within
 
 ONCE = RetryPolicy(retries=0)
 TEXT = "a fine long letter "
@@ -63,7 +63,6 @@ class Folder(PayloadFolder):
 
     is_away = False
     answers: threading.Event | None = None
-    takes = 0.0
     fails_at = 0
 
     def __init__(self, url: str = "", **options: Any) -> None:
@@ -83,9 +82,7 @@ class Folder(PayloadFolder):
         self.done.append(verb)
         number = next(self._numbers)
         if self.answers is not None:
-            self.answers.wait(5)
-        if self.takes:
-            threading.Event().wait(self.takes)
+            self.answers.wait(patient(10))
         if self.is_away or number == self.fails_at:
             raise ConnectionResetError("the store of objects is away")
 
@@ -460,12 +457,12 @@ def test_a_result_that_the_folder_does_not_take_stays_in_the_database() -> None:
 
 
 async def test_a_folder_that_does_not_answer_holds_a_slot_only_for_its_timeout() -> None:
-    folder = Folder(timeout=0.05)
+    folder = Folder()
     app = Headgate("memory://", large_payloads=folder, concurrency=1)
     echo = declare_echo(app)
     async with app.open():
         job = await echo.enqueue(LARGE)
-    folder.answers = threading.Event()
+    folder.answers, folder.timeout = threading.Event(), 0.05
     try:
         async with app.open(), app:
             with pytest.raises(FolderUnavailable, match=r"no answer for 0\.05 s"):
@@ -476,44 +473,76 @@ async def test_a_folder_that_does_not_answer_holds_a_slot_only_for_its_timeout()
         folder.answers.set()
 
 
-async def test_writes_that_hang_end_after_one_timeout_and_the_rest_does_not_start() -> None:
-    folder = Folder(timeout=0.2)
+async def test_writes_that_hang_end_after_one_timeout_and_the_rest_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Folder()
     app = Headgate("memory://", large_payloads=folder)
     echo = declare_echo(app)
+    timeouts: list[float | None] = []
+
+    async def note(clock: Clock, event: asyncio.Event, seconds: float | None) -> bool:
+        timeouts.append(seconds)
+        return await wait_for_event(clock, event, seconds)
+
+    monkeypatch.setattr("headgate.engine.large_payloads.wait_for_event", note)
     async with app.open():
         await echo.enqueue(LARGE)
         folder.done.clear()
-        folder.answers = threading.Event()
-        began = time.monotonic()
+        timeouts.clear()
+        folder.answers, folder.timeout = threading.Event(), 0.2
         try:
             with pytest.raises(FolderUnavailable, match=r"no answer for 0\.2 s"):
                 await echo.enqueue_many([(LARGE,) for _ in range(300)])
-            assert time.monotonic() - began < 2
             assert folder.done == ["write"] * AT_ONCE
+            assert timeouts == [0.2] * AT_ONCE, "those at once, and none after them"
         finally:
             folder.answers.set()
 
 
-async def test_after_a_write_that_fails_no_other_starts() -> None:
-    folder = Folder()
-    app = Headgate("memory://", large_payloads=folder)
-    echo = declare_echo(app)
-    async with app.open():
-        folder.takes, folder.fails_at = 0.01, 1
-        with pytest.raises(FolderUnavailable, match="the store of objects is away"):
-            await echo.enqueue_many([(LARGE,) for _ in range(300)])
-        assert len(folder.done) <= 3 * AT_ONCE
-        assert not await app.admin.jobs()
+def let_each_take(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let whatever is done in the folder take so long in virtual time, in which a thread cannot wait."""
+    threads = asyncio.Semaphore(AT_ONCE)
+
+    def in_virtual_thread(_pool: object, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        async def do() -> Any:
+            async with threads:
+                await asyncio.sleep(seconds)
+                return call()
+
+        return asyncio.ensure_future(do())
+
+    monkeypatch.setattr("headgate.engine.large_payloads.in_thread", in_virtual_thread)
 
 
-async def test_many_writes_may_take_longer_together_than_one_of_them_may() -> None:
-    folder = Folder(timeout=1)
-    app = Headgate("memory://", large_payloads=folder)
-    echo = declare_echo(app)
-    async with app.open():
-        folder.takes = 0.15
-        jobs = await echo.enqueue_many([(LARGE,) for _ in range(8 * AT_ONCE)])
-    assert len(jobs) == len(folder.objects())
+def test_after_a_write_that_fails_no_other_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(clock: VirtualClock) -> None:
+        folder = Folder()
+        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        echo = declare_echo(app)
+        async with app.open():
+            let_each_take(monkeypatch, 0.01)
+            folder.fails_at = 1
+            with pytest.raises(FolderUnavailable, match="the store of objects is away"):
+                await echo.enqueue_many([(LARGE,) for _ in range(300)])
+            assert len(folder.done) <= 2 * AT_ONCE
+            assert not await app.admin.jobs()
+
+    run_virtual(main)
+
+
+def test_many_writes_may_take_longer_together_than_one_of_them_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(clock: VirtualClock) -> None:
+        folder = Folder(timeout=1)
+        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        echo = declare_echo(app)
+        async with app.open():
+            let_each_take(monkeypatch, 0.6)
+            jobs = await echo.enqueue_many([(LARGE,) for _ in range(8 * AT_ONCE)])
+        assert len(jobs) == len(folder.objects())
+        assert clock.monotonic() >= 8 * 0.6 * SECOND
+
+    run_virtual(main)
 
 
 def test_jobs_wait_while_the_disk_of_the_folder_is_not_mounted(tmp_path: Path) -> None:
@@ -586,7 +615,7 @@ async def test_a_folder_that_is_first_used_in_a_transaction_is_noted_by_the_swee
     async with app.open():
         with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
             connection.execute("BEGIN IMMEDIATE")
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(patient(3)):
                 await echo.using(connection=connection).enqueue(LARGE)
             connection.commit()
         assert not await app._storage.is_folder_used(folder.shown_url)
@@ -764,18 +793,19 @@ async def test_a_sweep_leaves_a_day_of_which_it_may_delete_nothing_and_ends_afte
         assert sorted(folder.objects()) == names
 
 
-async def test_a_list_may_take_longer_than_a_read() -> None:
-    folder = Folder(timeout=0.2)
-    app = Headgate("memory://", large_payloads=folder)
-    async with app.open():
-        listed = folder.list
+def test_a_list_may_take_longer_than_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(clock: VirtualClock) -> None:
+        folder = Folder(timeout=0.2)
+        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        async with app.open():
+            let_each_take(monkeypatch, 1.5)
+            assert await app.admin.sweep_large_payloads() == 0
+            assert folder.done == ["list"]
+            let_each_take(monkeypatch, 2.5)
+            with pytest.raises(FolderUnavailable, match="no answer for 2 s"):
+                await app.admin.sweep_large_payloads()
 
-        def slow_list(name: str) -> Iterator[str]:
-            threading.Event().wait(0.5)
-            return listed(name)
-
-        folder.list = slow_list  # type: ignore[method-assign]
-        assert await app.admin.sweep_large_payloads() == 0
+    run_virtual(main)
 
 
 # ------------------------------------------------------------------------------------------------------ declarations

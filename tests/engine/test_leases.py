@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from headgate import Concurrency, Headgate, JobState, Mutex, RetryPolicy, current_job
-from headgate.clock import SECOND, SystemClock
+from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, JobFailure, JobReturned, LeaseNotRenewed, NodeDeclaredDead
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.faulty_storage import Faults, FaultyStorage, History
+from tests.until import result_within, until
 
 Span = tuple[float, float, str]
 """When a handler was inside (seconds), until when, and on which node."""
@@ -267,12 +269,12 @@ def test_a_node_whose_lease_has_run_out_claims_nothing_until_a_heartbeat_has_suc
 
 async def test_a_thread_can_read_that_its_lease_is_lost_and_keeps_its_permit_until_it_ends() -> None:
     """It cannot be stopped; what it writes outside is to be fenced there."""
-    # In real time: virtual time does not advance while a thread works.
-    clock = SystemClock()
+    # Virtual time does not advance while a thread works; this time passes only here.
+    clock = ManualClock()
     store = MemoryStorage(clock)
     faults = Faults()
     line: Any = FaultyStorage("one", store, faults, Random(1), History())
-    app = Headgate(storage=line, clock=clock, heartbeat=0.1, lease=0.6, retry=RetryPolicy(retries=0))
+    app = Headgate(storage=line, clock=clock, heartbeat=10, lease=60, retry=RetryPolicy(retries=0))
     received = asyncio.Event()
     noticed, began = threading.Event(), threading.Event()
     tokens: list[int] = []
@@ -293,13 +295,19 @@ async def test_a_thread_can_read_that_its_lease_is_lost_and_keeps_its_permit_unt
             threading.Event().wait(0.01)
         noticed.set()
 
-    async with app, asyncio.timeout(20):
-        job = await inside.enqueue()
-        assert await asyncio.to_thread(began.wait, 10)
+    def passes(seconds: float, is_over: Callable[[], bool]) -> bool:
+        if not is_over():
+            clock.advance(seconds)
+        return is_over()
+
+    async with app:
+        result = asyncio.ensure_future(result_within(await inside.enqueue(), 60))
+        await until(lambda: passes(0.1, began.is_set))
         faults.freeze("one")
-        await received.wait()
-        assert await asyncio.to_thread(noticed.wait, 10)
+        await until(lambda: passes(5, received.is_set))
+        await until(lambda: passes(5, noticed.is_set))
         faults.thaw("one")
-        await job.result()
+        await until(lambda: passes(0.1, result.done))
+        await result
     assert len(tokens) == 2
     assert tokens[0] < tokens[1], "who writes outside can tell the later holder from the earlier one"

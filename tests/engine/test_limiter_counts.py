@@ -16,7 +16,7 @@ from headgate.contrib.wsgi import WsgiLimitMiddleware
 from headgate.jobs.event import Event, LimiterBypassed, LimiterGranted, LimiterRefused
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.until import until
+from tests.until import patient, until
 
 
 def refusals_of(app: Headgate) -> list[LimiterRefused]:
@@ -174,7 +174,7 @@ async def test_grants_in_threads_are_counted_with_the_others() -> None:
         limiter = app.limiter("openai")
         for _ in range(3):
             assert await asyncio.to_thread(limiter.sync.try_acquire)
-            assert await asyncio.to_thread(limiter.sync.acquire, timeout=0.01)
+            assert await asyncio.to_thread(limiter.sync.acquire, timeout=patient(5))
         await until(lambda: len(events) == 1)
         await limiter.close()
     assert sum(event.count for event in events if isinstance(event, LimiterGranted)) == 6

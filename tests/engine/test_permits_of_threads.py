@@ -12,6 +12,7 @@ from headgate import Headgate, JobCancelled, JobFailed, JobState, Mutex, RetryPo
 from headgate.clock import SystemClock
 from headgate.jobs.event import AttemptLingers
 from headgate.storage.sqlite.memory import MemoryStorage
+from tests.until import patient
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
@@ -36,18 +37,20 @@ async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(
         happened.append(f"{name} enters")
         loop.call_soon_threadsafe(began.set)
         if name == "first":
-            release.wait(10)
+            release.wait(patient(15))
         happened.append(f"{name} leaves")
 
-    async with app, asyncio.timeout(15):
-        first = await inside.using(timeout=0.05 if how == "timeout" else None).enqueue("first")
-        await began.wait()
-        second = await inside.enqueue("second")
-        if how == "cancel":
-            assert await first.cancel()
-        await received.wait()
-        assert ((await first.status()).state, (await second.status()).state) == (JobState.RUNNING, JobState.WAITING)
-        release.set()
+    async with app, asyncio.timeout(patient(15)):
+        try:
+            first = await inside.using(timeout=0.05 if how == "timeout" else None).enqueue("first")
+            await began.wait()
+            second = await inside.enqueue("second")
+            if how == "cancel":
+                assert await first.cancel()
+            await received.wait()
+            assert ((await first.status()).state, (await second.status()).state) == (JobState.RUNNING, JobState.WAITING)
+        finally:
+            release.set()
         with pytest.raises(JobFailed if how == "timeout" else JobCancelled):
             await first.result()
         await second.result()
@@ -69,10 +72,10 @@ async def test_a_node_that_ends_waits_for_no_thread_because_of_its_permits(monke
 
     @app.task(limits=[Mutex("door")], timeout=0.05, retry=RetryPolicy(retries=0))
     def stubborn() -> None:
-        release.wait(20)
+        release.wait(patient(20))
 
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(patient(15)):
             async with app:
                 job = await stubborn.enqueue()
                 await received.wait()

@@ -26,7 +26,7 @@ from headgate import (
 from headgate.clock import SECOND
 from headgate.jobs.event import Event, ResourceFailed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 class Pool:
@@ -394,7 +394,7 @@ async def test_resources_of_a_thread_stay_open_until_the_thread_ends() -> None:
 
     @app.task(timeout=0.05, retry=RetryPolicy(retries=0))
     def stubborn(session: Session = INJECTED) -> str:
-        release.wait(5)
+        release.wait(patient(10))
         happened.append("used")
         return session.pool.name
 
@@ -403,12 +403,14 @@ async def test_resources_of_a_thread_stay_open_until_the_thread_ends() -> None:
         return session.pool.name
 
     async with app:
-        job, after = await stubborn.enqueue(), await next_one.enqueue()
-        with pytest.raises(JobFailed, match="its timeout"):
-            await result_within(job, 5)
-        assert happened == []
-        assert (await after.status()).state is JobState.WAITING, "its slot is not free either"
-        release.set()
+        try:
+            job, after = await stubborn.enqueue(), await next_one.enqueue()
+            with pytest.raises(JobFailed, match="its timeout"):
+                await result_within(job, 5)
+            assert happened == []
+            assert (await after.status()).state is JobState.WAITING, "its slot is not free either"
+        finally:
+            release.set()
         assert await result_within(after, 5) == "pool"
         assert happened == ["used", "closed", "closed"]
 

@@ -15,6 +15,7 @@ from headgate.errors import DeclarationError
 from headgate.jobs.event import ScheduleFailed
 from headgate.schedules.schedule import ScheduleRules, ready_at
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
+from tests.until import until
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -35,9 +36,12 @@ async def test_windows_and_jitter_are_stored_and_the_job_knows_its_exact_occurre
             "sync-acme", Every(minutes=10), first="now", jitter=3600, between=("8:00", "18:00"), on="day",
             exclude=[tomorrow, "12-24..01-06"], tz="Europe/Rome",
         ).enqueue("acme")  # fmt: skip
-        async with asyncio.timeout(10):
-            while not (found := await app.admin.jobs(schedule="sync-acme")):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        async def is_enqueued() -> bool:
+            return bool(await app.admin.jobs(schedule="sync-acme"))
+
+        await until(is_enqueued)
+        found = await app.admin.jobs(schedule="sync-acme")
         record = (await app.admin.job(found[0].id)).record
         assert record.origin is not None
         occurs_at = record.origin.occurs_at

@@ -20,6 +20,7 @@ from headgate.jobs.event import (
 )
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
+from tests.until import becomes, patient
 
 HOURLY = Every(hours=1)
 TOLD = (ScheduleOverdue, ScheduleRenamed, ScheduleSuperseded, ScheduleTooFast, ScheduleFailed)
@@ -56,9 +57,7 @@ async def names(app: Headgate) -> list[str]:
 
 
 async def names_become(app: Headgate, wanted: list[str]) -> None:
-    async with asyncio.timeout(5):
-        while await names(app) != wanted:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await becomes(lambda: names(app), wanted)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -91,7 +90,7 @@ async def test_the_schedule_of_a_renamed_task_continues_under_its_new_name(share
         again = before(store, max_runs=9, **options)
         again.subscribe(lambda _: superseded.set(), ScheduleSuperseded)
         async with again:
-            await asyncio.wait_for(superseded.wait(), 5)
+            await asyncio.wait_for(superseded.wait(), patient(5))
             assert await names(new) == ["send_invoice"]
         assert await new._storage.check() == []
 

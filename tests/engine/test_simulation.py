@@ -10,17 +10,21 @@ import pytest
 from headgate.clock import Clock
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.engine.simulation.cluster_simulation import simulate
+from tests.seeds import seeds
 
 SEEDS = int(os.environ.get("HEADGATE_TEST_SIM_SEEDS", "150"))
 ONLY = os.environ.get("HEADGATE_TEST_SIM_SEED")
 CHUNK = 5
 
 
-# The first few for everybody, the rest where there is time.
-_CHUNKS = [pytest.param(first, marks=pytest.mark.slow) if first >= CHUNK else first for first in range(0, SEEDS, CHUNK)]
+# The first few for everybody, the rest where there is time: there they are new in each run.
+_CHUNKS = [
+    *range(0, min(SEEDS, CHUNK), CHUNK),
+    *(pytest.param(first, marks=pytest.mark.nightly) for first in seeds(CHUNK, max(0, SEEDS - CHUNK))[::CHUNK]),
+]
 _ON_FILES = [
-    pytest.param(seed, marks=pytest.mark.slow) if seed > 1000 else seed
-    for seed in range(1000, 1000 + max(1, SEEDS // 25))
+    1000,
+    *(pytest.param(seed, marks=pytest.mark.nightly) for seed in seeds(1001, max(0, SEEDS // 25 - 1))),
 ]
 
 

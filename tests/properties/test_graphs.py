@@ -28,8 +28,10 @@ from headgate.tasks.task import Call, Task
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser
 from tests.properties.graph_model import Node, cancelled_with, is_cyclic, retry, settle
+from tests.seeds import seeds
 
 pytestmark = [pytest.mark.asyncio]
+
 
 MANY = int(os.environ.get("GRAPHS_PER_SEED", "0"))
 """How many graphs are made of each seed; set it to 1000 after a change of followers."""
@@ -355,12 +357,12 @@ def _cancellation(job_id: str) -> AuditRecord:
     return AuditRecord("test", "cancel", "job", job_id)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(0, 8))
 async def test_every_graph_ends_as_the_model_says_on_sqlite(seed: int, memory: Store, clock: ManualClock) -> None:
     await check_graphs(seed, MANY or 8, memory, clock)
 
 
-@pytest.mark.parametrize("seed", range(100, 104))
+@pytest.mark.parametrize("seed", seeds(100, 4))
 async def test_every_graph_ends_as_the_model_says_on_postgres(
     seed: int, postgres_store: Store, clock: ManualClock
 ) -> None:

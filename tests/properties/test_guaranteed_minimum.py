@@ -6,7 +6,7 @@ import asyncio
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import Headgate, RateLimit
@@ -67,7 +67,7 @@ def greedy(keys: dict[str, Key], limit: RateLimit) -> list[int]:
     return instants
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12)
 @given(keys=KEYS, burst=st.sampled_from([1, 1, 5]), slots=st.sampled_from([1, 20]))
 def test_a_shared_rate_is_used_whole_and_divided_by_weight(keys: list[Key], burst: int, slots: int) -> None:
     named = {f"tenant-{number}": key for number, key in enumerate(keys)}

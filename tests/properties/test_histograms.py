@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.jobs.histogram import BOUNDS, BUCKETS, added, percentile, trimmed
 
-thorough = settings(deadline=None, max_examples=200)
+thorough = settings(max_examples=200)
 
 durations = st.lists(st.integers(0, 2 * BOUNDS[-1]) | st.integers(0, 100_000), min_size=1, max_size=60)
 fractions = st.floats(0, 1)

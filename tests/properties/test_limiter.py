@@ -23,7 +23,7 @@ from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 # A slow machine is no failure.
-thorough = settings(deadline=None, max_examples=100)
+thorough = settings(max_examples=100)
 
 rules = st.one_of(
     st.builds(Gcra, st.integers(1, 5), st.integers(1, 2000), st.integers(3, 9)),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import AdaptiveRate, DynamicWindow, FixedWindow, RateLimit, SlidingWindow, StrictRate
@@ -25,6 +25,7 @@ from tests.properties.rule_strategies import LOWEST, counts, periods
 from tests.properties.rule_strategies import RULES as ALL_RULES
 
 # A slow machine is no failure.
+from tests.seeds import examples
 
 
 def fits_redis(rule: AnyRule) -> bool:
@@ -50,7 +51,7 @@ NOON = 1_767_268_800 * SECOND
 _made = count()
 
 # Each example speaks to a server: a slow machine is no failure.
-on_a_server = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+on_a_server = settings(max_examples=examples(40, 200))
 
 costs = st.integers(1, LOWEST)
 ids = st.sampled_from(["a", "b", "c"])

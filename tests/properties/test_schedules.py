@@ -30,7 +30,7 @@ from headgate.schedules.trigger import Trigger
 
 START = from_datetime(datetime(2026, 3, 28, 20, 0, 7, tzinfo=UTC))
 
-thorough = settings(deadline=None, max_examples=150)
+thorough = settings(max_examples=150)
 
 triggers = st.sampled_from(
     [

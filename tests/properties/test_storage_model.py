@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -730,7 +730,7 @@ class MemoryMachine(StorageMachine):
 # The store in memory is SQLite, as the one below.
 TestMemoryStorage = pytest.mark.slow(MemoryMachine.TestCase)
 TestMemoryStorage.settings = settings(
-    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "80")), stateful_step_count=40, deadline=None
+    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "80")), stateful_step_count=40
 )
 
 
@@ -746,7 +746,7 @@ class SqliteMachine(StorageMachine):
 
 TestSqliteStorage = SqliteMachine.TestCase
 TestSqliteStorage.settings = settings(
-    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "25")), stateful_step_count=40, deadline=None
+    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "25")), stateful_step_count=40
 )
 
 
@@ -773,7 +773,5 @@ def test_postgres_agrees_with_the_model(postgres_url: str) -> None:
         settings=settings(
             max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "12")),
             stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
         ),
     )

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from msgspec.structs import replace
@@ -312,8 +312,6 @@ def limits(examples: int) -> settings:
     return settings(
         max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", examples)),
         stateful_step_count=30,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
     )
 
 

@@ -21,8 +21,10 @@ from headgate.schedules.schedule import ScheduleRules, ready_at
 from headgate.schedules.stored_trigger import dump_trigger, load_trigger
 from headgate.schedules.trigger import Trigger
 from tests.properties.test_triggers import CHANGES
+from tests.seeds import examples
 
 MINUTE = 60 * SECOND
+
 WORDS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
@@ -85,7 +87,7 @@ def occurrences(trigger: Trigger, first: int, last: int) -> list[int]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 200))
 @given(case=cases(), place=st.integers(0, 9 * 1440 - 1))
 def test_a_trigger_runs_inside_of_its_windows_as_by_a_brute_force_search(
     case: tuple[str, date, Trigger, Times, set[int], list[Days]], place: int
