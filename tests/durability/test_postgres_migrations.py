@@ -162,9 +162,7 @@ async def test_breaking_changes_of_a_newer_release_are_refused(
         await opens(postgres_url, absent_schema)
 
 
-async def test_a_migration_that_was_edited_is_refused(
-    postgres_url: str, absent_schema: str, release: Release
-) -> None:
+async def test_a_migration_that_was_edited_is_refused(postgres_url: str, absent_schema: str, release: Release) -> None:
     await opens(postgres_url, absent_schema)
     release.add("0001_initial", "-- Better.\nCREATE TABLE headgate.job ();")
     release.install()
