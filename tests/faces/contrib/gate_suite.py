@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from headgate.limits.redis.message_lines import BucketLine, MessageLines
-from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost, until
+from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost
+from tests.until import until_now
 
 
 class Side(ABC):
@@ -58,8 +59,8 @@ class GateSuite:
         others = [f"{key}{number}" for number in range(10)]
         for other in others:
             side.send("sync_tenant", other)
-        until(lambda: len(log.starts(f"unlimited-{key}")) == 90, 5, worker.log)
-        until(lambda: all(log.starts(other) for other in others), 5, worker.log)
+        until_now(lambda: len(log.starts(f"unlimited-{key}")) == 90, 5, worker.log)
+        until_now(lambda: all(log.starts(other) for other in others), 5, worker.log)
         log.wait(key, 45, 10, worker)
         # In the midst of it.
         worker.kill()
@@ -77,7 +78,7 @@ class GateSuite:
     ) -> None:
         side.send_past_the_gate(key, 300)
         log.wait(f"unlimited-{key}", 1, 10, worker)
-        until(lambda: len(log.ids(key, "line")) > 200, 5, worker.log)
+        until_now(lambda: len(log.ids(key, "line")) > 200, 5, worker.log)
         assert_never_more(log.wait(key, 25, 5, worker), 20, 0.5)
 
     def test_a_throttled_call_returns_its_result(self, side: Side, worker: Worker, log: Log, key: str) -> None:

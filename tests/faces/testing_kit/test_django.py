@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.until import patient
+
 PROGRAM = """
 import sys
 import django
@@ -65,6 +67,6 @@ if __name__ == "__main__":
 def test_the_jobs_of_a_django_test_case_run_in_its_transaction(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     ran = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=15, check=False
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=patient(15), check=False
     )
     assert ran.returncode == 0, ran.stderr

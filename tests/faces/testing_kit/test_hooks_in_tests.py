@@ -7,6 +7,7 @@ from typing import Any
 
 from headgate import AttemptContext, Headgate, JobDraft, current_job
 from headgate.testing import inline, live, manual
+from tests.until import patient
 
 
 class Hooked:
@@ -69,5 +70,5 @@ def test_hooks_run_around_a_live_engine() -> None:
     hooked = Hooked()
     with live(hooked.app):
         assert hooked.happened == ["start"]
-        assert hooked.inner.sync.enqueue().result(timeout=10) == "ACME"
+        assert hooked.inner.sync.enqueue().result(timeout=patient(10)) == "ACME"
     assert hooked.happened == ["start", "stop"]

@@ -20,7 +20,7 @@ from headgate.jobs.event import Event, JobStarted
 from headgate.testing import live, manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.testing_kit import shop
-from tests.until import until
+from tests.until import patient, until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -36,8 +36,8 @@ async def test_a_real_engine_runs_the_jobs_and_is_waited_for() -> None:
     async with live(shop.app) as running:
         job = await shop.compute.enqueue(0)
         await shop.fan_out.enqueue(["a", "b"])
-        assert await job.result(timeout=5) == 0
-        await running.wait_until_idle(timeout=5)
+        assert await job.result(timeout=patient(5)) == 0
+        await running.wait_until_idle(timeout=patient(5))
         assert sorted(shop.seen, key=str) == [("a", False), ("b", False)]
         await shop.greet.using(delay=3600).enqueue("later")
         with pytest.raises(TimeoutError, match="1 jobs wait and 0 run"):
@@ -66,15 +66,15 @@ def test_no_alert_is_sent_in_a_test() -> None:
 
 async def test_a_file_may_be_the_store(tmp_path: Path) -> None:
     async with live(shop.app, file=tmp_path / "jobs.db"):
-        assert await (await shop.greet.enqueue("ada")).result(timeout=5) == "ada"
+        assert await (await shop.greet.enqueue("ada")).result(timeout=patient(5)) == "ada"
     assert (tmp_path / "jobs.db").exists()
 
 
 def test_sync_code_has_a_real_engine_in_another_thread(tmp_path: Path) -> None:
     with live(shop.app, file=tmp_path / "jobs.db") as running:
-        assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
+        assert shop.greet.sync.enqueue("ada").result(timeout=patient(5)) == "ada"
         shop.fan_out.sync.enqueue(["a", "b"])
-        running.sync.wait_until_idle(timeout=5)
+        running.sync.wait_until_idle(timeout=patient(5))
         assert ("b", False) in shop.seen
         shop.greet.using(delay=3600).sync.enqueue("later")
         with pytest.raises(TimeoutError, match="1 jobs wait and 0 run"):
@@ -83,19 +83,19 @@ def test_sync_code_has_a_real_engine_in_another_thread(tmp_path: Path) -> None:
             raise AssertionError("nobody may get here")
     assert type(shop.app) is Headgate
     with live(shop.app):
-        assert shop.greet.sync.enqueue("once more").result(timeout=5) == "once more"
+        assert shop.greet.sync.enqueue("once more").result(timeout=patient(5)) == "once more"
 
 
 async def test_an_engine_in_a_thread_is_reached_from_the_loop_of_an_async_test() -> None:
     with live(shop.app) as running:
         job = await shop.greet.enqueue("ada")
-        assert await job.result(timeout=5) == "ada"
+        assert await job.result(timeout=patient(5)) == "ada"
         both = await batch([shop.greet.call("b"), shop.greet.call("c")]).enqueue()
-        assert (await both.wait(timeout=5)).succeeded == 2
+        assert (await both.wait(timeout=patient(5))).succeeded == 2
         assert await shop.app.batch(both.id).result() == ["b", "c"]
         daily = await shop.greet.schedule("daily", Every(days=1)).enqueue("d")
-        assert await (await daily.trigger()).result(timeout=5) == "d"
-        async with shop.app.limiter("outside").hold("acme", timeout=5):
+        assert await (await daily.trigger()).result(timeout=patient(5)) == "d"
+        async with shop.app.limiter("outside").hold("acme", timeout=patient(5)):
             endless = await shop.hang.enqueue()
 
         async def runs() -> bool:
@@ -103,7 +103,7 @@ async def test_an_engine_in_a_thread_is_reached_from_the_loop_of_an_async_test()
 
         await until(runs)
         assert await endless.cancel()
-        await running.wait_until_idle(timeout=5)
+        await running.wait_until_idle(timeout=patient(5))
         assert "ended" in shop.seen
         with pytest.raises(HeadgateError, match="would be a worker beside it"):
             await shop.app.run()
@@ -139,11 +139,11 @@ def api_with(its_lifespan: Any) -> FastAPI:
 
     @api.get("/awaits/{name}")
     async def awaits(name: str) -> str:
-        return await (await shop.greet.enqueue(name)).result(timeout=5)
+        return await (await shop.greet.enqueue(name)).result(timeout=patient(5))
 
     @api.get("/blocks/{name}")
     def blocks(name: str) -> str:
-        return shop.greet.sync.enqueue(name).result(timeout=5)
+        return shop.greet.sync.enqueue(name).result(timeout=patient(5))
 
     return api
 
@@ -159,8 +159,8 @@ def test_an_application_behind_a_test_client_uses_the_engine_of_the_test(its_lif
             assert client.get("/blocks/bob").json() == "bob"
             assert client.get("/healthz").json() == {"status": "ok"}
         # The application has ended, and the test continues.
-        assert shop.greet.sync.enqueue("once more").result(timeout=5) == "once more"
-        running.sync.wait_until_idle(timeout=5)
+        assert shop.greet.sync.enqueue("once more").result(timeout=patient(5)) == "once more"
+        running.sync.wait_until_idle(timeout=patient(5))
     assert type(shop.app) is Headgate
     assert vars(shop.app).keys() == vars(Headgate("memory://")).keys()
 
@@ -170,9 +170,9 @@ async def test_an_async_test_has_the_lifespan_of_the_application_on_its_own_loop
     async with live(shop.app) as running:
         api = api_with(its_lifespan)
         async with api.router.lifespan_context(api):
-            assert await (await shop.greet.enqueue("ada")).result(timeout=5) == "ada"
-        assert await (await shop.greet.enqueue("once more")).result(timeout=5) == "once more"
-        await running.wait_until_idle(timeout=5)
+            assert await (await shop.greet.enqueue("ada")).result(timeout=patient(5)) == "ada"
+        assert await (await shop.greet.enqueue("once more")).result(timeout=patient(5)) == "once more"
+        await running.wait_until_idle(timeout=patient(5))
 
 
 def test_the_program_under_test_does_not_end_the_engine() -> None:
@@ -183,9 +183,9 @@ def test_the_program_under_test_does_not_end_the_engine() -> None:
         engine = shop.app.sync.run(loop())
         shop.app.sync.close()
         with shop.app.sync:
-            assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
+            assert shop.greet.sync.enqueue("ada").result(timeout=patient(5)) == "ada"
         with shop.app, shop.app.open():
-            assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
+            assert shop.greet.sync.enqueue("ada").result(timeout=patient(5)) == "ada"
         assert shop.app.sync.run(loop()) is engine
 
 
@@ -216,9 +216,9 @@ def test_a_real_engine_runs_and_keeps_its_limits_in_a_frozen_time(
     frozen: Callable[[], AbstractContextManager[object]],
 ) -> None:
     with frozen(), live(shop.app) as running:
-        assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
+        assert shop.greet.sync.enqueue("ada").result(timeout=patient(5)) == "ada"
         shop.quickly.sync.enqueue_many([("acme",)] * 3)
-        running.sync.wait_until_idle(timeout=5)
+        running.sync.wait_until_idle(timeout=patient(5))
     _, first, _, third = shop.seen
     assert isinstance(first, float)
     assert isinstance(third, float)
