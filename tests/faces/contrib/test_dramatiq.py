@@ -63,7 +63,7 @@ class DramatiqSide(Side):
         return str(getattr(self._m, task).send(*args).message_id)
 
     def send_past_the_gate(self, key: str, count: int) -> None:
-        for message in [self._m.sync_tenant.message(key) for _ in range(count)] + [self._m.unlimited.message(key)]:
+        for message in [self._m.hourly.message(key) for _ in range(count)] + [self._m.unlimited.message(key)]:
             self._m.gate._enqueue(message)
 
     def results(self, task: str, calls: Sequence[tuple[object, ...]]) -> list[object]:

@@ -62,7 +62,7 @@ class TaskiqSide(Side):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self._m.broker, "kick", self._m.gate._kick)
             for _ in range(count):
-                self.send("sync_tenant", key)
+                self.send("hourly", key)
             self.send("unlimited", key)
 
     def results(self, task: str, calls: Sequence[tuple[object, ...]]) -> list[object]:

@@ -25,9 +25,13 @@ class Worker:
         self._errors = folder / "worker.log"
         self._url = url
         self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
+        """Start it, unless it runs."""
+        if self._process is not None and self._process.poll() is None:
+            return
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *self._command],
@@ -39,6 +43,7 @@ class Worker:
             )
 
     def kill(self) -> None:
+        assert self._process is not None
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
