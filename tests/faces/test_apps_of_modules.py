@@ -15,6 +15,7 @@ from headgate.cli.locate import AppBroken, AppNotFound, locate
 from headgate.jobs.event import TaskUnknown
 from headgate.observe.log import log_event
 from tests.faces.one_module import answer, call, go_into
+from tests.until import patient
 
 APP = """
 from headgate import Headgate
@@ -63,9 +64,9 @@ def test_a_worker_imports_the_modules_of_an_app_and_those_of_its_options(tmp_pat
     )
     for task, target in (("sync", tasks), ("invoice", more)):
         enqueueing = f"import {target} as tasks; tasks.{task}.sync.enqueue('acme'); tasks.app.sync.close()"
-        subprocess.run([sys.executable, "-c", enqueueing], cwd=tmp_path, check=True, timeout=20)
+        subprocess.run([sys.executable, "-c", enqueueing], cwd=tmp_path, check=True, timeout=patient(20))
     worker = [sys.executable, "-m", "headgate", "worker", f"{app}:app", "--import", more, "--drain"]
-    done = subprocess.run(worker, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(worker, cwd=tmp_path, capture_output=True, text=True, timeout=patient(20), check=False)
     assert done.returncode == 0, done.stderr
     assert "no such task" not in done.stderr
     (queue,) = answer("queues", "list", f"{app}:app")
@@ -112,7 +113,7 @@ app = Headgate("memory://"{imports})
 
 async def main() -> None:
     async with app:
-        print(await result_within(await app.tasks["sync"].enqueue("acme")))
+        print(await (await app.tasks["sync"].enqueue("acme")).result())
         print(app.tasks["sync"] is __import__("tasks").sync)
 
 
@@ -125,7 +126,7 @@ if __name__ == "__main__":
 def run_script(folder: Path, *, imports: str = "", first: str = "pass") -> subprocess.CompletedProcess[str]:
     write(folder, main=SCRIPT.format(imports=imports, first=first), tasks=TASKS.format(app="main", task="sync"))
     return subprocess.run(
-        [sys.executable, "main.py"], cwd=folder, capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "main.py"], cwd=folder, capture_output=True, text=True, timeout=patient(20), check=False
     )
 
 

@@ -27,7 +27,7 @@ from headgate.cli.output import make_console, print_table
 from headgate.cli.supervisor import KEPT_DYING, Supervisor
 from headgate.clock import SystemClock
 from tests.faces.one_module import OneModule, answer, call, go_into
-from tests.until import result_within, until
+from tests.until import patient, result_within, until
 
 R = TypeVar("R")
 
@@ -87,7 +87,7 @@ class Project(OneModule):
         super().__init__(path, source)
 
     def result(self, job_id: str) -> Any:
-        return self.do(lambda app: app.job(job_id).result(timeout=15))
+        return self.do(lambda app: app.job(job_id).result(timeout=patient(15)))
 
     def state(self, job_id: str) -> tuple[JobState, int]:
         status = self.do(lambda app: app.job(job_id).status())
@@ -156,7 +156,7 @@ def wait_for_end(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([descriptor], [], [], 15)[0], f"process {pid} did not end"
+        assert select.select([descriptor], [], [], patient(15))[0], f"process {pid} did not end"
     finally:
         os.close(descriptor)
 
@@ -499,7 +499,7 @@ def test_schedules_are_listed_paused_triggered_and_removed(project: Project) -> 
     assert job["occurs_at"] is not None
     shown = call("jobs", "show", project.target, job_id).output
     assert ["nightly" in line for line in shown.splitlines() if line.strip().startswith("schedule")] == [True]
-    assert project.do(lambda app: app.job(job_id).result(timeout=15), running=True) == "acme"
+    assert project.do(lambda app: app.job(job_id).result(timeout=patient(15)), running=True) == "acme"
     assert call("schedules", "resume", project.target, "nightly").output == "nightly is resumed\n"
     assert call("schedules", "resume", project.target, "nightly").output == "nightly was not paused\n"
     assert answer("schedules", "list", project.target)[0]["runs"] == 1
@@ -864,4 +864,4 @@ def test_a_worker_prints_its_state_on_sigusr1_and_continues(project: Project) ->
         assert any("Thread headgate-sqlite-writer" in line for line in received)
         worker.send_signal(signal.SIGTERM)
         lines_until(worker, "stopped")
-        assert worker.wait(timeout=15) == 0
+        assert worker.wait(timeout=patient(15)) == 0

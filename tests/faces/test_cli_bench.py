@@ -6,9 +6,8 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from headgate.cli.main import main
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnusable
 from headgate.storage.facts import SqliteFacts
+from tests.until import patient, until_now
 
 GROUND = Environment("/srv/jobs.db", "SQLite 3.51.3, synchronous FULL", True, "3.13.1", "uvloop", 4, 0.5, 812.0)
 FIGURES = Figures(
@@ -85,12 +85,6 @@ def schemas(url: str) -> list[str]:
     return asyncio.run(ask())
 
 
-def wait_for(there: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 15
-    while not there():
-        assert time.monotonic() < give_up_at
-
-
 @pytest.mark.slow
 def test_bench_measures_a_new_file_beside_the_store_and_does_not_create_the_store(tmp_path: Path) -> None:
     app, printed = Headgate(f"sqlite:///{tmp_path}/jobs.db"), list[str]()
@@ -111,11 +105,11 @@ def test_bench_measures_a_new_file_beside_the_store_and_does_not_create_the_stor
 def test_bench_measures_in_its_own_schema_and_drops_it(tmp_path: Path, postgres_url: str) -> None:
     with database(postgres_url) as url, begun(url, cwd=tmp_path) as process:
         try:
-            wait_for(lambda: schemas(url))
+            until_now(lambda: schemas(url))
             [schema] = schemas(url)
             assert schema.startswith("headgate_scratch_")
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=15)
+            process.communicate(timeout=patient(15))
         finally:
             process.kill()
         assert process.returncode == 143
@@ -133,10 +127,10 @@ def test_bench_leaves_no_files_after_any_signal(
 ) -> None:
     with begun(f"sqlite:///{tmp_path}/jobs.db", "--seconds", "60", cwd=tmp_path) as process:
         try:
-            wait_for(lambda: list(tmp_path.glob("*/jobs.db")))
+            until_now(lambda: list(tmp_path.glob("*/jobs.db")))
             for number in signals:
                 process.send_signal(number)
-            process.communicate(timeout=15)
+            process.communicate(timeout=patient(15))
         finally:
             process.kill()
         assert process.returncode in codes

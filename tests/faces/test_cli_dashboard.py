@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headgate.cli.main import main
+from tests.until import patient
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def serving(target: str, *options: str, **environment: str) -> Iterator[tuple[su
 def test_the_link_signs_in_once_and_the_server_exits_with_0_during_a_stream(
     target: str, number: signal.Signals
 ) -> None:
-    with serving(target) as (process, link), httpx.Client(timeout=10) as client:
+    with serving(target) as (process, link), httpx.Client(timeout=patient(10)) as client:
         url, _, token = link.partition("login?token=")
         assert len(token) >= 43
         assert client.get(f"{url}api/overview").status_code == 401
@@ -71,16 +72,16 @@ def test_the_link_signs_in_once_and_the_server_exits_with_0_during_a_stream(
         assert client.get(f"{url}api/overview").json()["totals"]["waiting"] == 0
         assert client.get(f"{url}overview").status_code == 200
         assert client.get(f"{url}api/session").json()["app"] == target
-        assert httpx.get(link, timeout=10).status_code == 401
+        assert httpx.get(link, timeout=patient(10)).status_code == 401
         assert process.stdout is not None
         assert "signs in one browser" in process.stdout.readline()
         next_link = process.stdout.readline().strip().removeprefix("Link for the next sign-in: ")
         assert next_link != link
-        assert httpx.get(next_link, timeout=10).status_code == 303
+        assert httpx.get(next_link, timeout=patient(10)).status_code == 303
         with client.stream("GET", f"{url}api/stream") as stream:
             assert stream.status_code == 200
             process.send_signal(number)
-            assert process.wait(timeout=10) == 0
+            assert process.wait(timeout=patient(10)) == 0
         assert process.stderr is not None
         assert process.stderr.read() == "failed sign-in of '' from '127.0.0.1'\n"
 
@@ -102,9 +103,11 @@ def test_several_users_sign_in_with_their_own_password_and_role(target: str, tmp
                 ("ada", "a password: with colons", "admin"),
                 ("grace", "grace's password", "viewer"),
             ):
-                answer = httpx.get(f"{url}api/session", auth=(name, password), timeout=10)
+                answer = httpx.get(f"{url}api/session", auth=(name, password), timeout=patient(10))
                 assert answer.json()["role"] == role
-            assert httpx.get(f"{url}api/session", auth=("ada", "grace's password"), timeout=10).status_code == 401
+            assert (
+                httpx.get(f"{url}api/session", auth=("ada", "grace's password"), timeout=patient(10)).status_code == 401
+            )
 
 
 def test_a_password_is_hashed_from_the_standard_input_and_no_argument() -> None:
@@ -153,15 +156,18 @@ def test_a_password_signs_in(target: str, tmp_path: Path) -> None:
         assert url.endswith("/jobs/")
         # The proxy in front of it passes the path on without its own part.
         bare = url.removesuffix("jobs/")
-        assert httpx.get(f"{bare}api/session", timeout=10).status_code == 401
-        session = httpx.get(f"{bare}api/session", auth=("ada", "correct horse battery"), timeout=10).json()
+        assert httpx.get(f"{bare}api/session", timeout=patient(10)).status_code == 401
+        session = httpx.get(f"{bare}api/session", auth=("ada", "correct horse battery"), timeout=patient(10)).json()
         assert (session["user"], session["role"], session["read_only"]) == ("ada", "operator", True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/ops", "/jobs"])
 def test_the_printed_address_works_with_and_without_the_proxy(target: str, path: str) -> None:
-    with serving(target, "--root-path", path) as (_, link), httpx.Client(timeout=10, follow_redirects=True) as client:
+    with (
+        serving(target, "--root-path", path) as (_, link),
+        httpx.Client(timeout=patient(10), follow_redirects=True) as client,
+    ):
         assert re.fullmatch(rf"http://127\.0\.0\.1:\d+{path}/login\?token=\S+", link)
         page = client.get(link, headers={"Accept": "text/html"})
         origin, base = link.partition(path)[0], f"{path}/"
@@ -171,12 +177,14 @@ def test_the_printed_address_works_with_and_without_the_proxy(target: str, path:
         cookie = {"Cookie": "; ".join(f"{name}={value}" for name, value in client.cookies.items())}
         for prefix in (path, ""):
             for below in ("/", "/overview", "/jobs", "/jobs/some-id", "/limits/a/b", "/api/overview", "/static/app.js"):
-                answer = httpx.get(f"{origin}{prefix}{below}", headers=cookie, timeout=10)
+                answer = httpx.get(f"{origin}{prefix}{below}", headers=cookie, timeout=patient(10))
                 assert answer.status_code == 200, (prefix, below)
                 assert below.startswith(("/api", "/static")) or f'<base href="{base}">' in answer.text
-        missing = httpx.get(f"{origin}{path}/nothing/at/all", headers={**cookie, "Accept": "text/html"}, timeout=10)
+        missing = httpx.get(
+            f"{origin}{path}/nothing/at/all", headers={**cookie, "Accept": "text/html"}, timeout=patient(10)
+        )
         assert missing.status_code == 404
-        assert httpx.get(f"{origin}{path}", headers=cookie, timeout=10).status_code == 200
+        assert httpx.get(f"{origin}{path}", headers=cookie, timeout=patient(10)).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])

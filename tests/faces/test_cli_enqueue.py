@@ -24,6 +24,7 @@ from headgate.cli.enqueue import CHUNK
 from headgate.cli.main import main
 from headgate.jobs.job import RetentionTerms
 from tests.faces.one_module import make_tables
+from tests.until import patient
 
 APP = """
 import asyncio
@@ -325,7 +326,7 @@ def test_ctrl_c_ends_it_while_no_line_comes(project: Project) -> None:
             for _ in range(CHUNK):
                 process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=15)
+            _, errors = process.communicate(timeout=patient(15))
         finally:
             process.kill()
             os.close(writing)

@@ -20,7 +20,7 @@ from headgate.admin import JobQuery
 from headgate.jobs.identity import process_name
 from headgate.storage.records import Claim, NodeSetting, Room
 from tests.faces.one_module import OneModule, answer, call, go_into
-from tests.until import result_within
+from tests.until import patient, result_within, until
 
 R = TypeVar("R")
 
@@ -196,8 +196,11 @@ def test_logs_are_followed_until_the_job_is_final(project: Project) -> None:
     id = project.enqueue("speaks")
     command = [sys.executable, "-m", "headgate", "jobs", "logs", project.target, id, "--follow", "--json"]
     with subprocess.Popen(command, cwd=project.path, stdout=subprocess.PIPE, text=True) as follower:
-        project.do(lambda app: app.job(id).result(timeout=15), running=True)
-        output, _ = follower.communicate(timeout=15)
+        try:
+            project.do(lambda app: app.job(id).result(timeout=patient(15)), running=True)
+            output, _ = follower.communicate(timeout=patient(15))
+        finally:
+            follower.kill()
     assert follower.returncode == 0
     assert [json.loads(line)["message"] for line in output.splitlines()] == [f"line {number}" for number in range(4)]
 
@@ -439,9 +442,11 @@ def test_the_holder_of_a_permit_is_shown_for_a_waiting_job(project: Project) -> 
         with suppress(JobFailed):
             await result_within(first, 15)
         second = await keeps.enqueue("acme")
-        async with asyncio.timeout(15):
-            while (await second.status()).waits_for is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        async def waits() -> bool:
+            return (await second.status()).waits_for is not None
+
+        await until(waits)
         return first.id, second.id
 
     holder, waiting = project.do(work, running=True)

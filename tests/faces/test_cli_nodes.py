@@ -14,7 +14,7 @@ import pytest
 from headgate import Headgate
 from headgate.storage.records import NodeSetting
 from tests.faces.one_module import OneModule, answer, call, go_into
-from tests.until import until
+from tests.until import patient, until
 
 APP = """
 import time
@@ -188,7 +188,7 @@ async def test_a_quiet_worker_lets_its_job_run_and_another_slot_number_applies_a
         await project.nodes_are(lambda nodes: [node["shown"] for node in nodes] == ["stopping"])
         read_until(worker, "is stopping at the request of an operator: it claims no more jobs")
         (project.path / "go").touch()
-        assert worker.wait(15) == 0
+        assert worker.wait(patient(15)) == 0
     # What had begun has ended; nothing else has begun.
     assert project.began() == {0, 1, 2, 3}
     async with project.app.open():
@@ -207,5 +207,5 @@ async def test_a_supervisor_does_not_start_a_worker_again_that_an_operator_has_s
         assert parent.poll() is None
         async with project.app.open():
             await project.app.admin.stop_node("web-2")
-        assert parent.wait(15) == 0
+        assert parent.wait(patient(15)) == 0
     assert await project.nodes_are(lambda nodes: not nodes) == []

@@ -16,7 +16,7 @@ from headgate import DeclarationError, Headgate, JobState
 from headgate.admin import JobQuery
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.one_module import OneModule, answer, call, go_into
-from tests.until import result_within
+from tests.until import patient, result_within
 
 R = TypeVar("R")
 
@@ -110,7 +110,7 @@ def test_an_interrupted_purge_prints_how_many_it_deleted(project: Project) -> No
         f"main(['purge', '{project.target}', '--all', '--yes'])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=project.path, capture_output=True, text=True, check=False, timeout=15
+        [sys.executable, "-c", code], cwd=project.path, capture_output=True, text=True, check=False, timeout=patient(15)
     )
     assert done.returncode == 130, done.stderr
     assert "stopped: 1 job deleted" in done.stderr
@@ -157,12 +157,14 @@ def test_a_progress_bar_is_drawn_on_a_terminal_only(project: Project) -> None:
     command = [sys.executable, "-m", "headgate", "purge", project.target, "--all", "--yes", "--most", "2"]
     ours, theirs = os.openpty()
     try:
-        done = subprocess.run(command, cwd=project.path, stdout=subprocess.PIPE, stderr=theirs, check=True, timeout=15)
+        done = subprocess.run(
+            command, cwd=project.path, stdout=subprocess.PIPE, stderr=theirs, check=True, timeout=patient(15)
+        )
         drawn = os.read(ours, 65536)
     finally:
         os.close(ours)
         os.close(theirs)
     assert b"Delete" in drawn
     assert b"2 jobs deleted" in done.stdout
-    piped = subprocess.run(command, cwd=project.path, capture_output=True, check=True, timeout=15)
+    piped = subprocess.run(command, cwd=project.path, capture_output=True, check=True, timeout=patient(15))
     assert piped.stderr == b""

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headgate.cli.main import main
+from tests.until import patient
 
 APP = """
 from headgate import Concurrency, Headgate, StrictRate
@@ -101,7 +102,7 @@ def test_where_the_output_cannot_show_blocks_plain_characters_are_printed() -> N
         capture_output=True,
         env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"},
         check=False,
-        timeout=20,
+        timeout=patient(20),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()

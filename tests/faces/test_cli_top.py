@@ -25,7 +25,7 @@ from click.testing import CliRunner
 from headgate import Headgate
 from headgate.cli.main import main
 from tests.faces.one_module import OneModule, go_into
-from tests.until import result_within
+from tests.until import patient, result_within
 
 APP = """
 from headgate import Headgate, RetryPolicy, StrictRate
@@ -83,7 +83,7 @@ class Screen:
         return self._read_until(lambda: text in self.drawn[since:], f"{text!r} was not drawn") + since
 
     def _read_until(self, is_there: Callable[[], bool], what: str) -> int:
-        deadline = monotonic() + 10
+        deadline = monotonic() + patient(10)
         while not is_there():
             left = deadline - monotonic()
             assert left > 0, f"{what}: {self.drawn[-2000:]!r}"
@@ -105,7 +105,7 @@ class Screen:
 
     def end(self) -> int:
         """Its exit code, once it has ended; what it drew last is read."""
-        code = self.process.wait(timeout=10)
+        code = self.process.wait(timeout=patient(10))
         while select.select([self._ours], [], [], 0)[0]:
             self.drawn += os.read(self._ours, 65536)
         return code

@@ -18,6 +18,7 @@ from headgate.cli.reloader import Reloader
 from headgate.cli.supervisor import Supervisor
 from headgate.clock import SystemClock
 from headgate.errors import DeclarationError
+from tests.until import patient, until
 
 APP = """
 from headgate import Headgate, StrictRate
@@ -86,7 +87,7 @@ def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder:
         capture_output=True,
         text=True,
         check=False,
-        timeout=15,
+        timeout=patient(15),
     )
     assert done.returncode == 0, done.stderr
     assert call("jobs", "count", target, "--state", "succeeded").stdout == "2\n"
@@ -108,7 +109,7 @@ def test_a_worker_has_bounds_of_child_processes_of_its_own(folder: Path, process
         capture_output=True,
         text=True,
         check=False,
-        timeout=15,
+        timeout=patient(15),
     )
     assert done.returncode == 0, done.stderr
     pids = (folder / "pids").read_text().split()
@@ -145,6 +146,14 @@ def test_contradicting_options_are_refused(words: tuple[str, ...]) -> None:
     assert words[0] in result.stderr.splitlines()[-1]
 
 
+async def stopped(running: asyncio.Task[int]) -> int:
+    """Ask a reloader to end, unless it has, and return its exit code."""
+    if not running.done():
+        signal.raise_signal(signal.SIGTERM)
+    await until(running.done)
+    return await running
+
+
 @pytest.mark.slow
 async def test_a_reloading_worker_restarts_after_each_change_and_after_an_error(
     folder: Path, caplog: pytest.LogCaptureFixture
@@ -154,26 +163,24 @@ async def test_a_reloading_worker_restarts_after_each_change_and_after_an_error(
     caplog.set_level(logging.INFO, logger="headgate.reload")
     running = asyncio.create_task(Reloader([sys.executable, "-S", "-c", LIVES], folder).run())
 
-    async def until(text: str) -> None:
-        async with asyncio.timeout(15):
-            while not (lives.exists() and lives.read_text().split() == text.split()):
-                assert not running.done(), running.result()
-                await asyncio.sleep(0.01)
+    async def lived(*codes: str) -> None:
+        def have() -> bool:
+            assert not running.done(), running.result()
+            return lives.exists() and lives.read_text().split() == [*codes]
+
+        await until(have, missing=lambda: caplog.text)
 
     try:
-        await until("first")
+        await lived("first")
         (folder / "notes.txt").write_text("no code")
         code.write_text("broken")
-        await until("first broken")
-        async with asyncio.timeout(15):
-            while "ended with exit code 1" not in caplog.text:  # noqa: ASYNC110  # a log has no event
-                await asyncio.sleep(0.01)
+        await lived("first", "broken")
+        await until(lambda: "ended with exit code 1" in caplog.text, missing=lambda: caplog.text)
         code.write_text("third")
-        await until("first broken third")
+        await lived("first", "broken", "third")
     finally:
-        signal.raise_signal(signal.SIGTERM)
-        async with asyncio.timeout(15):
-            assert await running == 0
+        code_at_end = await stopped(running)
+    assert code_at_end == 0
     assert caplog.text.count("code.py changed; the worker restarts") == 2
     assert "notes.txt" not in caplog.text
 
@@ -193,12 +200,16 @@ async def test_a_reloading_worker_that_is_asked_to_stop_exits_with_0_unless_it_f
 ) -> None:
     source = f"import signal, sys, time; started = lambda: open('started', 'w').close(); {life}"
     running = asyncio.create_task(Reloader([sys.executable, "-S", "-c", source], folder).run())
-    async with asyncio.timeout(15):
-        while not ((folder / "started").exists() and ("sys.exit(1)" not in life or "ended with" in caplog.text)):
-            assert not running.done(), running.result()
-            await asyncio.sleep(0.005)
-        signal.raise_signal(signal.SIGTERM)
-        assert await running == expected
+
+    def has_started() -> bool:
+        assert not running.done(), running.result()
+        return (folder / "started").exists() and ("sys.exit(1)" not in life or "ended with" in caplog.text)
+
+    try:
+        await until(has_started)
+    finally:
+        code_at_end = await stopped(running)
+    assert code_at_end == expected
     assert ("exit code 7 instead of draining" in caplog.text) == (expected == 1)
 
 

@@ -31,6 +31,7 @@ from headgate.cli.demonstration.result import (
 )
 from headgate.clock import SECOND
 from headgate.testing.manual_clock import ManualClock
+from tests.until import patient
 
 # ------------------------------------------------------------------------------------------------ the command
 
@@ -42,13 +43,16 @@ def test_a_demo_that_is_stopped_leaves_nothing_behind(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as demo:
-        assert demo.stdout is not None
-        line = next(line for line in demo.stdout if "alive (pid " in line)
-        worker = os.pidfd_open(int(line.partition("alive (pid ")[2].partition(")")[0]))
-        demo.terminate()
-        assert demo.wait() == 1
-        assert select.select([worker], [], [], 15)[0]
-        os.close(worker)
+        try:
+            assert demo.stdout is not None
+            line = next(line for line in demo.stdout if "alive (pid " in line)
+            worker = os.pidfd_open(int(line.partition("alive (pid ")[2].partition(")")[0]))
+            demo.terminate()
+            assert demo.wait() == 1
+            assert select.select([worker], [], [], patient(15))[0]
+            os.close(worker)
+        finally:
+            demo.kill()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ import yaml  # type: ignore[import-untyped]
 
 from headgate.cli.main import main
 from headgate.observe.metric import READ
+from tests.until import patient
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "systemd" / "headgate-worker@.service"
@@ -77,6 +78,10 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     # What it runs does not lie here.
     unit.write_text(UNIT.read_text().replace("/srv/myproject/.venv/bin/headgate", "/bin/true"))
     checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=30, check=False
+        ["systemd-analyze", "verify", "--man=no", unit],
+        capture_output=True,
+        text=True,
+        timeout=patient(30),
+        check=False,
     )
     assert "headgate-worker" not in checked.stderr, checked.stderr

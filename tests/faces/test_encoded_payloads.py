@@ -20,7 +20,7 @@ from headgate.http.auth import Role
 from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import browser
 from tests.faces.one_module import OneModule, answer, call, go_into
-from tests.until import result_within
+from tests.until import patient, result_within
 
 SECRET = "hunter2-swordfish"
 PASSWORD = "correct horse battery"
@@ -149,7 +149,7 @@ def test_a_worker_writes_no_value_to_its_output(project: OneModule) -> None:
         cwd=project.path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
     output = worker.stdout + worker.stderr

@@ -22,6 +22,7 @@ from headgate import Headgate
 from headgate.observe.bounded_server import HEAD_TIMEOUT
 from headgate.observe.metrics import PrometheusMetrics
 from tests.postgres_server import free_port
+from tests.until import patient, until_now
 
 HALF = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 OPEN_FILES = 256
@@ -46,7 +47,7 @@ from project import app, write
 async def main():
     async with app.open():
         job = await write.enqueue(sys.argv[1])
-        await result_within(job, 15)
+        await job.result()
 
 asyncio.run(main())
 """
@@ -59,7 +60,7 @@ def serving(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({OPEN_FILES}, {OPEN_FILES}))"
     code = f"{limited}; from headgate.cli.main import main; main()"
     migrate = [sys.executable, "-m", "headgate", "migrate", "project:app"]
-    subprocess.run(migrate, cwd=folder, check=True, capture_output=True, timeout=20)
+    subprocess.run(migrate, cwd=folder, check=True, capture_output=True, timeout=patient(20))
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-u", "-c", code, *words], cwd=folder, stdout=log, stderr=log, env=os.environ
@@ -72,13 +73,11 @@ def serving(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for(folder: Path, part: str) -> str:
-    deadline = time.monotonic() + 20
-    while True:
-        log = (folder / "log.txt").read_text()
-        if found := re.search(part, log):
-            return found[0]
-        assert time.monotonic() < deadline, log
-        time.sleep(0.05)
+    log = folder / "log.txt"
+    until_now(lambda: re.search(part, log.read_text()), missing=log.read_text)
+    found = re.search(part, log.read_text())
+    assert found is not None
+    return found[0]
 
 
 @contextmanager
@@ -90,7 +89,9 @@ def half_sent(port: int, count: int) -> Iterator[list[socket.socket]]:
         connections = []
         for _ in range(count):
             with contextlib.suppress(OSError):
-                connections.append(opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)))
+                connections.append(
+                    opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=patient(5)))
+                )
                 connections[-1].sendall(HALF)
         yield connections
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -101,7 +102,7 @@ def open_files(process: subprocess.Popen[bytes]) -> int:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    connection.settimeout(HEAD_TIMEOUT + 5)
+    connection.settimeout(HEAD_TIMEOUT + patient(5))
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -117,12 +118,15 @@ def test_a_worker_serves_metrics_during_and_after_1100_half_sent_requests(tmp_pa
             assert len(connections) > 1000
             for number in range(2):
                 name = f"job-{number}"
-                subprocess.run([sys.executable, "-c", ENQUEUE, name], cwd=tmp_path, check=True, timeout=25)
+                subprocess.run([sys.executable, "-c", ENQUEUE, name], cwd=tmp_path, check=True, timeout=patient(25))
                 assert (tmp_path / name).read_text() == "done"
-                assert "headgate_jobs_finished_total" in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+                assert (
+                    "headgate_jobs_finished_total"
+                    in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=patient(10)).text
+                )
             assert open_files(worker) < 100
             assert is_closed(connections[-1])
-        assert "headgate_jobs_finished_total" in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+        assert "headgate_jobs_finished_total" in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=patient(10)).text
         assert worker.poll() is None
     assert (tmp_path / "log.txt").stat().st_size < 20_000
 
@@ -133,11 +137,11 @@ def test_a_dashboard_responds_during_and_after_1100_half_sent_requests(tmp_path:
         link = wait_for(tmp_path, r"http://\S+token=\S+")
         port = httpx.URL(link).port
         assert port is not None
-        with httpx.Client(timeout=10) as client, half_sent(port, 1100) as connections:
+        with httpx.Client(timeout=patient(10)) as client, half_sent(port, 1100) as connections:
             assert len(connections) > 1000
             assert client.get(link).status_code == 303
             for _ in range(5):
-                answer = httpx.get(f"http://127.0.0.1:{port}/api/overview", cookies=client.cookies, timeout=10)
+                answer = httpx.get(f"http://127.0.0.1:{port}/api/overview", cookies=client.cookies, timeout=patient(10))
                 assert answer.status_code == 200
             assert open_files(process) < OPEN_FILES - 20
             assert is_closed(connections[-1])
@@ -155,7 +159,7 @@ def metrics_port() -> Iterator[int]:
 
 
 def test_the_metrics_server_answers_prometheus(metrics_port: int) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{metrics_port}", timeout=10) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{metrics_port}", timeout=patient(10)) as client:
         received = client.get("/metrics", headers={"Accept-Encoding": "gzip"})
         assert received.headers["content-encoding"] == "gzip"
         assert "headgate_up" in received.text or "# HELP headgate_" in received.text
@@ -172,7 +176,7 @@ def test_a_connection_that_sends_a_request_slowly_is_closed(
     metrics_port: int,
 ) -> None:
     for first in (b"", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"):
-        with socket.create_connection(("127.0.0.1", metrics_port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", metrics_port), timeout=patient(5)) as connection:
             if first:
                 connection.sendall(first)
                 while b"HTTP/1.1 200" not in connection.recv(65536):
@@ -180,7 +184,7 @@ def test_a_connection_that_sends_a_request_slowly_is_closed(
             began_at = time.monotonic()
             connection.sendall(HALF)
             connection.settimeout(0.2)
-            while time.monotonic() - began_at < HEAD_TIMEOUT + 3:
+            while time.monotonic() - began_at < HEAD_TIMEOUT + patient(3):
                 try:
                     if not connection.recv(65536):
                         break
@@ -188,4 +192,4 @@ def test_a_connection_that_sends_a_request_slowly_is_closed(
                     connection.sendall(b"a")
                 except (ConnectionResetError, BrokenPipeError):
                     break
-            assert HEAD_TIMEOUT - 1 < time.monotonic() - began_at < HEAD_TIMEOUT + 3
+            assert HEAD_TIMEOUT - 1 < time.monotonic() - began_at < HEAD_TIMEOUT + patient(3)

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from importlib.resources import files
@@ -26,6 +25,7 @@ from headgate.cli.worker_metrics import serve_metrics
 from headgate.clock import SystemClock
 from headgate.errors import HeadgateError
 from headgate.observe.metric import COUNTED, READ
+from tests.until import patient, until_now
 
 GRAFANA = files("headgate.observe") / "grafana"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -37,7 +37,7 @@ from headgate.jobs.event import (
 )
 from headgate.observe.metrics import PrometheusMetrics
 
-app = Headgate("sqlite:///jobs.db", heartbeat=0.5, lease=2)
+app = Headgate("sqlite:///jobs.db", heartbeat=0.5, lease=30)
 app.instrument(PrometheusMetrics(store=True, top_keys=5, max_age=0))
 
 
@@ -107,7 +107,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Metric], str
             assert worker.stderr is not None
             while "works on" not in worker.stderr.readline():
                 assert worker.poll() is None
-            subprocess.run([sys.executable, "-c", ENQUEUE], cwd=folder, check=True, timeout=10)
+            subprocess.run([sys.executable, "-c", ENQUEUE], cwd=folder, check=True, timeout=patient(10))
             text = scrape_until(
                 port,
                 r'headgate_jobs_finished_total\{outcome="failed",queue="default",task="fail"\} 1.0',
@@ -117,7 +117,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Metric], str
                 r"headgate_event_loop_lag_seconds ",
             )
             worker.send_signal(signal.SIGTERM)
-            assert worker.wait(10) == 0
+            assert worker.wait(patient(10)) == 0
         finally:
             worker.kill()
     return list(text_string_to_metric_families(text)), text
@@ -130,15 +130,16 @@ def free_port() -> int:
 
 
 def scrape_until(port: int, *parts: str) -> str:
-    deadline = time.monotonic() + 15
-    while True:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            text: str = answer.read().decode()
-        missing = [part for part in parts if not re.search(part, text)]
-        if not missing:
-            return text
-        assert time.monotonic() < deadline, f"never told: {missing}\n{text}"
-        time.sleep(0.05)
+    text = ""
+
+    def missing() -> list[str]:
+        nonlocal text
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patient(5)) as answer:
+            text = answer.read().decode()
+        return [part for part in parts if not re.search(part, text)]
+
+    until_now(lambda: not missing(), missing=lambda: f"never told: {missing()}\n{text}")
+    return text
 
 
 def labels_of(families: list[Metric]) -> dict[str, set[str]]:
@@ -231,7 +232,7 @@ def test_workers_of_a_supervisor_take_one_port_after_the_other_and_the_first_rea
     monkeypatch.setenv(NUMBER, "2")
     server = serve_metrics(app, port - 1, "127.0.0.1", store=True)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patient(5)) as answer:
             text = answer.read().decode()
         assert "headgate_build_info" in text
         assert "headgate_up" not in text
@@ -249,7 +250,7 @@ def test_a_supervisor_passes_each_worker_its_number(tmp_path: Path, monkeypatch:
     program = f"""
 import os, time
 open(os.environ[{NUMBER!r}], "w").close()
-until = time.monotonic() + 10
+until = time.monotonic() + {patient(10)}
 while len(os.listdir()) < 2 and time.monotonic() < until:
     time.sleep(0.01)
 raise SystemExit(1)
@@ -265,7 +266,7 @@ def test_a_worker_without_the_package_says_what_to_install(tmp_path: Path) -> No
         "main(['worker', 'project:app', '--metrics-port', '9'])"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=10, check=False
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=patient(10), check=False
     )
     assert ran.returncode == 1
     assert "pip install 'headgate[prometheus]'" in ran.stderr

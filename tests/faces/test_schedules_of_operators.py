@@ -15,6 +15,7 @@ from headgate.errors import DeclarationError, ScheduleDeclared, ScheduleExists, 
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.one_module import OneModule, answer, call, go_into
+from tests.until import until
 
 
 def declare(app: Headgate) -> Headgate:
@@ -41,22 +42,24 @@ async def test_a_schedule_is_created_fired_edited_and_removed(app: Headgate) -> 
         admin = app.admin.by("ada@desk").schedules
         created = await admin.create("acme", "sync", Every(minutes=10), {"tenant": "acme"}, priority=3, first="now")
         assert (created.task, created.state, created.is_declared) == ("sync", "active", False)
-        async with asyncio.timeout(10):
-            while (await admin.status("acme")).runs < 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        async def has_run() -> bool:
+            return (await admin.status("acme")).runs >= 1
+
+        await until(has_run)
         (job,) = await app.admin.jobs(schedule="acme")
         assert (job.priority, json.loads((await app.admin.job(job.id)).record.payload)) == (3, {"tenant": "acme"})
 
         await admin.pause("acme")
-        until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=9)
+        last = datetime.now(UTC).replace(microsecond=0) + timedelta(days=9)
         edited = await admin.edit(
-            "acme", Calendar(at="7:30", tz="Europe/Rome"), '{"tenant": "globex"}', jitter=90, until=until, on="weekday"
+            "acme", Calendar(at="7:30", tz="Europe/Rome"), '{"tenant": "globex"}', jitter=90, until=last, on="weekday"
         )
-        assert (edited.runs, edited.state, edited.until, edited.jitter) == (1, "paused", until, 90)
+        assert (edited.runs, edited.state, edited.until, edited.jitter) == (1, "paused", last, 90)
         assert edited.trigger == "every day at 7:30 (Europe/Rome), on weekday (Europe/Rome)"
         # What is left out of an edit stays.
         again = await admin.edit("acme", max_runs=5)
-        assert (again.trigger, again.until, again.jitter, again.max_runs) == (edited.trigger, until, 90, 5)
+        assert (again.trigger, again.until, again.jitter, again.max_runs) == (edited.trigger, last, 90, 5)
         without = await admin.edit("acme", Every(hours=1), on=None, until=None)
         assert (without.trigger, without.until, without.max_runs) == ("every hour", None, 5)
         definition = await admin.definition("acme")
@@ -79,9 +82,11 @@ async def test_a_schedule_is_created_fired_edited_and_removed(app: Headgate) -> 
 async def test_what_is_invalid_is_refused_and_stores_nothing(app: Headgate) -> None:
     async with app:
         admin = app.admin.schedules
-        async with asyncio.timeout(10):
-            while not await admin.list():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        async def is_stored() -> bool:
+            return bool(await admin.list())
+
+        await until(is_stored)
         hourly, acme = Every(hours=1), {"tenant": "acme"}
         with pytest.raises(UnknownTask, match="did you mean 'sync'"):
             await admin.create("x", "synk", hourly, acme)

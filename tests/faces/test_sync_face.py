@@ -28,7 +28,7 @@ from headgate.sync_admin import (
     SyncQueuesAdmin,
     SyncSchedulesAdmin,
 )
-from tests.until import result_within
+from tests.until import patient, result_within
 
 HERE = Path(__file__).parent
 
@@ -134,18 +134,21 @@ def server(place: tuple[str, str], tmp_path: Path) -> Iterator[str]:
     )
     assert process.stdout is not None
     assert process.stdin is not None
-    port = process.stdout.readline().strip()
     try:
+        port = process.stdout.readline().strip()
         yield f"http://127.0.0.1:{port}"
     finally:
         process.stdin.close()
-        process.wait(10)
+        try:
+            process.wait(patient(10))
+        finally:
+            process.kill()
         process.stdout.close()
 
 
 def request(method: str, address: str) -> tuple[str, str]:
     """The body, and which process answered."""
-    with urllib.request.urlopen(urllib.request.Request(address, method=method), timeout=15) as answer:
+    with urllib.request.urlopen(urllib.request.Request(address, method=method), timeout=patient(15)) as answer:
         return answer.read().decode(), answer.headers["X-Process"]
 
 

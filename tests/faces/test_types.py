@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.until import patient
+
 pytestmark = pytest.mark.slow
 
 TYPING = Path(__file__).parents[1] / "typing"
@@ -57,7 +59,7 @@ def basedpyright(*options: str | Path, cwd: Path) -> dict[str, Any]:
         env={**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=80,
+        timeout=patient(80),
         check=False,
     )
     found: dict[str, Any] = json.loads(ran.stdout)

@@ -21,14 +21,14 @@ from headgate import Every, Headgate
 from headgate.http import dashboard
 from tests.faces.http.stage import EVERYBODY
 from tests.faces.one_module import OneModule, answer, call, go_into
-from tests.until import until
+from tests.until import patient, until
 
 APP = """
 import os
 
 from headgate import Headgate, StrictRate
 
-app = Headgate(os.environ["ROWS_URL"], schema=os.environ["ROWS_SCHEMA"] or None, heartbeat=0.2, lease=2.0)
+app = Headgate(os.environ["ROWS_URL"], schema=os.environ["ROWS_SCHEMA"] or None, heartbeat=0.2, lease=30)
 
 
 @app.task(limits=[StrictRate("1000/s", key="{tenant}")])
@@ -49,7 +49,7 @@ class Project(NamedTuple):
             asyncio.run(_on_postgres(self.url, statement, value))
             return
         path = self.url.removeprefix("sqlite:///")
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=10)) as connection:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=patient(10))) as connection:
             connection.execute("PRAGMA ignore_check_constraints = 1")
             connection.execute(f"UPDATE {table} SET {column} = ? WHERE {where}", (value,))
 
@@ -135,7 +135,10 @@ def test_a_worker_the_command_line_and_the_dashboard_work_with_unreadable_rows(
             module.do(_is_done)
         finally:
             worker.send_signal(signal.SIGTERM)
-            assert worker.wait(timeout=20) == 0, log.read_text()
+            try:
+                assert worker.wait(timeout=patient(20)) == 0, log.read_text()
+            finally:
+                worker.kill()
 
     jobs = {job["id"]: job for job in answer("jobs", "list", module.target)}
     assert "options" in jobs[bad]["unreadable"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import math
 import shutil
 import socket
 import ssl
@@ -23,6 +24,7 @@ from headgate.engine.bounded_opener import bounded_opener
 from headgate.engine.webhook import WebhookFailed, post
 from headgate.jobs.alert import message_for_test, parse_condition
 from headgate.testing.manual_clock import ManualClock
+from tests.until import patient
 
 PATH = "/services/T0&x/SECRETs%2Fig?api=1&sig=QUERY%2Bkey"
 
@@ -187,7 +189,7 @@ def test_a_receiver_that_drips_is_not_waited_for_beyond_the_deadline(
     receiver = answering(receivers, dripping(start, receivers))
     began = time.monotonic()
     assert error_of(f"http://{receiver.host}{PATH}") == "no answer within 0 s"
-    assert 0.3 < time.monotonic() - began < 5
+    assert 0.3 < time.monotonic() - began < patient(5)
 
 
 def test_a_body_is_not_waited_for(receivers: list[Receiver]) -> None:
@@ -217,12 +219,14 @@ def test_the_addresses_of_a_host_share_the_time_to_connect(monkeypatch: pytest.M
             filling.setblocking(False)
             filling.connect_ex(full.getsockname())
         port = full.getsockname()[1]
-        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 1, 1)]
+        # If each had all of the time, they would take far longer than any busy machine.
+        count = math.ceil(4 * patient(1.5) / 0.6)
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))] * count
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
         monkeypatch.setattr(webhook, "REQUEST_TIMEOUT", 0.6)
         began = time.monotonic()
         assert error_of(f"http://hooks.test:{port}{PATH}") == "no answer within 1 s"
-        assert 0.5 < time.monotonic() - began < 1.5
+        assert 0.5 < time.monotonic() - began < patient(1.5)
 
 
 def test_a_request_is_not_begun_after_its_deadline(receivers: list[Receiver]) -> None:
@@ -253,14 +257,14 @@ def test_an_encrypted_request_has_the_same_deadline(
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert"))
     post(f"https://{accepting.host}{PATH}", None, MESSAGE, SystemClock(), 0)
     assert accepting.targets == [PATH]
-    monkeypatch.setattr(webhook, "REQUEST_TIMEOUT", 0.6)
     dripped = answering(receivers, dripping(b"HTTP/1.1 200 OK\r\nX: ", receivers), context)
+    monkeypatch.setattr(webhook, "REQUEST_TIMEOUT", 0.6)
     began = time.monotonic()
     assert error_of(f"https://{dripped.host}{PATH}") == "no answer within 1 s"
     # One that speaks no TLS: the handshake has the same deadline.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert error_of(f"https://127.0.0.1:{silent.getsockname()[1]}/") == "no answer within 1 s"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patient(5)
 
 
 def test_a_proxy_of_the_environment_is_used(receivers: list[Receiver], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,11 +280,13 @@ def test_a_proxy_that_opens_no_tunnel_is_an_error_and_has_the_same_deadline(
     answers = [b"HTTP/1.1 407 Pay first\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "]
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         monkeypatch.setenv("https_proxy", f"http://ada:secret@127.0.0.1:{proxy.getsockname()[1]}")
-        monkeypatch.setattr(webhook, "REQUEST_TIMEOUT", 0.4)
 
         def serve() -> None:
             for answer in answers:
-                connection, _ = proxy.accept()
+                try:
+                    connection, _ = proxy.accept()
+                except OSError:
+                    return  # shut down: the deadline had passed before anybody connected
                 with connection:
                     assert PATH.encode() not in connection.recv(65536)
                     connection.sendall(answer)
@@ -291,5 +297,7 @@ def test_a_proxy_that_opens_no_tunnel_is_an_error_and_has_the_same_deadline(
         serving = threading.Thread(target=serve)
         serving.start()
         assert error_of(f"https://hooks.test{PATH}") == "OSError: Tunnel connection failed: 407 Pay first"
+        monkeypatch.setattr(webhook, "REQUEST_TIMEOUT", 0.4)
         assert error_of(f"https://hooks.test{PATH}") == "no answer within 0 s"
+        proxy.shutdown(socket.SHUT_RDWR)
         serving.join()

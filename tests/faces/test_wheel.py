@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faces.wheel import ROOT, build_wheel, install, run
+from tests.faces.wheel import ROOT, installed_wheel, run
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +23,12 @@ ASYNCIO: list[str | Path] = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_f
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    return installed_wheel(tmp_path_factory)[0]
 
 
 @pytest.fixture(scope="module")
-def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(wheel, tmp_path_factory.mktemp("environment"))
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed_wheel(tmp_path_factory)[1]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.postgres_server import free_port
+from tests.until import patient, until_now
 
 APP = """
 import asyncio
@@ -52,59 +52,59 @@ def worker(folder: Path, url: str, *words: str) -> Iterator[subprocess.Popen[str
 
 def probe(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=patient(10)) as answer:
             return answer.status, answer.read().decode().strip()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode().strip()
 
 
-def until(port: int, path: str, status: int) -> str:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+def answer_when(port: int, path: str, status: int) -> str:
+    answers: list[tuple[int, str]] = []
+
+    def answers_so() -> bool:
         with contextlib.suppress(OSError):
-            found, text = probe(port, path)
-            if found == status:
-                return text
-        time.sleep(0.05)
-    raise AssertionError(f"{path} never answered {status}")
+            answers.append(probe(port, path))
+        return answers[-1:] != [] and answers[-1][0] == status
+
+    until_now(answers_so, missing=lambda: f"{path} answered {answers[-1:]}, never {status}")
+    return answers[-1][1]
 
 
 def test_a_worker_is_ready_until_it_stops(tmp_path: Path) -> None:
     port = free_port()
     with worker(tmp_path, "sqlite:///jobs.db", "--health-port", str(port)) as process:
-        assert until(port, "/ready", 200) == "ready"
+        assert answer_when(port, "/ready", 200) == "ready"
         assert probe(port, "/live") == (200, "the event loop turns")
         assert probe(port, "/ready?verbose=1")[0] == 200
         assert probe(port, "/metrics") == (404, "there are /live and /ready")
         command = [sys.executable, "-m", "headgate", "jobs", "enqueue", "jobs_app:app", "work"]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-        while not (tmp_path / "running").exists():
-            time.sleep(0.02)
+        until_now((tmp_path / "running").exists)
         process.send_signal(signal.SIGTERM)
-        assert until(port, "/ready", 503) == "the worker is stopping"
+        assert answer_when(port, "/ready", 503) == "the worker is stopping"
         assert probe(port, "/live")[0] == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(patient(20)) == 0
 
 
 @pytest.mark.slow
 def test_a_worker_waits_for_a_store_that_is_not_there_yet(tmp_path: Path) -> None:
     port, nothing = free_port(), free_port()
     with worker(tmp_path, f"postgresql://jobs@127.0.0.1:{nothing}/jobs", "--health-port", str(port)) as process:
-        assert until(port, "/ready", 503) == "the worker has not started yet"
+        assert answer_when(port, "/ready", 503) == "the worker has not started yet"
         assert probe(port, "/live")[0] == 200
         assert process.stderr is not None
         assert "waiting up to 60 s for the store: " in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(patient(20)) == 0
 
 
 @pytest.mark.slow
 def test_a_worker_that_does_not_wait_for_its_store_exits_with_the_error(tmp_path: Path) -> None:
     url = f"postgresql://jobs@127.0.0.1:{free_port()}/jobs"
     with worker(tmp_path, url, "--wait", "0") as process:
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=patient(20))
         assert process.returncode == 1
         assert "cannot be reached" in said
 
@@ -115,8 +115,8 @@ def test_a_worker_that_does_not_wait_for_its_store_exits_with_the_error(tmp_path
 def test_an_invalid_request_does_not_disturb_the_server(tmp_path: Path, sent: bytes) -> None:
     port = free_port()
     with worker(tmp_path, "sqlite:///jobs.db", "--health-port", str(port)):
-        until(port, "/ready", 200)
-        with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        answer_when(port, "/ready", 200)
+        with socket.create_connection(("127.0.0.1", port), patient(10)) as connection:
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionResetError):
@@ -129,6 +129,6 @@ def test_a_taken_port_is_reported_immediately(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with worker(tmp_path, "sqlite:///jobs.db", "--health-port", str(taken.getsockname()[1])) as process:
-            _, said = process.communicate(timeout=20)
+            _, said = process.communicate(timeout=patient(20))
     assert process.returncode == 1
     assert "--health-port: cannot listen at 127.0.0.1:" in said

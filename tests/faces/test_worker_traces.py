@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.until import patient, until_now
 
 APP = """
 import json
@@ -66,11 +67,14 @@ def test_a_job_that_one_process_enqueues_is_traced_into_the_worker_that_runs_it(
         [sys.executable, "-m", "headgate", "worker", "project:app"], cwd=tmp_path, stderr=subprocess.DEVNULL
     )
     try:
-        subprocess.run([sys.executable, "-c", ENQUEUE], cwd=tmp_path, check=True, timeout=10)
+        subprocess.run([sys.executable, "-c", ENQUEUE], cwd=tmp_path, check=True, timeout=patient(10))
         spans = spans_of(tmp_path / "spans.jsonl", "process default")
     finally:
         worker.terminate()
-        worker.wait(10)
+        try:
+            worker.wait(patient(10))
+        finally:
+            worker.kill()
     request, sent, ran, query = (spans[name] for name in ("request", "send default", "process default", "query"))
     assert sent["parent"] == request["id"]
     assert ran["links"] == [sent["id"]]
@@ -81,11 +85,13 @@ def test_a_job_that_one_process_enqueues_is_traced_into_the_worker_that_runs_it(
 
 
 def spans_of(path: Path, last: str) -> dict[str, dict[str, object]]:
-    deadline = time.monotonic() + 10
-    while True:
-        lines = path.read_text().splitlines() if path.exists() else []
-        spans = {span["name"]: span for span in map(json.loads, lines)}
-        if last in spans:
-            return spans
-        assert time.monotonic() < deadline, f"only {list(spans)}"
-        time.sleep(0.02)
+    spans: dict[str, dict[str, object]] = {}
+
+    def are_there() -> bool:
+        # What is being written has no end of its line yet.
+        lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+        spans.update((span["name"], span) for span in map(json.loads, lines))
+        return last in spans
+
+    until_now(are_there, missing=lambda: f"only {list(spans)}")
+    return spans

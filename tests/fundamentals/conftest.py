@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faces.wheel import build_wheel, install
+from tests.faces.wheel import installed_wheel
+from tests.until import patient
 
 RunExample = Callable[[str, Path], str]
 
@@ -17,7 +18,7 @@ RunExample = Callable[[str, Path], str]
 @pytest.fixture(scope="session")
 def run_example(tmp_path_factory: pytest.TempPathFactory) -> RunExample:
     """Run a program in a folder and return what it prints; a warning is an error."""
-    programs = install(build_wheel(tmp_path_factory.mktemp("wheel")), tmp_path_factory.mktemp("environment"))
+    _, programs = installed_wheel(tmp_path_factory)
 
     def run(program: str, folder: Path) -> str:
         (folder / "program.py").write_text(program)
@@ -26,7 +27,7 @@ def run_example(tmp_path_factory: pytest.TempPathFactory) -> RunExample:
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=45,
+            timeout=patient(45),
             # What is compiled once need not be compiled by each program.
             env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             check=False,

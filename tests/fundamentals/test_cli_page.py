@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from headgate.cli.main import main
+from tests.until import patient
 
 # By name: a type checker takes the folder of the same name for it.
 writing: Any = importlib.import_module("docs.cli_reference")
@@ -26,7 +27,7 @@ async def fill(app: Any) -> None:
     async with app:
         reminded = await app.tasks["remind"].enqueue_many([(f"{number}@example.org",) for number in range(3)])
         synced = await app.tasks["sync"].enqueue_many([("acme",)] * 20 + [("globex",)])
-        await asyncio.gather(*(job.result(timeout=15) for job in [*reminded, synced[0]]))
+        await asyncio.gather(*(job.result(timeout=patient(15)) for job in [*reminded, synced[0]]))
     # Jobs without a worker wait.
     async with app.open():
         await app.tasks["remind"].enqueue("late@example.org")

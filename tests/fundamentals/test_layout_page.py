@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.until import patient
+
 PAGE = (Path(__file__).parents[2] / "docs" / "layout.md").read_text()
 FILES = dict(re.findall(r"```python\n# ([a-z/]+\.py)\n(.*?)```", PAGE, re.DOTALL))
 
@@ -45,7 +47,13 @@ def run(folder: Path, *words: str) -> str:
     """Run Python in the folder; return what it prints."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
     ran = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=18, check=False
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patient(18),
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

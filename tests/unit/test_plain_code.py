@@ -17,6 +17,7 @@ from headgate.clock import SystemClock
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import patient
 
 THREAD = "headgate-sync"
 
@@ -59,7 +60,9 @@ def make_app(url: str = "memory://") -> Headgate:
 
 def test_a_script_runs_a_job(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, timeout=20, check=False)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, timeout=patient(20), check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"42\n", b"")
 
 
@@ -67,11 +70,11 @@ def test_jobs_run_while_the_block_lasts_and_not_after_it(tmp_path: Path) -> None
     app = make_app(f"sqlite:///{tmp_path / 'jobs.db'}")
     with app as running:
         assert running is app
-        assert app.tasks["double"].sync.enqueue(1).result(timeout=10) == 2
+        assert app.tasks["double"].sync.enqueue(1).result(timeout=patient(10)) == 2
     with app.open():
         assert app.tasks["double"].sync.enqueue(1).status().state is JobState.WAITING
     with app:
-        assert app.tasks["double"].sync.enqueue(3).result(timeout=10) == 6
+        assert app.tasks["double"].sync.enqueue(3).result(timeout=patient(10)) == 6
     with pytest.raises(NotOpen):
         _ = app.admin
 
@@ -80,7 +83,7 @@ def test_blocks_nest_and_the_app_is_open_until_the_last_has_ended() -> None:
     app = make_app()
     outer, inner = app.open(), app.open()
     with outer, inner, app, outer:
-        assert app.tasks["double"].sync.enqueue(1).result(timeout=10) == 2
+        assert app.tasks["double"].sync.enqueue(1).result(timeout=patient(10)) == 2
     with outer:
         inner.__enter__()
     _ = app.admin
@@ -93,7 +96,7 @@ def test_what_a_first_call_has_opened_is_not_closed_by_a_block() -> None:
     app = make_app()
     job = app.tasks["double"].sync.enqueue(1)
     with app:
-        assert job.result(timeout=10) == 2
+        assert job.result(timeout=patient(10)) == 2
     _ = app.admin
     app.sync.close()
     with pytest.raises(NotOpen):
@@ -140,8 +143,8 @@ def test_a_thread_that_outlives_the_block_asks_for_the_app_and_both_end() -> Non
 
     with app:
         work.sync.enqueue()
-        assert has_begun.wait(10)
-    assert has_ended.wait(10)
+        assert has_begun.wait(patient(10))
+    assert has_ended.wait(patient(10))
     assert app.sync.job(ids[0]).status().is_scheduled
     app.sync.close()
 
@@ -151,7 +154,7 @@ async def test_a_thread_beside_an_event_loop_shares_the_app_of_the_loop() -> Non
 
     def work() -> int:
         with app:
-            return int(app.tasks["double"].sync.enqueue(4).result(timeout=10))
+            return int(app.tasks["double"].sync.enqueue(4).result(timeout=patient(10)))
 
     async with app.open():
         assert await asyncio.to_thread(work) == 8
@@ -184,7 +187,7 @@ def test_a_worker_runs_in_a_thread_that_is_not_the_main_one(tmp_path: Path) -> N
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(20)
+    thread.join(patient(20))
     assert failures == []
     with app.open():
         assert app.sync.job(job.id).result(timeout=0) == 10

@@ -12,6 +12,7 @@ import pytest
 
 from tests.pgbouncer import bouncer_before
 from tests.postgres_server import URL, server_in
+from tests.until import patient
 
 
 async def test_tests_that_share_a_server_have_schemas_of_their_own(postgres_url: str, absent_schema: str) -> None:
@@ -58,7 +59,7 @@ async def test_a_stopped_server_answers_only_after_it_resumes(tmp_path: Path) ->
         done, _ = await asyncio.wait([answer], timeout=0.3)
         assert not done
         server.thaw()
-        assert await asyncio.wait_for(answer, 5) == 42
+        assert await asyncio.wait_for(answer, patient(5)) == 42
         await connection.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headgate import Headgate, HeadgateError, JobState
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 def make_app(path: Path) -> Headgate:
@@ -54,7 +54,7 @@ async def test_a_plain_handler_enqueues_through_the_loop_that_runs_it(tmp_path: 
 
     @app.task
     def parent() -> int:
-        return app.tasks["add"].sync.enqueue(40, 2).result(timeout=5)  # type: ignore[no-any-return]
+        return app.tasks["add"].sync.enqueue(40, 2).result(timeout=patient(5))  # type: ignore[no-any-return]
 
     async with app:
         assert await result_within(await parent.enqueue()) == 42
@@ -131,7 +131,11 @@ def test_an_interrupt_ends_the_wait_and_not_the_portal(tmp_path: Path) -> None:
         main = threading.main_thread().ident
         assert main is not None
         interrupt = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
-        interrupt.start()
+
+        def wait() -> None:
+            interrupt.start()
+            job.result(timeout=patient(15))
+
         with pytest.raises(KeyboardInterrupt):
-            job.result(timeout=15)
+            wait()
         assert job.cancel() is True

@@ -31,6 +31,11 @@ def sync_tenant(self: Any, tenant: str) -> None:
     started(tenant, self.request.id)
 
 
+@app.task(limit=StrictRate("20/h", key="{tenant}"), ignore_result=True)
+def hourly(tenant: str) -> None:
+    started(tenant)
+
+
 @app.task(ignore_result=True)
 def unlimited(tag: str) -> None:
     started(f"unlimited-{tag}")

@@ -14,6 +14,7 @@ import pytest
 from django.db import connection
 
 from headgate import Headgate
+from tests.until import patient
 
 SETTINGS = "tests.faces.contrib.shop.settings"
 
@@ -59,7 +60,7 @@ def running(app: Headgate) -> Iterator[None]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(patient(10))
     try:
         yield
     finally:
@@ -68,12 +69,12 @@ def running(app: Headgate) -> Iterator[None]:
         thread.join()
 
 
-def ended(result: Any, timeout: float = 10) -> Any:
+def ended(result: Any) -> Any:
     """A task result once its job is final."""
     from tests.faces.contrib.shop.jobs import app
 
     try:
-        app.sync.job(result.id).result(timeout=timeout)
+        app.sync.job(result.id).result(timeout=patient(10))
     except Exception as error:  # how it ended is for the test to look at
         assert not isinstance(error, TimeoutError), error  # noqa: PT017
     result.refresh()

@@ -36,6 +36,11 @@ def sync_tenant(tenant: str) -> None:
     started(tenant, message.message_id)
 
 
+@dramatiq.actor(limit=StrictRate("20/h", key="{tenant}"))
+def hourly(tenant: str) -> None:
+    started(tenant)
+
+
 @dramatiq.actor
 def unlimited(tag: str) -> None:
     started(f"unlimited-{tag}")

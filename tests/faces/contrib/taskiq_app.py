@@ -35,6 +35,12 @@ async def sync_tenant(tenant: str, context: Annotated[Context, TaskiqDepends()])
 
 
 @broker.task
+@gate.limit(StrictRate("20/h", key="{tenant}"))
+async def hourly(tenant: str) -> None:
+    started(tenant)
+
+
+@broker.task
 async def unlimited(tag: str) -> None:
     started(f"unlimited-{tag}")
 

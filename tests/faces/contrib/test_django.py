@@ -23,6 +23,7 @@ from headgate.contrib.django.declared import IMPORTED
 from headgate.contrib.django.standard import InvalidTask, InvalidTaskBackend, exceptions, signals, tasks
 from headgate.jobs.encoded import codecs_of
 from tests.faces.contrib.django_shop import ended, running, set_up
+from tests.until import patient
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_encoded_arguments_and_results_are_read_as_others(worker: Any) -> None:
     long = "x" * 2000
     with heard(signals.task_finished) as finished:
         result = ended(worker.anything.enqueue(long))
-        assert finished.get(timeout=10)[1] == "SUCCESSFUL"
+        assert finished.get(timeout=patient(10))[1] == "SUCCESSFUL"
     from tests.faces.contrib.shop.jobs import app
 
     record = app.sync.admin.job(result.id).record
@@ -199,9 +200,9 @@ def test_signals_are_sent_when_a_task_is_enqueued_starts_and_ends(worker: Any) -
             (worker.fail, ("no",), "FAILED"),
         ]:
             id = task.enqueue(*call).id
-            assert enqueued.get(timeout=5) == (id, "READY", 0)
-            assert started.get(timeout=5) == (id, "RUNNING", 1)
-            assert finished.get(timeout=5) == (id, status, 1)
+            assert enqueued.get(timeout=patient(5)) == (id, "READY", 0)
+            assert started.get(timeout=patient(5)) == (id, "RUNNING", 1)
+            assert finished.get(timeout=patient(5)) == (id, status, 1)
 
 
 def test_the_signal_at_the_end_has_the_stored_result(worker: Any) -> None:
@@ -224,7 +225,7 @@ def test_the_signal_at_the_end_has_the_stored_result(worker: Any) -> None:
             (worker.fail, ("no",)),
         ]:
             result = task.enqueue(*call)
-            assert seen(told.get(timeout=5)) == seen(ended(result))
+            assert seen(told.get(timeout=patient(5))) == seen(ended(result))
     finally:
         signals.task_finished.disconnect(hear)
 
@@ -313,7 +314,7 @@ def test_in_a_transaction_of_another_database_a_task_is_enqueued_after_the_commi
         assert enqueued.empty()
         with pytest.raises(exceptions.TaskResultDoesNotExist):
             result.refresh()
-    assert enqueued.get(timeout=5) == (result.id, "READY", 0)
+    assert enqueued.get(timeout=patient(5)) == (result.id, "READY", 0)
     assert (ended(result).return_value, result.args, result.kwargs) == (6, [1], {"b": 5})
 
 

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from headgate import Headgate
-from tests.until import result_within
+from tests.until import patient, result_within
 
 ROOT = Path(__file__).parents[3]
 MANAGE = (sys.executable, "-W", "error", "-m", "django", "headgate")
@@ -54,7 +54,7 @@ def test_a_worker_of_django_runs_what_a_transaction_on_postgresql_has_committed_
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=15,
+        timeout=patient(15),
         check=False,
     )
     assert visitor.returncode == 0, visitor.stderr
@@ -73,7 +73,10 @@ def test_a_worker_of_django_runs_what_a_transaction_on_postgresql_has_committed_
         found = asyncio.run(look())
     finally:
         worker.send_signal(signal.SIGTERM)
-        _, said = worker.communicate(timeout=15)
+        try:
+            _, said = worker.communicate(timeout=patient(15))
+        finally:
+            worker.kill()
     assert worker.returncode == 0, said.decode()
     assert found == {kept, gated}
     assert lost not in found
@@ -92,7 +95,13 @@ async def notes(url: str) -> set[str]:
 def test_the_other_commands_work_on_the_app_of_a_backend(environment: Mapping[str, str], tmp_path: Path) -> None:
     def manage(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*MANAGE, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=15, check=False
+            [*MANAGE, *words],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=patient(15),
+            check=False,
         )
 
     assert "0001 initial" in manage("migrate").stdout

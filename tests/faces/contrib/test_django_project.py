@@ -16,6 +16,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from headgate.contrib.django.default_app import jobs_url
+from tests.until import patient
 
 SETTINGS = """
 SECRET_KEY = "x"
@@ -69,7 +70,7 @@ class Project:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=patient(30),
             check=False,
         )
         assert done.returncode == 0, done.stderr

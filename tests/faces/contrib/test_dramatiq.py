@@ -18,14 +18,17 @@ from headgate.limits.concurrency import Concurrency
 from headgate.limits.redis.message_lines import BucketLine, MessageLines
 from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.gate_suite import GateSuite, Side
-from tests.faces.contrib.workers import Log, Worker, assert_never_more, until, working
+from tests.faces.contrib.workers import Log, Worker, assert_never_more, working
 from tests.redis_server import RedisServer, server_in
+from tests.until import patient, until_now
 
 pytestmark = pytest.mark.slow
 
 APP = "tests.faces.contrib.dramatiq_app"
 WORKER = ("dramatiq", APP, "--processes", "1", "--threads", "4")
 AWAY = "redis://127.0.0.1:1/0"
+MILLISECONDS = int(1000 * patient(10))
+"""How long the tests wait for a result."""
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +63,12 @@ class DramatiqSide(Side):
         return str(getattr(self._m, task).send(*args).message_id)
 
     def send_past_the_gate(self, key: str, count: int) -> None:
-        for message in [self._m.sync_tenant.message(key) for _ in range(count)] + [self._m.unlimited.message(key)]:
+        for message in [self._m.hourly.message(key) for _ in range(count)] + [self._m.unlimited.message(key)]:
             self._m.gate._enqueue(message)
 
     def results(self, task: str, calls: Sequence[tuple[object, ...]]) -> list[object]:
         messages = [getattr(self._m, task).send(*args) for args in calls]
-        return [message.get_result(block=True, timeout=10_000) for message in messages]
+        return [message.get_result(block=True, timeout=MILLISECONDS) for message in messages]
 
     def in_broker(self, log: Log) -> set[str]:
         stored = b"".join(log.client.hvals("dramatiq:default.msgs")).decode()
@@ -87,7 +90,7 @@ class TestDramatiq(GateSuite):
 def test_a_pipeline_goes_through_the_gate_at_each_step(m: Any, worker: Worker, log: Log, key: str) -> None:
     steps = [m.doubled.message_with_options(args=(key, n), pipe_ignore=True) for n in (1, 2, 3)]
     pipe = dramatiq.pipeline(steps).run()
-    assert pipe.get_result(block=True, timeout=10_000) == 6
+    assert pipe.get_result(block=True, timeout=MILLISECONDS) == 6
     assert [told for _, told in log.starts(key)] == ["1", "2", "3"]
     assert_never_more(log.starts(key), 2, 0.4)
 
@@ -107,7 +110,7 @@ def test_a_message_without_its_key_is_refused_by_the_sender_and_fails_in_the_wor
     with pytest.raises(PayloadError, match="its key is empty; nothing was published"):
         m.needs_a_key.send(None)
     m.gate._enqueue(m.needs_a_key.message(None))
-    until(lambda: log.client.zcard("dramatiq:default.XQ") == 1, 5, worker.log)
+    until_now(lambda: log.client.zcard("dramatiq:default.XQ") == 1, 5, worker.log)
     assert not log.starts("needs_a_key")
 
 

@@ -21,7 +21,7 @@ from headgate import Headgate, NotOpen, StorageUnavailable
 from headgate.clock import SystemClock
 from headgate.contrib.fastapi import health, lifespan
 from headgate.storage.sqlite.memory import MemoryStorage
-from tests.until import result_within, until
+from tests.until import patient, result_within, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -156,7 +156,7 @@ async def test_health_reports_a_store_that_does_not_answer() -> None:
 
 @contextmanager
 def uvicorn(folder: Path, *options: str, worker: bool = False) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server and its address; killed at the end, unless it has ended."""
+    """A server and its address; stopped at the end, unless it has ended."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HEADGATE_URL": f"sqlite:///{folder}/jobs.db"}
     if worker:
         environment["HEADGATE_API_WORKER"] = "1"
@@ -167,15 +167,18 @@ def uvicorn(folder: Path, *options: str, worker: bool = False) -> Iterator[tuple
         address = next(line for line in server.stderr if "Uvicorn running on" in line)
         yield server, next(word for word in address.split() if word.startswith("http://"))
     finally:
-        if server.poll() is None:
-            server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=15)
+        try:
+            if server.poll() is None:
+                server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=patient(15))
+        finally:
+            server.kill()
 
 
 @pytest.mark.slow
 async def test_a_server_that_stops_finishes_its_jobs_within_the_grace(tmp_path: Path) -> None:
     with uvicorn(tmp_path, worker=True) as (server, address):
-        async with httpx.AsyncClient(base_url=address) as client:
+        async with httpx.AsyncClient(base_url=address, timeout=patient(5)) as client:
             await until(is_healthy(client))
             assert (await client.get("/greeting")).json() == "hello"
             id = (await client.post("/sync/acme?seconds=0.5")).json()["id"]
@@ -189,10 +192,10 @@ async def test_a_server_that_stops_finishes_its_jobs_within_the_grace(tmp_path: 
             # A browser that stays, for which the server would wait as long as a stream lasts.
             async with client.stream("GET", "/dashboard/api/stream"):
                 server.send_signal(signal.SIGTERM)
-                _, said = await asyncio.to_thread(server.communicate, timeout=15)
+                _, said = await asyncio.to_thread(server.communicate, timeout=patient(15))
         assert "Application shutdown complete" in said, said
     async with Headgate(f"sqlite:///{tmp_path}/jobs.db").open() as jobs:
-        assert await jobs.job(id).result(timeout=1) == f"acme by {server.pid}"
+        assert await jobs.job(id).result(timeout=patient(1)) == f"acme by {server.pid}"
         assert await jobs.admin.nodes() == []
 
 
@@ -201,7 +204,7 @@ async def test_several_server_processes_share_the_jobs(tmp_path: Path) -> None:
     with uvicorn(tmp_path, "--workers", "2", worker=True) as (_, address):
         async with (
             Headgate(f"sqlite:///{tmp_path}/jobs.db").open() as jobs,
-            httpx.AsyncClient(base_url=address) as client,
+            httpx.AsyncClient(base_url=address, timeout=patient(5)) as client,
         ):
 
             async def has_two_nodes() -> bool:

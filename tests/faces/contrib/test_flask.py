@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from headgate import Headgate
-from tests.until import result_within
+from tests.until import patient, result_within
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +32,10 @@ def address(environment: dict[str, str]) -> Iterator[str]:
         assert server.stdout is not None
         yield f"http://127.0.0.1:{int(server.stdout.readline())}"
     finally:
-        server.communicate(timeout=10)
+        try:
+            server.communicate(timeout=patient(10))
+        finally:
+            server.kill()
 
 
 @pytest.fixture
@@ -43,7 +46,10 @@ def worker(environment: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         worker.terminate()
-        worker.wait(10)
+        try:
+            worker.wait(patient(10))
+        finally:
+            worker.kill()
 
 
 @pytest.mark.slow
@@ -51,7 +57,7 @@ def worker(environment: dict[str, str]) -> Iterator[None]:
 async def test_views_of_forked_servers_enqueue_and_handlers_have_the_application_context(
     address: str, environment: dict[str, str]
 ) -> None:
-    async with httpx.AsyncClient(base_url=address, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=address, timeout=patient(10)) as client:
 
         async def post(number: int) -> str:
             answer = await client.post(f"/{'sync' if number % 2 else 'soon'}/{number}")

@@ -19,6 +19,7 @@ from headgate.contrib.requests import LimitedAdapter
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from tests.until import patient
 
 
 class Site:
@@ -50,7 +51,7 @@ class Site:
                 self.wfile.write(body)
                 if rest:
                     self.wfile.flush()
-                    site.may_end.wait(10)
+                    site.may_end.wait(patient(10))
                     self.wfile.write(rest)
 
             def log_message(self, format: str, *args: object) -> None:
@@ -81,7 +82,7 @@ def get_by_requests(limiter: Limiter, **options: Any) -> Get:
     def get(url: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
         with requests.Session() as session:
             session.mount("http://", LimitedAdapter(limiter, **options))
-            response = session.get(url, headers=headers, timeout=5)
+            response = session.get(url, headers=headers, timeout=patient(5))
             return response.status_code, response.content
 
     return get
@@ -194,7 +195,7 @@ async def test_a_permit_is_held_until_the_answer_has_been_read(site: Site) -> No
 
 
 async def test_a_permit_is_returned_when_the_answer_is_closed_or_there_is_none(site: Site) -> None:
-    limited = LimitedRequests(Limiter(Concurrency(1)), key="all", timeout=0.05)
+    limited = LimitedRequests(Limiter(Concurrency(1)), key="all", timeout=patient(5))
     async with aiohttp.ClientSession(middlewares=[limited]) as session:
         async with session.get(f"{site.url}/slow"):
             pass

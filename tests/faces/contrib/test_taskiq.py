@@ -18,6 +18,7 @@ from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.gate_suite import GateSuite, Side
 from tests.faces.contrib.workers import Log, Worker, working
 from tests.redis_server import RedisServer, server_in
+from tests.until import patient
 
 pytestmark = pytest.mark.slow
 
@@ -61,13 +62,13 @@ class TaskiqSide(Side):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self._m.broker, "kick", self._m.gate._kick)
             for _ in range(count):
-                self.send("sync_tenant", key)
+                self.send("hourly", key)
             self.send("unlimited", key)
 
     def results(self, task: str, calls: Sequence[tuple[object, ...]]) -> list[object]:
         async def wait() -> list[object]:
             tasks = [await getattr(self._m, task).kiq(*args) for args in calls]
-            return [(await each.wait_result(timeout=10)).return_value for each in tasks]
+            return [(await each.wait_result(timeout=patient(10))).return_value for each in tasks]
 
         return self._loop.run(wait())
 
@@ -114,7 +115,7 @@ async def test_while_the_store_is_unavailable_tasks_run() -> None:
 
     await broker.startup()
     tasks = [await work.kiq(number) for number in range(3)]
-    assert [(await task.wait_result(timeout=5)).return_value for task in tasks] == [0, 1, 2]
+    assert [(await task.wait_result(timeout=patient(5))).return_value for task in tasks] == [0, 1, 2]
     await broker.shutdown()
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import Any
 import redis
 
 from headgate.limits.redis.message_lines import BucketLine, MessageLines, RunScript
+from tests.until import until_now
 
 
 class Worker:
@@ -25,9 +25,13 @@ class Worker:
         self._errors = folder / "worker.log"
         self._url = url
         self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
+        """Start it, unless it runs."""
+        if self._process is not None and self._process.poll() is None:
+            return
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *self._command],
@@ -39,6 +43,7 @@ class Worker:
             )
 
     def kill(self) -> None:
+        assert self._process is not None
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -59,9 +64,9 @@ class Log:
         lines = (line.decode().partition(":")[::2] for line in self.client.lrange(f"starts:{name}", 0, -1))
         return sorted((float(at), told) for at, told in lines)
 
-    def wait(self, name: str, count: int, within: float, worker: Worker) -> list[tuple[float, str]]:
+    def wait(self, name: str, count: int, seconds: float, worker: Worker) -> list[tuple[float, str]]:
         """At least so many starts of a key; fails if they take longer."""
-        until(lambda: len(self.starts(name)) >= count, within, lambda: f"{self.starts(name)}\n{worker.log()}")
+        until_now(lambda: len(self.starts(name)) >= count, seconds, lambda: f"{self.starts(name)}\n{worker.log()}")
         return self.starts(name)
 
     def ids(self, key: str, part: str) -> list[str]:
@@ -90,13 +95,6 @@ class Log:
         return ids
 
 
-def until(holds: Callable[[], bool], within: float, says: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + within
-    while not holds():
-        assert time.monotonic() < deadline, says()
-        time.sleep(0.02)
-
-
 def assert_none_is_lost(
     log: Log, key: str, sent: set[str], in_broker: Callable[[Log], set[str]], popped: int = 0
 ) -> None:
@@ -113,7 +111,7 @@ def assert_none_is_lost(
         lost = sent - (in_line | sending | published | started)
         return len(lost) <= popped and not in_line & (published | sending | started)
 
-    until(none_is_lost, 5)
+    until_now(none_is_lost)
 
 
 def assert_never_more(starts: list[tuple[float, str]], count: int, seconds: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from headgate.errors import DeclarationError
 from headgate.http import BearerAuth, User, dashboard
 from headgate.http.redaction import HIDDEN
 from tests.faces.http.stage import PASSWORD, browser, client, make_app
+from tests.until import result_within
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -54,7 +54,7 @@ async def fail(app: Headgate, task: str, *arguments: Any) -> list[str]:
         for argument in arguments:
             job = await app.tasks[task].enqueue(argument)
             with suppress(JobFailed):
-                await asyncio.wait_for(job.result(), 10)
+                await result_within(job)
             ids.append(job.id)
     return ids
 

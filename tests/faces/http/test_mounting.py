@@ -19,6 +19,7 @@ from headgate import Headgate, NotOpen
 from headgate.http import dashboard
 from headgate.http.static_files import PAGES
 from tests.faces.http.stage import EVERYBODY, HOSTILE, LIMIT, client, make_app
+from tests.until import patient
 
 
 def starlette_host(site: Starlette) -> Starlette:
@@ -179,7 +180,9 @@ try:
 except headgate.DeclarationError as error:
     print(error)
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(15), check=True
+    )
     assert "pip install 'headgate[dashboard]'" in ran.stdout
 
 

@@ -22,7 +22,7 @@ from headgate.jobs.job import JobError
 from headgate.storage.records import Blocker
 from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, seed
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 def hidden(patterns: list[str], value: Any) -> Any:
@@ -345,7 +345,7 @@ async def first_overview(site: Dashboard, headers: dict[str, str]) -> str:
 
     given = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "GET", "path": "/api/stream", "query_string": b"", "headers": given}
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patient(5)):
         await site(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]  # nothing more is received
     site.stream.begin()
     return received.decode()

@@ -18,6 +18,7 @@ from headgate.http import BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, Use
 from headgate.http.passwords import PasswordHash
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.http.stage import client, make_app
+from tests.until import until
 
 PASSWORD = "a right password"
 VISIT = {"Accept": "text/html,application/xhtml+xml"}
@@ -203,8 +204,7 @@ async def test_a_sign_out_ends_the_session_wherever_its_cookie_is_and_the_stream
             answer = await caller.post("/logout", headers=token)
             assert answer.status_code == 204
             assert "max-age=0" in answer.headers["set-cookie"].lower()
-            async with asyncio.timeout(5):
-                await ended.wait()
+            await until(ended.is_set)
         assert caller.cookies.get("headgate_session_8000") is None
         caller.cookies.update(cookies)
         for path in ("/api/session", "/api/stream", "/static/app.js", "/jobs"):

@@ -95,7 +95,7 @@ async def test_an_engine_in_a_thread_is_reached_from_the_loop_of_an_async_test()
         assert await shop.app.batch(both.id).result() == ["b", "c"]
         daily = await shop.greet.schedule("daily", Every(days=1)).enqueue("d")
         assert await (await daily.trigger()).result(timeout=patient(5)) == "d"
-        async with shop.app.limiter("outside").hold("acme", timeout=5):
+        async with shop.app.limiter("outside").hold("acme", timeout=patient(5)):
             endless = await shop.hang.enqueue()
 
         async def runs() -> bool:

@@ -26,6 +26,7 @@ from headgate import (
 )
 from headgate.testing import Workbench, inline, manual
 from tests.faces.testing_kit import shop
+from tests.until import patient
 
 
 @pytest.fixture(autouse=True)
@@ -376,12 +377,12 @@ def test_a_web_application_enqueues_into_the_test_from_its_own_thread_and_loop(j
         async with shop.app:
             await shop.greet.enqueue("ada")
             enqueued.set()
-            await asyncio.to_thread(may_end.wait, 10)
+            await asyncio.to_thread(may_end.wait, patient(10))
 
     server = threading.Thread(target=asyncio.run, args=(serve(),))
     server.start()
     try:
-        assert enqueued.wait(10)
+        assert enqueued.wait(patient(10))
         jobs.assert_enqueued(shop.greet, "ada")
         assert len(jobs.sync.drain()) == 1
     finally:

@@ -12,6 +12,7 @@ from headgate.engine.alert_sender import SEND_TIMEOUT, AlertSender
 from headgate.jobs.alert import message_for_test
 from headgate.tasks.alert import AlertFunction, DeclaredAlert, declared_alert
 from headgate.testing.manual_clock import ManualClock
+from tests.until import patient
 
 
 def alert_of(target: AlertFunction, name: str) -> DeclaredAlert:
@@ -39,7 +40,7 @@ async def test_a_plain_function_that_does_not_return_is_called_once() -> None:
     def hang(message: AlertMessage) -> None:
         calls.append(message)
         loop.call_soon_threadsafe(begun.set)
-        returns.wait(20)
+        returns.wait(patient(20))
         loop.call_soon_threadsafe(has_returned.set)
 
     alert = alert_of(hang, "hangs")

@@ -12,6 +12,7 @@ import uuid
 import pytest
 
 from headgate.jobs.identity import IdSource, process_name
+from tests.until import patient
 
 NOON = 1_767_268_800_000_000
 
@@ -90,7 +91,9 @@ print(*(source.next(2) for _ in range(100)))
 
 def test_a_forked_process_makes_other_ids() -> None:
     # Alone in a process: with other threads, Python warns of a fork.
-    made = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, timeout=60)
+    made = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, timeout=patient(60)
+    )
     assert made.stderr == ""
     ids = made.stdout.split()
     assert len(ids) == len(set(ids)) == 200

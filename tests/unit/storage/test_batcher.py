@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headgate.storage.batcher import Batcher
+from tests.until import patient
 
 
 class Commits:
@@ -193,7 +194,7 @@ async def test_when_a_commit_is_cancelled_no_caller_waits_for_ever(batcher: Batc
     await asyncio.sleep(0)
     (flight,) = [task for task in asyncio.all_tasks() if task.get_name() == "headgate-commits"]
     flight.cancel()
-    done, pending = await asyncio.wait([*in_flight, *waiting], timeout=1)
+    done, pending = await asyncio.wait([*in_flight, *waiting], timeout=patient(5))
     assert not pending
     assert all(each.cancelled() for each in done)
 
@@ -206,9 +207,9 @@ async def test_when_a_commit_is_cancelled_before_it_begins_no_caller_waits_for_e
     await asyncio.sleep(0)
     (flight,) = [task for task in asyncio.all_tasks() if task.get_name() == "headgate-commits"]
     flight.cancel()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(patient(5)):
         await batcher.drain()
-    await asyncio.wait([early], timeout=1)
+    await asyncio.wait([early], timeout=patient(5))
     assert early.cancelled()
     assert commits.groups == []
     (later,) = write(batcher, "b")

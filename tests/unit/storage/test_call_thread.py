@@ -13,6 +13,7 @@ import pytest
 
 from headgate.storage.sqlite.call_thread import CallThread
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import patient
 
 NAME = "headgate-test-calls"
 
@@ -27,7 +28,7 @@ def thread() -> Iterator[CallThread]:
 async def wait_for_its_end() -> None:
     for thread in threading.enumerate():
         if thread.name == NAME:
-            await asyncio.to_thread(thread.join, 5)
+            await asyncio.to_thread(thread.join, patient(5))
             assert not thread.is_alive()
 
 

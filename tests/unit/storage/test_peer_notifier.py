@@ -16,6 +16,7 @@ from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.storage.sqlite import peer_notifier as module
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.testing.manual_clock import ManualClock
+from tests.until import patient
 
 
 class WatchedFile:
@@ -173,18 +174,18 @@ async def test_only_a_datagram_of_headgate_wakes(around: WatchedFile) -> None:
                 await asyncio.sleep(0)
             assert not around.woken.is_set()
             sender.sendto(b"headgate", ("127.0.0.1", peer_notifier.port))
-            await asyncio.wait_for(around.woken.wait(), 5)
+            await asyncio.wait_for(around.woken.wait(), patient(5))
             assert around.only_endings is False
             around.woken.clear()
             sender.sendto(b"headgate endings", ("127.0.0.1", peer_notifier.port))
-            await asyncio.wait_for(around.woken.wait(), 5)
+            await asyncio.wait_for(around.woken.wait(), patient(5))
             assert around.only_endings is True
 
 
 async def test_a_notification_reaches_peers_although_some_are_gone(around: WatchedFile) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, socket.socket() as unused:
         other.bind(("127.0.0.1", 0))
-        other.settimeout(5)
+        other.settimeout(patient(5))
         unused.bind(("127.0.0.1", 0))
         ports = [unused.getsockname()[1], 1, other.getsockname()[1]]
         async with around.watched() as peer_notifier:

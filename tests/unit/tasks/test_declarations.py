@@ -30,6 +30,7 @@ from headgate.jobs.event import Event, LimitSkipped
 from headgate.jobs.job import Draw, NewJob
 from headgate.limits.limit import Limit
 from headgate.settings import load_settings
+from tests.until import result_within
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ async def test_arguments_come_back_as_their_annotated_types() -> None:
     order = Order("acme", Decimal("9.90"), datetime(2026, 1, 1, tzinfo=UTC))
     id = uuid4()
     async with app:
-        await (await work.enqueue(order, Colour.RED, id, ("a", "b"), 3)).result(timeout=5)
+        await result_within(await work.enqueue(order, Colour.RED, id, ("a", "b"), 3))
     assert seen == [(order, Colour.RED, id, ("a", "b"), 3.0, "-")]
 
 
@@ -270,7 +271,7 @@ async def test_a_missing_or_failing_key_leaves_the_job_ungated_with_one_warning(
     async with app:
         jobs = await call.enqueue_many([(None,)] * 5)
         for job in jobs:
-            await job.result(timeout=5)
+            await result_within(job)
     assert [event.limit for event in skipped if isinstance(event, LimitSkipped)] == ["call:rate", "call:rate2"]
 
 

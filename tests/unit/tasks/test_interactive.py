@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headgate import Concurrency, DeclarationError, Every, Handler, Headgate, StrictRate
+from tests.until import patient
 
 CELLS = """
 from headgate import Headgate
@@ -116,6 +117,12 @@ def test_a_task_of_a_module_is_not_replaced_by_a_cell(notebook: dict[str, Any]) 
 
 def test_at_the_prompt_of_python_a_task_is_replaced(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-i", "-q"], input=CELLS, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-i", "-q"],
+        input=CELLS,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=patient(20),
+        check=False,
     )
     assert "result 42" in done.stdout, done.stderr

@@ -12,6 +12,7 @@ import pytest
 
 from headgate import DeclarationError, Headgate
 from headgate.tasks.process_body import find_function
+from tests.until import patient
 
 
 def at_the_top() -> None: ...
@@ -54,7 +55,9 @@ def test_what_a_child_cannot_find_or_has_no_use_for_is_an_error(function: Any, m
 
 def test_what_was_typed_in_is_an_error() -> None:
     program = "from headgate import Headgate\ndef f(): ...\nHeadgate('memory://').task(process=True)(f)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(15), check=False
+    )
     assert "what was typed in has no file; put it in one" in ran.stderr
 
 

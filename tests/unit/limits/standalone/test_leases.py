@@ -7,9 +7,7 @@ a higher fencing token.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -31,6 +29,7 @@ from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import until_now
 
 
 class LeaseStore:
@@ -288,24 +287,22 @@ def test_a_closed_limiter_ends_its_blocks_and_its_waiters() -> None:
 
 def test_a_thread_learns_of_a_lost_lease_at_the_end_of_its_block() -> None:
     store = LeaseStore()
-    limiter = new(store, None, lease=1)
+    limiter, losing = new(store, None, lease=60), new(store, None, lease=1)
     with limiter.sync.hold("42") as held:
         assert held.fencing_token > 0
 
     def lose_it() -> None:
-        with limiter.sync.hold("42") as later:
+        with losing.sync.hold("42") as later:
             assert later.fencing_token > held.fencing_token
             store.is_away = True
-            until = monotonic() + 5
-            while not later.is_lost and monotonic() < until:
-                threading.Event().wait(0.01)
-            assert later.is_lost
+            until_now(lambda: later.is_lost)
 
     with pytest.raises(LeaseLost):
         lose_it()
     store.is_away = False
     with pytest.raises(TimeoutError), limiter.sync.hold("42"), limiter.sync.hold("42", timeout=0.1):
         raise AssertionError
+    losing.sync.close()
     limiter.sync.close()
 
 
