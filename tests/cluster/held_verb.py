@@ -36,6 +36,7 @@ from headgate.jobs.job import NewJob
 from headgate.storage.postgres import database
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Claim, Room
+from tests.internals import client_of, node_of, store_of
 from tests.until import becomes, patient, result_within, until
 
 PAUSE = 0.5
@@ -148,9 +149,9 @@ class Scene:
 
     def lonely(self, task: str, unique_key: str | None = None) -> NewJob:
         """A job of a task that the two nodes do not know."""
-        now = self.left.app._storage.now()
+        now = store_of(self.left.app).now()
         return NewJob(
-            id=self.left.app._client.new_id(),
+            id=client_of(self.left.app).new_id(),
             task=task,
             queue="default",
             payload="{}",
@@ -164,7 +165,7 @@ class Scene:
 
     async def dead_node(self, task: str, unique_key: str | None = None) -> str:
         """Start a job of this task on a node that sends no more heartbeats; return its id."""
-        storage = self.right.app._storage
+        storage = store_of(self.right.app)
         job = self.lonely(task, unique_key)
         await storage.add([job])
         node = f"dead-{job.id}"
@@ -310,7 +311,7 @@ async def _follow_dead(scene: Scene) -> Hold:
     await scene.dead_node("held", "runs")
 
     async def hold(scene: Scene) -> None:
-        storage = scene.left.app._storage
+        storage = store_of(scene.left.app)
         assert isinstance(storage, PostgresStorage)
         await storage.add_in(scene.user, [scene.lonely("held", "runs")])
 
@@ -379,12 +380,12 @@ async def _recovering(scene: Scene, site: Site) -> None:
             id = await scene.dead_node("lonely")
 
             async def waits(id: str = id) -> bool:
-                record = await site.app._storage.job(id)
+                record = await store_of(site.app).job(id)
                 return record is not None and record.state is JobState.WAITING
 
             with _measured(scene, "recovery", less=LEASE):
                 await until(waits, LONG)
-            await site.app._storage.cancel(id)
+            await store_of(site.app).cancel(id)
 
 
 @contextlib.asynccontextmanager
@@ -447,12 +448,12 @@ async def main(url: str, schema: str, words: str, seconds: float) -> dict[str, A
             }
             await transaction.commit()
             await asyncio.sleep(1)
-        swept = [node.statistics()["swept"] for app in (left.app, right.app) if (node := app._node) is not None]
+        swept = [node.statistics()["swept"] for app in (left.app, right.app) if (node := node_of(app)) is not None]
         # What is in the middle of being written is there a moment later.
         contradictions: list[str] = []
 
         async def is_consistent() -> bool:
-            contradictions[:] = await left.app._storage.check()
+            contradictions[:] = await store_of(left.app).check()
             return not contradictions
 
         with contextlib.suppress(AssertionError):

@@ -15,7 +15,7 @@ TIMED = ("quiet tenants' wait, p99, seconds", "share of the noisy tenant's budge
 """Promises that a busy machine breaks: here they have patience."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_keeps_all_promises_through_a_kill_9() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "headgate", "demo", "--seconds", "12", "--json"],

@@ -18,7 +18,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Claim, Room
 from tests.until import until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ORDER = "fair:default"
 WEIGHTS = {"a": 1, "b": 2, "c": 3}

@@ -31,6 +31,7 @@ from tests.cluster.result import (
 )
 from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.processes import Child, Children, children_of
+from tests.internals import store_of
 from tests.postgres_server import PostgresServer, server_in
 from tests.until import patient, until
 
@@ -56,7 +57,7 @@ LATE = 0.03
 # Every session of the workers and of this process itself, at once.
 CUT = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'headgate'"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 class Cluster:
@@ -109,7 +110,7 @@ class Cluster:
 
     async def _is_dead(self, worker: Child) -> bool:
         """Whether the others have declared it dead."""
-        return not any(node.pid == worker.pid and not node.is_gone for node in await self._app._storage.nodes())
+        return not any(node.pid == worker.pid and not node.is_gone for node in await store_of(self._app).nodes())
 
     async def stop(self) -> None:
         for worker in self._workers:
@@ -182,7 +183,7 @@ async def test_four_workers_keep_every_limit_lose_no_job_and_use_the_budget_unde
                 ended = boottime()
                 enqueuing.cancel()
                 await cluster.stop()
-                contradictions = await app._storage.check()
+                contradictions = await store_of(app).check()
             endings = await Endings.of(server.url)
 
     lines = read_run_logs(tmp_path)

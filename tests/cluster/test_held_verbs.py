@@ -20,7 +20,7 @@ import pytest
 from tests.cluster.held_verb import KINDS, VERBS
 from tests.postgres_server import server_in
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SECONDS = float(os.environ.get("HEADGATE_TEST_HELD_SECONDS", "6"))
 """What a verb concerns comes due, ends or dies within these. From then on everybody else has to get on beside it."""

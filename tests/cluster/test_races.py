@@ -29,7 +29,7 @@ from headgate.storage.records import Amendment, Claim, Room
 from tests.conformance.storage_suite import most_in_a_window
 from tests.limit_settings import change
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SECONDS = float(os.environ.get("HEADGATE_TEST_RACE_SECONDS", "3"))
 

@@ -10,7 +10,7 @@ from tests.durability.budget import two_takers_use_exactly_the_budget
 from tests.durability.processes import children_of
 from tests.redis_server import server_in
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 async def test_two_processes_use_exactly_the_budget(tmp_path: Path) -> None:

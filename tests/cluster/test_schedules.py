@@ -18,12 +18,13 @@ from headgate.jobs.job import JobState
 from headgate.storage.records import JobFilter
 from tests.cluster.schedule_worker import NAMES, PERIODS, START, make_app
 from tests.durability.processes import children_of
+from tests.internals import store_of
 from tests.until import until
 
 WORKERS = 3
 KILLS = 5
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 async def is_nothing_open(app: Headgate) -> bool:
@@ -69,7 +70,7 @@ async def test_each_occurrence_is_enqueued_once_although_workers_are_killed(
             for worker in workers:
                 assert await worker.end(20) == 0
 
-            jobs = await app._storage.jobs(JobFilter(count=10_000))
+            jobs = await store_of(app).jobs(JobFilter(count=10_000))
             assert {job.state for job in jobs} == {JobState.SUCCEEDED}
             for status in await app.admin.schedules.list():
                 period = round(PERIODS[status.name] * SECOND)
@@ -80,7 +81,7 @@ async def test_each_occurrence_is_enqueued_once_although_workers_are_killed(
                 expected = list(range(occurrences[0], occurrences[0] + period * len(occurrences), period))
                 assert occurrences == expected
                 assert (status.runs, status.open) == (len(occurrences), 0)
-            assert await app._storage.check() == []
+            assert await store_of(app).check() == []
     finally:
         if store == "postgres":
             connection = await asyncpg.connect(url)

@@ -19,7 +19,7 @@ TENANTS = 10_000
 RULES = {"api": StrictRate(15, per=60, margin=0).rule}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_the_job_that_is_due_first_starts_first(postgres_url: str, postgres_schema: str) -> None:
     clock, ids, random = ManualClock(), IdSource(), Random(1)
     storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)

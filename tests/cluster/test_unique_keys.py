@@ -154,7 +154,7 @@ async def test_a_retry_of_a_final_job_is_refused_while_another_job_gets_its_key(
     assert await stores.left.take_ids() == [other.id]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_under_load_one_job_waits_for_each_key_and_the_last_arguments_run(
     postgres_url: str, postgres_schema: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from headgate import Headgate
 from headgate.storage.records import JobFilter
+from tests.internals import store_of
 
 PROGRAM = """
 import asyncio, sys
@@ -50,7 +51,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     return request.getfixturevalue("postgres_url"), request.getfixturevalue("postgres_schema")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_of_three_processes_one_stores_the_job_of_each_key_and_id(place: tuple[str, str]) -> None:
     url, schema = place
     options: dict[str, Any] = {"schema": schema} if schema else {}
@@ -74,6 +75,6 @@ async def test_of_three_processes_one_stores_the_job_of_each_key_and_id(place: t
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
-        stored = Counter(record.task for record in await app._storage.jobs(JobFilter(count=1000)))
+        stored = Counter(record.task for record in await store_of(app).jobs(JobFilter(count=1000)))
         assert stored == {"once": 20, "own": 20, "debounced": 20}
-        assert list(await app._storage.check()) == []
+        assert list(await store_of(app).check()) == []

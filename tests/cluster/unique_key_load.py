@@ -13,6 +13,7 @@ import asyncpg
 
 from headgate import Headgate, RateLimit, RetryPolicy, current_job
 from headgate.jobs.job import OnConflict
+from tests.internals import store_of
 from tests.until import until
 
 POLICIES: list[OnConflict] = ["replace", "replace", "keep"]
@@ -76,7 +77,7 @@ class UniqueKeyLoad:
                 for worker in workers:
                     worker.kill()
                     await worker.wait()
-            assert await app._storage.check() == []
+            assert await store_of(app).check() == []
 
     async def _produce(self, app: Headgate, seed: int) -> None:
         random = Random(seed)

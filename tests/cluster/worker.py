@@ -13,6 +13,7 @@ from typing import Any
 from headgate import Headgate
 from headgate.jobs.event import Event, NodeDeclaredDead, NodeLost, NodeStarted, NodeStopping, StorageFailed
 from tests.cluster.load import RunLog, Tasks
+from tests.internals import node_of
 
 
 def print_line(word: str, *values: Any) -> None:
@@ -27,7 +28,7 @@ async def main(options: dict[str, Any]) -> None:
     def print_event(event: Event) -> None:
         match event:
             case NodeStarted():
-                node = app._node
+                node = node_of(app)
                 assert node is not None
                 run_log.node = lambda: node.id
                 print_line("started", event.node)
@@ -38,8 +39,7 @@ async def main(options: dict[str, Any]) -> None:
                 run_log.disowned(event.node)
                 print_line("disowned", event.node)
             case NodeStopping():
-                assert app._node is not None
-                print_line("stopping", app._node.statistics())
+                print_line("stopping", node_of(app).statistics())
             case StorageFailed():
                 print_line("troubled", event.doing, event.error[:200])
             case _:

@@ -17,6 +17,7 @@ from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser, at_once
 from tests.conformance.storage_suite.ties import MUTEX, hold
+from tests.internals import writer_of
 
 NOBODY = dump_permits(load_permits(None))
 
@@ -45,8 +46,7 @@ async def store(server: tuple[str, str, str], tmp_path: Path) -> AsyncIterator[O
         storage = sqlite = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
 
         async def overwrite(state: str) -> None:
-            assert sqlite.driver._writer is not None
-            sqlite.driver._writer.execute("UPDATE bucket SET state = ? WHERE limit_name = 'mutex'", (state,))
+            writer_of(sqlite.driver).execute("UPDATE bucket SET state = ? WHERE limit_name = 'mutex'", (state,))
 
     else:
         storage = PostgresStorage(url, clock, schema=schema, own_time=True)

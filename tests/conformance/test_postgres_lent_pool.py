@@ -22,6 +22,7 @@ from tests.conformance.storage_suite.budgets import BudgetsConformance
 from tests.conformance.storage_suite.following import FollowingConformance
 from tests.conformance.storage_suite.nodes import NodesConformance
 from tests.conformance.storage_suite.store_user import Conformance
+from tests.internals import store_of
 from tests.until import result_within, until
 
 pytestmark = pytest.mark.slow  # the suite runs on a pool of our own in test_postgres
@@ -87,9 +88,9 @@ async def test_jobs_run_on_a_lent_pool_which_stays_open_and_as_it_was(
     async with app:
         jobs = await app.tasks["work"].enqueue_many([(number,) for number in range(50)])
         await asyncio.gather(*(result_within(job, 20) for job in jobs))
-        async with app._storage.transaction() as connection:
+        async with store_of(app).transaction() as connection:
             assert await connection.fetchval("SELECT 1") == 1
-        facts = await app._storage.facts()
+        facts = await store_of(app).facts()
         assert facts.connections == 6  # type: ignore[union-attr]
     assert sorted(runs) == list(range(50))
     assert not pool.is_closing()
@@ -107,7 +108,7 @@ async def test_changes_of_another_process_wake_a_node_on_a_lent_pool(
     app, runs = app_on(postgres_url, postgres_schema, pool)
     other, _ = app_on(postgres_url, postgres_schema, None)
     async with app, other.open():
-        assert app._storage.driver._wake_ups._is_listening  # type: ignore[attr-defined]
+        assert store_of(app).driver._wake_ups._is_listening  # type: ignore[attr-defined]
         await other.tasks["work"].enqueue(7)
         await until(lambda: runs == [7])
 

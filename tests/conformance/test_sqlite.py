@@ -11,6 +11,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import StorageConformance
+from tests.internals import writer_of
 
 
 class TestSqliteStorage(StorageConformance):
@@ -25,5 +26,4 @@ class TestSqliteStorage(StorageConformance):
 
     def writes(self, storage: Store) -> int | None:
         assert isinstance(storage, SqliteStorage)
-        assert storage.driver._writer is not None
-        return storage.driver._writer.total_changes
+        return writer_of(storage.driver).total_changes

@@ -19,6 +19,7 @@ from headgate import Job, JobState
 from headgate.errors import StorageUnavailable
 from tests.durability.disk import fill
 from tests.durability.run_log import damage
+from tests.internals import store_of
 from tests.until import patient, result_within, until
 
 OPTIONS = json.loads(sys.argv[1])
@@ -235,7 +236,7 @@ async def drill() -> None:
         audited = await app.admin.limits.audit("charge:rate")
         assert len(audited) == len(TENANTS)
         assert all(each.is_within_limit for each in audited), audited
-        assert await app._storage.check() == []
+        assert await store_of(app).check() == []
     assert damage(DISK / "jobs.db") == "ok"
 
 

@@ -14,6 +14,7 @@ from headgate.jobs.job import Draw, NewJob
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, Room
 from headgate.storage.sqlite.storage import SqliteStorage
+from tests.internals import writer_of
 
 NODE = "node-a"
 
@@ -76,8 +77,7 @@ async def on_writer(storage: SqliteStorage, statement: str) -> list[Any]:
     """Run a statement on the connection that the store writes with, in its own thread."""
 
     def run() -> list[Any]:
-        assert storage.driver._writer is not None
-        return storage.driver._writer.execute(statement).fetchall()
+        return writer_of(storage.driver).execute(statement).fetchall()
 
     assert storage.driver._write_thread is not None
     return await asyncio.get_running_loop().run_in_executor(storage.driver._write_thread, run)

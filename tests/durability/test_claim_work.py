@@ -18,6 +18,7 @@ from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.durability.stores import claim_for, new_job, on_writer, open_store
+from tests.internals import writer_of
 
 RULES: dict[str, AnyRule] = {
     "hourly": StrictRate(1, per=3600, margin=0).rule,
@@ -28,7 +29,7 @@ RULES: dict[str, AnyRule] = {
 STEP = 10
 """SQLite calls the progress handler after this number of steps."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 class Meter:
@@ -40,11 +41,10 @@ class Meter:
 
     async def claim(self, claim: Claim) -> tuple[int, Claimed]:
         """The steps that this claim took, and what it came to."""
-        assert self._storage.driver._writer is not None
         self._calls = 0
-        self._storage.driver._writer.set_progress_handler(self._count, STEP)
+        writer_of(self._storage.driver).set_progress_handler(self._count, STEP)
         claimed = await self._storage.claim(claim)
-        self._storage.driver._writer.set_progress_handler(None, 0)
+        writer_of(self._storage.driver).set_progress_handler(None, 0)
         return self._calls * STEP, claimed
 
     def _count(self) -> int:
@@ -204,15 +204,14 @@ async def test_a_job_that_only_waits_is_never_written(database: Path) -> None:
 
         await on_writer(storage, "PRAGMA wal_checkpoint(TRUNCATE)")
         before = _fingerprint(database)
-        assert storage.driver._writer is not None
-        written = storage.driver._writer.total_changes
+        written = writer_of(storage.driver).total_changes
         for _ in range(300):
             clock.advance(10)
             claimed = await storage.claim(claim_for(RULES))
             assert claimed.jobs == []
             assert not claimed.more
             await storage.expire()
-        assert storage.driver._writer.total_changes == written
+        assert writer_of(storage.driver).total_changes == written
         assert _fingerprint(database) == before
         assert await storage.check() == []
 

@@ -37,7 +37,7 @@ def in_own_boot(folder: Path) -> tuple[str, ...]:
     return "unshare", "--mount", "sh", "-c", f'mount --bind {other} {BOOT_ID} && exec "$0" "$@"'
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["processes", "boot"])
 async def test_nodes_in_other_containers_keep_their_jobs(
     kind: str, database: Path, tmp_path: Path, children: Children

@@ -109,7 +109,7 @@ async def cost_of_waiting(place: Place, delayed: int, log: Path) -> tuple[int, f
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.timeout(0 if MANY > 100_000 else 300)
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_worker_keeps_no_delayed_jobs_in_memory(place: Place, tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     alone, spent_alone = await cost_of_waiting(place, 0, log)

@@ -12,6 +12,7 @@ import pytest
 from headgate import Headgate, RateLimit, RateLimited, RetryPolicy, Snooze, StrictRate
 from headgate.jobs.event import JobReturned
 from headgate.jobs.job import JobOptions, JobState, NewJob, RetryTerms
+from tests.internals import client_of, store_of
 from tests.until import patient, result_within, until
 
 
@@ -115,15 +116,15 @@ async def test_what_an_older_release_stored_beyond_the_bounds_does_not_end_a_wor
 
     async with app.open():
         terms = RetryTerms(retries=10**18, delay=1e300)
-        now = app._storage.now()
+        now = store_of(app).now()
         jobs = [
             NewJob(
-                id=app._client.new_id(), task="work", queue="default", payload=payload, priority=0, delayed=False,
+                id=client_of(app).new_id(), task="work", queue="default", payload=payload, priority=0, delayed=False,
                 run_at=now, enqueued_at=now, options=JobOptions(timeout=1e305, retry=terms),
             )
             for payload in ("{}", '{"fails":true}')
         ]  # fmt: skip
-        await app._storage.add(jobs)
+        await store_of(app).add(jobs)
     async with app:
         assert await result_within(app.job(jobs[0].id)) == 1
         failed = app.job(jobs[1].id)

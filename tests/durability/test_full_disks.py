@@ -96,7 +96,7 @@ async def test_an_ending_on_a_full_disk_is_repeated_until_there_is_room(database
     assert runs == [100_000]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_acknowledged_jobs_survive_a_disk_that_fills_up(
     tmp_path: Path, children: Children, small_disk: tuple[str, ...]
 ) -> None:
@@ -105,7 +105,7 @@ async def test_acknowledged_jobs_survive_a_disk_that_fills_up(
     await run(children, "enqueue until full", disk, (*small_disk, str(disk)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_job_that_ends_on_a_full_disk_runs_once_and_is_recorded_when_there_is_room(
     tmp_path: Path, children: Children, small_disk: tuple[str, ...]
 ) -> None:
@@ -118,6 +118,6 @@ async def test_a_write_that_fails_half_way_is_undone(tmp_path: Path, children: C
     await run(children, "write errors", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_opening_on_a_full_disk_is_reported_and_can_be_repeated(tmp_path: Path, children: Children) -> None:
     await run(children, "open when no more can be written", tmp_path)

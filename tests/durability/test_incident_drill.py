@@ -24,7 +24,7 @@ def has_small_disks() -> bool:
     return subprocess.run([*SMALL, "/mnt", "true"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_no_job_is_lost_and_the_operator_sees_the_reason_of_each_state(
     tmp_path: Path, children: Children
 ) -> None:

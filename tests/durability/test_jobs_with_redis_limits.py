@@ -15,7 +15,7 @@ from tests.durability.processes import ended
 from tests.redis_server import RedisServer, server_in
 from tests.until import until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 APP = """
     import os

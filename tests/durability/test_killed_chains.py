@@ -12,9 +12,10 @@ import pytest
 from headgate import JobState, batch, chain
 from tests.durability.chain_worker import make_app
 from tests.durability.processes import Children
+from tests.internals import registry_of, store_of
 from tests.until import result_within
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 STEPS = 20
 
@@ -28,8 +29,8 @@ async def test_a_chain_whose_workers_are_killed_is_complete(
         options = {"url": postgres_url, "schema": postgres_schema}
     random = Random(place)
     app = make_app(options)
-    look = app._storage
-    step = app._registry.tasks["step"]
+    look = store_of(app)
+    step = registry_of(app).tasks["step"]
     begun: list[int] = []
     async with app.open():
         middle = batch([step.call(number) for number in (8, 9, 10)])

@@ -20,7 +20,7 @@ from tests.until import patient, result_within
 ROUNDS = 2
 """Three lost attempts would rightly fail a job."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 class Payments:
@@ -57,7 +57,7 @@ async def test_the_rows_of_killed_attempts_are_written_exactly_once(
 ) -> None:
     random = Random(point)
     app = paying_app(payments.url, payments.table)
-    pay = app._registry.find("pay")
+    pay = app.tasks.get("pay")
     assert pay is not None
     held: list[str] = []
     async with app.open():

@@ -20,7 +20,7 @@ from tests.until import result_within
 ROUNDS = 10
 KEYS = ("acme", "globex", "initech", "umbrella")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 class Enqueuer:

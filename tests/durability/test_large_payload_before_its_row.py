@@ -31,12 +31,12 @@ async def echo(text: str) -> None: ...
 
 async def main():
     async with app.open():
-        add = app._storage.add
+        add = store_of(app).add
         async def killed(*arguments, **named):
             if moment == "after":
                 await add(*arguments, **named)
             os.kill(os.getpid(), signal.SIGKILL)
-        app._storage.add = killed
+        store_of(app).add = killed
         await echo.using(id=id).enqueue("x" * 500)
 
 asyncio.run(main())
@@ -50,7 +50,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[
     return request.getfixturevalue("postgres_url"), {"schema": request.getfixturevalue("postgres_schema")}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_a_kill_around_the_commit_leaves_no_reference_without_its_object(
     database: tuple[str, dict[str, Any]], moment: str, tmp_path: Path

@@ -17,7 +17,7 @@ from tests.durability.processes import Child, Children
 from tests.postgres_server import PostgresServer
 from tests.until import result_within
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 APP = """
     import os, resource
@@ -77,7 +77,7 @@ async def check(url: str, children: Children, folder: Path) -> None:
         app.task(name=name)(_no_arguments)
     for name in ("add", "in_thread", "in_child"):
         app.task(name=name)(_two_arguments)
-    tasks = {name: app._registry.find(name) for name in ("leak", "free", "add", "in_thread", "in_child")}
+    tasks = {name: app.tasks.get(name) for name in ("leak", "free", "add", "in_thread", "in_child")}
     leak, free, add, in_thread, in_child = (tasks[name] for name in tasks)
     assert leak
     assert free

@@ -13,7 +13,7 @@ from headgate import Limiter, Mutex
 from tests.durability.processes import Children
 from tests.until import patient
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(params=["redis", "postgres"])

@@ -18,9 +18,10 @@ import pytest
 from headgate import Headgate, JobState, Mutex, RetryPolicy, StrictRate, batch, chain
 from headgate.engine import backlog_migrator
 from headgate.jobs.event import Event, JobNotMigrated
+from tests.internals import store_of
 from tests.until import result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TWO_AN_HOUR = StrictRate("2/h")
 
@@ -101,7 +102,7 @@ async def test_a_limit_added_by_a_deploy_holds_for_all_of_the_backlog(releases: 
         await releases.enqueue(older, 50)
         await releases.nothing_more_starts(2)
         await until(lambda: _is_throttled(newer, jobs[-1].id), 60)
-        assert await newer._storage.check() == []
+        assert await store_of(newer).check() == []
     assert len(releases.started) == 2
 
 
@@ -206,7 +207,7 @@ async def test_the_jobs_of_a_batch_keep_what_it_holds_and_wait_under_the_new_lim
         await until(lambda: len(releases.started) == 2)
         await releases.nothing_more_starts(2)
         assert 99 not in releases.started
-        assert await newer._storage.check() == []
+        assert await store_of(newer).check() == []
 
 
 async def test_a_job_whose_new_limits_cannot_be_computed_waits_and_is_reported(releases: Releases) -> None:

@@ -81,7 +81,7 @@ async def test_a_deleted_file_is_noticed_and_every_operation_raises(
                 await verb
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log])
 async def test_no_job_is_accepted_into_a_file_that_was_just_deleted(
     loss: Callable[[Path], None], database: Path
@@ -99,7 +99,7 @@ async def test_no_job_is_accepted_into_a_file_that_was_just_deleted(
                 await work.enqueue()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_file_behind_a_symbolic_link_is_watched_too(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()

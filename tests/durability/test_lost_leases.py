@@ -19,7 +19,7 @@ from tests.durability.tcp_proxy import TcpProxy
 from tests.postgres_server import PostgresServer
 from tests.until import patient, result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 LEASE = 6.0
 """A worker leaves a sixth of it early: that much later may its event loop run, and everything is as it should be."""
@@ -58,7 +58,7 @@ async def test_a_worker_frozen_between_its_claim_and_the_start_starts_nothing_th
     """The fault: it entered the mutex when it went on, while the worker that had taken its job was inside."""
     run_log = tmp_path / "visits"
     async with here_on(url, run_log) as app:
-        work = app._registry.find(task)
+        work = app.tasks.get(task)
         assert work is not None
         frozen = await start(children, url, run_log, freezes=True)
         job = await work.enqueue(LONG)
@@ -82,7 +82,7 @@ async def test_a_worker_that_was_stopped_inside_a_mutex_leaves_it_when_it_resume
     """While it is stopped it cannot leave; the service it calls can compare its token with that of the later holder."""
     run_log = tmp_path / "visits"
     async with here_on(url, run_log) as app:
-        work = app._registry.find("enter")
+        work = app.tasks.get("enter")
         assert work is not None
         frozen = await start(children, url, run_log)
         job = await work.enqueue(LONG)
@@ -120,7 +120,7 @@ async def test_a_worker_cut_off_from_postgres_leaves_a_mutex_before_another_ente
     """The fault: it was inside for 8 to 10 s beside the worker that had taken its job."""
     run_log = tmp_path / "visits"
     async with TcpProxy.to(postgres.port) as proxy, here_on(postgres.url, run_log) as app:
-        work = app._registry.find("enter")
+        work = app.tasks.get("enter")
         assert work is not None
         cut = await start(children, postgres.url_at(proxy.port), run_log)
         first = await work.enqueue(LONG)
@@ -149,7 +149,7 @@ async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
     run_log = tmp_path / "visits"
     url = f"sqlite:///{database}"
     async with here_on(url, run_log) as app:
-        work = app._registry.find("enter")
+        work = app.tasks.get("enter")
         assert work is not None
         full = await start(children, url, run_log)
         job = await work.enqueue(LONG)
@@ -173,7 +173,7 @@ async def test_a_worker_that_cannot_write_to_its_file_returns_the_job_that_holds
     run_log = tmp_path / "visits"
     url = f"sqlite:///{database}"
     async with here_on(url, run_log) as app:
-        work = app._registry.find("enter")
+        work = app.tasks.get("enter")
         assert work is not None
         worker = await start(children, url, run_log)
         job = await work.enqueue(LONG)

@@ -14,10 +14,11 @@ import pytest
 from headgate import Headgate, JobFailed, JobState, batch, chain
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from tests.durability.postgres import ask
+from tests.internals import store_of
 from tests.postgres_server import PostgresServer
 from tests.until import patient, result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 MANY = 100_000
 
@@ -144,7 +145,7 @@ async def test_a_leader_of_100_000_that_ends_on_a_busy_worker_is_recorded_and_ho
     finally:
         busy.cancel()
     async with crowd.app.open():
-        assert await crowd.app._storage.check() == []
+        assert await store_of(crowd.app).check() == []
 
 
 async def test_a_leader_that_fails_has_its_100_000_followers_cancelled_beside_other_ends(store: Store) -> None:
@@ -172,7 +173,7 @@ async def test_followers_that_a_dead_process_has_not_released_are_released_by_an
     async with other.app:
         await until(lambda: is_none_left(store, "blocked"), 90)
     async with other.app.open():
-        assert await other.app._storage.check() == []
+        assert await store_of(other.app).check() == []
     assert await store.count("waiting") == SOME
 
 

@@ -27,7 +27,7 @@ RULES: dict[str, Any] = {"mutex": Semaphore(1), "each": Rate("1000000/s").rule}
 TERMS = GateTerms(holds=(PermitTerms(),))
 MIXED = GateTerms(holds=(PermitTerms(), None))
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def held(job: NewJob, terms: GateTerms) -> NewJob:

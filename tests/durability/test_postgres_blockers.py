@@ -15,7 +15,7 @@ from tests.durability.postgres import session_at
 from tests.postgres_server import PostgresServer
 from tests.until import until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 async def status_of(url: str, folder: Path) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
 from tests.until import patient, result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 HOUR = 3600
 

@@ -18,10 +18,11 @@ from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import Endings, Polling, ask, count_endings, session_at
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
+from tests.internals import store_of
 from tests.postgres_server import PostgresServer, server_in
 from tests.until import result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 BACK = 5.0
 """Seconds after a fault within which the work continues."""
@@ -139,7 +140,7 @@ async def test_a_silent_listener_is_detected_and_jobs_are_found_by_polling_meanw
 
 
 def is_listening(work: Work) -> bool:
-    storage = work.app._storage
+    storage = store_of(work.app)
     assert isinstance(storage, PostgresStorage)
     assert storage.driver._wake_ups is not None
     return storage.driver._wake_ups._is_listening
@@ -159,7 +160,7 @@ async def test_many_connection_resets_lose_no_job_and_end_none_twice(postgres: P
             acknowledged = await enqueue_beside_faults(work, reset)
             await work.has_run(*acknowledged, seconds=BACK)
             await asyncio.gather(*(result_within(job, BACK) for job in acknowledged))
-            assert await work.app._storage.check() == []
+            assert await store_of(work.app).check() == []
             await has_few_sessions(postgres)
         await all_ended_once(postgres, acknowledged)
 
@@ -215,7 +216,7 @@ async def test_terminating_sessions_all_the_time_loses_no_job(postgres: Postgres
             acknowledged = await enqueue_beside_faults(work, end_sessions)
         await work.has_run(*acknowledged, seconds=BACK)
         await asyncio.gather(*(result_within(job, BACK) for job in acknowledged))
-        assert await work.app._storage.check() == []
+        assert await store_of(work.app).check() == []
         await has_few_sessions(postgres)
     await all_ended_once(postgres, acknowledged)
 
@@ -243,7 +244,7 @@ async def test_a_session_that_is_ended_in_the_middle_of_a_statement_is_replaced(
         await work.has_run(*jobs, seconds=BACK)
         assert await result_within(held, BACK) == "acme"
         assert work.again == []
-        assert await work.app._storage.check() == []
+        assert await store_of(work.app).check() == []
 
 
 async def test_a_server_without_room_for_connections_is_waited_for(tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ from headgate.storage.postgres.wake_ups import WakeUps
 from tests.durability.postgres import ask, session_at
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
+from tests.internals import store_of
 from tests.postgres_server import PostgresServer, server_in
 from tests.until import patient, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SLEEP = "SELECT pg_sleep(60)"
 
@@ -217,7 +218,7 @@ async def test_a_full_notification_queue_stops_no_worker(narrow: PostgresServer)
         await work.has_run(*[await other.gated.enqueue("acme") for _ in range(3)])
         await lazy.execute("COMMIT; UNLISTEN *")
         # Notifications that failed then are sent again now.
-        storage = other.app._storage
+        storage = store_of(other.app)
         assert isinstance(storage, PostgresStorage)
         assert storage.driver._wake_ups is not None
         assert not any(task.done() for task in storage.driver._wake_ups._tasks)

@@ -22,11 +22,12 @@ from tests.durability.postgres import Endings, count_endings, session_at
 from tests.durability.processes import Children
 from tests.durability.tcp_proxy import Break, TcpProxy
 from tests.durability.work import Work
+from tests.internals import store_of
 from tests.pgbouncer import running_bouncer
 from tests.postgres_server import PostgresServer, server_in
 from tests.until import patient, result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 BOUND = 5.0
 """Seconds after which no other client waits for a stopped client."""
@@ -135,7 +136,7 @@ async def test_a_worker_that_is_stopped_during_its_first_claim_delays_no_other(
         os.kill(fresh.pid, signal.SIGCONT)
         jobs += await local.gated.enqueue_many([("acme",)] * 200)
         await asyncio.gather(*(result_within(job, 20) for job in jobs))
-        assert await local.app._storage.check() == []
+        assert await store_of(local.app).check() == []
     endings = await Endings.of(server.url)
     assert set(endings.states.values()) == {"succeeded"}
     assert set(endings.times.values()) == {1}
@@ -167,7 +168,7 @@ async def test_a_pooler_that_is_stopped_during_a_claim_delays_no_other(server: P
                 finally:
                     os.kill(bouncer.pid, signal.SIGCONT)
                 await pooled.has_run(await direct.gated.enqueue("acme"), seconds=15)
-            assert await direct.app._storage.check() == []
+            assert await store_of(direct.app).check() == []
     endings = await Endings.of(server.url)
     assert set(endings.states.values()) == {"succeeded"}
     assert set(endings.times.values()) == {1}
@@ -179,7 +180,7 @@ async def test_a_process_that_stops_while_it_creates_the_tables_does_not_block_t
     async with TcpProxy.to(server.port) as proxy:
         stall = proxy.stall_before(b"INSERT INTO", within=b"LOCK TABLE")
         frozen = Work(server.url_at(proxy.port))
-        opening = asyncio.ensure_future(frozen.app._storage.open())
+        opening = asyncio.ensure_future(store_of(frozen.app).open())
         await has_stalled(stall)
         proxy.hold()
         froze_at = time.monotonic()
@@ -191,7 +192,7 @@ async def test_a_process_that_stops_while_it_creates_the_tables_does_not_block_t
         stall.resumed.set()
         # Thawed, it finds them made.
         await opening
-        await frozen.app._storage.close()
+        await store_of(frozen.app).close()
 
 
 LOGGED = re.compile(r"^(\d+) LOG:  duration: [\d.]+ ms  (parse|execute|statement)[^:]*: (.*)", re.MULTILINE)

@@ -17,7 +17,7 @@ from headgate.storage.records import Claim, Room
 from tests.durability.postgres import ask
 from tests.until import becomes, until
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.nightly]
 
 TASKS = frozenset({"work"})
 

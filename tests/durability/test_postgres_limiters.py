@@ -17,6 +17,7 @@ from tests.durability.budget import two_takers_use_exactly_the_budget
 from tests.durability.postgres import ask
 from tests.durability.processes import Children
 from tests.durability.tcp_proxy import TcpProxy
+from tests.internals import client_of
 from tests.postgres_server import PostgresServer
 from tests.until import becomes, result_within, until
 
@@ -29,7 +30,7 @@ def at(url: str, schema: str, **options: object) -> str:
     return url + ("&" if "?" in url else "?") + "&".join(f"{name}={value}" for name, value in options.items())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_two_processes_use_exactly_the_budget(
     postgres_url: str, postgres_schema: str, children: Children
 ) -> None:
@@ -175,8 +176,8 @@ async def test_a_limit_url_of_the_job_store_uses_the_job_store(postgres_url: str
         @each.task(limits=[RateLimit("1/h", name="calls")])
         async def call() -> None: ...
 
-    assert set(app._client.remote_limits.limits) == set()
-    assert set(other._client.remote_limits.limits) == {"calls"}
+    assert set(client_of(app).remote_limits.limits) == set()
+    assert set(client_of(other).remote_limits.limits) == {"calls"}
 
 
 @pytest.mark.parametrize(

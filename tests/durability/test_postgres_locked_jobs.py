@@ -20,6 +20,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import StoreUser
 from tests.durability.postgres import session_at
+from tests.internals import store_of
 from tests.until import becomes, patient, result_within, until
 
 PROMPT = patient(8)
@@ -100,7 +101,7 @@ async def test_one_locked_job_delays_no_other_ending(postgres_url: str, postgres
                 assert await results([await worker.plain.enqueue(number)], PROMPT) == [number]
             assert (await held.status()).state == "running"
         assert await result_within(held, 5) == 1
-        assert await worker.app._storage.check() == []
+        assert await store_of(worker.app).check() == []
     assert worker.received == []
 
 
@@ -118,7 +119,7 @@ async def test_a_success_in_a_batch_with_a_locked_failure_is_reported(postgres_u
             await until(lambda: len(worker.completed) == 10, 5)
             assert (await held.status()).state == "running"
         await reaches(held, "failed")
-        assert [line.message for line in await worker.app._storage.logs(held.id)] == ["number -1"]
+        assert [line.message for line in await store_of(worker.app).logs(held.id)] == ["number -1"]
     assert worker.received == []
 
 
@@ -144,7 +145,7 @@ async def test_one_locked_job_delays_no_other_expiry(postgres_url: str, postgres
         await storage.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_the_store_names_the_endings_it_could_not_write(postgres_url: str, postgres_schema: str) -> None:
     """Of a locked job neither an ending nor a report is written or refused: it is asked to say them again."""
     clock = ManualClock()

@@ -15,10 +15,11 @@ from headgate.storage.procedures.add import add_jobs
 from headgate.tasks.task import Call
 from tests.durability.postgres import ask, let_locks_be_waited_for, session_at, without_sweeps
 from tests.durability.work import Work
+from tests.internals import client_of, node_of, store_of
 from tests.postgres_server import PostgresServer
 from tests.until import patient, result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROUNDS = 10
 PROMPT = 2.0
@@ -28,9 +29,9 @@ PROMPT = 2.0
 async def enqueue_in(connection: Any, work: Work, keys: list[str]) -> list[str]:
     """Enqueue in a transaction of the caller's, as the app would; the ids."""
     calls: list[Call[Any]] = [Call((key,), {}) for key in keys]
-    jobs = work.app._client.enqueuer._jobs_of(work.gated, group_calls(work.gated, calls))
+    jobs = client_of(work.app).enqueuer._jobs_of(work.gated, group_calls(work.gated, calls))
     session = Session(connection, statements_of("headgate"), is_pooled=False)
-    await add_jobs(PostgresTransaction(session, 0, work.app._storage.limit_now()), jobs)
+    await add_jobs(PostgresTransaction(session, 0, store_of(work.app).limit_now()), jobs)
     return [job.id for job in jobs]
 
 
@@ -56,13 +57,12 @@ async def test_a_transaction_that_keeps_an_enqueue_open_delays_no_other(
         await user.execute(ends_with)
         if ends_with == "COMMIT":
             await until(lambda: set(ids) <= set(work.runs), 5, lambda: "a look for what was committed")
-            assert work.app._node is not None
-            assert work.app._node.statistics()["swept"] == 0
+            assert node_of(work.app).statistics()["swept"] == 0
         else:
             await work.has_run(await work.gated.enqueue("acme"), await work.gated.enqueue("new"))
             assert await ask(postgres.url, "SELECT count(*) FROM headgate.job WHERE id = ANY($1::text[])", ids) == 0
         assert await work.used("acme") == sum(1 for job in await work.app.admin.jobs(key="acme", count=10_000))
-        assert await work.app._storage.check() == []
+        assert await store_of(work.app).check() == []
 
 
 async def test_many_open_transactions_with_enqueues_commit_in_any_order_and_lose_no_job(
@@ -88,6 +88,5 @@ async def test_many_open_transactions_with_enqueues_commit_in_any_order_and_lose
         await until(lambda: set(committed) <= set(work.runs), 10)
         assert sorted(work.runs) == sorted(committed)
         await asyncio.gather(*(result_within(work.app.job(id), 5) for id in committed))
-        assert await work.app._storage.check() == []
-        assert work.app._node is not None
-        assert work.app._node.statistics()["swept"] == 0
+        assert await store_of(work.app).check() == []
+        assert node_of(work.app).statistics()["swept"] == 0

@@ -14,10 +14,11 @@ from headgate.jobs.event import StorageFailed
 from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
+from tests.internals import node_of, store_of
 from tests.postgres_server import PostgresServer
 from tests.until import result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 MARK = b"a-mark-in-the-payload"
 
@@ -43,7 +44,7 @@ async def test_an_enqueue_whose_commit_was_cut_is_there_exactly_once(
             await work.has_run(*jobs)
             assert await work.used(MARK.decode()) == count
             assert work.again == []
-            assert await work.app._storage.check() == []
+            assert await store_of(work.app).check() == []
 
 
 @pytest.mark.parametrize("policy", ["keep", "raise"])
@@ -60,7 +61,7 @@ async def test_an_enqueue_under_a_unique_key_whose_commit_was_cut_finds_no_dupli
             assert cut.happened.is_set()
             rows = "SELECT count(*) FROM headgate.job WHERE unique_key = 'k' AND id = $1"
             assert await ask(postgres.url, rows, job.id) == 1
-            assert await work.app._storage.check() == []
+            assert await store_of(work.app).check() == []
 
 
 @pytest.mark.parametrize("is_lost", ["answer", "request"])
@@ -101,7 +102,7 @@ async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: Pos
             proxy.release()
             await result_within(job)
             assert remote.runs == [job.id]
-            assert await local.app._storage.check() == []
+            assert await store_of(local.app).check() == []
         assert (await Endings.of(postgres.url)).times == {job.id: 1}
 
 
@@ -144,7 +145,7 @@ async def test_an_ending_that_was_cut_at_the_commit_is_written_once(postgres: Po
             remote.proceed.set()
             assert await result_within(job) == "acme"
             await until(cut.happened.is_set, 5)
-            await until(lambda: not remote.app._node.recorder.pending, 5)  # type: ignore[union-attr]
+            await until(lambda: not node_of(remote.app).recorder.pending, 5)
             assert remote.runs == [job.id]
         endings = await Endings.of(postgres.url)
         assert endings.states == {job.id: "succeeded"}
@@ -192,7 +193,7 @@ async def test_a_connection_that_loses_many_replies_loses_no_job_and_leaks_no_pe
             proxy.replies_to_lose = 0
             await asyncio.gather(*(result_within(job, 15) for job in jobs))
             assert remote.most_together == 1
-            assert await local.app._storage.check() == []
+            assert await store_of(local.app).check() == []
             (bucket, *_) = await local.app.admin.limits.list("mutex")
             assert bucket.used == 0
     endings = await Endings.of(postgres.url)

@@ -84,7 +84,7 @@ async def test_eight_apps_that_open_a_new_schema_concurrently_create_it_once(
     assert await ask(postgres_url, f"SELECT count(*) FROM {absent_schema}.limit_time") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_processes_that_open_a_new_schema_concurrently_create_it_once(
     postgres_url: str, absent_schema: str, children: Children
 ) -> None:
@@ -123,7 +123,7 @@ async def test_readers_do_not_wait_for_a_migration_and_migrations_wait_for_each_
     assert "note" in await columns(postgres_url, absent_schema, "job")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_migration_that_waits_too_long_for_another_raises(
     postgres_url: str, absent_schema: str, release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +196,7 @@ async def test_a_migration_that_fails_leaves_nothing_half_done(
     assert await ask(postgres_url, f"SELECT array_agg(number) FROM {absent_schema}.migration") == [1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_migration_does_not_wait_for_a_locked_table_so_long_that_workers_stop(
     postgres_url: str, absent_schema: str, release: Release
 ) -> None:

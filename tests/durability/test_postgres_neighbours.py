@@ -19,10 +19,11 @@ from tests.durability.postgres import Endings, ask, count_endings, let_locks_be_
 from tests.durability.processes import Children
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
+from tests.internals import store_of
 from tests.postgres_server import PostgresServer
 from tests.until import result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 BACK = 5.0
 
@@ -92,7 +93,7 @@ async def test_a_claim_that_stops_before_its_commit_delays_others_by_about_two_s
                 stalled.resumed.set()
                 await asyncio.gather(*(result_within(job, BACK) for job in jobs))
             assert await local.used("acme") == 2
-            assert await local.app._storage.check() == []
+            assert await store_of(local.app).check() == []
 
 
 @pytest.mark.usefixtures("only_its_silence_ends_it")
@@ -136,7 +137,7 @@ async def test_work_continues_while_a_transaction_stays_open_and_status_names_it
                 return await is_named(work, side.get_server_pid())
 
             await until(is_named_by_now, 8)
-        assert await work.app._storage.check() == []
+        assert await store_of(work.app).check() == []
 
 
 async def test_claims_skip_dead_rows_that_a_transaction_keeps(

@@ -20,7 +20,7 @@ from headgate.storage.records import Claim, Room
 from tests.durability.plans import EXPLAINING, Plans
 from tests.postgres_server import server_in
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROUNDS = int(os.environ.get("HEADGATE_TEST_SNAPSHOT_ROUNDS", "100"))
 KEYS = 15

@@ -28,7 +28,7 @@ from tests.durability.plans import EXPLAINING, HOUR, Backlog, Plans, StatementRu
 from tests.durability.postgres import ask
 from tests.postgres_server import server_in
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROWS = int(os.environ.get("HEADGATE_TEST_PLAN_ROWS", "200000"))
 

@@ -11,11 +11,12 @@ import pytest
 
 from tests.durability.postgres import Endings, Polling, ask, count_endings, without_sweeps
 from tests.durability.work import Work
+from tests.internals import store_of
 from tests.pgbouncer import bouncer_before
 from tests.postgres_server import PostgresServer
 from tests.until import result_within
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ async def test_jobs_run_through_a_pooler_that_gives_each_transaction_another_ses
             jobs += await local.plain.enqueue_many([("none",)] * 10)
         await asyncio.gather(*(result_within(job, 20) for job in jobs))
         assert sorted(local.runs + remote.runs) == sorted(job.id for job in jobs)
-        assert await local.app._storage.check() == []
+        assert await store_of(local.app).check() == []
     assert set((await Endings.of(postgres.url)).times.values()) == {1}
 
 

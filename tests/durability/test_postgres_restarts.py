@@ -11,10 +11,11 @@ from headgate import StorageUnavailable
 from headgate.jobs.event import NodeDeclaredDead, NodeLost
 from tests.durability.postgres import Endings, count_endings, session_at
 from tests.durability.work import Work
+from tests.internals import store_of
 from tests.postgres_server import PostgresServer
 from tests.until import result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 BACK = 5.0
 
@@ -43,7 +44,7 @@ async def test_workers_continue_within_five_seconds_of_a_restart_and_lose_no_job
         jobs = {job.id, *(each.id for each in waiting)}
         await until(lambda: jobs <= {*local.runs, *remote.runs}, BACK)
         assert await result_within(held, BACK) == "acme"
-        assert await local.app._storage.check() == []
+        assert await store_of(local.app).check() == []
     endings = await Endings.of(postgres.url)
     assert {state for id, state in endings.states.items() if id in jobs} == {"succeeded"}
     assert set(endings.times.values()) == {1}

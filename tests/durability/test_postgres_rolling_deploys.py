@@ -16,10 +16,11 @@ from headgate.storage.migrations import load_migrations
 from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.processes import Child, Children
 from tests.durability.release import program
+from tests.internals import store_of
 from tests.postgres_server import PostgresServer
 from tests.until import becomes, result_within
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 LATER = [
     "-- People want to write things down.\nALTER TABLE headgate.job ADD COLUMN remark text;\n"
@@ -105,7 +106,7 @@ async def test_a_release_with_more_tables_starts_beside_the_older_one_which_may_
         stop.set()
         await enqueuing
         await becomes(lambda: succeeded(url), len(jobs), seconds=20)
-        assert await app._storage.check() == []
+        assert await store_of(app).check() == []
         await stopped(again)
     await all_ended_once(url, jobs, (old, new, again))
     assert "ERROR" not in children.log, children.log
@@ -134,7 +135,7 @@ async def test_a_backlog_moves_to_the_limits_of_the_newest_release_and_stays_the
         jobs += await call.enqueue_many([("globex",)] * 20)
         await becomes(lambda: succeeded(url), 80, seconds=20)
         assert (await jobs[-1].status()).state is JobState.SUCCEEDED
-        assert await app._storage.check() == []
+        assert await store_of(app).check() == []
         await stopped(new)
         await stopped(again)
     await all_ended_once(url, jobs, (old, new, again))

@@ -14,7 +14,7 @@ from tests.durability.run_log import damage
 from tests.durability.stores import open_store
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_copy_taken_at_any_moment_has_all_acknowledged_jobs(
     database: Path, tmp_path: Path, children: Children
 ) -> None:

@@ -19,9 +19,10 @@ from tests.durability import process_bodies as bodies
 from tests.durability import slow_bodies
 from tests.durability.processes import Children
 from tests.engine import hooked_bodies
+from tests.internals import node_of, registry_of, store_of
 from tests.until import patient, result_within, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ONCE = RetryPolicy(retries=0)
 
@@ -128,7 +129,7 @@ async def test_an_attempt_that_must_stop_is_killed_with_its_own_children(how: st
         await until(lambda: not is_there(child) and not is_there(helper), 5)
         # Its slot is free for the next.
         assert await result_within(await pid.enqueue(), 15) != child
-        node = app._node
+        node = node_of(app)
         assert node is not None
         assert node.statistics()["busy"] == {"default": 0, "computing": 0}
 
@@ -417,7 +418,7 @@ async def test_a_payload_of_an_older_release_is_upgraded_before_a_child_gets_it(
 
     def older(attempts: int) -> None: ...
 
-    older_app = Headgate(storage=app._storage)
+    older_app = Headgate(storage=store_of(app))
     older_app.queue("computing")
     stored = older_app.task(name="die", queue="computing")(older)
     async with older_app.open():
@@ -483,7 +484,7 @@ async def test_a_program_without_a_guard_fails_its_jobs_and_starts_no_workers_in
 
 
 async def _enqueue_spin(app: Headgate) -> Job[str]:
-    if "computing" not in app._registry.queues:
+    if "computing" not in registry_of(app).queues:
         app.queue("computing")
 
     def spin(word: str) -> str:

@@ -127,7 +127,7 @@ async def test_a_stopped_server_is_reported_in_time_and_used_again_when_it_resum
         assert (await store.take(bucket)).granted == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_replica_that_lost_the_last_starts_grants_only_those_again(server: RedisServer, tmp_path: Path) -> None:
     bucket = hundred()
     folder = tmp_path / "replica"

@@ -12,7 +12,7 @@ from tests.durability.processes import Children
 from tests.durability.renamed import program
 from tests.until import result_within
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 async def test_jobs_of_a_renamed_task_wait_for_a_release_that_has_it(children: Children, database: Path) -> None:

@@ -120,7 +120,7 @@ async def test_a_worker_continues_when_its_rights_are_restored(place: Place, mon
             assert await (await work.enqueue(3)).result() == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_permanent_error_of_the_database_ends_the_worker_block_immediately(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,6 +13,7 @@ from headgate import DeclarationError, Headgate, Limiter, RateLimit, SlidingWind
 from headgate.jobs.event import LimitStoreFailed
 from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
+from tests.internals import store_of
 from tests.limit_settings import change
 from tests.redis_server import redis_url  # noqa: F401
 from tests.until import patient, until
@@ -64,7 +65,7 @@ async def test_jobs_of_a_stored_rule_that_redis_cannot_hold_wait(
     """As an older release may have stored it."""
     app = made(f"sqlite:///{tmp_path}/jobs.db", StrictRate("2/h", key="{tenant}", name="api", store=store))
     async with app:
-        await change(app._storage, LimitSetting("api", "all", rule=dump_rule(BEYOND.rule)))
+        await change(store_of(app), LimitSetting("api", "all", rule=dump_rule(BEYOND.rule)))
         received = asyncio.Event()
         app.subscribe(lambda _event: received.set(), LimitStoreFailed)
         await app.tasks["call"].enqueue_many([("acme",)] * 5)

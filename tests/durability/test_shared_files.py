@@ -23,7 +23,7 @@ from tests.durability.stores import claim_for, new_job, on_writer, open_store
 from tests.until import patient, result_within, until
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_while_a_lock_holder_is_stopped_writers_wait_readers_continue_and_no_node_is_declared_dead(
     database: Path, tmp_path: Path, children: Children, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,7 +108,7 @@ async def test_a_users_own_transaction_is_neither_lost_nor_seen_early(database: 
         assert len((await storage.claim(claim_for())).jobs) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_eight_processes_that_write_at_once_share_the_file_evenly(database: Path, children: Children) -> None:
     """None is passed over again and again: while one commits a number of times, no other commits ten times as often."""
     async with open_store(database, joined=False):

@@ -17,7 +17,7 @@ from tests.durability.processes import Child, Children
 from tests.durability.run_log import count_endings, endings, read_run_log, runs_by_job
 from tests.until import result_within
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 HEARTBEAT, LEASE = 0.3, 2.0
 

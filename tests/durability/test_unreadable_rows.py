@@ -21,6 +21,7 @@ from headgate.errors import UnreadableSchedule
 from headgate.jobs.history import JobsStep
 from headgate.storage import stored_rows
 from headgate.storage.records import Claim, Room
+from tests.internals import registry_of, store_of
 from tests.until import patient, result_within, until
 
 BROKEN = "{no json"
@@ -28,7 +29,7 @@ WRONG = '{"timeout": "soon", "on": "never", "holds": [["never"]], "type": 1, "tr
 """JSON, of no shape that any column has."""
 
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 class Place(NamedTuple):
@@ -200,7 +201,7 @@ async def _none_runs(app: Headgate) -> bool:
 @pytest.mark.parametrize("column", JOB_COLUMNS)
 async def test_the_jobs_of_a_dead_node_are_recovered_although_some_cannot_be_read(place: Place, column: str) -> None:
     app = place.app
-    storage = app._storage
+    storage = store_of(app)
     async with app.open():
         await storage.join("dead", "dead")
         jobs = [
@@ -211,7 +212,7 @@ async def test_the_jobs_of_a_dead_node_are_recovered_although_some_cannot_be_rea
             await app.tasks["held"].enqueue("b"),
         ]
         rooms = {"default": Room(slots=10)}
-        known = app._registry
+        known = registry_of(app)
         claimed = await storage.claim(Claim("dead", rooms, known.rules, known.names, known.gates()))
         assert len(claimed.jobs) == 5
         bad, good = jobs[1:3], [jobs[0], *jobs[3:]]
@@ -306,7 +307,7 @@ async def test_a_trigger_of_a_newer_release_is_fired_only_by_nodes_that_can_read
     async with app.open():
         await plain.schedule("moon", Every(seconds=1), first="now").enqueue(1)
         await plain.schedule("good", Every(seconds=1), first="now").enqueue(2)
-        known = (await app._storage.schedules(name="moon"))[0].rules.trigger
+        known = (await store_of(app).schedules(name="moon"))[0].rules.trigger
         newer = json.dumps({"trigger": '{"kind":"lunar","phase":"full"}'})
         await place.write("schedule", "rules", newer, "name = 'moon'")
     async with app:
@@ -315,7 +316,7 @@ async def test_a_trigger_of_a_newer_release_is_fired_only_by_nodes_that_can_read
         assert "lunar" in (status.unreadable or "")
         assert status.runs == 0
         # It is unchanged in the store.
-        assert "lunar" in (await app._storage.schedules(name="moon"))[0].rules.trigger
+        assert "lunar" in (await store_of(app).schedules(name="moon"))[0].rules.trigger
         await place.write("schedule", "rules", json.dumps({"trigger": known}), "name = 'moon'")
         assert (await app.admin.schedules.status("moon")).unreadable is None
     async with app:
@@ -367,21 +368,21 @@ async def test_other_rows_that_cannot_be_read_delay_nothing(
     async with app.open():
         spoilt = await limited.using(delay=1).enqueue("spoilt")
         if table == "node":
-            await app._storage.join("other", "other")
+            await store_of(app).join("other", "other")
         if table == "jobs_history":
-            now = app._storage.now()
-            await app._storage.add_history([JobsStep(10, "default", "plain", now - now % 10_000_000)], [])
+            now = store_of(app).now()
+            await store_of(app).add_history([JobsStep(10, "default", "plain", now - now % 10_000_000)], [])
         if place.schema is not None and table == "lane":
-            await app._storage.driver._merge()  # type: ignore[attr-defined]
+            await store_of(app).driver._merge()  # type: ignore[attr-defined]
         assert await place.write(table, column, value, where) > 0
         # Settings are read again when they have changed.
         await place.write("limit_revision", "revision", 99, "true")
         await everything_is_listed(app)
-        now = app._storage.now()
-        await app._storage.jobs_history(10, "default", "plain", 0)
+        now = store_of(app).now()
+        await store_of(app).jobs_history(10, "default", "plain", 0)
         if table == "jobs_history":
             step = JobsStep(10, "default", "plain", now - now % 10_000_000)
-            await app._storage.add_history([step], [])
+            await store_of(app).add_history([step], [])
     async with app:
         await all_succeed(app, [await plain.enqueue(2), await limited.enqueue("acme"), await limited.enqueue("new")])
         if table == "limit_setting":

@@ -22,6 +22,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.durability.stores import NODE, claim_for, new_job, open_store
+from tests.internals import writer_of
 
 RULES: dict[str, AnyRule] = {"hourly": StrictRate(1, per=3600, margin=0).rule}
 
@@ -30,18 +31,17 @@ HOUR = 3600
 STEP = 10
 """SQLite calls the progress handler after this number of steps."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 class Meter:
     """Counts the commits, and the steps of SQLite's virtual machine, of the connection that a store writes with."""
 
     def __init__(self, storage: SqliteStorage) -> None:
-        assert storage.driver._writer is not None
         self.commits = 0
         self._calls = 0
-        storage.driver._writer.set_trace_callback(self._note)
-        storage.driver._writer.set_progress_handler(self._count, STEP)
+        writer_of(storage.driver).set_trace_callback(self._note)
+        writer_of(storage.driver).set_progress_handler(self._count, STEP)
 
     @property
     def steps(self) -> int:
@@ -104,8 +104,7 @@ def test_charts_cost_no_statement_for_a_job_and_one_every_ten_seconds_for_a_proc
             return number
 
         async with app:
-            assert store.driver._writer is not None
-            store.driver._writer.set_trace_callback(
+            writer_of(store.driver).set_trace_callback(
                 lambda said: about.append(said) if "INTO jobs_history" in said else None
             )
             for number in range(9):
@@ -309,6 +308,5 @@ async def test_pruning_jobs_does_not_read_batches_of_other_jobs(tmp_path: Path) 
 async def test_readers_of_a_file_do_not_wait_for_its_writer(database: Path) -> None:
     """The fault: without a write-ahead log, whoever looked at jobs and whoever wrote them locked each other out."""
     async with open_store(database, ManualClock()) as storage:
-        assert storage.driver._writer is not None
-        (mode,) = storage.driver._writer.execute("PRAGMA journal_mode").fetchone()
+        (mode,) = writer_of(storage.driver).execute("PRAGMA journal_mode").fetchone()
         assert mode == "wal"

@@ -15,7 +15,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
 from tests.until import result_within
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 async def start_elsewhere(database: Path, children: Children, count: int, **ways: Any) -> None:

@@ -11,6 +11,7 @@ from headgate import FixedWindow, Headgate, Mutex, current_job
 from headgate.engine.peer_recovery import PeerRecovery
 from headgate.jobs.event import ClockSkewed, EndingRefused, Event, NodeDeclaredDead, NodeLost, StorageFailed
 from headgate.storage.records import Peer
+from tests.internals import node_of
 from tests.until import until
 
 
@@ -71,8 +72,7 @@ class Work:
 
     async def looks_at_others(self, times: int) -> None:
         """Wait until the node has looked so often from now on, once a second, whether another one is dead."""
-        assert self.app._node is not None
-        recovery = self.app._node._watch._peer_recovery
+        recovery = node_of(self.app)._watch._peer_recovery
         looks = 0
 
         async def recover_dead(nodes: Sequence[Peer]) -> None:

@@ -28,6 +28,7 @@ from headgate.tasks.task import Task
 from headgate.testing.virtual_time import START, VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import FAULTY, Faults, FaultyStorage, History
 from tests.engine.shard import KeyInTransit, KeyMoved, Place, Shard, hash_home, key_of
+from tests.internals import bus_of, new_node
 
 T = TypeVar("T")
 
@@ -388,7 +389,7 @@ class ShardSimulation:
             for app, node, _, running in self.nodes.values():
                 node.stop()
                 await running
-                await app._bus.drain()
+                await bus_of(app).drain()
 
     async def random_event(self) -> None:
         random = self.random
@@ -463,7 +464,7 @@ class ShardSimulation:
         )
         app, _ = self.app(name, shard, seat)
         await app.open().__aenter__()
-        node = app._make_node()
+        node = new_node(app)
         self.nodes[name] = (app, node, seat, asyncio.ensure_future(node.run()))
 
     async def crash_node(self) -> None:

@@ -17,6 +17,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import client_of, node_of
 
 MINUTE = 60 * SECOND
 
@@ -93,7 +94,7 @@ def test_nodes_find_a_hidden_limit_together_follow_its_change_and_lose_nothing_i
             await asyncio.sleep(20 * 60)
             nodes = await second.admin.nodes()
             assert len(nodes) == 2
-            own = {node.id for node in nodes} - {second._node.id if second._node else ""}
+            own = {node.id for node in nodes} - {node_of(second).id if node_of(second) else ""}
             (storage.broken,) = own
             before = await second.admin.limits.bucket("api")
             await crashing
@@ -186,7 +187,7 @@ def test_limits_url_moves_it_with_all_other_rates() -> None:
     @app.task(limits=["api"])
     async def call() -> None: ...
 
-    store = app._client.remote_limits.store_of(AdaptiveRate("600/m"))
+    store = client_of(app).remote_limits.store_of(AdaptiveRate("600/m"))
     assert type(store).__name__ == "RedisBuckets"
 
 

@@ -31,6 +31,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import new_node, node_of, registry_of
 
 ONCE = RetryPolicy(retries=0)
 
@@ -286,7 +287,7 @@ def test_what_a_node_was_sending_when_it_died_is_sent_by_another_under_the_same_
 
         dying = made(dies=True)
         async with dying.open():
-            node = dying._make_node()
+            node = new_node(dying)
             running = asyncio.create_task(node.run())
             await dying.admin.queues.pause("default")
             await dying.tasks["work"].enqueue()
@@ -459,7 +460,7 @@ def test_a_node_without_alerts_reads_and_writes_nothing_for_them(monkeypatch: py
         async def work() -> None: ...
 
         async with app:
-            node = app._node
+            node = node_of(app)
             assert node is not None
             made.append(node)
             await asyncio.sleep(60)
@@ -504,16 +505,16 @@ def test_a_wrong_declaration_is_refused_at_once(app: Headgate, arguments: dict[s
     target = arguments.pop("target", page)
     if said is None:
         app.alert(target, **arguments)
-        assert [alert.name for alert in app._registry.alerts.values()] == ["print"]
+        assert [alert.name for alert in registry_of(app).alerts.values()] == ["print"]
         return
     with pytest.raises(DeclarationError, match=said):
         app.alert(target, **arguments)
-    assert app._registry.alerts == {}
+    assert registry_of(app).alerts == {}
 
 
 def test_names_of_alerts_queues_and_tasks_are_checked(app: Headgate) -> None:
     app.alert("https://hooks.example.com/T0/secret", on="node_lost", secret="whsec_c2VjcmV0")
-    (alert,) = app._registry.alerts.values()
+    (alert,) = registry_of(app).alerts.values()
     assert (alert.name, alert.key) == ("hooks.example.com", b"secret")
     assert "T0" not in repr(alert)
     assert "secret" not in repr(alert)

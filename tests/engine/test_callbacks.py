@@ -29,6 +29,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
+from tests.internals import new_node, node_of
 from tests.until import result_within
 
 
@@ -131,7 +132,7 @@ def test_no_callback_is_called_for_a_refused_ending() -> None:
         async with app:
             job = await work.enqueue()
             await asyncio.sleep(1)
-            node = app._node
+            node = node_of(app)
             assert node is not None
             await store.recover(node.id, (await store.nodes())[0].beat)
             assert await job.result() == 2
@@ -440,14 +441,14 @@ def test_callbacks_of_a_poisonous_job_run_on_the_node_that_recovers_it() -> None
         async with app.open():
             job = await bomb.enqueue()
             for _ in range(3):
-                node = app._make_node()
+                node = new_node(app)
                 running = asyncio.ensure_future(node.run())
                 await asyncio.sleep(40)
                 # As good as dead: it beats no more and leaves nothing.
                 setattr(node, "_storage", UnreachableStore(store))  # noqa: B010
                 running.cancel()
                 await asyncio.wait([running])
-            survivor = app._make_node()
+            survivor = new_node(app)
             running = asyncio.ensure_future(survivor.run())
             with pytest.raises(JobFailed, match="lost with their nodes"):
                 await result_within(job, 300)

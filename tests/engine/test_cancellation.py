@@ -16,6 +16,7 @@ from headgate.errors import PayloadError
 from headgate.jobs.event import AttemptLingers
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import node_of
 from tests.until import patient, result_within
 
 
@@ -283,15 +284,14 @@ def test_an_attempt_that_swallows_its_cancellation_keeps_slot_and_lease_and_is_r
             await asyncio.sleep(50)
             (event,) = received
             assert (event.job_id, event.executor, event.cause) == (job.id, "loop", "user")
-            assert app._node is not None
-            assert app._node.statistics()["lingering"] == [job.id]
-            assert app._node.statistics()["busy"] == {"default": 1}
+            assert node_of(app).statistics()["lingering"] == [job.id]
+            assert node_of(app).statistics()["busy"] == {"default": 1}
             assert [node.lingering for node in await app.admin.nodes()] == [(job.id,)]
             assert (await job.status()).state is JobState.RUNNING
             assert (await after.status()).state is JobState.WAITING
             assert await job.result() == "to the end"
             assert await after.result() == "ran"
-            assert app._node.statistics()["lingering"] == []
+            assert node_of(app).statistics()["lingering"] == []
             await asyncio.sleep(6)
             assert [node.lingering for node in await app.admin.nodes()] == [()]
 
@@ -345,8 +345,7 @@ async def test_a_thread_that_continues_after_its_timeout_is_reported(monkeypatch
             async with asyncio.timeout(patient(5)):
                 await received.wait()
             assert (events[0].executor, events[0].cause) == ("thread", "timeout")
-            assert app._node is not None
-            assert app._node.statistics()["lingering"] == [job.id]
+            assert node_of(app).statistics()["lingering"] == [job.id]
         finally:
             release.set()
 

@@ -15,6 +15,7 @@ from headgate.errors import JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import store_of
 from tests.until import result_within
 
 
@@ -69,9 +70,9 @@ def test_jobs_that_are_added_while_their_batch_is_cancelled_are_cancelled_too() 
             async def cancel(job_id: str) -> JobState | None:
                 if not added:
                     added.extend(job.id for job in await stored.add([work.call()]))
-                return await app._storage.cancel(job_id)
+                return await store_of(app).cancel(job_id)
 
-            result = await cancel_batch(app._storage, stored.id, cancel, _cancellation)
+            result = await cancel_batch(store_of(app), stored.id, cancel, _cancellation)
             assert (result.changed, result.matched) == (3, 3)
             assert (await app.job(added[0]).status()).state is JobState.CANCELLED
 
@@ -129,9 +130,9 @@ def test_a_job_that_another_transaction_has_locked_is_counted_and_the_others_are
             async def cancel(job_id: str) -> JobState | None:
                 if job_id == held.id:
                     raise JobHeld(f"job {job_id} was not changed")
-                return await app._storage.cancel(job_id)
+                return await store_of(app).cancel(job_id)
 
-            result = await cancel_batch(app._storage, stored.id, cancel, _cancellation)
+            result = await cancel_batch(store_of(app), stored.id, cancel, _cancellation)
             assert (result.matched, result.changed) == (61, 60)
             assert result.refused == {"another open transaction has locked it": 1}
             assert (await held.status()).state is JobState.WAITING
@@ -158,10 +159,10 @@ def test_if_the_store_fails_no_job_is_cancelled_after_the_error() -> None:
                     raise StorageUnavailable("the connection is lost")
                 await asyncio.sleep(1)
                 done.append(job_id)
-                return await app._storage.cancel(job_id)
+                return await store_of(app).cancel(job_id)
 
             with pytest.raises(StorageUnavailable):
-                await cancel_batch(app._storage, stored.id, cancel, _cancellation)
+                await cancel_batch(store_of(app), stored.id, cancel, _cancellation)
             # What was begun beside it has ended.
             assert len(done) == AT_ONCE - 1
             await asyncio.sleep(10)

@@ -36,6 +36,7 @@ from headgate.jobs.event import Event, ScheduleFailed, ScheduleSuperseded
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import store_of
 from tests.until import result_within, until
 
 SECRET = "hunter2-swordfish"
@@ -58,16 +59,16 @@ def declare_pay(app: Headgate, **options: Any) -> Any:
 
 
 async def record_of(app: Headgate, name: str) -> ScheduleRecord:
-    (record,) = await app._storage.schedules(name=name)
+    (record,) = await store_of(app).schedules(name=name)
     return record
 
 
 async def is_stored(app: Headgate, name: str) -> bool:
-    return bool(await app._storage.schedules(name=name))
+    return bool(await store_of(app).schedules(name=name))
 
 
 async def stored_payload(app: Headgate, job_id: str) -> str:
-    record = await app._storage.job(job_id)
+    record = await store_of(app).job(job_id)
     assert record is not None
     return record.payload
 
@@ -162,12 +163,12 @@ async def test_nothing_of_arguments_and_results_is_stored_or_logged_however_jobs
         with pytest.raises(JobFailed, match="does not fit its annotation"):
             await result_within(refused)
         assert again.id == later.id
-        assert (await app._storage.job(later.id)).draws[0].key == "b"  # type: ignore[union-attr]
+        assert (await store_of(app).job(later.id)).draws[0].key == "b"  # type: ignore[union-attr]
         for name, result in (("often", f"acme paid 7 with {SECRET}"), ("hourly", SECRET)):
             assert await result_of_schedule(app, name) == result
         encodings = {codecs_of(await stored_payload(app, job.id)) for job in (one, *many, later)}
         assert encodings == {("aes-gcm.2026-11",), ("zlib", "aes-gcm.2026-11")}
-        assert await app._storage.check() == []
+        assert await store_of(app).check() == []
     stored = await dump()
     assert "by-tenant" in stored
     assert "encoded:aes-gcm.2026-11:" in stored

@@ -12,6 +12,7 @@ from headgate import Concurrency, DeclarationError, Headgate, Mutex, PayloadErro
 from headgate.clock import SystemClock
 from headgate.jobs.terms import PermitTerms
 from headgate.storage.sqlite.memory import MemoryStorage
+from tests.internals import store_of
 from tests.until import patient, result_within
 
 
@@ -50,7 +51,7 @@ async def test_two_mutexes_with_the_same_key_admit_one_owner_at_a_time(app: Head
         jobs = [await merge.enqueue(1, 1, f"owner {number % 3}") for number in range(9)]
         for job in jobs:
             await result_within(job)
-        assert await app._storage.check() == []
+        assert await store_of(app).check() == []
     assert max(len(owners) for owners in inside.met) == 1
 
 
@@ -80,7 +81,7 @@ async def test_mutexes_of_a_task_and_its_queue_are_one_if_their_keys_are_equal(a
         jobs = [await ship.enqueue(1, "one") for _ in range(4)]
         for job in jobs:
             await result_within(job)
-        assert await app._storage.check() == []
+        assert await store_of(app).check() == []
     # The queue's mutex is for one job at a time, whatever the owner.
     assert max(len(owners) for owners in inside.met) == 1
     assert len(inside.met) == 4
@@ -98,7 +99,7 @@ async def test_a_batch_that_holds_what_its_jobs_draw_on_twice_holds_it_once(app:
         together = await batch([merge.call(1, 1), merge.call(1, 1)], limits=[Mutex("orders:1")]).enqueue()
         await together.wait(timeout=patient(10))
         await result_within(await merge.enqueue(1, 1))
-        assert await app._storage.check() == []
+        assert await store_of(app).check() == []
     assert ran == [1, 1, 1]
 
 

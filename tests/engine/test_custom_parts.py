@@ -36,6 +36,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import BAD_ANSWERS, MISDEEDS, BadBuckets, hanging, raising, returning
+from tests.internals import node_of
 from tests.until import result_within
 
 
@@ -87,8 +88,7 @@ def test_an_app_works_on_a_custom_storage() -> None:
         worker = Headgate(storage=store, clock=clock)
         running = asyncio.ensure_future(worker.run(handle_signals=False))
         await asyncio.sleep(1)
-        assert worker._node is not None
-        worker._node.stop()
+        node_of(worker).stop()
         await running
 
     run_virtual(main)

@@ -11,6 +11,7 @@ import pytest
 from headgate import DeclarationError, Headgate, JobState, QueueFull, RateLimit, RetryPolicy, Task
 from headgate.clock import to_datetime
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import store_of
 
 
 class Shop:
@@ -48,7 +49,7 @@ def test_each_call_is_enqueued_under_its_own_options() -> None:
             assert later.run_at - later.enqueued_at == timedelta(hours=1)
             assert [each.is_scheduled for each in (first, third, fourth)] == [False] * 3
             assert [each.queue for each in (first, third, fourth)] == ["default", "default", "other"]
-            record = await shop.app._storage.job(later.id)
+            record = await store_of(shop.app).job(later.id)
             assert record is not None
             assert record.headers == {"a": "b"}
             assert record.options is not None
@@ -78,7 +79,7 @@ def test_options_that_a_call_does_not_set_are_those_of_the_task() -> None:
                 at=then, headers={"from": "inner"}, expires_at=then + timedelta(1), retry=RetryPolicy(retries=4)
             )
             plain, mixed = await outer.enqueue_many([shop.charge.call(1), inner.call(2)])
-            records = [await shop.app._storage.job(job.id) for job in (plain, mixed)]
+            records = [await store_of(shop.app).job(job.id) for job in (plain, mixed)]
             one, other = records
             assert one is not None
             assert other is not None

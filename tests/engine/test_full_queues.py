@@ -27,6 +27,7 @@ from headgate.admin import JobQuery
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.queue import WhenFull
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import store_of
 from tests.until import patient, result_within
 
 
@@ -160,7 +161,7 @@ def test_jobs_of_a_full_queue_fall_back_to_the_default_one_and_keep_their_limits
             jobs = [await send.enqueue(number) for number in range(5)]
             queues = Counter([(await job.status()).queue for job in jobs])
             assert queues == {"mail": 3, "default": 2}
-            record = await app._storage.job(jobs[-1].id)
+            record = await store_of(app).job(jobs[-1].id)
             assert record is not None
             assert [draw.limit for draw in record.draws] == ["queue:mail:rate", "queue:default"]
         async with app:
@@ -217,7 +218,7 @@ def test_all_tasks_of_a_queue_draw_on_its_limits_each_with_its_own_arguments() -
             late = await jobs[states.index(JobState.WAITING)].status()
             assert late.waits_for == ("queue:mail:rate", "acme")
             # What its task draws on already is not drawn on twice.
-            record = await app._storage.job(jobs[0].id)
+            record = await store_of(app).job(jobs[0].id)
             assert record is not None
             assert [draw.limit for draw in record.draws] == ["api", "queue:mail:rate"]
             # A task of another queue has no such argument.

@@ -27,6 +27,7 @@ from headgate import (
 )
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import registry_of
 
 
 @dataclass
@@ -208,7 +209,8 @@ def test_the_limits_of_a_queue_name_fields_as_well() -> None:
         async def run(self, payload: Sync) -> None: ...
 
     _, arguments = Work.task.payload.encode((Sync("acme"),), {})
-    (draw,) = app._registry.gate(Work.task, "slow").ask(arguments, {}, lambda limit, reason: pytest.fail(reason)).draws
+    gate = registry_of(app).gate(Work.task, "slow")
+    (draw,) = gate.ask(arguments, {}, lambda limit, reason: pytest.fail(reason)).draws
     assert draw.key == "acme"
 
 

@@ -26,6 +26,7 @@ from headgate.jobs.job import ClaimedJob, Draw
 from headgate.storage.records import Amendment
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import client_of
 
 ONCE = RetryPolicy(retries=0)
 GAP = "writing history, of which some is lost: charts will have a gap"
@@ -442,8 +443,8 @@ def test_during_an_outage_five_minutes_of_history_are_kept_and_the_rest_is_count
             for _ in range(600):
                 await work.enqueue()
                 await asyncio.sleep(1)
-            assert app._client.history_writer.statistics()["unwritten"] <= MAX_STEPS + 1
-            lost = app._client.history_writer.statistics()["lost"]
+            assert client_of(app).history_writer.statistics()["unwritten"] <= MAX_STEPS + 1
+            lost = client_of(app).history_writer.statistics()["lost"]
             assert 29 <= lost <= 32
             assert [failure.doing for failure in failures] == [GAP]
             store.refusal = None
@@ -508,7 +509,7 @@ def test_without_history_nothing_is_counted_or_written() -> None:
         async with app:
             await work.enqueue()
             await asyncio.sleep(60)
-            assert app._client.history_writer._steps == {}
+            assert client_of(app).history_writer._steps == {}
         assert store.writes == []
 
     run_virtual(main)

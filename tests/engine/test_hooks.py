@@ -40,6 +40,7 @@ from headgate.storage.records import JobFilter
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine import hooked_bodies
+from tests.internals import new_node, registry_of, store_of
 from tests.until import result_within
 
 Enqueue = Callable[[], Awaitable[None]]
@@ -66,7 +67,7 @@ def tag_tenant(app: Headgate) -> list[list[str]]:
 
 
 async def stored(app: Headgate, job: Job[Any]) -> JobRecord:
-    record = await app._storage.job(job.id)
+    record = await store_of(app).job(job.id)
     assert record is not None
     return record
 
@@ -222,7 +223,7 @@ def test_jobs_of_a_callers_transaction_are_changed_as_well_and_rolled_back_with_
             job = whose.using(connection=connection).sync.enqueue()
             connection.execute(end)
         connection.close()
-        records = app.sync.run(app._storage.jobs(JobFilter()))
+        records = app.sync.run(store_of(app).jobs(JobFilter()))
     assert [(record.id, record.headers) for record in records] == [(job.id, {"tenant": "acme"})]
     assert len(commits) == 2
     assert threads == ["headgate-sync"] * 2, "they run on the event loop, and the statements in the caller's thread"
@@ -391,7 +392,7 @@ def test_an_error_of_a_function_is_an_error_of_the_attempt_and_its_charge_is_giv
         async with app:
             job = await work.enqueue()
             await result_within(job)
-            (failed, *_) = await app._storage.attempts(job.id)
+            (failed, *_) = await store_of(app).attempts(job.id)
         assert failed.error is not None
         assert failed.error.message == "no tenant today"
         assert runs == [2]
@@ -624,7 +625,7 @@ def test_a_stop_during_the_startup_cancels_it_and_a_shutdown_function_that_hangs
             await asyncio.sleep(3600)
 
         async with app.open():
-            node = app._make_node()
+            node = new_node(app)
             running = asyncio.create_task(node.run())
             await asyncio.sleep(1)
             began = clock.monotonic()
@@ -669,7 +670,7 @@ def test_a_cell_of_a_notebook_that_is_run_again_replaces_its_hooks(monkeypatch: 
     )
     for _ in range(2):
         exec(cell, {"app": app, "__name__": "__main__"})
-    hooks = app._registry.hooks
+    hooks = registry_of(app).hooks
     assert [len(each) for each in (hooks.around_enqueue, hooks.around_attempt, hooks.lifecycle)] == [1, 1, 2]
 
 

@@ -13,6 +13,7 @@ from headgate.jobs.event import StorageFailed
 from headgate.storage.records import Dropped
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import store_of
 from tests.until import result_within
 
 
@@ -39,7 +40,7 @@ def test_old_history_is_deleted_although_no_job_can_expire() -> None:
             await result_within(job, 5)
             await work.using(delay=3600, expires_at=to_datetime(clock.now() + SECOND)).enqueue()
             await asyncio.sleep(65)
-            assert await app._storage.job(job.id) is None
+            assert await store_of(app).job(job.id) is None
         assert {failure.doing for failure in failures} == {"expiring jobs"}
 
     run_virtual(main)

@@ -50,6 +50,7 @@ from headgate.jobs.encoded import codecs_of, is_in_folder
 from headgate.jobs.event import Event, JobNotMigrated, StorageFailed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import client_of, store_of
 from tests.until import patient, result_within
 
 ONCE = RetryPolicy(retries=0)
@@ -151,7 +152,7 @@ async def test_what_is_large_is_in_the_folder_and_the_row_refers_to_it(
         assert (await stored(app, small.id)).payload == '{"text":"x"}'
         assert (await stored(app, grows.id)).payload == '{"text":"long","times":500}'
         assert is_in_folder((await stored(app, grows.id)).result)
-        identity = await app._storage.identity()
+        identity = await store_of(app).identity()
     objects = folder.objects()
     assert sorted(objects.values()) == sorted(
         [f'{{"text":"{LARGE}"}}'.encode(), f'"{LARGE}"'.encode(), ('"' + "long" * 500 + '"').encode()]
@@ -618,9 +619,9 @@ async def test_a_folder_that_is_first_used_in_a_transaction_is_noted_by_the_swee
             async with asyncio.timeout(patient(3)):
                 await echo.using(connection=connection).enqueue(LARGE)
             connection.commit()
-        assert not await app._storage.is_folder_used(folder.shown_url)
+        assert not await store_of(app).is_folder_used(folder.shown_url)
         assert await app.admin.sweep_large_payloads() == 0
-        assert await app._storage.is_folder_used(folder.shown_url)
+        assert await store_of(app).is_folder_used(folder.shown_url)
 
 
 def answer_of_forked_child(ask: Callable[[], str]) -> str:
@@ -664,7 +665,7 @@ def test_a_store_of_objects_can_be_used_after_a_fork(tmp_path: Path) -> None:
     echo = declare_echo(app)
     with app.open():
         first = echo.sync.enqueue(LARGE).id
-    large_payloads = app._client.large_payloads
+    large_payloads = client_of(app).large_payloads
     assert large_payloads is not None
 
     def ask() -> str:
@@ -692,7 +693,7 @@ def test_objects_are_deleted_when_their_jobs_have_been_pruned_and_never_before()
             async with app:
                 done, waits = await echo.enqueue(LARGE), await echo.using(delay=86400 * 30).enqueue(LARGE)
                 assert await result_within(done, 5) == LARGE
-            large_payloads = app._client.large_payloads
+            large_payloads = client_of(app).large_payloads
             assert large_payloads is not None
             # Written, and its process died before the commit.
             await large_payloads.store(LARGE, str(uuid.uuid4()))
@@ -721,7 +722,7 @@ async def test_a_sweep_of_a_folder_on_a_disk_deletes_empty_days_and_leaves_other
     app = Headgate("memory://", large_payloads=folder)
     async with app.open():
         assert await app.admin.sweep_large_payloads() == 0
-        place = tmp_path / await app._storage.identity()
+        place = tmp_path / await store_of(app).identity()
         old, name = place / "2020-01-01", f"{uuid.uuid4()}.{'0' * 16}"
         for path in (old / name, place / "2020-01-02" / "notes.txt", place / "mine" / name):
             path.parent.mkdir(parents=True)
@@ -763,7 +764,7 @@ async def test_a_sweep_goes_on_after_objects_and_days_that_it_may_not_change_and
     folder = LockedFolder()
     app = Headgate("memory://", large_payloads=folder)
     async with app.open():
-        names = orphans(folder, await app._storage.identity(), days=5, each=4)
+        names = orphans(folder, await store_of(app).identity(), days=5, each=4)
         folder.locked = ("2020-01-02", names[0], names[10])
         with pytest.raises(FolderUnavailable, match=f"deleting {names[0]} in the folder .* PermissionError"):
             await app.admin.sweep_large_payloads()
@@ -781,12 +782,12 @@ async def test_a_sweep_leaves_a_day_of_which_it_may_delete_nothing_and_ends_afte
     app = Headgate("memory://", large_payloads=folder)
     async with app.open():
         each = MAX_FAILURES_IN_A_ROW + 5
-        names = orphans(folder, await app._storage.identity(), days=MAX_FAILURES_IN_A_ROW + 2, each=each)
+        names = orphans(folder, await store_of(app).identity(), days=MAX_FAILURES_IN_A_ROW + 2, each=each)
         folder.locked = tuple(names[: 2 * each])
         with pytest.raises(FolderUnavailable, match=names[0]):
             await app.admin.sweep_large_payloads()
         assert sorted(folder.objects()) == names[: 2 * each]
-        names = orphans(folder, await app._storage.identity(), days=MAX_FAILURES_IN_A_ROW + 2, each=each)
+        names = orphans(folder, await store_of(app).identity(), days=MAX_FAILURES_IN_A_ROW + 2, each=each)
         folder.locked = tuple(names[: MAX_FAILURES_IN_A_ROW * each])
         with pytest.raises(FolderUnavailable, match=names[0]):
             await app.admin.sweep_large_payloads()

@@ -98,7 +98,7 @@ def test_a_node_that_cannot_reach_the_store_leaves_a_mutex_before_another_enters
         cluster = Cluster(clock)
         one, two = cluster.app("one"), cluster.app("two")
         async with one, two.open():
-            work = two._registry.find(task)
+            work = two.tasks.get(task)
             assert work is not None
             first = await work.enqueue(100.0)
             await asyncio.sleep(3.3)
@@ -127,7 +127,7 @@ def test_jobs_cancelled_by_a_lost_lease_are_returned_if_no_other_node_has_them()
         cluster = Cluster(clock)
         app = cluster.app("one")
         async with app:
-            enter = app._registry.find("enter")
+            enter = app.tasks.get("enter")
             assert enter is not None
             job = await enter.enqueue(40.0)
             await asyncio.sleep(1)
@@ -151,7 +151,7 @@ def test_jobs_without_permits_continue_while_the_store_is_unavailable() -> None:
         cluster = Cluster(clock)
         app = cluster.app("one")
         async with app:
-            free = app._registry.find("free")
+            free = app.tasks.get("free")
             assert free is not None
             job = await free.enqueue(100.0)
             await asyncio.sleep(1)
@@ -172,7 +172,7 @@ def test_a_node_whose_heartbeats_come_late_again_and_again_keeps_its_jobs() -> N
         cluster = Cluster(clock)
         app = cluster.app("one")
         async with app:
-            enter = app._registry.find("enter")
+            enter = app.tasks.get("enter")
             assert enter is not None
             job = await enter.enqueue(300.0)
             await asyncio.sleep(1)

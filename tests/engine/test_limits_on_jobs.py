@@ -41,6 +41,7 @@ from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import FailingLeaveStorage
+from tests.internals import new_node
 from tests.until import result_within
 
 ONCE = RetryPolicy(retries=1, base=1, jitter=False)
@@ -246,7 +247,7 @@ def test_a_crashed_holders_permit_returns_with_its_lease() -> None:
         doomed, other = app("doomed"), app("other")
         async with doomed.open(), other.open():
             await doomed.tasks["work"].enqueue_many([("first",), ("second",)])
-            node = doomed._make_node()
+            node = new_node(doomed)
             dying = asyncio.create_task(node.run())
             await asyncio.sleep(1)
             # Gone without a word: nothing of it runs on, and it does not leave.

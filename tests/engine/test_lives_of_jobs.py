@@ -42,6 +42,7 @@ from headgate.jobs.event import (
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
+from tests.internals import new_node, node_of, store_of
 from tests.until import patient, result_within
 
 
@@ -145,9 +146,9 @@ def test_cancelling_a_final_job_changes_nothing() -> None:
         async with app:
             job = await work.enqueue()
             assert await job.result() == 1
-            before = await app._storage.job(job.id)
+            before = await store_of(app).job(job.id)
             assert await job.cancel() is False
-            assert await app._storage.job(job.id) == before
+            assert await store_of(app).job(job.id) == before
 
     run_virtual(main)
 
@@ -401,7 +402,7 @@ async def test_the_late_result_of_a_timed_out_thread_changes_nothing_and_its_slo
                 await result_within(job, 5)
             assert failed.value.error_type == "TimeoutError"
             assert received.wait(patient(5)), "the handler can see that it should end"
-            node = app._node
+            node = node_of(app)
             assert node is not None
             assert node.statistics()["busy"] == {"default": 1}
             assert (await after.status()).state is JobState.WAITING
@@ -490,7 +491,7 @@ def test_a_node_that_was_declared_dead_drops_its_jobs_and_its_late_results_are_r
         async with app:
             job = await work.enqueue()
             await asyncio.sleep(1)
-            node = app._node
+            node = node_of(app)
             assert node is not None
             beat = (await store.nodes())[0].beat
             assert await store.recover(node.id, beat) is not None
@@ -515,7 +516,7 @@ def test_a_job_that_keeps_killing_its_node_is_failed_as_poisonous() -> None:
         async with app.open():
             job = await bomb.enqueue()
             for _ in range(3):
-                node = app._make_node()
+                node = new_node(app)
                 running = asyncio.ensure_future(node.run())
                 await asyncio.sleep(1)
                 running.cancel()
@@ -785,7 +786,7 @@ def test_many_new_keys_free_no_key_from_its_limit() -> None:
             assert len(ran) == len(set(ran)) == 20_000
             again = await call.enqueue_many([(f"tenant-{number}",) for number in range(0, 20_000, 100)])
             # Buckets in use are never forgotten, however many there are.
-            await app._storage.evict(100_000)
+            await store_of(app).evict(100_000)
             await asyncio.sleep(3400)
             assert len(ran) == 20_000
             await again[-1].result()

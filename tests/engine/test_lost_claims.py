@@ -9,6 +9,7 @@ from headgate.errors import StorageUnavailable
 from headgate.storage.records import Claim, Claimed, Room
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import new_node, registry_of
 
 
 class LostReplyStorage(MemoryStorage):
@@ -77,14 +78,14 @@ def test_a_returned_job_that_is_claimed_again_is_not_returned_during_that_claim(
 
         async with app.open():
             await work.enqueue()
-            node = app._make_node()
+            node = new_node(app)
             await storage.join(node.id, "here")
 
             async def claim() -> None:
                 """A claim begins, is made, and its reply is on its way."""
                 await asyncio.sleep(0.1)
                 node.claim_recovery.claim_sent(clock.monotonic())
-                gates = app._registry.gates()
+                gates = registry_of(app).gates()
                 claimed = await storage.claim(Claim(node.id, {"default": Room(1)}, {}, frozenset({"work"}), gates))
                 assert len(claimed.jobs) == 1
                 await asyncio.sleep(0.1)

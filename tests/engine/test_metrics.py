@@ -23,6 +23,7 @@ from headgate.observe import tally
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import bus_of, store_of
 from tests.until import patient, result_within, until
 
 
@@ -167,7 +168,7 @@ def test_names_that_this_program_does_not_declare_share_one_label() -> None:
             for task in theirs.tasks.values():
                 await task.using(expires_at=None).enqueue()
             for name in ("job-0", "old-0", "job-1", "anything", "else"):
-                ours._bus.publish(JobEnqueued(at=0, job_id="1", task=name, queue="default", run_at=0))
+                bus_of(ours).publish(JobEnqueued(at=0, job_id="1", task=name, queue="default", run_at=0))
             await metrics.refresh()
             assert value(metrics, "headgate_jobs_enqueued_total", queue="default", task="job-0") == 2
             assert value(metrics, "headgate_jobs_enqueued_total", queue="default", task="(other)") == 3
@@ -214,7 +215,7 @@ def test_a_blocked_event_loop_is_in_the_scrapes_of_one_minute() -> None:
             received = NodeMeasured(
                 at=0, node="node-1", slots={}, busy={}, lingering=0, unrecorded=0, loop_lag=4.0, clock_skew=0.0
             )
-            app._bus.publish(received)
+            bus_of(app).publish(received)
             await asyncio.sleep(50)
             assert value(metrics, "headgate_event_loop_lag_seconds") == 4
             await asyncio.sleep(20)
@@ -362,7 +363,7 @@ async def test_a_store_that_counts_slowly_is_reported_as_up(monkeypatch: pytest.
         await asyncio.Event().wait()
         raise AssertionError("never set")
 
-    monkeypatch.setattr(app._storage, "counts", endless)
+    monkeypatch.setattr(store_of(app), "counts", endless)
     async with app:
         await metrics.refresh()
         assert value(metrics, "headgate_up") == 1
@@ -372,10 +373,10 @@ async def test_a_store_that_counts_slowly_is_reported_as_up(monkeypatch: pytest.
 
 def test_without_metrics_no_event_of_a_job_is_made() -> None:
     app = Headgate("memory://")
-    assert not app._bus.has_listener(JobStarted)
+    assert not bus_of(app).has_listener(JobStarted)
     measured(app)
-    assert app._bus.has_listener(JobStarted)
-    assert app._bus.has_listener(JobFinished)
+    assert bus_of(app).has_listener(JobStarted)
+    assert bus_of(app).has_listener(JobFinished)
 
 
 def test_invalid_options_are_refused_with_advice() -> None:

@@ -15,6 +15,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import new_node
 from tests.until import result_within
 
 Stores = Callable[[VirtualClock], Store]
@@ -132,7 +133,7 @@ def test_the_jobs_of_a_dead_node_are_recovered_when_its_lease_ends_and_not_befor
 
         doomed = made()
         async with doomed.open():
-            running = asyncio.ensure_future(doomed._make_node().run())
+            running = asyncio.ensure_future(new_node(doomed).run())
             job = await doomed.tasks["work"].enqueue()
             await asyncio.sleep(1)
             async with made():

@@ -17,6 +17,7 @@ from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from headgate.version import __version__
+from tests.internals import node_of, registry_of
 from tests.until import result_within
 
 HOUR = 3600
@@ -80,8 +81,7 @@ def test_an_idle_node_claims_only_after_changes() -> None:
             store.claims = 0
             await asyncio.sleep(HOUR - 120)
             assert store.claims <= HOUR / 30, "a look in thirty seconds, which finds nothing"
-            assert app._node is not None
-            assert app._node.statistics()["swept"] == 0
+            assert node_of(app).statistics()["swept"] == 0
             before = clock.monotonic()
             await call.enqueue("a fresh key")
             await asyncio.sleep(0)
@@ -123,8 +123,7 @@ def test_a_worker_serves_the_configured_queues_with_the_configured_slots(
             for queue in jobs:
                 states = {(await job.status()).state for job in jobs[queue]}
                 assert states == {JobState.SUCCEEDED if queue in most else JobState.WAITING}
-            assert app._node is not None
-            app._node.stop()
+            node_of(app).stop()
             await worker
 
     run_virtual(main)
@@ -183,5 +182,5 @@ async def test_a_worker_logs_the_path_of_its_file(
     started: list[Any] = [record.getMessage() for record in caplog.records if "works on" in record.getMessage()]
     assert len(started) == 1
     assert f"works on sqlite:///{tmp_path / 'jobs.db'} with Headgate {__version__}; " in started[0]
-    slots = app._registry.concurrency("default", None)
+    slots = registry_of(app).concurrency("default", None)
     assert started[0].endswith(f"; 1 queue: default ({slots} slots); 1 task: work; no limits")

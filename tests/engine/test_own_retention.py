@@ -27,6 +27,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing import manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
+from tests.internals import client_of
 from tests.until import result_within, until
 
 HOUR = 3600
@@ -215,7 +216,7 @@ async def test_a_database_keeps_jobs_and_results_as_their_tasks_say(make_app: Ma
         last = await chain(leader, follow.using(delay=3600).call(result_of(leader))).enqueue()
         assert (await result_within(kept, 15), await result_within(last.jobs[0], 15)) == (7, 7)
         await until(lambda: len(returned) == 1)
-        storage = app._client.storage
+        storage = client_of(app).storage
         await storage.prune_by_own_retention()
         with pytest.raises(JobNotFound):
             await gone.status()

@@ -12,6 +12,7 @@ from headgate import Headgate, JobCancelled, JobFailed, JobState, Mutex, RetryPo
 from headgate.clock import SystemClock
 from headgate.jobs.event import AttemptLingers
 from headgate.storage.sqlite.memory import MemoryStorage
+from tests.internals import node_of
 from tests.until import patient
 
 
@@ -55,8 +56,7 @@ async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(
             await first.result()
         await second.result()
         assert happened == ["first enters", "first leaves", "second enters", "second leaves"]
-        assert app._node is not None
-        assert app._node.statistics()["busy"] == {"default": 0}
+        assert node_of(app).statistics()["busy"] == {"default": 0}
 
 
 async def test_a_node_that_ends_waits_for_no_thread_because_of_its_permits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +79,7 @@ async def test_a_node_that_ends_waits_for_no_thread_because_of_its_permits(monke
             async with app:
                 job = await stubborn.enqueue()
                 await received.wait()
-                assert app._node is not None
-                app._node.abort()
+                node_of(app).abort()
             assert not release.is_set()
             async with app.open():
                 assert (await app.job(job.id).status()).state is JobState.FAILED

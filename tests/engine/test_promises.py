@@ -11,6 +11,7 @@ from headgate.clock import SECOND
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import new_node, node_of, store_of
 
 HOUR = 3600
 
@@ -32,7 +33,7 @@ async def saturate(clock: VirtualClock, limit: Limit, jobs: int, seconds: float)
     async with app:
         await call.enqueue_many([("acme",)] * jobs)
         await asyncio.sleep(seconds)
-        assert await app._storage.check() == []
+        assert await store_of(app).check() == []
     return starts
 
 
@@ -131,7 +132,7 @@ def test_promise_3_a_waiting_job_uses_no_slot_and_no_memory_of_the_node() -> Non
         async with app:
             await call.enqueue_many([("acme",)] * 10_000)
             await asyncio.sleep(60)
-            node = app._node
+            node = node_of(app)
             assert node is not None
             assert node.statistics()["busy"] == {"default": 0}
             assert len(node.attempts) == 0
@@ -158,7 +159,7 @@ def test_promise_4_a_dead_nodes_jobs_are_run_by_another_within_the_lease_and_not
 
         doomed, other = app("doomed"), app("other")
         async with doomed.open():
-            node = doomed._make_node()
+            node = new_node(doomed)
             running = asyncio.ensure_future(node.run())
             job = await doomed.tasks["work"].enqueue()
             await asyncio.sleep(1)
@@ -185,7 +186,7 @@ def test_promise_4_enqueue_returns_only_after_the_store_has_the_job() -> None:
 
         async with app.open():
             job = await work.enqueue()
-            record = await app._storage.job(job.id)
+            record = await store_of(app).job(job.id)
             assert record is not None
             assert record.state is JobState.WAITING
 

@@ -25,6 +25,7 @@ from headgate.jobs.event import Event, JobsMigrated
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import FailingLeaveStorage
+from tests.internals import new_node, node_of, registry_of
 
 # -------------------------------------------------------------------------------------------------------- pauses
 
@@ -75,8 +76,7 @@ def test_a_paused_queue_starts_nothing_on_any_node_and_continues_at_once_when_it
             assert sorted(started[2:]) == [("mail", 1), ("mail", 2)]
             assert clock.now() - began < SECOND
             for app in (one, two):
-                assert app._node is not None
-                assert app._node.statistics()["swept"] == 0
+                assert node_of(app).statistics()["swept"] == 0
 
     run_virtual(main)
 
@@ -225,7 +225,7 @@ def test_jobs_of_a_crashed_node_return_their_places_in_the_queue() -> None:
         other = queues.app("other", 2, lease=30, heartbeat=5)
         async with doomed.open(), other.open():
             jobs = await doomed.tasks["send"].enqueue_many([(number,) for number in range(4)])
-            node = doomed._make_node()
+            node = new_node(doomed)
             dying = asyncio.create_task(node.run())
             await asyncio.sleep(1)
             assert queues.running["mail"] == 2
@@ -285,7 +285,7 @@ def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_ba
             await first.tasks["send"].enqueue_many([(number,) for number in range(40)])
             await first.tasks["limited"].enqueue_many([(number,) for number in range(20)])
             # So that its gates are seen before those of the next.
-            await queues.store.note_gates(first._registry.gates().subjects)
+            await queues.store.note_gates(registry_of(first).gates().subjects)
             await first.admin.queues.pause("mail")
             await asyncio.sleep(0.001)
         async with (second := release(2)):
@@ -373,16 +373,16 @@ def test_declaring_a_queue_again_replaces_its_options() -> None:
     app = Headgate("memory://")
     app.queue("mail", global_concurrency=3)
     task = app.task(name="send", queue="mail")(_nothing)
-    with_limit = app._registry.gate_name("send", "mail")
-    assert app._registry.rules["queue:mail"].describe() == "3 at once"
+    with_limit = registry_of(app).gate_name("send", "mail")
+    assert registry_of(app).rules["queue:mail"].describe() == "3 at once"
     app.queue("mail", global_concurrency=4)
-    assert app._registry.rules["queue:mail"].describe() == "4 at once"
+    assert registry_of(app).rules["queue:mail"].describe() == "4 at once"
     # Another number holds for the same draws, so nothing is to be moved.
-    assert app._registry.gate_name("send", "mail") == with_limit
+    assert registry_of(app).gate_name("send", "mail") == with_limit
     app.queue("mail")
-    assert "queue:mail" not in app._registry.rules
-    assert app._registry.gate(task, "mail") is task.gate
-    assert app._registry.gate_name("send", "mail") != with_limit
+    assert "queue:mail" not in registry_of(app).rules
+    assert registry_of(app).gate(task, "mail") is task.gate
+    assert registry_of(app).gate_name("send", "mail") != with_limit
 
 
 async def _nothing() -> None: ...

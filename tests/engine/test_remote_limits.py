@@ -20,6 +20,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import client_of, registry_of
 from tests.until import result_within
 
 
@@ -491,7 +492,7 @@ def test_limits_url_moves_all_rates_of_an_app_and_leaves_permits_with_the_jobs(t
         async with app:
             await call.enqueue_many([()] * 3)
             await asyncio.sleep(1)
-            store = app._client.remote_limits.store_of(app._registry.limits["rate"])
+            store = client_of(app).remote_limits.store_of(registry_of(app).limits["rate"])
             assert store is not None
             assert (await store.snapshot(Bucket("rate", "", RateLimit("1/h").rule))).used == 1
             # Plain code draws on the same.

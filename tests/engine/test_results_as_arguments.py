@@ -12,6 +12,7 @@ from headgate.jobs.state import JobState
 from headgate.tasks.job_draft import JobDraft
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
+from tests.internals import client_of
 from tests.until import result_within
 
 
@@ -114,7 +115,7 @@ def test_a_result_that_is_not_there_fails_the_job_and_says_why() -> None:
             good = await own.number.enqueue(2)
             await result_within(good)
             after = await chain(own.double.using(delay=60).call(result_of(good))).enqueue()
-            assert await own.app._client.storage.prune(clock.now() + 1, states=frozenset({JobState.SUCCEEDED})) == 1
+            assert await client_of(own.app).storage.prune(clock.now() + 1, states=frozenset({JobState.SUCCEEDED})) == 1
             with pytest.raises(JobFailed, match=f"argument 'value' is the result of {good.id}, which has been pruned"):
                 await result_within(after, 100)
 

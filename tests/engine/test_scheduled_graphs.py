@@ -28,6 +28,7 @@ from headgate.schedules.schedule import MAX_PER_COMMIT
 from headgate.storage.schedules import Fired
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import registry_of, store_of
 from tests.until import result_within
 
 
@@ -81,9 +82,9 @@ def test_each_occurrence_enqueues_the_whole_graph_once_and_counts_as_one_run() -
             assert (run.state, run.schedule) == (JobState.SUCCEEDED, "graph")
             assert await own.app.batch(status.last_batch).result() == ["a", "b", "c", "a=bc", None]
             assert len(await own.app.admin.jobs(schedule="graph")) == 10
-            assert list(await own.app._storage.check()) == []
+            assert list(await store_of(own.app).check()) == []
             # As at the next start of the same code: nothing is declared anew.
-            assert (await own.app._storage.schedules(name="graph"))[0].revision == 3
+            assert (await store_of(own.app).schedules(name="graph"))[0].revision == 3
 
     run_virtual(main)
 
@@ -214,7 +215,7 @@ def test_a_step_whose_limit_cannot_be_computed_fails_and_its_run_is_over() -> No
             await asyncio.sleep(605)
             status = await own.app.admin.schedules.status("limited")
             assert (status.open, status.runs) == (0, 0)
-            assert list(await own.app._storage.check()) == []
+            assert list(await store_of(own.app).check()) == []
             states = {each.state for each in await own.app.admin.jobs(schedule="limited")}
             assert states == {JobState.FAILED, JobState.CANCELLED}
         assert [event.limit for event in events if isinstance(event, ScheduleTooFast)] == ["limited:rate"]
@@ -230,7 +231,7 @@ def test_a_node_that_lacks_a_task_of_the_graph_leaves_the_schedule_to_others() -
         async with own.app.open():
             plan = chain(own.work.call("one"), own.add_up.call([], "x"))
             await plan.schedule("s", Every(minutes=10)).enqueue()
-        own.app._registry._remove_task(own.add_up)
+        registry_of(own.app)._remove_task(own.add_up)
         async with own.app:
             await asyncio.sleep(605)
             assert own.ran == []

@@ -20,6 +20,7 @@ from headgate.jobs.event import (
 )
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
+from tests.internals import store_of
 from tests.until import becomes, patient
 
 HOURLY = Every(hours=1)
@@ -92,7 +93,7 @@ async def test_the_schedule_of_a_renamed_task_continues_under_its_new_name(share
         async with again:
             await asyncio.wait_for(superseded.wait(), patient(5))
             assert await names(new) == ["send_invoice"]
-        assert await new._storage.check() == []
+        assert await store_of(new).check() == []
 
 
 def test_each_occurrence_runs_once_through_a_rolling_deploy_that_renames_its_task() -> None:

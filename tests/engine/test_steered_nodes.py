@@ -14,6 +14,7 @@ from headgate.jobs.event import Event, NodeChanged, NodeStopped, NodeStopping
 from headgate.storage.records import NodeSetting
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import node_of
 
 SOON = 1.1
 """Seconds within which a node has read what it is set to do."""
@@ -171,8 +172,7 @@ def test_a_node_that_is_stopped_by_its_program_is_shown_as_stopping() -> None:
     async def main(steered: Steered) -> None:
         await steered.fill(1, 20)
         await asyncio.sleep(0.1)
-        assert steered.app._node is not None
-        steered.app._node.stop()
+        node_of(steered.app).stop()
         await asyncio.sleep(6)
         (node,) = await steered.app.admin.nodes()
         assert node.shown_state == "stopping"

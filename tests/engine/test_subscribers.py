@@ -12,6 +12,7 @@ from headgate import Headgate
 from headgate.clock import SECOND
 from headgate.jobs.event import Event, JobFinished
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import bus_of
 
 
 def test_a_subscriber_that_hangs_does_not_delay_closing_the_app(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,7 +41,7 @@ def test_a_subscriber_that_hangs_does_not_delay_closing_the_app(caplog: pytest.L
             began = clock.monotonic()
         assert clock.monotonic() - began <= 10 * SECOND
         assert ended == [jobs[0].id], "it is cancelled"
-        assert app._bus.statistics()["lost"] == 3
+        assert bus_of(app).statistics()["lost"] == 3
         assert "events lost: 3" in caplog.text
         # And it gets events again when the app is opened again.
         async with app:

@@ -31,6 +31,7 @@ from headgate.jobs.event import Event, JobEnqueued, JobReplaced
 from headgate.limits.key import header
 from headgate.storage.records import JobFilter
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import client_of, store_of
 
 SHOP = UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")
 
@@ -73,7 +74,7 @@ def test_the_key_of_a_task_is_computed_from_the_arguments_of_each_job() -> None:
             assert await sync.enqueue("acme") != await sync.enqueue("acme"), "None is no key"
             assert await clean.enqueue("/tmp") == await clean.enqueue("/var")
             assert await Pack.enqueue(Order(1)) == await Pack.enqueue(Order(1, "globex"))
-            keys = {record.unique_key for record in await app._storage.jobs(ALL)}
+            keys = {record.unique_key for record in await store_of(app).jobs(ALL)}
             assert keys == {"order:1", "order:2", "acme/1", None, "nightly", "1"}
         async with app:
             assert await first.result() == "first"
@@ -93,7 +94,7 @@ def test_a_key_that_is_too_long_is_hashed_and_an_empty_one_is_none() -> None:
                 assert await work.enqueue(name) == await work.enqueue(name)
             for nothing in ("", None):
                 assert await work.enqueue(nothing) != await work.enqueue(nothing)
-            keys = [record.unique_key or "" for record in await app._storage.jobs(ALL)]
+            keys = [record.unique_key or "" for record in await store_of(app).jobs(ALL)]
             assert max(map(len, keys)) == 200
 
     run_virtual(main)
@@ -137,8 +138,8 @@ def test_a_key_that_cannot_be_computed_stores_nothing() -> None:
             with pytest.raises(PayloadError, match="the unique_key of task 'sync' could not be computed: IndexError"):
                 await sync.enqueue_many([(["acme"],), ([],)])
             with pytest.raises(PayloadError, match="unique_key"):
-                app._client.check(sync, sync.call([]))
-            assert await app._storage.jobs(ALL) == []
+                client_of(app).check(sync, sync.call([]))
+            assert await store_of(app).jobs(ALL) == []
 
     run_virtual(main)
 
@@ -439,7 +440,7 @@ def test_an_id_is_that_of_one_job() -> None:
             for call in calls:
                 with pytest.raises(DeclarationError, match="is the id of one job"):
                     await call()
-            assert await app._storage.jobs(ALL) == []
+            assert await store_of(app).jobs(ALL) == []
             assert (await (await mine.enqueue(1)).status()).state is JobState.WAITING
 
     run_virtual(main)

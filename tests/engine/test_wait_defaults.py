@@ -10,6 +10,7 @@ import pytest
 from headgate import Concurrency, Headgate, JobState, StrictRate
 from headgate.errors import DeclarationError
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import registry_of
 
 
 async def state_of_second(app: Headgate, queue: str, after: float = 0, **limit: Any) -> JobState:
@@ -112,7 +113,7 @@ def test_a_changed_default_is_another_gate_so_that_waiting_jobs_get_it() -> None
         @app.task(limits=[StrictRate("1/h")])
         async def work() -> None: ...
 
-        return app._registry.gate_name("work", "default")
+        return registry_of(app).gate_name("work", "default")
 
     assert gate() == gate(on_limit="wait")
     assert len({gate(), gate(max_wait=60), gate(max_wait=61), gate(on_limit="discard")}) == 4
@@ -140,5 +141,5 @@ def test_a_default_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     @app.task(limits=[StrictRate("1/h")])
     async def work() -> None: ...
 
-    (bound,) = app._registry.gate(work, "default").limits
+    (bound,) = registry_of(app).gate(work, "default").limits
     assert bound.wait_terms.describe() == "waits at most 90 s, by the app"

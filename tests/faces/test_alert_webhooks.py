@@ -28,6 +28,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser
+from tests.internals import registry_of
 
 
 class Received(NamedTuple):
@@ -100,7 +101,7 @@ async def storage(new_store: Store) -> AsyncIterator[Store]:
 def alerter_of(app: Headgate, storage: Store, clock: ManualClock) -> Alerter:
     return Alerter(
         storage,
-        app._registry.alerts,
+        registry_of(app).alerts,
         AlertSender(None, clock),
         limits_away=set,
         clock=clock,

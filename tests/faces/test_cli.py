@@ -27,6 +27,7 @@ from headgate.cli.output import make_console, print_table
 from headgate.cli.supervisor import KEPT_DYING, Supervisor
 from headgate.clock import SystemClock
 from tests.faces.one_module import OneModule, answer, call, go_into
+from tests.internals import store_of
 from tests.until import patient, result_within, until
 
 R = TypeVar("R")
@@ -512,7 +513,7 @@ def test_schedules_are_listed_paused_triggered_and_removed(project: Project) -> 
 def test_status_shows_nodes_by_machine(project: Project) -> None:
     async def join(app: Headgate) -> None:
         for number, name in enumerate(("web-2:7", "web-1:1200", "web-1:31")):
-            await app._storage.join(f"node-{number}", name)
+            await store_of(app).join(f"node-{number}", name)
 
     project.do(join)
     nodes = answer("status", project.target)["nodes"]

@@ -14,6 +14,7 @@ from headgate.cli.main import main
 from headgate.jobs.alert import HeldCondition
 from tests.faces.http.stage import browser
 from tests.faces.one_module import OneModule, go_into
+from tests.internals import store_of
 
 APP = """
 from headgate import Headgate
@@ -49,7 +50,7 @@ async def no_alert(app: Headgate) -> None:
 
 
 async def two_alerts(app: Headgate) -> None:
-    store = app._storage
+    store = store_of(app)
     await store.note_alerts(
         [
             HeldCondition("a1", "page", "queue_lag(mail) > 60", "mail", 93.2),

@@ -20,6 +20,7 @@ from headgate.admin import JobQuery
 from headgate.jobs.identity import process_name
 from headgate.storage.records import Claim, NodeSetting, Room
 from tests.faces.one_module import OneModule, answer, call, go_into
+from tests.internals import registry_of, store_of
 from tests.until import patient, result_within, until
 
 R = TypeVar("R")
@@ -461,9 +462,9 @@ def test_the_holder_of_a_permit_is_shown_for_a_waiting_job(project: Project) -> 
 def test_a_job_of_a_dead_node_is_not_shown_as_running(project: Project) -> None:
     async def work(app: Headgate) -> str:
         job = await app.tasks["good"].enqueue()
-        await app._storage.join("node-x", "x")
-        claim = Claim("node-x", {"default": Room(1)}, {}, frozenset({"good"}), app._registry.gates())
-        assert [each.id for each in (await app._storage.claim(claim)).jobs] == [job.id]
+        await store_of(app).join("node-x", "x")
+        claim = Claim("node-x", {"default": Room(1)}, {}, frozenset({"good"}), registry_of(app).gates())
+        assert [each.id for each in (await store_of(app).claim(claim)).jobs] == [job.id]
         return job.id
 
     id = project.do(work)
@@ -640,7 +641,7 @@ def test_nodes_show_their_queues_and_slots(project: Project) -> None:
     assert answer("nodes", "list") == []
 
     async def join(app: Headgate) -> None:
-        await app._storage.join("node-1", "web-1:42", setting=NodeSetting({"mail": 4}), version="9.9")
+        await store_of(app).join("node-1", "web-1:42", setting=NodeSetting({"mail": 4}), version="9.9")
 
     project.do(join)
     (listed,) = answer("nodes", "list")

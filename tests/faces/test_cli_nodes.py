@@ -14,6 +14,7 @@ import pytest
 from headgate import Headgate
 from headgate.storage.records import NodeSetting
 from tests.faces.one_module import OneModule, answer, call, go_into
+from tests.internals import store_of
 from tests.until import patient, until
 
 APP = """
@@ -79,7 +80,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 async def join(app: Headgate, id: str, name: str) -> None:
-    await app._storage.join(id, name, setting=NodeSetting({"default": 4, "mail": 1}))
+    await store_of(app).join(id, name, setting=NodeSetting({"default": 4, "mail": 1}))
 
 
 def test_nodes_are_quieted_resumed_and_stopped_by_name_and_id(project: Project) -> None:
@@ -111,7 +112,7 @@ def test_labels_are_listed_where_a_node_has_any(project: Project) -> None:
     project.do(lambda app: join(app, "node-1", "mail-1"))
     assert "labels" not in call("nodes", "list", project.target).output
     setting = NodeSetting({"default": 4})
-    project.do(lambda app: app._storage.join("node-2", "mail-2", setting=setting, labels=["eu", "gpu"]))
+    project.do(lambda app: store_of(app).join("node-2", "mail-2", setting=setting, labels=["eu", "gpu"]))
     text = call("nodes", "list", project.target).output
     assert "labels" in text
     assert "eu, gpu" in text

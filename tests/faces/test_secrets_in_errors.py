@@ -14,6 +14,7 @@ from headgate.contrib.taskiq import TaskiqGate
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.settings import Settings
 from headgate.storage.postgres.shared_buckets import PostgresBuckets
+from tests.internals import client_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ URLS = [
 
 async def _jobs(url: str) -> None:
     app = Headgate(url)
-    logger.info("%r %s", app, app._client.address)
+    logger.info("%r %s", app, client_of(app).address)
     async with app.open():
         pass
 

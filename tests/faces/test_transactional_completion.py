@@ -32,6 +32,7 @@ from headgate.jobs.event import EndingRefused, Event, JobFailure, JobFinished, J
 from headgate.tasks.context import JobContext
 from headgate.testing import manual
 from tests.faces.user_transactions import IDS, KINDS, postgres_in, sqlite_in
+from tests.internals import store_of
 from tests.until import result_within, until
 
 
@@ -146,7 +147,7 @@ async def test_a_job_completed_on_the_users_connection_succeeds_whatever_comes_a
     assert (status.state, status.error, status.attempt) == (JobState.SUCCEEDED, None, 1)
     assert (driven.runs, await driven.count_rows()) == (2, 2)
     assert {type(event) for event in driven.events} == {JobFinished}
-    assert await driven.app._storage.check() == []
+    assert await store_of(driven.app).check() == []
 
 
 async def test_a_rollback_undoes_the_completion_with_the_rows(driven: AppWithTable) -> None:
@@ -199,7 +200,7 @@ async def test_the_error_after_a_completion_is_in_the_log_of_the_job(stored: App
     async with stored.app:
         job = await stored.with_given_connection.enqueue("raises")
         await until(lambda: bool(stored.events), 5)
-    lines = await stored.app._storage.logs(job.id)
+    lines = await store_of(stored.app).logs(job.id)
     assert [line.message for line in lines] == ["the job succeeded in a transaction; then its handler raised Broken()"]
 
 

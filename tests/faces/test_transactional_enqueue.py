@@ -36,6 +36,7 @@ from headgate import (
 )
 from headgate.jobs.history import ALL
 from tests.faces.user_transactions import IDS, KINDS, postgres_in, sqlite_in
+from tests.internals import store_of
 from tests.until import result_within, until
 
 
@@ -117,7 +118,7 @@ async def is_there(program: AppAndWorker, job_id: str) -> bool:
 
 async def enqueued(program: AppAndWorker) -> int:
     """Return how many jobs enqueued in transactions the charts count."""
-    store = program.app._storage
+    store = store_of(program.app)
     await store.gather_history()
     return sum(row.enqueued for row in await store.jobs_history(3600, ALL, ALL, 0))
 
@@ -133,7 +134,7 @@ async def test_a_job_exists_from_the_commit_on_and_runs(driven: tuple[AppAndWork
     async with program.app:
         assert await result_within(job, 5) == "ada"
         assert [await result_within(each, 5) for each in many] == ["eve", "bob"]
-    assert await program.app._storage.check() == []
+    assert await store_of(program.app).check() == []
 
 
 async def test_a_rollback_leaves_nothing(driven: tuple[AppAndWorker, Any]) -> None:
@@ -148,7 +149,7 @@ async def test_a_rollback_leaves_nothing(driven: tuple[AppAndWorker, Any]) -> No
         after = await program.mail.enqueue("eve")
         assert await result_within(after, 5) == "eve"
     assert program.ran == ["eve"]
-    assert await program.app._storage.check() == []
+    assert await store_of(program.app).check() == []
 
 
 async def test_calls_in_a_transaction_keep_their_own_options(driven: tuple[AppAndWorker, Any]) -> None:
@@ -206,7 +207,7 @@ async def test_own_ids_and_kept_keys_apply_in_a_transaction(driven: tuple[AppAnd
     async with program.app:
         await program.mail.using(id=second).enqueue("eve")
         await until(lambda: sorted(program.ran) == ["ada", "bob", "eve"], 5)
-    assert list(await program.app._storage.check()) == []
+    assert list(await store_of(program.app).check()) == []
 
 
 async def test_a_debounced_enqueue_in_a_transaction_postpones_the_job(stored: tuple[AppAndWorker, Any]) -> None:
@@ -256,7 +257,7 @@ async def test_the_permits_and_costs_of_a_replaced_job_are_returned_after_the_co
         # Both fail, and hold their permits until they are tried again.
         await until(lambda: program.ran.count("sticky") == 3, 5)
     assert {(await each.status()).attempt for each in (behind, sticky)} == {1}
-    assert list(await program.app._storage.check()) == []
+    assert list(await store_of(program.app).check()) == []
 
 
 async def test_a_rolled_back_savepoint_removes_its_job(driven: tuple[AppAndWorker, Any]) -> None:
@@ -271,7 +272,7 @@ async def test_a_rolled_back_savepoint_removes_its_job(driven: tuple[AppAndWorke
     assert [await is_there(program, job.id) for job in (kept, gone, last)] == [True, False, True]
     async with program.app:
         assert await result_within(last, 5) == "bob"
-    assert await program.app._storage.check() == []
+    assert await store_of(program.app).check() == []
 
 
 async def test_a_worker_is_notified_at_the_commit(stored: tuple[AppAndWorker, Any]) -> None:
@@ -288,7 +289,7 @@ async def test_time_priority_headers_and_limits_are_kept(stored: tuple[AppAndWor
         job = await program.mail.using(
             connection=connection, delay=60, priority=4, headers={"tenant": "acme"}, retry=RetryPolicy(retries=7)
         ).enqueue("ada")
-    record = await program.app._storage.job(job.id)
+    record = await store_of(program.app).job(job.id)
     assert record is not None
     assert (record.priority, record.headers, record.delayed) == (4, {"tenant": "acme"}, True)
     assert [draw.key for draw in record.draws] == ["ada"]
@@ -360,7 +361,7 @@ async def test_a_connection_to_somewhere_else_is_refused_by_name(
             elsewhere = Headgate(on_postgres.place, schema=f"{on_postgres.schema}_b"[-31:])
             task = elsewhere.task(name="mail")(_nothing)
             async with elsewhere.open():
-                storage: Any = elsewhere._storage
+                storage: Any = store_of(elsewhere)
                 storage.driver._identity = "another"
                 with pytest.raises(UnfitConnection, match="not in database"):
                     await task.using(connection=server).enqueue()

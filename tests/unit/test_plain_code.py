@@ -17,6 +17,7 @@ from headgate.clock import SystemClock
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import client_of
 from tests.until import patient
 
 THREAD = "headgate-sync"
@@ -132,7 +133,7 @@ def test_a_thread_that_outlives_the_block_asks_for_the_app_and_both_end() -> Non
 
     def outlive() -> None:
         has_begun.set()
-        while app._client.lifecycle.is_open:
+        while client_of(app).lifecycle.is_open:
             threading.Event().wait(0.001)
         ids.append(work.using(delay=60).sync.enqueue().id)
         has_ended.set()

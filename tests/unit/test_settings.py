@@ -16,6 +16,7 @@ from headgate.jobs.audit import AuditLevel
 from headgate.jobs.retention import retention_of
 from headgate.settings import Settings, _warn_of_variable, load_settings
 from headgate.storage.sqlite.memory import MemoryStorage
+from tests.internals import store_of
 
 SAID: dict[str, tuple[str, Any, Any, Any]] = {
     # The text of the variable and what it means; an argument and what that means.
@@ -138,7 +139,7 @@ def test_an_app_reads_the_environment_of_its_process(monkeypatch: pytest.MonkeyP
     @app.task(timeout=3)
     async def own() -> None: ...
 
-    assert type(app._storage).__name__ == "MemoryStorage"
+    assert type(store_of(app)).__name__ == "MemoryStorage"
     assert [plain.timeout, own.timeout] == [12, 3]
     assert plain.retry == RetryPolicy(retries=7)
     assert Headgate(retry=RetryPolicy(retries=1)).task(name="told")(lambda: None).retry == RetryPolicy(retries=1)

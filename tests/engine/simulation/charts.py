@@ -12,6 +12,7 @@ from headgate.jobs.event import JobStarted
 from headgate.jobs.history import ALL, SHORTEST, JobsStep
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.records import FINAL_STATES
+from tests.internals import bus_of, client_of
 
 if TYPE_CHECKING:
     from tests.engine.simulation.cluster_simulation import ClusterSimulation
@@ -31,7 +32,7 @@ class Charts:
 
     def declare(self, app: Headgate) -> None:
         self._apps.append(app)
-        app._bus.tap({JobStarted: lambda _: self._begun.update([id(app)])})
+        bus_of(app).tap({JobStarted: lambda _: self._begun.update([id(app)])})
 
     async def finals(self) -> Counter[str]:
         """How many jobs are final in the store."""
@@ -61,7 +62,7 @@ class Charts:
         self._apps.remove(app)
         claimed = sum(owner == node for _, _, owner, _ in self._simulation.history.starts)
         self._missing["started"] += max(0, claimed - self._begun[id(app)])
-        history_writer = app._client.history_writer
+        history_writer = client_of(app).history_writer
         for row in _unwritten(history_writer):
             self._missing.update({kind: getattr(row, kind) for kind in KINDS})
         history_writer._is_on = False
@@ -74,10 +75,10 @@ class Charts:
     async def settle(self) -> None:
         """Let all live processes write their remaining counts."""
         for app in self._apps:
-            await app._client.history_writer.close(60)
-            assert app._client.history_writer.statistics() == {"unwritten": 0, "lost": 0}, (
-                app._client.history_writer.statistics()
-            )
+            await client_of(app).history_writer.close(60)
+            assert client_of(app).history_writer.statistics() == {"unwritten": 0, "lost": 0}, client_of(
+                app
+            ).history_writer.statistics()
         await self._simulation.store.gather_history()
 
     async def check(self) -> None:

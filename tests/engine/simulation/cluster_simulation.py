@@ -44,6 +44,7 @@ from tests.engine.simulation.job_checker import WATCHED, CheckedConnection, JobC
 from tests.engine.simulation.recurring import Recurring
 from tests.engine.simulation.ties import Ties
 from tests.engine.simulation.unique_keys import UniqueKeys
+from tests.internals import bus_of, new_node
 
 LIMITS: tuple[Limit, ...] = (
     StrictRate("3/10s", key="{key}"),
@@ -207,7 +208,7 @@ class ClusterSimulation:
         app, _ = self.app(name)
         # Until the simulation ends: a process that is killed closes nothing.
         await self.opened.enter_async_context(app.open())
-        node = app._make_node()
+        node = new_node(app)
         self.nodes[name] = (app, node, asyncio.ensure_future(node.run()))
 
     async def stop_node(self) -> None:
@@ -316,7 +317,7 @@ class ClusterSimulation:
             for app, node, running in self.nodes.values():
                 node.stop()
                 await running
-                await app._bus.drain()
+                await bus_of(app).drain()
                 assert node.statistics()["swept"] == 0, "a wake-up was lost"
             await self.charts.settle()
 

@@ -34,6 +34,7 @@ from tests.faces.browser.conftest import (
     with_silent_nodes,
 )
 from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, PASSWORDS, QUEUE, SCHEDULE, SPARE
+from tests.internals import store_of
 from tests.until import patient, result_within, until
 
 LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
@@ -414,7 +415,7 @@ async def test_a_list_does_not_change_while_jobs_are_selected(browser: Browser, 
 
 @of_one_store
 async def test_nodes_are_quieted_get_other_slots_and_are_stopped(browser: Browser, shop: Shop) -> None:
-    storage = shop.app._storage
+    storage = store_of(shop.app)
     await storage.join("node-7", "steered", setting=NodeSetting({QUEUE: 4}), labels=["gpu"])
 
     async def setting() -> NodeSetting:

@@ -16,6 +16,7 @@ from playwright.async_api import Browser, Page, Request, Route, expect
 from headgate import batch
 from tests.faces.browser.conftest import Shop, Visit, events, shop_on, visiting, with_silent_nodes
 from tests.faces.browser.shop import HOSTILE, LIMIT, QUEUE
+from tests.internals import store_of
 from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -179,8 +180,8 @@ async def test_a_range_of_a_chart_leads_to_its_jobs(browser: Browser, shop: Shop
 
 
 async def test_deploys_are_marked_in_the_charts(browser: Browser, shop: Shop) -> None:
-    await shop.app._storage.join("of-this-test", "of-this-test", release="v7.1")
-    await shop.app._storage.leave("of-this-test")
+    await store_of(shop.app).join("of-this-test", "of-this-test", release="v7.1")
+    await store_of(shop.app).leave("of-this-test")
     async with visiting(browser, shop) as visit:
         for where in ("overview", f"queues/{QUEUE}"):
             await visit.go(where)

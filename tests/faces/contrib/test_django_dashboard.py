@@ -21,6 +21,7 @@ from headgate import StorageUnavailable
 from headgate.contrib.django import standard
 from headgate.contrib.django.standard import InvalidTaskBackend, tasks
 from tests.faces.contrib.django_shop import set_up
+from tests.internals import client_of
 from tests.until import until
 
 BASE = "/ops/headgate/"
@@ -190,7 +191,7 @@ def test_a_store_that_does_not_answer_is_reported_as_such(shop: Any, monkeypatch
     def refuse() -> None:
         raise StorageUnavailable("the database does not answer")
 
-    monkeypatch.setattr(tasks.task_backends["default"].app._client.portal, "open", refuse)
+    monkeypatch.setattr(client_of(tasks.task_backends["default"].app).portal, "open", refuse)
     ada = signed_in("ada")
     assert ada.get(BASE, headers=PAGE).status_code == 200
     answer = ada.get(f"{BASE}api/overview")

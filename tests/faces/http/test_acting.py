@@ -15,6 +15,7 @@ from headgate.clock import SECOND
 from headgate.http import CallbackAuth, User
 from headgate.storage.records import NodeSetting
 from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, seed
+from tests.internals import store_of
 
 NAME = quote(HOSTILE, safe="")
 API = quote(LIMIT, safe="")
@@ -262,7 +263,7 @@ async def test_queues_are_paused_and_resumed(app: Headgate) -> None:
 async def test_nodes_are_quieted_resumed_and_stopped_and_get_other_slots(app: Headgate) -> None:
     async with app.open(), browser(app) as client:
         for id, name in (("node-1", "mail-1"), ("node-2", "web"), ("node-3", "web")):
-            await app._storage.join(id, name, setting=NodeSetting({"default": 4, "mail": 1}))
+            await store_of(app).join(id, name, setting=NodeSetting({"default": 4, "mail": 1}))
 
         async def node() -> dict[str, Any]:
             items = (await client.get("/api/nodes")).json()["items"]

@@ -11,6 +11,7 @@ import pytest
 from headgate import Headgate
 from headgate.admin import Found
 from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
+from tests.internals import store_of
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -31,7 +32,7 @@ async def test_each_kind_is_found_by_its_name() -> None:
     app = make_app()
     async with app.open():
         seeds = await seed(app)
-        await app._storage.join("node-7", "worker-a")
+        await store_of(app).join("node-7", "worker-a")
         async with browser(app) as client:
             assert await find(client, seeds.failed) == [("job", seeds.failed)]
             assert await find(client, seeds.batch[:36]) == [("batch", seeds.batch)]

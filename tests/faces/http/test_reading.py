@@ -11,6 +11,7 @@ import pytest
 
 from headgate import Every, Headgate, batch, chain, result_of
 from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
+from tests.internals import store_of
 from tests.until import result_within, until
 
 
@@ -310,7 +311,7 @@ async def test_a_graph_is_returned_for_jobs_and_batches(app: Headgate) -> None:
 async def test_the_history_names_the_deploys_of_its_time(app: Headgate) -> None:
     async with app.open():
         for node, release in (("n1", "v1"), ("n2", "v2")):
-            await app._storage.join(node, node, release=release)
+            await store_of(app).join(node, node, release=release)
         async with browser(app) as client:
             history = await ask(client, "/history?span=900&step=10")
             assert [each["release"] for each in history["deploys"]] == ["v1", "v2"]

@@ -26,6 +26,7 @@ from headgate import (
 )
 from headgate.testing import Workbench, inline, manual
 from tests.faces.testing_kit import shop
+from tests.internals import store_of
 from tests.until import patient
 
 
@@ -358,7 +359,7 @@ async def test_a_cancelled_drain_stops_its_job_and_returns_it(jobs: Workbench) -
 
 async def test_a_limiter_made_at_import_draws_on_the_buckets_of_the_test(jobs: Workbench) -> None:
     assert (await shop.outside.try_acquire("acme")).remaining == 9
-    assert [bucket.draw.limit for bucket in await jobs._storage.buckets()] == ["outside"]
+    assert [bucket.draw.limit for bucket in await store_of(jobs).buckets()] == ["outside"]
 
 
 async def test_operators_change_jobs_and_limits_of_the_test(jobs: Workbench) -> None:

@@ -24,6 +24,7 @@ from headgate.storage.records import Claim, Room
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
+from tests.internals import writer_of
 from tests.limit_settings import change
 
 CLAIM = Claim("node-a", {"default": Room(100)}, {}, frozenset({"work"}))
@@ -134,7 +135,7 @@ async def test_limit_time_does_not_go_back_when_a_boot_begins_with_an_earlier_wa
 ) -> None:
     clock.advance(100)
     await storage.add([job("gated", clock)])
-    connection = storage.driver._writer
+    connection = writer_of(storage.driver)
     assert connection is not None
     used = storage.limit_now()
     await asyncio.get_running_loop().run_in_executor(
@@ -156,8 +157,7 @@ async def test_limit_time_does_not_go_back_when_a_boot_begins_with_an_earlier_wa
 def commits_of(storage: SqliteStorage) -> list[str]:
     """Grows by each commit of the store."""
     commits: list[str] = []
-    assert storage.driver._writer is not None
-    storage.driver._writer.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+    writer_of(storage.driver).set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
     return commits
 
 
@@ -205,7 +205,7 @@ async def test_a_setting_whose_group_was_rolled_back_is_not_cached(storage: Sqli
     call = ScheduledCall(task="work", queue="default", payload="x" * 10_000_000)
     huge = ScheduleRecord("huge", call, ScheduleRules(trigger="{}"), ScheduleProgress(0, None))
     await storage.add([job(f"{number}", clock, draws=(Draw("api", ""),)) for number in range(100)])
-    writer = storage.driver._writer
+    writer = writer_of(storage.driver)
     assert writer is not None
 
     # The disk gets full in the group of a change and a claim, which has read the new setting by then.

@@ -30,6 +30,7 @@ from headgate.jobs.event import Event, LimitSkipped
 from headgate.jobs.job import Draw, NewJob
 from headgate.limits.limit import Limit
 from headgate.settings import load_settings
+from tests.internals import client_of
 from tests.until import result_within
 
 
@@ -241,7 +242,7 @@ def drawn(limit: Limit, **using: Any) -> tuple[Draw, ...]:
     async def call(tenant: str | None, order: Order | None = None) -> None: ...
 
     task = call.using(**using)
-    (job,) = app._client.enqueuer._jobs_of(task, group_calls(task, [task.call("acme")]))
+    (job,) = client_of(app).enqueuer._jobs_of(task, group_calls(task, [task.call("acme")]))
     assert isinstance(job, NewJob)
     return job.draws
 

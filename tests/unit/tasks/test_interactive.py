@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headgate import Concurrency, DeclarationError, Every, Handler, Headgate, StrictRate
+from tests.internals import registry_of
 from tests.until import patient
 
 CELLS = """
@@ -61,10 +62,10 @@ def test_a_cell_that_is_run_again_replaces_its_task_and_what_only_that_limits(no
     assert app.tasks == {"work": notebook["work"]}
     assert notebook["work"] is not first
     assert notebook["work"].function(4) == 8
-    assert set(app._registry.limits) == {"everywhere", "work:concurrency"}
-    assert set(app._registry.rules) >= {"everywhere", "work:concurrency"}
-    assert "work:rate" not in app._registry.rules
-    assert app._registry.find("old") is notebook["work"]
+    assert set(registry_of(app).limits) == {"everywhere", "work:concurrency"}
+    assert set(registry_of(app).rules) >= {"everywhere", "work:concurrency"}
+    assert "work:rate" not in registry_of(app).rules
+    assert app.tasks.get("old") is notebook["work"]
 
 
 def test_a_handler_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
@@ -81,7 +82,7 @@ def test_a_failing_cell_keeps_the_previous_task(notebook: dict[str, Any]) -> Non
     with pytest.raises(DeclarationError, match="already leads to task 'other'"):
         run("@app.task(name='work', aliases=['other'])\ndef again() -> None: ...", notebook)
     assert app.tasks["work"] is first
-    assert app._registry.find("work") is first
+    assert app.tasks.get("work") is first
 
 
 def test_a_schedule_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
@@ -89,7 +90,7 @@ def test_a_schedule_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
     cell = "@app.schedule(Every(minutes={minutes}))\ndef work() -> None: ..."
     for minutes in (5, 7):
         run(cell.format(minutes=minutes), notebook)
-    assert app._registry.schedules["work"].spec.trigger == Every(minutes=7)
+    assert registry_of(app).schedules["work"].spec.trigger == Every(minutes=7)
 
 
 def test_in_a_file_a_task_that_is_declared_twice_is_an_error(

@@ -31,6 +31,7 @@ from headgate import (
 from headgate.jobs.event import LimitSkipped
 from headgate.limits.limit import Limit
 from headgate.limits.redis.gated_task import GatedTask
+from tests.internals import store_of
 
 T = TypeVar("T")
 
@@ -372,7 +373,7 @@ async def test_no_job_of_a_checked_declaration_runs_without_its_limit(app: Headg
     work = declare(app, StructOrder, StrictRate("15/m", key="{o.tenant}"))
     async with app.open():
         await work.enqueue_many([(StructOrder("acme"),)] * 20)
-        (bucket,) = {job.draws for job in await app._storage.jobs(_all())}
+        (bucket,) = {job.draws for job in await store_of(app).jobs(_all())}
         assert [draw.key for draw in bucket] == ["acme"]
     assert skipped == []
 

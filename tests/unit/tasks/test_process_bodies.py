@@ -12,6 +12,7 @@ import pytest
 
 from headgate import DeclarationError, Headgate
 from headgate.tasks.process_body import find_function
+from tests.internals import registry_of
 from tests.until import patient
 
 
@@ -71,6 +72,6 @@ def test_the_slots_of_a_queue_follow_what_its_tasks_take() -> None:
     for name in ("computing", "mixed", "declared"):
         app.task(name=name, queue=name, process=True)(at_the_top)
     app.task(name="c", queue="mixed")(waits)
-    slots = {name: app._registry.concurrency(name, None) for name in app._registry.queues if name != "default"}
+    slots = {name: registry_of(app).concurrency(name, None) for name in registry_of(app).queues if name != "default"}
     expected = {"waiting": 100, "blocking": max(4, 2 * cores), "computing": cores, "mixed": cores, "declared": 7}
     assert slots == expected

@@ -1,0 +1,54 @@
+"""What tests reach of an app that users do not: all private names that they use are named here."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headgate import Headgate
+    from headgate.client import Client
+    from headgate.engine.bus import EventBus
+    from headgate.engine.node import Node
+    from headgate.storage.sqlite.driver import SqliteDriver
+    from headgate.storage.store import Store
+    from headgate.tasks.registry import Registry
+    from headgate.testing.workbench import Workbench
+
+
+def store_of(app: Headgate | Workbench) -> Store:
+    """The store of the jobs."""
+    return app._storage
+
+
+def registry_of(app: Headgate) -> Registry:
+    """What was declared on the app."""
+    return app._registry
+
+
+def client_of(app: Headgate) -> Client:
+    return app._client
+
+
+def bus_of(app: Headgate) -> EventBus:
+    """Where the app's events go."""
+    return app._bus
+
+
+def node_of(app: Headgate) -> Node:
+    """The node that runs in the open app."""
+    node = app._node
+    assert node is not None, "the app runs no jobs"
+    return node
+
+
+def new_node(app: Headgate) -> Node:
+    """Another node of the open app; `run` it."""
+    return app._make_node()
+
+
+def writer_of(driver: SqliteDriver) -> sqlite3.Connection:
+    """The connection that writes."""
+    writer = driver._writer
+    assert writer is not None, "the store is not open"
+    return writer
