@@ -31,12 +31,12 @@ async def echo(text: str) -> None: ...
 
 async def main():
     async with app.open():
-        add = store_of(app).add
+        add = app._storage.add
         async def killed(*arguments, **named):
             if moment == "after":
                 await add(*arguments, **named)
             os.kill(os.getpid(), signal.SIGKILL)
-        store_of(app).add = killed
+        app._storage.add = killed
         await echo.using(id=id).enqueue("x" * 500)
 
 asyncio.run(main())

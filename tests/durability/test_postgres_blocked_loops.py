@@ -63,14 +63,12 @@ class Notes:
 
 
 @pytest_asyncio.fixture
-async def notes(postgres_url: str, postgres_schema: str) -> AsyncIterator[Notes]:
+async def notes(postgres_url: str, absent_schema: str) -> AsyncIterator[Notes]:
     data = await opened(postgres_url)
     await data.run(
-        lambda session: session.script(
-            f"CREATE SCHEMA {postgres_schema}; CREATE TABLE {postgres_schema}.note (words text)"
-        )
+        lambda session: session.script(f"CREATE SCHEMA {absent_schema}; CREATE TABLE {absent_schema}.note (words text)")
     )
-    yield Notes(postgres_url, postgres_schema, data)
+    yield Notes(postgres_url, absent_schema, data)
     await data.close()
 
 

@@ -50,7 +50,7 @@ ONCE = RetryPolicy(retries=1, base=1, jitter=False)
 # ------------------------------------------------------------------------------------------------------- permits
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_jobs_behind_one_mutex_run_one_at_a_time_first_come_first_served() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

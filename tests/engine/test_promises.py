@@ -44,7 +44,7 @@ async def saturate(clock: VirtualClock, limit: Limit, jobs: int, seconds: float)
         StrictRate("15/m", key="{tenant}", margin=0),
         RateLimit("15/m", key="{tenant}"),
         RateLimit("15/m", key="{tenant}", burst=1),
-        pytest.param(RateLimit("7/s", key="{tenant}", burst=3), marks=pytest.mark.slow),
+        pytest.param(RateLimit("7/s", key="{tenant}", burst=3), marks=pytest.mark.nightly),
     ],
     ids=lambda limit: f"{limit.rule.kind} {limit.rule.describe()}",
 )

@@ -830,7 +830,7 @@ def test_a_lost_write_of_the_advance_cannot_stop_the_series() -> None:
     run_virtual(main)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_nodes_enqueue_each_occurrence_once() -> None:
     async def main(clock: VirtualClock) -> None:
         store, occurrences = MemoryStorage(clock), list[int]()

@@ -738,7 +738,7 @@ def test_final_jobs_are_kept_for_the_retention_of_their_state() -> None:
     run_virtual(main)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hundred_thousand_final_jobs_are_pruned_in_portions() -> None:
     async def main(clock: VirtualClock) -> None:
         sizes: list[int] = []

@@ -16,7 +16,7 @@ CHUNK = 5
 
 # The first few for the gate, the rest where there is time: there they are new in each run.
 _CHUNKS = [
-    *(pytest.param(first, marks=pytest.mark.slow) for first in range(0, min(SEEDS, CHUNK), CHUNK)),
+    *(pytest.param(first, marks=pytest.mark.nightly) for first in range(0, min(SEEDS, CHUNK), CHUNK)),
     *(pytest.param(first, marks=pytest.mark.nightly) for first in seeds(CHUNK, max(0, SEEDS - CHUNK))[::CHUNK]),
 ]
 
@@ -35,7 +35,7 @@ def test_keys_that_move_between_databases_lose_nothing_and_stay_within_their_lim
             raise
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_seed_runs_the_same_simulation() -> None:
     one, other = simulate(7), simulate(7)
     assert one.history.starts == other.history.starts
@@ -43,7 +43,7 @@ def test_the_same_seed_runs_the_same_simulation() -> None:
     assert max(shard.executor_of("a").epoch for shard in one.all) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_move_costs_a_saturated_key_a_few_round_trips_of_its_budget_whatever_its_backlog() -> None:
     limit = RateLimit("10/s", burst=1, key="{key}", name="rate:a")
     at_rest = starts_of_a_saturated_key([limit], moves=0, length=0.2)
@@ -52,7 +52,7 @@ def test_a_move_costs_a_saturated_key_a_few_round_trips_of_its_budget_whatever_i
     assert at_rest - moving <= 6 * 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_key_with_permits_waits_for_its_running_jobs_before_it_moves() -> None:
     limits = [RateLimit("10/s", burst=1, key="{key}", name="rate:a"), permits("a")]
     at_rest = starts_of_a_saturated_key(limits, moves=0, length=0.15)

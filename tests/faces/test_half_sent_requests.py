@@ -109,7 +109,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_serves_metrics_during_and_after_1100_half_sent_requests(tmp_path: Path) -> None:
     port = free_port()
     with serving(tmp_path, "worker", "project:app", "--metrics-port", str(port)) as worker:
@@ -131,7 +131,7 @@ def test_a_worker_serves_metrics_during_and_after_1100_half_sent_requests(tmp_pa
     assert (tmp_path / "log.txt").stat().st_size < 20_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dashboard_responds_during_and_after_1100_half_sent_requests(tmp_path: Path) -> None:
     with serving(tmp_path, "dashboard", "project:app", "--port", "0") as process:
         link = wait_for(tmp_path, r"http://\S+token=\S+")

@@ -71,7 +71,7 @@ async def rare() -> None:
         LimitStoreFailed(at=0, limit="mails", error="no", jobs_run=True),
         StorageFailed(at=0, doing="claiming", error="no"),
     ):
-        bus_of(app).publish(event)
+        app._bus.publish(event)
 '''
 
 ENQUEUE = """

@@ -763,7 +763,7 @@ async def drop_schema(url: str, schema: str) -> None:
     await connection.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_postgres_agrees_with_the_model(postgres_url: str) -> None:
     class PostgresMachine(StorageMachine):
         open_store = staticmethod(partial(postgres, postgres_url))

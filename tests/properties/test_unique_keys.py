@@ -332,7 +332,7 @@ TestSqliteStorage = pytest.mark.slow(SqliteMachine.TestCase)
 TestSqliteStorage.settings = limits(40)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_postgres_agrees_with_the_model(postgres_url: str) -> None:
     class PostgresMachine(KeyMachine):
         open_store = staticmethod(partial(postgres, postgres_url))

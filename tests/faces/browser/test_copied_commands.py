@@ -43,6 +43,7 @@ async def run(shop: Shop, command: str) -> tuple[int, str]:
     return shell.returncode, printed.decode()
 
 
+@pytest.mark.nightly
 async def test_each_command_that_a_page_copies_works_as_it_is(browser: Browser, shop: Shop) -> None:
     found: set[str] = set()
     # Of a queue that there is not, the command says that as an error.

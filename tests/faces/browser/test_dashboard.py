@@ -869,6 +869,7 @@ async def test_a_page_shows_when_the_server_is_lost_and_back(browser: Browser, s
 
 
 @of_one_store
+@pytest.mark.nightly
 async def test_live_updates_are_offline_while_the_server_hangs(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         await visit.go("queues")

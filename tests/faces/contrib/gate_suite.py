@@ -6,6 +6,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import pytest
+
 from headgate.limits.redis.message_lines import BucketLine, MessageLines
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost
 from tests.until import until_now
@@ -44,6 +46,7 @@ class Side(ABC):
 class GateSuite:
     """Subclass it in a module that has fixtures `server`, `side` and `worker`."""
 
+    @pytest.mark.nightly
     def test_twenty_thousand_throttled_calls_delay_no_other_and_survive_a_kill(
         self, side: Side, worker: Worker, log: Log, key: str
     ) -> None:

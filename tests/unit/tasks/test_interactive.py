@@ -65,7 +65,7 @@ def test_a_cell_that_is_run_again_replaces_its_task_and_what_only_that_limits(no
     assert set(registry_of(app).limits) == {"everywhere", "work:concurrency"}
     assert set(registry_of(app).rules) >= {"everywhere", "work:concurrency"}
     assert "work:rate" not in registry_of(app).rules
-    assert app.tasks.get("old") is notebook["work"]
+    assert registry_of(app).find("old") is notebook["work"]
 
 
 def test_a_handler_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def test_a_failing_cell_keeps_the_previous_task(notebook: dict[str, Any]) -> Non
     with pytest.raises(DeclarationError, match="already leads to task 'other'"):
         run("@app.task(name='work', aliases=['other'])\ndef again() -> None: ...", notebook)
     assert app.tasks["work"] is first
-    assert app.tasks.get("work") is first
+    assert registry_of(app).find("work") is first
 
 
 def test_a_schedule_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:

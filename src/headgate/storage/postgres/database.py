@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import asyncpg
 
 from headgate.arguments import parse_duration
-from headgate.clock import SECOND, Clock, sleep
+from headgate.clock import SECOND, Clock, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.storage.postgres.client_silence import ClientSilence, SilentInTransaction
 from headgate.storage.postgres.dialect import AnyStatement, Insertion, fit, statements_of
@@ -273,6 +273,8 @@ class Database:
         self.lent: LentPool | None = None if pool is None else LentPool(pool, self.name)
         self.bounds = Bounds()
         self._clock = clock
+        # The server measures the silence of its clients in real time, also where a test sets the clock.
+        self._servers_clock = SystemClock()
         self._size = size
         self._random = Random()
         self.statements = statements_of(schema)
@@ -437,7 +439,7 @@ class Database:
             is_pooled=is_pooled,
             bounds=self.bounds,
             timeout=timeout,
-            clock=self._clock,
+            clock=self._servers_clock,
             store=self.name,
         )
 
