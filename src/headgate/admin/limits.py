@@ -190,7 +190,10 @@ class LimitsAdmin:
     async def audit_newest(
         self, limit: str, *, key: str | None = None, since: datetime | None = None, most: int = 50_000
     ) -> LimitAudit:
-        """As `audit`, for the newest starts only, at most `most`, so that it takes a bounded time."""
+        """As `audit`, for the newest starts only, at most `most`, so that it takes a bounded time.
+
+        Raises SearchTooLong and TooManySearches.
+        """
         return await self._audit(limit, key, since, most)
 
     async def _audit(self, limit: str, key: str | None, since: datetime | None, most: int | None) -> LimitAudit:
@@ -208,7 +211,9 @@ class LimitsAdmin:
         count = AUDITED_AT_ONCE if most is None else min(AUDITED_AT_ONCE, most + 1)
         until, skip = NEVER, 0
         while True:
-            page = await self._storage.starts(limit, key, first, until=until, skip=skip, count=count)
+            page = await self._storage.starts(
+                limit, key, first, until=until, skip=skip, count=count, is_bounded=most is not None
+            )
             wanted = page if most is None else page[: most - audit.starts]
             audit.take(wanted)
             is_cut = len(wanted) < len(page)

@@ -32,6 +32,7 @@ from headgate.http.http_error import HttpError, http_error_of
 from headgate.http.openapi import openapi
 from headgate.http.overview_poller import OverviewPoller
 from headgate.http.redaction import ALWAYS, Redaction
+from headgate.http.reports import Reports
 from headgate.http.routes import ENDPOINTS
 from headgate.http.sessions import delete_cookie, set_cookie
 from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, executor_of, parse_form, to_address
@@ -122,6 +123,7 @@ class Dashboard(Starlette):
         self._opening: asyncio.Task[None] | None = None
         self._opened: contextlib.AsyncExitStack | None = None
         self._counts = SlowCounts(clock)
+        self._reports = Reports(clock)
         self._watch = OverviewPoller(self._overview, clock, app._client.portal.reach)
         self.stream = Stream(self._watch, clock)
         self._shell = StaticFiles()
@@ -147,6 +149,7 @@ class Dashboard(Starlette):
             await asyncio.wait([self._opening])
         await self._watch.close()
         await self._app._client.portal.reach(self._counts.close())
+        await self._app._client.portal.reach(self._reports.close())
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.aclose()
@@ -290,8 +293,9 @@ class Dashboard(Starlette):
                 return await answer(request, await self._caller(visitor))
             finally:
                 if endpoint.changes:
-                    # The next overview has to show the change.
+                    # The next overview and the next report have to show the change.
                     self._watch.changed()
+                    self._reports.changed()
 
         return serve
 
@@ -306,6 +310,7 @@ class Dashboard(Starlette):
             redaction=self._redaction,
             watch=self._watch,
             counts=self._counts,
+            reports=self._reports,
             reach=self._app._client.portal.reach,
             token=self._guard.token(user),
             title=self._title,
