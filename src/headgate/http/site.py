@@ -175,9 +175,11 @@ class Dashboard(Starlette):
             show = (await self._caller(visitor)).shown
             session, sessions = visitor.session, self._guard.sessions
             if session is None or sessions is None:
-                return await self.stream.response(request, show)
+                return await self.stream.response(request, show, user=visitor.user.name)
             is_current = partial(sessions.is_current, session)
-            return await self.stream.response(request, show, session=session.id, is_current=is_current)
+            return await self.stream.response(
+                request, show, user=visitor.user.name, session=session.id, is_current=is_current
+            )
 
         description = openapi(ENDPOINTS)
 
