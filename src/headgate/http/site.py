@@ -186,7 +186,16 @@ class Dashboard(Starlette):
         async def described(request: Request, visitor: RequestIdentity) -> Response:
             return Response(description, media_type="application/json", headers={"Cache-Control": "no-cache"})
 
-        routes = [
+        async def refused(request: Request, visitor: RequestIdentity) -> Response:
+            return _refused(request, HTTPException(405, headers={"Allow": "POST"}))
+
+        # First, because a route that reads a name would take the action for a part of it.
+        readable = {each.path for each in ENDPOINTS if each.method == "GET"}
+        actions = [each for each in ENDPOINTS if each.method == "POST" and each.path not in readable]
+        routes: list[Route] = [
+            _ActionRoute(f"/api{_path(each)}", self._guarded("GET", refused), methods=["GET"]) for each in actions
+        ]
+        routes += [
             self._route(f"/api{_path(each)}", each.method, self._answering(each), each.needs) for each in ENDPOINTS
         ]
         streams = self._route("/api/stream", "GET", stream)
@@ -351,6 +360,20 @@ async def _lifespan(site: Any) -> AsyncIterator[None]:
         await site.close()
 
 
+class _ActionRoute(Route):
+    """A route that ends in a word of its own. It does not match a name with this end, whose slash is written %2F."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        word = self.path.rpartition("/")[2]
+        return super().matches(scope) if _last_part(scope) == word else (Match.NONE, {})
+
+
+def _last_part(scope: Scope) -> str:
+    """Return what follows the last slash of the path that is not escaped."""
+    raw: bytes = scope.get("raw_path") or str(scope["path"]).encode()
+    return unquote(raw.partition(b"?")[0].rpartition(b"/")[2].decode("latin-1"))
+
+
 def _path(endpoint: Endpoint) -> str:
     """Return the path for the router. Names may contain a slash, even escaped; ids do not."""
     return re.sub(r"{(limit|name|task)}", r"{\1:path}", endpoint.path)
@@ -362,9 +385,7 @@ def _require_own_address(request: Request) -> None:
     Otherwise a DELETE that was meant for an action, `…/limits/x/pause`, would remove a limit named `x/pause`.
     """
     (name,) = request.path_params.values()
-    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
-    raw = raw.partition(b"?")[0]
-    if unquote(raw.rpartition(b"/")[2].decode("latin-1")) != name:
+    if _last_part(request.scope) != name:
         raise HttpError(
             404, "not_found", "there is nothing to delete at this address; a slash in a name is written %2F"
         )
