@@ -77,6 +77,8 @@ class AccessControl:
     async def visitor(self, request: Request) -> RequestIdentity:
         """Return the user of a request. Raises HttpError if there is none."""
         cookies = [] if self.sessions is None else shown_cookies(request)
+        if cookies and self.sessions is not None:
+            await self.sessions.refresh()
         for cookie in cookies:
             assert self.sessions is not None
             if (session := self.sessions.find(cookie)) is not None:
@@ -89,14 +91,20 @@ class AccessControl:
             raise self._unknown("your session has ended; sign in again")
         raise self._unknown("sign in first")
 
-    async def sign_in(self, request: Request, fields: SignInFields) -> str:
-        """Return the cookie of a new session. Raises HttpError for a wrong credential."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may accept the same sessions."""
+        return self._secret is not None
+
+    async def sign_in(self, request: Request, fields: SignInFields) -> tuple[User, str]:
+        """Return the user and the cookie of a new session. Raises HttpError for a wrong credential."""
         if self._signs_in is None or self.sessions is None:
             raise self._unknown("this dashboard has no sign-in page; sign in to the app that it is part of")
         shown = f"{fields.name}:{fields.secret}"
         user = await self._with_delay(request, partial(self._signs_in.sign_in, fields), fields.name, shown)
         assert user is not None
-        return self.sessions.begin(user)
+        await self.sessions.refresh()
+        return user, self.sessions.begin(user)
 
     async def _with_delay(
         self, request: Request, check: Callable[[], Awaitable[User | None]], name: str, shown: str | None
@@ -106,7 +114,7 @@ class AccessControl:
         `name` is as it was shown: it may differ from the name of the result, which counts. An auth without a sign-in
         may use the same header for a check of its own that waits for others, so only those with one are bounded.
         """
-        address = self._address(request)
+        address = self.address(request)
         is_bounded = self._signs_in is not None and shown is not None
         try:
             with self._failures.checking(address, name, shown or "") if is_bounded else nullcontext():
@@ -126,7 +134,7 @@ class AccessControl:
         self._failures.forget(address, user.name)
         return user
 
-    def _address(self, request: Request) -> str:
+    def address(self, request: Request) -> str:
         """Return the client's address, as far as trusted proxies pass it on."""
         peer = None if request.client is None else request.client.host
         # Some proxies add a header of their own after one that the client has sent and that can have any content.

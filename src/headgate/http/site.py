@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,7 +23,7 @@ from headgate.app import Headgate
 from headgate.clock import Clock, SystemClock
 from headgate.errors import HeadgateError, NotOpen
 from headgate.http.access_control import AccessControl, RequestIdentity
-from headgate.http.auth import Auth, Role, SignInFields
+from headgate.http.auth import Auth, Role, SignInFields, User
 from headgate.http.caller import Caller
 from headgate.http.compression import compressed
 from headgate.http.endpoint import Endpoint, EndpointRunner, read_body
@@ -38,6 +37,7 @@ from headgate.http.sessions import delete_cookie, set_cookie
 from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, executor_of, parse_form, to_address
 from headgate.http.static_files import PAGES, StaticFiles
 from headgate.http.stream import Stream
+from headgate.jobs.audit import AuditEntry, SignInAction
 
 SECURITY = {
     "Content-Security-Policy": (
@@ -124,6 +124,8 @@ class Dashboard(Starlette):
         self._opened: contextlib.AsyncExitStack | None = None
         self._counts = SlowCounts(clock)
         self._reports = Reports(clock)
+        if guard.sessions is not None and guard.is_shared:
+            guard.sessions.share(self._sign_outs)
         self._watch = OverviewPoller(self._overview, clock, app._client.portal.reach)
         self.stream = Stream(self._watch, clock)
         self._shell = StaticFiles()
@@ -147,6 +149,8 @@ class Dashboard(Starlette):
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait([self._opening])
+        if self._guard.sessions is not None:
+            await self._guard.sessions.close()
         await self._watch.close()
         await self._app._client.portal.reach(self._counts.close())
         await self._app._client.portal.reach(self._reports.close())
@@ -176,7 +180,11 @@ class Dashboard(Starlette):
             session, sessions = visitor.session, self._guard.sessions
             if session is None or sessions is None:
                 return await self.stream.response(request, show, user=visitor.user.name)
-            is_current = partial(sessions.is_current, session)
+
+            def is_current() -> bool:
+                sessions.begin_refresh()
+                return sessions.is_current(session)
+
             return await self.stream.response(
                 request, show, user=visitor.user.name, session=session.id, is_current=is_current
             )
@@ -206,6 +214,7 @@ class Dashboard(Starlette):
         routes.append(self._route("/static/{path:path}", "GET", file))
         routes.append(Route("/login", self._answered(self._sign_in), methods=["GET", "POST"]))
         routes.append(Route("/logout", self._answered(self._sign_out), methods=["POST"]))
+        routes.append(Route("/logout/everywhere", self._answered(self._sign_out_everywhere), methods=["POST"]))
         return routes + [self._route(path, "GET", page) for path in PAGES]
 
     def _route(self, path: str, method: str, serve: Serve, needs: Role = "viewer") -> Route:
@@ -256,13 +265,14 @@ class Dashboard(Starlette):
                 return _redirect(request, "")
             fields, place = SignInFields("", token), ""
         try:
-            cookie = await self._guard.sign_in(request, fields)
+            user, cookie = await self._guard.sign_in(request, fields)
         except HttpError as refusal:
             if refusal.status != 401 or not _accepts_page(request):
                 raise
             return self._sign_in_page.response(request, refusal, fields, place)
         response = _redirect(request, place)
         set_cookie(response, request, cookie, is_secure=self._guard.is_https(request))
+        await self._record(user, "sign in", f"from {self._guard.address(request)}")
         return response
 
     async def _is_signed_in(self, request: Request) -> bool:
@@ -279,9 +289,38 @@ class Dashboard(Starlette):
             raise HttpError(409, "no_session", "there is no session to end: each request carries its credential")
         self._guard.sessions.end(visitor.session)
         self.stream.end_session(visitor.session.id)
+        await self._record(visitor.user, "sign out", visitor.session.id)
         response = Response(status_code=204, headers={"Cache-Control": "no-store"})
         delete_cookie(response, request)
         return response
+
+    async def _sign_out_everywhere(self, request: Request) -> Response:
+        """End the sessions of the user in all browsers, and in all processes with the same secret."""
+        visitor = await self._guard.visitor(request)
+        self._guard.require_intent(request, visitor)
+        if self._guard.sessions is None:
+            raise HttpError(409, "no_session", "there is no session to end: each request carries its credential")
+        self._guard.sessions.end_all(visitor.user.name)
+        self.stream.end_user(visitor.user.name)
+        # Unless it is stored, the other processes accept the sessions: then the user has to know.
+        await self._act(lambda admin: admin.record_sign_in("sign out everywhere", "all sessions"), visitor.user)
+        response = Response(status_code=204, headers={"Cache-Control": "no-store"})
+        delete_cookie(response, request)
+        return response
+
+    async def _record(self, user: User, action: SignInAction, detail: str) -> None:
+        """Store a sign-in or a sign-out; if the store does not answer, it takes effect without."""
+        try:
+            await self._act(lambda admin: admin.record_sign_in(action, detail), user)
+        except HeadgateError as error:
+            _log.warning("the %s of %r could not be stored: %s", action, user.name, error)
+
+    async def _act(self, act: Callable[[Admin], Coroutine[Any, Any, None]], user: User) -> None:
+        admin = (await self._admin()).by(user.name)
+        await self._app._client.portal.reach(act(admin))
+
+    async def _sign_outs(self, since: int) -> Sequence[AuditEntry]:
+        return await self._app._client.portal.reach((await self._admin()).sign_outs(since))
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -98,6 +98,12 @@ class Stream:
         """Allow streams again, as at the start."""
         self._is_ended = False
 
+    def end_user(self, user: str) -> None:
+        """End the streams that began in any session of this user."""
+        for ending, listener in self._endings.items():
+            if listener.user == user and listener.session is not None:
+                ending.set()
+
     async def response(
         self,
         request: Request,

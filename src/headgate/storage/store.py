@@ -329,6 +329,10 @@ class Store:
         """Return a page of audit entries, newest first."""
         return await self.driver.read(lambda tx: audit.audit_log(tx, filter), "scan")
 
+    async def sign_outs(self, since: int) -> Sequence[AuditEntry]:
+        """Return the sign-outs of users since then (wall time), oldest first."""
+        return await self.driver.read(lambda tx: audit.sign_outs(tx, since), "lookup")
+
     async def job(self, job_id: str) -> JobRecord | None:
         """Return a job as it is now; None if there is no such job."""
         return await self.driver.read(lambda tx: listing.job(tx, job_id), "lookup")
