@@ -343,12 +343,9 @@ class LimitsAdmin:
     async def remove(self, limit: str) -> bool:
         """Delete a limit: its settings and what its keys have used; False if nothing was stored.
 
-        Raises LimitInUse while jobs need it, UnknownLimit for one that is neither stored nor declared by this app.
+        Raises LimitInUse while jobs need it.
         """
-        was_there = await self._storage.forget(limit, audit_record=self._audit_record("remove", limit))
-        if not was_there:
-            self.declared(limit)
-        return was_there
+        return await self._storage.forget(limit, audit_record=self._audit_record("remove", limit))
 
     # ----------------------------------------------------------------------------------------------- helpers
 

@@ -320,7 +320,11 @@ async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Ackno
 
 async def remove_limit(caller: Caller, limit: str) -> Acknowledgement:
     """Delete a limit: its settings and what its keys have used. Refused while jobs need it."""
-    return Acknowledgement(await caller.admin.limits.remove(limit))
+    was_there = await caller.admin.limits.remove(limit)
+    if not was_there:
+        # A limit that is neither stored nor declared may be a misspelt one.
+        caller.admin.limits.declared(limit)
+    return Acknowledgement(was_there)
 
 
 async def _settings(caller: Caller, limit: str | None) -> Sequence[SettingView]:
