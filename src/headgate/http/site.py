@@ -33,7 +33,7 @@ from headgate.http.overview_poller import OverviewPoller
 from headgate.http.redaction import ALWAYS, Redaction
 from headgate.http.reports import Reports
 from headgate.http.routes import ENDPOINTS
-from headgate.http.sessions import delete_cookie, set_cookie
+from headgate.http.sessions import PATIENCE, delete_cookie, set_cookie
 from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, executor_of, parse_form, to_address
 from headgate.http.static_files import PAGES, StaticFiles
 from headgate.http.stream import Stream
@@ -124,6 +124,7 @@ class Dashboard(Starlette):
         self._opened: contextlib.AsyncExitStack | None = None
         self._counts = SlowCounts(clock)
         self._reports = Reports(clock)
+        self._recordings: set[asyncio.Future[None]] = set()
         if guard.sessions is not None and guard.is_shared:
             guard.sessions.share(self._sign_outs)
         self._watch = OverviewPoller(self._overview, clock, app._client.portal.reach)
@@ -151,6 +152,10 @@ class Dashboard(Starlette):
             await asyncio.wait([self._opening])
         if self._guard.sessions is not None:
             await self._guard.sessions.close()
+        if recordings := list(self._recordings):
+            for recording in recordings:
+                recording.cancel()
+            await asyncio.wait(recordings)
         await self._watch.close()
         await self._app._client.portal.reach(self._counts.close())
         await self._app._client.portal.reach(self._reports.close())
@@ -309,11 +314,20 @@ class Dashboard(Starlette):
         return response
 
     async def _record(self, user: User, action: SignInAction, detail: str) -> None:
-        """Store a sign-in or a sign-out; if the store does not answer, it takes effect without."""
-        try:
-            await self._act(lambda admin: admin.record_sign_in(action, detail), user)
-        except HeadgateError as error:
-            _log.warning("the %s of %r could not be stored: %s", action, user.name, error)
+        """Store a sign-in or a sign-out; if the store does not answer within a second, it takes effect before that."""
+
+        async def record() -> None:
+            try:
+                await self._act(lambda admin: admin.record_sign_in(action, detail), user)
+            except HeadgateError as error:
+                _log.warning("the %s of %r could not be stored: %s", action, user.name, error)
+
+        recording = asyncio.ensure_future(record())
+        self._recordings.add(recording)
+        recording.add_done_callback(self._recordings.discard)
+        done, _ = await asyncio.wait([recording], timeout=PATIENCE)
+        for each in done:
+            each.result()
 
     async def _act(self, act: Callable[[Admin], Coroutine[Any, Any, None]], user: User) -> None:
         admin = (await self._admin()).by(user.name)
