@@ -228,11 +228,11 @@ class ResultUnavailable(HeadgateError):
 
 
 class SearchTooLong(HeadgateError):
-    """A search in payloads was ended before it had read all jobs that its other words leave."""
+    """A search in payloads or a report was ended before it had read all jobs that its filters select."""
 
 
 class TooManySearches(HeadgateError):
-    """Other searches in payloads run and have not ended in time; nothing was read."""
+    """Other searches in payloads and reports run and have not ended in time; nothing was read."""
 
 
 class JobFailed(HeadgateError):

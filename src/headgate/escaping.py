@@ -6,6 +6,9 @@ separators, characters that change the direction of text (bidi), and invisible o
 
 from __future__ import annotations
 
+import json
+import re
+
 INDENT = "    "
 
 
@@ -26,6 +29,17 @@ def printable(text: str) -> str:
 def indented(text: str) -> str:
     """Return `printable(text)` with every line but the first indented, so that none looks like a new entry."""
     return printable(text).replace("\n", f"\n{INDENT}")
+
+
+def as_fields(**fields: str | int) -> str:
+    r"""Return fields as `name=value`, for programs that read log lines; a text that needs it is quoted as in JSON."""
+    return " ".join(
+        f"{name}={value if isinstance(value, int) or _BARE.fullmatch(value) else json.dumps(one_line(value))}"
+        for name, value in fields.items()
+    )
+
+
+_BARE = re.compile(r"[\w.:@/+*-]+", re.ASCII)
 
 
 def _escaped(char: str) -> str:

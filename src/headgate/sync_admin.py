@@ -159,6 +159,8 @@ class SyncAdmin(SyncVerbs[Admin]):
     find: Final = Blocking(Admin.find)
     logs: Final = Blocking(Admin.logs)
     audit_log: Final = Blocking(Admin.audit_log)
+    record_sign_in: Final = Blocking(Admin.record_sign_in)
+    sign_outs: Final = Blocking(Admin.sign_outs)
     explain: Final = Blocking(Admin.explain)
     enqueue: Final = Blocking(Admin.enqueue)
     run_again: Final = Blocking(Admin.run_again)

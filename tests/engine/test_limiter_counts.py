@@ -117,8 +117,8 @@ def test_refusals_are_logged_and_counted(caplog: pytest.LogCaptureFixture) -> No
         run_virtual(main)
     lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert lines == [
-        "limit openai refused plain code 1 start, the latest for key 'acme'",
-        "limit openai refused plain code 3 starts, the latest for key 'acme'",
+        "limit openai refused plain code 1 start, the latest for key 'acme' [refused limit=openai key=acme count=1]",
+        "limit openai refused plain code 3 starts, the latest for key 'acme' [refused limit=openai key=acme count=3]",
     ]
 
 

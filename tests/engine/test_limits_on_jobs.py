@@ -870,8 +870,10 @@ def test_a_limit_in_use_is_not_removed_and_an_unknown_one_is_named() -> None:
             with pytest.raises(LimitInUse, match="held permits: 1"):
                 await app.admin.limits.remove("lock")
             await job.result()
-            await app.admin.limits.remove("lock")
+            assert await app.admin.limits.remove("lock")
             assert await app.admin.limits.list() == []
+            assert not await app.admin.limits.remove("lock")
+            assert not await app.admin.limits.remove("other")
             with pytest.raises(UnknownLimit, match=r"declares no limit 'other'\. It declares: lock"):
                 await app.admin.limits.pause("other")
             with pytest.raises(DeclarationError, match="cannot become"):

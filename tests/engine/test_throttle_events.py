@@ -51,7 +51,9 @@ def test_one_throttled_key_is_named_with_its_next_slot(caplog: pytest.LogCapture
         run_virtual(main)
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("limit calls")]
     assert line.startswith("limit calls: 2 jobs waiting behind key 'acme', next slot 2026-01-01T00:00:01")
-    assert line.endswith("(1 ×)")
+    # Programs read the fields.
+    assert " [throttled limit=calls key=acme keys=1 waiting=2 count=1 opens_at=2026-01-01T00:00:01" in line
+    assert line.endswith("]")
 
 
 def test_what_was_met_since_the_last_event_is_published_when_the_node_stops() -> None:

@@ -66,6 +66,7 @@ def test_an_unused_key_is_reported_and_an_unknown_limit_is_refused(target: str) 
     assert nobody.exit_code == 1
     assert "has used nothing" in nobody.output
     assert "declares no limit 'nothing'" in call("show", target, "nothing").output
+    assert "declares no limit 'nothing'" in call("remove", target, "nothing", "--yes").output
 
 
 def test_a_list_has_a_gauge_for_each_key_and_finds_keys_by_how_they_begin(target: str) -> None:

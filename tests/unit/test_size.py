@@ -21,7 +21,7 @@ BUDGETS = {
     "cli": 7_900,
     "contrib": 3_100,
     "engine": 10_300,
-    "http": 18_000,
+    "http": 18_450,
     "jobs": 3_600,
     "limits": 9_400,
     "observe": 2_400,

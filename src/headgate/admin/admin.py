@@ -45,7 +45,7 @@ from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_in
 from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.engine.large_payloads import LargePayloads
 from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobHeld, JobNotFound
-from headgate.jobs.audit import AuditEntry, AuditFilter, AuditLevel, AuditRecord, SubjectKind
+from headgate.jobs.audit import AuditEntry, AuditFilter, AuditLevel, AuditRecord, SignInAction, SubjectKind
 from headgate.jobs.identity import require_process_name
 from headgate.jobs.job import AttemptRecord, Draw, JobRecord, JobState
 from headgate.jobs.report import LogLine
@@ -443,7 +443,7 @@ class Admin:
         before: int | None = None,
         count: int = 50,
     ) -> Sequence[AuditEntry]:
-        """Return a page of the actions on jobs, limits, queues, schedules and nodes, newest first.
+        """Return a page of the actions on jobs, limits, queues, schedules and nodes, and of the sign-ins, newest first.
 
         `before` is the last number of the page before it; instants are wall microseconds. Entries of a job are deleted
         with it, others after the `audit` of the retention (90 days).
@@ -452,6 +452,14 @@ class Admin:
         return await self._storage.audit_log(
             AuditFilter(kind=kind, subject=subject, actor=actor, before=before, count=count)
         )
+
+    async def record_sign_in(self, action: SignInAction, detail: str) -> None:
+        """Store that the actor has signed in to the dashboard or out of it; `detail` is the session that has ended."""
+        await self._storage.add_audit_record(AuditRecord(self.actor, action, "user", self.actor, detail))
+
+    async def sign_outs(self, since: int) -> Sequence[AuditEntry]:
+        """Return the sign-outs since then (wall microseconds), oldest first; they are kept for 12 hours at least."""
+        return await self._storage.sign_outs(since)
 
     async def explain(self, job_id: str) -> Explanation:
         """Return why a job has not started, or how it ended, from the current state. Raises JobNotFound."""

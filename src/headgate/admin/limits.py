@@ -190,7 +190,10 @@ class LimitsAdmin:
     async def audit_newest(
         self, limit: str, *, key: str | None = None, since: datetime | None = None, most: int = 50_000
     ) -> LimitAudit:
-        """As `audit`, for the newest starts only, at most `most`, so that it takes a bounded time."""
+        """As `audit`, for the newest starts only, at most `most`, so that it takes a bounded time.
+
+        Raises SearchTooLong and TooManySearches.
+        """
         return await self._audit(limit, key, since, most)
 
     async def _audit(self, limit: str, key: str | None, since: datetime | None, most: int | None) -> LimitAudit:
@@ -208,7 +211,9 @@ class LimitsAdmin:
         count = AUDITED_AT_ONCE if most is None else min(AUDITED_AT_ONCE, most + 1)
         until, skip = NEVER, 0
         while True:
-            page = await self._storage.starts(limit, key, first, until=until, skip=skip, count=count)
+            page = await self._storage.starts(
+                limit, key, first, until=until, skip=skip, count=count, is_bounded=most is not None
+            )
             wanted = page if most is None else page[: most - audit.starts]
             audit.take(wanted)
             is_cut = len(wanted) < len(page)
@@ -338,12 +343,9 @@ class LimitsAdmin:
     async def remove(self, limit: str) -> bool:
         """Delete a limit: its settings and what its keys have used; False if nothing was stored.
 
-        Raises LimitInUse while jobs need it, UnknownLimit for one that is neither stored nor declared by this app.
+        Raises LimitInUse while jobs need it.
         """
-        was_there = await self._storage.forget(limit, audit_record=self._audit_record("remove", limit))
-        if not was_there:
-            self.declared(limit)
-        return was_there
+        return await self._storage.forget(limit, audit_record=self._audit_record("remove", limit))
 
     # ----------------------------------------------------------------------------------------------- helpers
 

@@ -15,13 +15,15 @@ from headgate.jobs.audit import SubjectKind
 @click.command()
 @takes_app
 @click.option("--kind", type=click.Choice(get_args(SubjectKind)), help="Only changes to this kind of thing.")
-@click.option("--subject", metavar="NAME", help="Only changes to this job, limit, queue, schedule or node.")
+@click.option(
+    "--subject", metavar="NAME", help="Only changes to this job, limit, queue, schedule or node; a user's sign-ins."
+)
 @click.option("--actor", metavar="WHO", help="Only changes by this person or process.")
 @click.option("--count", type=click.IntRange(1, 500), default=50, show_default=True, help="The most entries to list.")
 @click.option("--before", type=int, metavar="NUMBER", help="Only entries before this one, the last of a page.")
 @json_option
 def audit(target: str, as_json: bool, **wanted: Any) -> None:
-    """Show changes by people to jobs, limits, queues, schedules and nodes, newest first."""
+    """Show changes by people to jobs, limits, queues, schedules and nodes, and their sign-ins, newest first."""
     found = ask(target, lambda admin: admin.audit_log(**wanted))
     if as_json:
         print_json(

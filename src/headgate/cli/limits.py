@@ -244,7 +244,15 @@ def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
     require_answer(as_json=as_json, yes=yes)
     if not yes:
         confirm(f"Remove limit {limit!r}, its settings and the budget state of its keys?")
-    was_there = ask(target, lambda admin: admin.limits.remove(limit))
+
+    async def forget(admin: Admin) -> bool:
+        was_there = await admin.limits.remove(limit)
+        if not was_there:
+            # A limit that is neither stored nor declared may be a misspelt one.
+            admin.limits.declared(limit)
+        return was_there
+
+    was_there = ask(target, forget)
     say_change(was_there, f"{limit} is removed", f"there was nothing stored for {limit}", as_json=as_json, limit=limit)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import os
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import cast
 
@@ -73,45 +77,64 @@ class AccessControl:
     async def visitor(self, request: Request) -> RequestIdentity:
         """Return the user of a request. Raises HttpError if there is none."""
         cookies = [] if self.sessions is None else shown_cookies(request)
+        if cookies and self.sessions is not None:
+            await self.sessions.refresh()
         for cookie in cookies:
             assert self.sessions is not None
             if (session := self.sessions.find(cookie)) is not None:
                 return RequestIdentity(session.user, session)
-        shows_credential = "authorization" in request.headers
-        user = await self._with_delay(request, self._auth.user(request), is_right_delayed=shows_credential)
+        shown = request.headers.get("authorization")
+        user = await self._with_delay(request, partial(self._auth.user, request), _basic_name(shown), shown)
         if user is not None:
             return RequestIdentity(user)
         if cookies:
             raise self._unknown("your session has ended; sign in again")
         raise self._unknown("sign in first")
 
-    async def sign_in(self, request: Request, fields: SignInFields) -> str:
-        """Return the cookie of a new session. Raises HttpError for a wrong credential."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may accept the same sessions."""
+        return self._secret is not None
+
+    async def sign_in(self, request: Request, fields: SignInFields) -> tuple[User, str]:
+        """Return the user and the cookie of a new session. Raises HttpError for a wrong credential."""
         if self._signs_in is None or self.sessions is None:
             raise self._unknown("this dashboard has no sign-in page; sign in to the app that it is part of")
-        user = await self._with_delay(request, self._signs_in.sign_in(fields), is_right_delayed=True)
+        shown = f"{fields.name}:{fields.secret}"
+        user = await self._with_delay(request, partial(self._signs_in.sign_in, fields), fields.name, shown)
         assert user is not None
-        return self.sessions.begin(user)
+        await self.sessions.refresh()
+        return user, self.sessions.begin(user)
 
     async def _with_delay(
-        self, request: Request, check: Awaitable[User | None], *, is_right_delayed: bool
+        self, request: Request, check: Callable[[], Awaitable[User | None]], name: str, shown: str | None
     ) -> User | None:
-        """Return the result of a check, right or wrong, after a delay if there were failures before."""
-        address = self._address(request)
+        """Return the result of a check. If a credential was shown, a right one takes its turn like a wrong one.
+
+        `name` is as it was shown: it may differ from the name of the result, which counts. An auth without a sign-in
+        may use the same header for a check of its own that waits for others, so only those with one are bounded.
+        """
+        address = self.address(request)
+        is_bounded = self._signs_in is not None and shown is not None
         try:
-            user = await check
+            with self._failures.checking(address, name, shown or "") if is_bounded else nullcontext():
+                user = await check()
         except WrongCredential as refused:
-            self._failures.add(address, refused.name, refused.credential)
-            await sleep(self._clock, self._failures.delay(address, refused.name))
+            if self._failures.add(address, refused.name, refused.credential):
+                wait = self._failures.turn(address, refused.name, refused.credential)
+            else:
+                # It was counted, and took its turn, when it came first.
+                wait = self._failures.delay(address, refused.name)
+            await sleep(self._clock, wait)
             raise self._unknown("this user name, password or token is wrong") from None
-        if user is None or not is_right_delayed:
+        if user is None or shown is None:
             return user
-        if (delay := self._failures.delay(address, user.name)) > 0:
-            await sleep(self._clock, delay)
+        if (wait := self._failures.turn(address, user.name, shown)) > 0:
+            await sleep(self._clock, wait)
         self._failures.forget(address, user.name)
         return user
 
-    def _address(self, request: Request) -> str:
+    def address(self, request: Request) -> str:
         """Return the client's address, as far as trusted proxies pass it on."""
         peer = None if request.client is None else request.client.host
         # Some proxies add a header of their own after one that the client has sent and that can have any content.
@@ -194,6 +217,17 @@ def _proxy(address: str) -> str:
         raise DeclarationError(
             f"trusted_proxies: {address!r} is not an IP address; list each proxy by its IP address"
         ) from None
+
+
+def _basic_name(shown: str | None) -> str:
+    """Return the name in an Authorization header; "" if it has none."""
+    kind, _, value = (shown or "").partition(" ")
+    if kind.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(value.strip(), validate=True).decode().partition(":")[0]
+    except (binascii.Error, ValueError):
+        return ""
 
 
 def _roles_with(role: Role) -> str:

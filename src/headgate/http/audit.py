@@ -36,7 +36,7 @@ class AuditEntryView(msgspec.Struct, frozen=True):
 
 
 async def audit_log(caller: Caller, query: AuditLogQuery) -> Page[AuditEntryView]:
-    """Return the actions on jobs, limits, queues, schedules and nodes, newest first."""
+    """Return the actions on jobs, limits, queues, schedules and nodes, and the sign-ins, newest first."""
     found = await caller.admin.audit_log(
         kind=query.kind, subject=query.subject, actor=query.actor, before=query.before, count=query.count
     )

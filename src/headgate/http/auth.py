@@ -11,7 +11,7 @@ import inspect
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -149,11 +149,13 @@ class BasicAuth:
         self._hashes: dict[str, PasswordHash] = {}
         if any(each.text.startswith(PREFIX) for each in self._credentials.values()):
             self._hashes = {name: _hash_of(each.text) for name, each in self._credentials.items()}
-        self._checking: ThreadPoolExecutor | None = None
+        self._threads: ThreadPoolExecutor | None = None
         # Programs send their password with each request, and a hash is slow to check. So a digest of a password that
         # was right is kept in memory, under a key that never leaves this process.
         self._key = os.urandom(32)
         self._checked: dict[str, bytes] = {}
+        # Requests that come with the same password while it is checked share the check.
+        self._checking: dict[tuple[str, bytes], Future[bool]] = {}
 
     def secret(self, user: User) -> bytes | None:
         return _secret_of(user, self._credentials.values())
@@ -192,9 +194,14 @@ class BasicAuth:
         digest = hmac.digest(self._key, password.encode("utf-8", "surrogatepass"), "sha256")
         if hmac.compare_digest(digest, self._checked.get(name, b"")):
             return True
-        kept = self._hashes.get(name) or next(iter(self._hashes.values()))
-        self._checking = self._checking or ThreadPoolExecutor(CHECKS_AT_ONCE, "headgate-passwords")
-        is_right = await asyncio.get_running_loop().run_in_executor(self._checking, kept.matches, password)
+        checking = self._checking.get((name, digest))
+        if checking is None:
+            kept = self._hashes.get(name) or next(iter(self._hashes.values()))
+            self._threads = self._threads or ThreadPoolExecutor(CHECKS_AT_ONCE, "headgate-passwords")
+            checking = self._checking[name, digest] = self._threads.submit(kept.matches, password)
+            checking.add_done_callback(lambda _: self._checking.pop((name, digest), None))
+        # A request that is cancelled must not cancel the check for the others.
+        is_right = await asyncio.shield(asyncio.wrap_future(checking))
         if is_right and name in self._hashes:
             self._checked[name] = digest
         return is_right and name in self._hashes

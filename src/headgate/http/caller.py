@@ -11,15 +11,16 @@ from headgate.errors import PayloadError
 from headgate.http.auth import User
 from headgate.http.overview_poller import AppCaller, OverviewPoller
 from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
+from headgate.http.reports import Reports
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The user of a request, and the Admin that acts in their name.
 
-    `counts` are shared by all requests. `reach` runs a coroutine where the app is open. `token` has to be sent with
-    changes. With `read_only` nothing can be changed. `can_sign_out` is true for users with a session. `target` is how
-    the command line names the app.
+    `counts` and `reports` are shared by all requests. `reach` runs a coroutine where the app is open. `token` has to be
+    sent with changes. With `read_only` nothing can be changed. `can_sign_out` is true for users with a session.
+    `target` is how the command line names the app.
     """
 
     user: User
@@ -28,6 +29,7 @@ class Caller:
     redaction: Redaction
     watch: OverviewPoller
     counts: SlowCounts
+    reports: Reports
     reach: AppCaller
     token: str
     title: str

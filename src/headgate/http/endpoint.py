@@ -187,9 +187,14 @@ def parse_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     for name, value in given.items():
         require_text(name, value)
     try:
-        return msgspec.convert(given, kind, strict=False)
+        query = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise _bad_request(_worded(error, "parameter")) from None
+    for name, value in given.items():
+        # msgspec takes the text "null" for None, but the schema has no null: a parameter that has no value is left out.
+        if getattr(query, name) is None:
+            raise _bad_request(f"{value} is no value of this parameter; leave it out ({name})")
+    return query
 
 
 def parse_body(content: bytes, kind: type[JsonBody]) -> JsonBody:

@@ -87,7 +87,9 @@ async def failures(caller: Caller, query: FailuresQuery) -> FailurePage:
 
     The newest 10,000 are read.
     """
-    found = await caller.admin.failures(span=query.span, task=query.task, queue=query.queue)
+    found = await caller.reports.read(
+        ("failures", query), lambda: caller.admin.failures(span=query.span, task=query.task, queue=query.queue)
+    )
     return FailurePage(
         items=[_shown(group, caller, has_traceback=False) for group in found.groups],
         total=found.total,
@@ -101,7 +103,9 @@ async def failures(caller: Caller, query: FailuresQuery) -> FailurePage:
 
 async def failure(caller: Caller, id: str, query: FailureQuery) -> FailureDetailsView:
     """Return the failures with the task and the root cause of this job; `/jobs/bulk` retries them by their ids."""
-    found = await caller.admin.failures_like(id, span=query.span, most=query.jobs)
+    found = await caller.reports.read(
+        ("failure", id, query), lambda: caller.admin.failures_like(id, span=query.span, most=query.jobs)
+    )
     if found is None:
         raise HttpError(
             404, "not_failed", f"job {id} has not failed, or has been retried; /api/jobs/{id} has its state"

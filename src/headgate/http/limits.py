@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitMap, LimitTotals
+from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
 from headgate.http.http_error import HttpError
@@ -248,13 +249,18 @@ async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedP
     It reads the newest 10,000 starts of that time. If there are more, request one key, or use `headgate limits audit`,
     which reads all.
     """
-    since = caller.admin.now() - timedelta(seconds=query.span)
-    found = await caller.admin.limits.audit_newest(limit, key=query.key, since=since, most=MOST_AUDITED)
+
+    async def audit() -> tuple[LimitAudit, datetime]:
+        since = caller.admin.now() - timedelta(seconds=query.span)
+        found = await caller.admin.limits.audit_newest(limit, key=query.key, since=since, most=MOST_AUDITED)
+        return found, found.since or since
+
+    found, since = await caller.reports.read(("audit", limit, query), audit)
     return AuditedPage(
         items=[msgspec.convert(each, AuditedView, from_attributes=True) for each in found.verdicts[:MOST]],
         keys=len(found.verdicts),
         starts=found.starts,
-        since=found.since or since,
+        since=since,
         is_cut=found.is_cut,
     )
 
@@ -314,7 +320,11 @@ async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Ackno
 
 async def remove_limit(caller: Caller, limit: str) -> Acknowledgement:
     """Delete a limit: its settings and what its keys have used. Refused while jobs need it."""
-    return Acknowledgement(await caller.admin.limits.remove(limit))
+    was_there = await caller.admin.limits.remove(limit)
+    if not was_there:
+        # A limit that is neither stored nor declared may be a misspelt one.
+        caller.admin.limits.declared(limit)
+    return Acknowledgement(was_there)
 
 
 async def _settings(caller: Caller, limit: str | None) -> Sequence[SettingView]:

@@ -115,7 +115,7 @@ def executor_of(request: Request) -> str:
     """Return the address of a visit, relative to where the dashboard is mounted."""
     path = str(request.scope["path"]).removeprefix(str(request.scope.get("root_path", ""))).lstrip("/")
     query = request.scope.get("query_string", b"").decode("latin-1")
-    return "" if path in ("login", "logout") else path + (f"?{query}" if query else "")
+    return "" if path in ("login", "logout", "logout/everywhere") else path + (f"?{query}" if query else "")
 
 
 def to_address(request: Request, place: str) -> str:

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,7 +23,7 @@ from headgate.app import Headgate
 from headgate.clock import Clock, SystemClock
 from headgate.errors import HeadgateError, NotOpen
 from headgate.http.access_control import AccessControl, RequestIdentity
-from headgate.http.auth import Auth, Role, SignInFields
+from headgate.http.auth import Auth, Role, SignInFields, User
 from headgate.http.caller import Caller
 from headgate.http.compression import compressed
 from headgate.http.endpoint import Endpoint, EndpointRunner, read_body
@@ -32,11 +31,13 @@ from headgate.http.http_error import HttpError, http_error_of
 from headgate.http.openapi import openapi
 from headgate.http.overview_poller import OverviewPoller
 from headgate.http.redaction import ALWAYS, Redaction
+from headgate.http.reports import Reports
 from headgate.http.routes import ENDPOINTS
-from headgate.http.sessions import delete_cookie, set_cookie
+from headgate.http.sessions import PATIENCE, delete_cookie, set_cookie
 from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, executor_of, parse_form, to_address
 from headgate.http.static_files import PAGES, StaticFiles
 from headgate.http.stream import Stream
+from headgate.jobs.audit import AuditEntry, SignInAction
 
 SECURITY = {
     "Content-Security-Policy": (
@@ -122,6 +123,10 @@ class Dashboard(Starlette):
         self._opening: asyncio.Task[None] | None = None
         self._opened: contextlib.AsyncExitStack | None = None
         self._counts = SlowCounts(clock)
+        self._reports = Reports(clock)
+        self._recordings: set[asyncio.Future[None]] = set()
+        if guard.sessions is not None and guard.is_shared:
+            guard.sessions.share(self._sign_outs)
         self._watch = OverviewPoller(self._overview, clock, app._client.portal.reach)
         self.stream = Stream(self._watch, clock)
         self._shell = StaticFiles()
@@ -145,8 +150,15 @@ class Dashboard(Starlette):
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait([self._opening])
+        if self._guard.sessions is not None:
+            await self._guard.sessions.close()
+        if recordings := list(self._recordings):
+            for recording in recordings:
+                recording.cancel()
+            await asyncio.wait(recordings)
         await self._watch.close()
         await self._app._client.portal.reach(self._counts.close())
+        await self._app._client.portal.reach(self._reports.close())
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.aclose()
@@ -172,16 +184,31 @@ class Dashboard(Starlette):
             show = (await self._caller(visitor)).shown
             session, sessions = visitor.session, self._guard.sessions
             if session is None or sessions is None:
-                return await self.stream.response(request, show)
-            is_current = partial(sessions.is_current, session)
-            return await self.stream.response(request, show, session=session.id, is_current=is_current)
+                return await self.stream.response(request, show, user=visitor.user.name)
+
+            def is_current() -> bool:
+                sessions.begin_refresh()
+                return sessions.is_current(session)
+
+            return await self.stream.response(
+                request, show, user=visitor.user.name, session=session.id, is_current=is_current
+            )
 
         description = openapi(ENDPOINTS)
 
         async def described(request: Request, visitor: RequestIdentity) -> Response:
             return Response(description, media_type="application/json", headers={"Cache-Control": "no-cache"})
 
-        routes = [
+        async def refused(request: Request, visitor: RequestIdentity) -> Response:
+            return _refused(request, HTTPException(405, headers={"Allow": "POST"}))
+
+        # First, because a route that reads a name would take the action for a part of it.
+        readable = {each.path for each in ENDPOINTS if each.method == "GET"}
+        actions = [each for each in ENDPOINTS if each.method == "POST" and each.path not in readable]
+        routes: list[Route] = [
+            _ActionRoute(f"/api{_path(each)}", self._guarded("GET", refused), methods=["GET"]) for each in actions
+        ]
+        routes += [
             self._route(f"/api{_path(each)}", each.method, self._answering(each), each.needs) for each in ENDPOINTS
         ]
         streams = self._route("/api/stream", "GET", stream)
@@ -192,6 +219,7 @@ class Dashboard(Starlette):
         routes.append(self._route("/static/{path:path}", "GET", file))
         routes.append(Route("/login", self._answered(self._sign_in), methods=["GET", "POST"]))
         routes.append(Route("/logout", self._answered(self._sign_out), methods=["POST"]))
+        routes.append(Route("/logout/everywhere", self._answered(self._sign_out_everywhere), methods=["POST"]))
         return routes + [self._route(path, "GET", page) for path in PAGES]
 
     def _route(self, path: str, method: str, serve: Serve, needs: Role = "viewer") -> Route:
@@ -242,13 +270,14 @@ class Dashboard(Starlette):
                 return _redirect(request, "")
             fields, place = SignInFields("", token), ""
         try:
-            cookie = await self._guard.sign_in(request, fields)
+            user, cookie = await self._guard.sign_in(request, fields)
         except HttpError as refusal:
             if refusal.status != 401 or not _accepts_page(request):
                 raise
             return self._sign_in_page.response(request, refusal, fields, place)
         response = _redirect(request, place)
         set_cookie(response, request, cookie, is_secure=self._guard.is_https(request))
+        await self._record(user, "sign in", f"from {self._guard.address(request)}")
         return response
 
     async def _is_signed_in(self, request: Request) -> bool:
@@ -265,9 +294,47 @@ class Dashboard(Starlette):
             raise HttpError(409, "no_session", "there is no session to end: each request carries its credential")
         self._guard.sessions.end(visitor.session)
         self.stream.end_session(visitor.session.id)
+        await self._record(visitor.user, "sign out", visitor.session.id)
         response = Response(status_code=204, headers={"Cache-Control": "no-store"})
         delete_cookie(response, request)
         return response
+
+    async def _sign_out_everywhere(self, request: Request) -> Response:
+        """End the sessions of the user in all browsers, and in all processes with the same secret."""
+        visitor = await self._guard.visitor(request)
+        self._guard.require_intent(request, visitor)
+        if self._guard.sessions is None:
+            raise HttpError(409, "no_session", "there is no session to end: each request carries its credential")
+        self._guard.sessions.end_all(visitor.user.name)
+        self.stream.end_user(visitor.user.name)
+        # Unless it is stored, the other processes accept the sessions: then the user has to know.
+        await self._act(lambda admin: admin.record_sign_in("sign out everywhere", "all sessions"), visitor.user)
+        response = Response(status_code=204, headers={"Cache-Control": "no-store"})
+        delete_cookie(response, request)
+        return response
+
+    async def _record(self, user: User, action: SignInAction, detail: str) -> None:
+        """Store a sign-in or a sign-out; if the store does not answer within a second, it takes effect before that."""
+
+        async def record() -> None:
+            try:
+                await self._act(lambda admin: admin.record_sign_in(action, detail), user)
+            except HeadgateError as error:
+                _log.warning("the %s of %r could not be stored: %s", action, user.name, error)
+
+        recording = asyncio.ensure_future(record())
+        self._recordings.add(recording)
+        recording.add_done_callback(self._recordings.discard)
+        done, _ = await asyncio.wait([recording], timeout=PATIENCE)
+        for each in done:
+            each.result()
+
+    async def _act(self, act: Callable[[Admin], Coroutine[Any, Any, None]], user: User) -> None:
+        admin = (await self._admin()).by(user.name)
+        await self._app._client.portal.reach(act(admin))
+
+    async def _sign_outs(self, since: int) -> Sequence[AuditEntry]:
+        return await self._app._client.portal.reach((await self._admin()).sign_outs(since))
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -290,8 +357,9 @@ class Dashboard(Starlette):
                 return await answer(request, await self._caller(visitor))
             finally:
                 if endpoint.changes:
-                    # The next overview has to show the change.
+                    # The next overview and the next report have to show the change.
                     self._watch.changed()
+                    self._reports.changed()
 
         return serve
 
@@ -306,6 +374,7 @@ class Dashboard(Starlette):
             redaction=self._redaction,
             watch=self._watch,
             counts=self._counts,
+            reports=self._reports,
             reach=self._app._client.portal.reach,
             token=self._guard.token(user),
             title=self._title,
@@ -344,6 +413,20 @@ async def _lifespan(site: Any) -> AsyncIterator[None]:
         await site.close()
 
 
+class _ActionRoute(Route):
+    """A route that ends in a word of its own. It does not match a name with this end, whose slash is written %2F."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        word = self.path.rpartition("/")[2]
+        return super().matches(scope) if _last_part(scope) == word else (Match.NONE, {})
+
+
+def _last_part(scope: Scope) -> str:
+    """Return what follows the last slash of the path that is not escaped."""
+    raw: bytes = scope.get("raw_path") or str(scope["path"]).encode()
+    return unquote(raw.partition(b"?")[0].rpartition(b"/")[2].decode("latin-1"))
+
+
 def _path(endpoint: Endpoint) -> str:
     """Return the path for the router. Names may contain a slash, even escaped; ids do not."""
     return re.sub(r"{(limit|name|task)}", r"{\1:path}", endpoint.path)
@@ -355,9 +438,7 @@ def _require_own_address(request: Request) -> None:
     Otherwise a DELETE that was meant for an action, `…/limits/x/pause`, would remove a limit named `x/pause`.
     """
     (name,) = request.path_params.values()
-    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
-    raw = raw.partition(b"?")[0]
-    if unquote(raw.rpartition(b"/")[2].decode("latin-1")) != name:
+    if _last_part(request.scope) != name:
         raise HttpError(
             404, "not_found", "there is nothing to delete at this address; a slash in a name is written %2F"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
@@ -18,6 +19,9 @@ from headgate.http.overview_poller import OverviewPoller, OverviewReading
 
 MOST_CLIENTS = 500
 """Streams of one process; a browser without a stream polls every few seconds instead."""
+
+MOST_OF_USER = 100
+"""Streams of one user, so that no user can take all of them."""
 
 EACH = 1.0
 """Seconds between two readings."""
@@ -38,6 +42,14 @@ _COME_BACK = b"retry: 100\n\n"
 _COME_LATER = b"retry: %d\n\n" % (RETRY_AFTER * 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """Who listens to a stream, and the session in which it began."""
+
+    user: str
+    session: str | None
+
+
 class Stream:
     """Streams the overview to all browsers of a process from one reader.
 
@@ -53,15 +65,17 @@ class Stream:
         clock: Clock,
         *,
         most_clients: int = MOST_CLIENTS,
+        most_of_user: int = MOST_OF_USER,
         is_leaving: Callable[[], bool] = is_leaving,
     ) -> None:
         self._watch = watch
         self._clock = clock
         self._most_clients = most_clients
+        self._most_of_user = most_of_user
         self._is_leaving = is_leaving
         self._is_ended = False
         # One for each stream, on the loop of that stream: an event works on one loop only, and a site may have several.
-        self._endings: dict[asyncio.Event, str | None] = {}
+        self._endings: dict[asyncio.Event, _Listener] = {}
 
     @property
     def clients(self) -> int:
@@ -76,57 +90,69 @@ class Stream:
 
     def end_session(self, session: str) -> None:
         """End the streams that began in this session."""
-        for ending, began_in in self._endings.items():
-            if began_in == session:
+        for ending, listener in self._endings.items():
+            if listener.session == session:
                 ending.set()
 
     def begin(self) -> None:
         """Allow streams again, as at the start."""
         self._is_ended = False
 
+    def end_user(self, user: str) -> None:
+        """End the streams that began in any session of this user."""
+        for ending, listener in self._endings.items():
+            if listener.user == user and listener.session is not None:
+                ending.set()
+
     async def response(
         self,
         request: Request,
         show: Callable[[Overview], Overview],
         *,
+        user: str = "",
         session: str | None = None,
         is_current: Callable[[], bool] = lambda: True,
     ) -> StreamingResponse:
         """Return the stream for one browser, with each overview redacted by `show`, while its session `is_current`.
 
-        `session` is the id that `end_session` takes. Raises HttpError if there are too many, or the server is stopping.
+        `session` is the id that `end_session` takes. Raises HttpError if there are too many, of all or of this user, or
+        the server is stopping.
         """
         if self._is_ended or self._is_leaving():
             raise HttpError(
                 503, "ending", "this server is stopping; try again in a moment", headers=try_later(RETRY_AFTER)
             )
-        if self.clients >= self._most_clients:
-            message = f"{self.clients} browsers already have a stream; poll /api/overview instead"
-            raise HttpError(503, "too_many_streams", message, headers=try_later(RETRY_AFTER))
+        if self._is_full(user):
+            message = f"{self.clients} browsers already have a stream, or {self._most_of_user} of {user}; poll "
+            raise HttpError(503, "too_many_streams", f"{message}/api/overview instead", headers=try_later(RETRY_AFTER))
         try:
             first = await self._watch.look()
         except HeadgateError as error:
             raise http_error_of(error) from error
         return StreamingResponse(
-            self._events(first, show, request.headers.get("last-event-id"), session, is_current),
+            self._events(first, show, request.headers.get("last-event-id"), _Listener(user, session), is_current),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
+
+    def _is_full(self, user: str) -> bool:
+        of_user = sum(listener.user == user for listener in self._endings.values())
+        return self.clients >= self._most_clients or of_user >= self._most_of_user
 
     async def _events(
         self,
         seen: OverviewReading,
         show: Callable[[Overview], Overview],
         known: str | None,
-        session: str | None,
+        listener: _Listener,
         is_current: Callable[[], bool],
     ) -> AsyncIterator[bytes]:
-        if self.clients >= self._most_clients:
+        if self._is_full(listener.user):
             # Streams that are requested during the first reading are all admitted before any of them is counted.
             yield _COME_LATER
             return
         ending = asyncio.Event()
-        self._endings[ending] = session
+        self._endings[ending] = listener
         try:
             began_at = said_at = self._clock.monotonic()
             yield _HELLO

@@ -49,7 +49,12 @@ def audit_level(word: AuditWord | AuditLevel, where: str) -> AuditLevel:
     return levels[word]
 
 
-SubjectKind = Literal["job", "limit", "queue", "schedule", "node"]
+SubjectKind = Literal["job", "limit", "queue", "schedule", "node", "user"]
+
+SignInAction = Literal["sign in", "sign out", "sign out everywhere"]
+
+SIGN_OUTS_KEPT = 12 * 3600
+"""Seconds for which a sign-out is kept, whatever the retention: as long as the session that it ended would last."""
 
 
 class AuditRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headgate.clock import to_datetime
-from headgate.escaping import INDENT, indented, one_line
+from headgate.escaping import INDENT, as_fields, indented, one_line
 from headgate.jobs.event import (
     AlertFailed,
     AlertSent,
@@ -198,14 +198,23 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
                 else to_datetime(event.opens_at).isoformat(timespec="milliseconds")
             )
             keys = f"key {event.key!r}" if event.keys == 1 else f"{event.keys} keys, most behind {event.key!r}"
+            fields = as_fields(
+                limit=event.limit, key=event.key, keys=event.keys, waiting=event.waiting, count=event.count
+            )
+            # Without a time, the slot is a permit's.
+            opens = "" if event.opens_at is None else f" opens_at={when}"
             return (
                 logging.INFO,
                 f"limit {event.limit}: {counted(event.waiting, 'job')} waiting behind {keys}, next slot {when} "
-                f"({event.count} ×)",
+                f"[throttled {fields}{opens}]",
             )
         case LimiterRefused():
             refused = f"refused plain code {counted(event.count, 'start')}"
-            return logging.INFO, f"limit {event.limit} {refused}, the latest for key {event.key!r}"
+            fields = as_fields(limit=event.limit, key=event.key, count=event.count)
+            return (
+                logging.INFO,
+                f"limit {event.limit} {refused}, the latest for key {event.key!r} [refused {fields}]",
+            )
         case LimiterBypassed():
             passed = f"{counted(event.count, 'request')} passed without it, as its store does not answer"
             return logging.WARNING, f"limit {event.limit}: {passed}; the latest for key {event.key!r}"

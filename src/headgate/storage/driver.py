@@ -98,7 +98,8 @@ ReadKind = Literal["engine", "lookup", "list", "scan", "count", "search"]
 
 "engine": a few rows by index, for an engine that cannot continue without them. "lookup": the same for a caller that
 reads one job. "list": many rows by index. "scan": may read whole tables. "count": counts all lanes or jobs; no other
-read waits for it. "search": reads payloads; few searches run at once, and each for a bounded time.
+read waits for it. "search": reads payloads, or what a report needs; few run at once,
+and each for a bounded time.
 """
 
 

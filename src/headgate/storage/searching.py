@@ -1,4 +1,4 @@
-"""Searches in payloads: each reads all jobs that the other filters select, so few run at once, for a bounded time."""
+"""Searches in payloads and reports: each reads many rows, so few run at once, for a bounded time."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class Searches:
 
 
 def too_many() -> TooManySearches:
-    return TooManySearches(f"other payload searches have not ended within {TURN_TIMEOUT:g} s; try again later")
+    return TooManySearches(f"other searches and reports have not ended within {TURN_TIMEOUT:g} s; try again later")
 
 
-def too_long() -> SearchTooLong:
+def too_long(what: str = "search", advice: str = "narrow it by state, task, queue, key or time") -> SearchTooLong:
     return SearchTooLong(
-        f"the payload search was stopped after {SEARCH_TIMEOUT:g} s, before it had read all jobs that the other "
-        "filters select; what it had found is not shown; narrow it by state, task, queue, key or time"
+        f"the {what} was stopped after {SEARCH_TIMEOUT:g} s, before it had read all jobs that its filters select; what "
+        f"it had found is not shown; {advice}"
     )

@@ -329,6 +329,10 @@ class Store:
         """Return a page of audit entries, newest first."""
         return await self.driver.read(lambda tx: audit.audit_log(tx, filter), "scan")
 
+    async def sign_outs(self, since: int) -> Sequence[AuditEntry]:
+        """Return the sign-outs of users since then (wall time), oldest first."""
+        return await self.driver.read(lambda tx: audit.sign_outs(tx, since), "lookup")
+
     async def job(self, job_id: str) -> JobRecord | None:
         """Return a job as it is now; None if there is no such job."""
         return await self.driver.read(lambda tx: listing.job(tx, job_id), "lookup")
@@ -377,15 +381,15 @@ class Store:
 
     async def newest_failed(self, since: int, count: int) -> Sequence[str]:
         """Return the ids of the jobs that failed since then, the last ones first; it reads an index of failed jobs."""
-        return await self.driver.read(lambda tx: failures.newest_failed(tx, since, count), "list")
+        return await self.driver.read(lambda tx: failures.newest_failed(tx, since, count), "search")
 
     async def newest_attempts(self, count: int) -> Sequence[EndedAttempt]:
         """Return the attempts that did not succeed, the last ones first, of jobs whose audit level keeps them."""
-        return await self.driver.read(lambda tx: failures.newest_attempts(tx, count), "list")
+        return await self.driver.read(lambda tx: failures.newest_attempts(tx, count), "search")
 
     async def job_errors(self, job_ids: Sequence[str]) -> Sequence[StoredError]:
         """Return those of these jobs that are stored, with their last errors."""
-        return await self.driver.read(lambda tx: failures.job_errors(tx, job_ids), "list")
+        return await self.driver.read(lambda tx: failures.job_errors(tx, job_ids), "search")
 
     async def jobs_by_id(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         """Return those of these jobs that are stored."""
@@ -557,14 +561,24 @@ class Store:
         return await self.driver.read(lambda tx: listing.prediction_input(tx, queue, draws, variant), "lookup")
 
     async def starts(
-        self, limit: str, key: str | None, since: int, *, until: int = NEVER, skip: int = 0, count: int = 10_000
+        self,
+        limit: str,
+        key: str | None,
+        since: int,
+        *,
+        until: int = NEVER,
+        skip: int = 0,
+        count: int = 10_000,
+        is_bounded: bool = False,
     ) -> Sequence[RecordedStart]:
         """Return the newest `count` starts that were charged to a limit, newest first, without those of deleted jobs.
 
         They are from `since` to `until`, both limit time and both included, without the first `skip`. To read the next
-        page, pass the instant of the last start as `until`, and skip the starts of that instant.
+        page, pass the instant of the last start as `until`, and skip the starts of that instant. If it `is_bounded`, it
+        reads beside the lists, like a search, and raises SearchTooLong and TooManySearches.
         """
-        return await self.driver.read(lambda tx: listing.starts(tx, limit, key, since, until, skip, count), "scan")
+        kind: ReadKind = "search" if is_bounded else "scan"
+        return await self.driver.read(lambda tx: listing.starts(tx, limit, key, since, until, skip, count), kind)
 
     async def note_gates(self, gates: Mapping[str, str], *, lives: int = GATE_LIVES) -> Mapping[str, bool]:
         """Store that this release has these gates, by subject; every node repeats that several times in `lives`.

@@ -10,6 +10,7 @@ from headgate.errors import IllegalTransition
 from headgate.jobs.audit import (
     LONGEST_ACTOR,
     LONGEST_DETAIL,
+    SIGN_OUTS_KEPT,
     AuditEntry,
     AuditFilter,
     AuditLevel,
@@ -370,6 +371,26 @@ class AuditingConformance(Conformance):
         assert await store_user.storage.prune_audit(clock.now() - SECOND) == 1
         assert await store_user.storage.prune_audit(clock.now() - SECOND) == 0
         assert [entry.action for entry in await entries(store_user)] == ["did 2", "cancel"]
+
+    async def test_sign_outs_are_found_by_age_and_kept_as_long_as_sessions_last_whatever_the_retention(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        await storage.add_audit_record(audit_record("paused", "default", "queue"))
+        began_at = clock.now()
+        await storage.add_audit_record(audit_record("sign in", "ada", "user"))
+        clock.advance(1)
+        await storage.add_audit_record(audit_record("sign out", "ada", "user", "a session"))
+        clock.advance(1)
+        await storage.add_audit_record(audit_record("sign out everywhere", "ada", "user"))
+        found = [(each.action, each.subject, each.detail) for each in await storage.sign_outs(began_at)]
+        assert found == [("sign out", "ada", "a session"), ("sign out everywhere", "ada", None)]
+        assert [each.action for each in await storage.sign_outs(clock.now() - SECOND // 2)] == ["sign out everywhere"]
+        assert await storage.prune_audit(clock.now() + SECOND) == 1
+        assert len(await storage.sign_outs(began_at)) == 2
+        clock.advance(SIGN_OUTS_KEPT + 1)
+        assert await storage.prune_audit(clock.now() + SECOND) == 3
+        assert await storage.sign_outs(began_at) == []
 
     async def test_a_level_below_full_keeps_no_starts_of_attempts_that_are_not_kept(
         self, store_user: StoreUser, clock: ManualClock

@@ -1,4 +1,4 @@
-"""Wrong passwords: they are logged and slow each other down, and never lock a right one out. Time is virtual."""
+"""Wrong passwords: they are logged and slow each other down, and lock no other address out. Time is virtual."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import base64
 import logging
 import re
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -14,9 +15,11 @@ from starlette.requests import Request
 from headgate.clock import SECOND, sleep
 from headgate.http import BasicAuth, CallbackAuth, User, WrongCredential, dashboard
 from headgate.http.auth import Auth
-from headgate.http.failures import LONGEST_DELAY, MOST_REMEMBERED, SignInFailures
+from headgate.http.failures import LONGEST_DELAY, LONGEST_TURN, MOST_CHECKS, MOST_REMEMBERED, SignInFailures
+from headgate.http.passwords import PasswordHash
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.http.stage import client, make_app
+from tests.until import until
 
 ADDRESS = "203.0.113.7"
 RIGHT = "a right password"
@@ -77,31 +80,84 @@ def test_each_wrong_password_of_a_user_from_an_address_takes_longer_up_to_a_boun
     in_virtual_time(test)
 
 
-@pytest.mark.slow
 def test_a_right_password_is_accepted_after_any_number_of_wrong_ones() -> None:
     async def test(it: DashboardClient) -> None:
-        async def flood() -> None:
-            number = 0
-            while True:
-                number += 1
-                guesses = (it.status("ada", f"guess {number} {each}") for each in range(3))
-                guessing.update(asyncio.ensure_future(each) for each in guesses)
-                await sleep(it.clock, 0.3)
-
-        guessing: set[asyncio.Future[tuple[int, float]]] = set()
-        flooding = asyncio.create_task(flood())
-        try:
-            for _ in range(20):
-                await sleep(it.clock, 5)
-                status, seconds = await it.status("ada", RIGHT)
-                assert status == 200
-                assert seconds <= LONGEST_DELAY + 0.01
-        finally:
-            flooding.cancel()
-            await asyncio.wait(guessing)
-        assert {each.result()[0] for each in guessing} == {401}
+        await it.guess(100)
+        status, seconds = await it.status("ada", RIGHT)
+        assert status == 200
+        assert seconds <= LONGEST_DELAY + 0.01
 
     in_virtual_time(test)
+
+
+def test_guesses_at_the_same_time_are_answered_one_after_another() -> None:
+    async def test(it: DashboardClient) -> None:
+        async def guess(number: int) -> int:
+            """Guess without end, and return how many passwords were checked within a minute."""
+            checked = 0
+            while it.clock.monotonic() < ends_at:
+                status, seconds = await it.status("ada", f"guess {number} {checked}")
+                checked += status == 401
+                assert status in (401, 503)
+                assert seconds <= LONGEST_TURN
+                await sleep(it.clock, 2)
+            return checked
+
+        ends_at = it.clock.monotonic() + 60 * SECOND
+        counted = sum(await asyncio.gather(*(guess(number) for number in range(50))))
+        # As many as one after the other: three at once, three more in 3.5 s, and then one every four seconds.
+        assert counted <= 6 + (60 + LONGEST_TURN) / LONGEST_DELAY
+
+    in_virtual_time(test)
+
+
+def test_a_flood_of_guesses_delays_no_other_address_and_the_same_one_until_it_ends() -> None:
+    async def test(it: DashboardClient) -> None:
+        flood = [asyncio.ensure_future(it.status("ada", f"guess {number}")) for number in range(200)]
+        await asyncio.sleep(0)
+        assert await it.status("ada", RIGHT, address="203.0.113.8") == (200, 0)
+        assert await it.status("otto", RIGHT) == (200, 0)
+        async with client(it.site, peer=ADDRESS) as caller:
+            refused = await caller.get("/api/session", headers=basic("ada", RIGHT))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_sign_ins")
+        assert refused.headers["Retry-After"] == "4"
+        statuses = [status for status, _ in await asyncio.gather(*flood)]
+        assert set(statuses) == {401, 503}
+        assert statuses.count(401) < 15
+        assert await it.status("ada", RIGHT) == (200, LONGEST_DELAY)
+
+    in_virtual_time(test)
+
+
+async def test_few_passwords_of_an_address_are_hashed_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    may_end = threading.Event()
+
+    def matches(stored: PasswordHash, password: str) -> bool:
+        hashed.append(password)
+        may_end.wait()
+        return password == RIGHT
+
+    users = BasicAuth(ada=("admin", str(PasswordHash.of(RIGHT))))
+    monkeypatch.setattr(PasswordHash, "matches", matches)
+    app = make_app()
+    site = dashboard(app, auth=users)
+    async with app.open(), client(site, peer=ADDRESS) as attacker, client(site, peer="203.0.113.8") as ada:
+        try:
+            # A name for each, so that the turns of a user do not bound them.
+            flood = [
+                asyncio.ensure_future(attacker.get("/api/session", headers=basic(f"user {number}", "guess")))
+                for number in range(200)
+            ]
+            repeated = [asyncio.ensure_future(ada.get("/api/session", headers=basic("ada", RIGHT))) for _ in range(50)]
+            await until(lambda: sum(each.done() for each in flood) == 200 - MOST_CHECKS)
+        finally:
+            may_end.set()
+        statuses = [answer.status_code for answer in await asyncio.gather(*flood)]
+        assert (statuses.count(401), statuses.count(503)) == (MOST_CHECKS, 200 - MOST_CHECKS)
+        # A program that asks much at once is not refused, and its password is hashed once.
+        assert [answer.status_code for answer in await asyncio.gather(*repeated)] == [200] * 50
+        assert hashed.count(RIGHT) == 1
 
 
 def test_another_user_and_another_address_are_not_delayed() -> None:
@@ -134,10 +190,16 @@ def test_delays_reveal_nothing_about_passwords_guessed_concurrently() -> None:
     async def test(it: DashboardClient) -> None:
         await it.guess(10)
         guesses = [f"another {number}" for number in range(20)]
-        guesses[7] = RIGHT
+        guesses[3] = RIGHT
         answers = await asyncio.gather(*(it.status("ada", guess) for guess in guesses))
-        assert [status for status, _ in answers] == [401] * 7 + [200] + [401] * 12
-        assert {round(seconds, 1) for _, seconds in answers} == {LONGEST_DELAY}
+        assert [status for status, _ in answers] == [401] * 3 + [200] + [401] + [503] * 15
+        assert [round(seconds, 1) for _, seconds in answers[:5]] == [LONGEST_DELAY * turn for turn in range(1, 6)]
+        # What is refused is refused unseen.
+        again = await it.guess(10)
+        assert again[:3] == [0, 0, 0]
+        guesses[3], guesses[7] = "a third", RIGHT
+        answers = await asyncio.gather(*(it.status("ada", guess) for guess in guesses))
+        assert [status for status, _ in answers] == [401] * 5 + [503] * 15
 
     in_virtual_time(test)
 

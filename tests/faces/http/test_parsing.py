@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from headgate.errors import StorageUnavailable
 from headgate.http import dashboard
 from headgate.http.endpoint import read_body
 from headgate.http.http_error import HttpError
+from headgate.http.routes import ENDPOINTS
 from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import EVERYBODY, browser, make_app
 from tests.faces.http.stage import client as client_of
@@ -97,6 +99,30 @@ async def test_a_penalty_ends_at_an_instant_in_range(client: httpx.AsyncClient, 
     answer = await client.post("/api/limits/permits/penalize", json={"until": until})
     assert answer.status_code == 400, answer.text
     assert (await client.get("/api/limits")).status_code == 200
+
+
+@pytest.mark.parametrize("query", ["failures?span=null", "failures?span=NULL", "jobs?state=null", "history?step=null"])
+async def test_null_is_no_value_of_a_parameter(client: httpx.AsyncClient, query: str) -> None:
+    answer = await client.get(f"/api/{query}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request"), answer.text
+
+
+async def test_a_name_may_be_null(client: httpx.AsyncClient) -> None:
+    for query in ("failures?task=null", "limits?key=null"):
+        assert (await client.get(f"/api/{query}")).json()["items"] == []
+
+
+async def test_an_action_is_not_read_with_get(client: httpx.AsyncClient) -> None:
+    readable = {each.path for each in ENDPOINTS if each.method == "GET"}
+    actions = [each for each in ENDPOINTS if each.method == "POST" and each.path not in readable]
+    assert len(actions) > 20
+    for action in actions:
+        path = re.sub(r"{\w+}", "x", action.path)
+        for method in ("GET", "HEAD"):
+            answer = await client.request(method, f"/api{path}")
+            assert (answer.status_code, answer.headers["allow"]) == (405, "POST"), path
+    # A name with such an end can be read.
+    assert (await client.get("/api/queues/x%2Fpause")).status_code == 200
 
 
 async def test_a_query_that_is_not_utf8_is_refused() -> None:

@@ -13,9 +13,12 @@ from starlette.requests import Request
 from starlette.routing import Mount
 
 from headgate import DeclarationError
-from headgate.clock import sleep
+from headgate.clock import SECOND, sleep
+from headgate.errors import StorageUnavailable
 from headgate.http import BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, User, dashboard
 from headgate.http.passwords import PasswordHash
+from headgate.http.sessions import PATIENCE
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.http.stage import client, make_app
 from tests.until import until
@@ -185,7 +188,7 @@ async def test_a_session_changes_nothing_without_its_token_not_with_a_bearer_hea
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "bad_token")
         token = (await caller.get("/api/session")).json()["token"]
         assert (await caller.post("/api/queues/default/pause", headers={"X-Headgate-Token": token})).status_code == 200
-        assert [entry.actor for entry in await app.admin.audit_log()] == ["ada"]
+        assert [entry.actor for entry in await app.admin.audit_log(kind="queue")] == ["ada"]
 
 
 async def test_a_sign_out_ends_the_session_wherever_its_cookie_is_and_the_stream_at_once() -> None:
@@ -289,6 +292,113 @@ async def test_processes_with_one_secret_share_their_sessions_and_a_changed_pass
             async with client(again) as caller:
                 caller.cookies.update(cookies)
                 assert (await caller.get("/api/session")).status_code == status
+
+
+async def test_sign_ins_and_sign_outs_are_in_the_audit_log() -> None:
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=users(), read_only=True), peer="203.0.113.7") as caller:
+        await caller.post("/login", data=FORM | {"secret": "wrong"})
+        await sign_in(caller)
+        token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
+        (entry,) = (await caller.get("/api/audit?kind=user")).json()["items"]
+        assert (entry["actor"], entry["action"], entry["kind"]) == ("ada", "sign in", "user")
+        assert (entry["subject"], entry["detail"]) == ("ada", "from 203.0.113.7")
+        await caller.post("/logout", headers=token)
+        await sign_in(caller, name="vera")
+        token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
+        assert (await caller.post("/logout/everywhere", headers=token)).status_code == 204
+        entries = await app.admin.audit_log(kind="user")
+        assert [(each.actor, each.action) for each in reversed(entries)] == [
+            ("ada", "sign in"),
+            ("ada", "sign out"),
+            ("vera", "sign in"),
+            ("vera", "sign out everywhere"),
+        ]
+
+
+async def test_a_user_who_signs_out_everywhere_ends_their_sessions_and_streams_in_all_browsers() -> None:
+    app = make_app()
+    site = dashboard(app, auth=users())
+    async with app.open(), client(site) as caller, client(site) as phone, client(site) as vera:
+        await sign_in(caller)
+        await sign_in(phone)
+        await sign_in(vera, name="vera")
+        begun, ended = asyncio.Event(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(listen(site, dict(phone.cookies), begun, ended))
+            await begun.wait()
+            # Not without the token, as a page of another site would ask for it.
+            assert (await caller.post("/logout/everywhere")).status_code == 403
+            token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
+            assert (await caller.post("/logout/everywhere", headers=token)).status_code == 204
+            await until(ended.is_set)
+        for browser in (caller, phone):
+            assert (await browser.get("/api/session")).status_code == 401
+        assert (await vera.get("/api/session")).status_code == 200
+        await sign_in(phone)
+        assert (await phone.get("/api/session")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/logout", "/logout/everywhere"])
+def test_a_sign_out_ends_the_session_in_all_processes_with_the_secret(path: str) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = make_app(clock=clock)
+
+        def site() -> Any:
+            return dashboard(app, auth=users(), secret="shared by all processes", clock=clock)
+
+        one, other = site(), site()
+        async with app.open(), client(one) as caller, client(other) as elsewhere:
+            await sign_in(caller)
+            elsewhere.cookies.update(caller.cookies)
+            token = {"X-Headgate-Token": (await elsewhere.get("/api/session")).json()["token"]}
+            copied = dict(caller.cookies)
+            assert (await caller.post(path, headers=token)).status_code == 204
+            # The other process reads the sign-outs every two seconds.
+            await sleep(clock, 2)
+            assert (await elsewhere.get("/api/session")).status_code == 401
+            # And so does a process that starts later, until the session would have ended.
+            await sleep(clock, 11 * 3600)
+            async with client(site()) as late:
+                late.cookies.update(copied)
+                assert (await late.get("/api/session")).status_code == 401
+                await sign_in(late)
+                assert (await late.get("/api/session")).status_code == 200
+
+    run_virtual(main)
+
+
+def test_a_store_that_does_not_answer_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unavailable(*_: Any, **__: Any) -> Any:
+        raise StorageUnavailable("gone")
+
+    async def hangs(*_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def main(clock: VirtualClock) -> None:
+        app = make_app(clock=clock)
+        site = dashboard(app, auth=users(), secret="shared by all processes", clock=clock)
+        async with app.open(), client(site) as caller:
+            monkeypatch.setattr(MemoryStorage, "add_audit_record", unavailable)
+            monkeypatch.setattr(MemoryStorage, "sign_outs", unavailable)
+            await sign_in(caller)
+            assert (await caller.get("/api/session")).status_code == 200
+            monkeypatch.setattr(MemoryStorage, "add_audit_record", hangs)
+            began_at = clock.monotonic()
+            await sign_in(caller)
+            assert (clock.monotonic() - began_at) / SECOND <= PATIENCE
+            monkeypatch.setattr(MemoryStorage, "add_audit_record", unavailable)
+            monkeypatch.setattr(MemoryStorage, "sign_outs", hangs)
+            await sleep(clock, 2)
+            began_at = clock.monotonic()
+            token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
+            assert (clock.monotonic() - began_at) / SECOND <= PATIENCE
+            # The user has to know that the other processes have not learnt of it.
+            answer = await caller.post("/logout/everywhere", headers=token)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+            await site.close()
+
+    run_virtual(main)
 
 
 async def test_a_one_time_link_signs_in_once_and_its_token_leaves_the_address() -> None:

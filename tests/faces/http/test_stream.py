@@ -49,10 +49,11 @@ class Live:
     source: Source
     stream: Stream
 
-    async def listen(self, *, known: str | None = None) -> AsyncGenerator[str, None]:
+    async def listen(self, *, known: str | None = None, user: str = "ada") -> AsyncGenerator[str, None]:
         """What one browser is sent."""
         headers = [] if known is None else [(b"last-event-id", known.encode())]
-        response = await self.stream.response(Request({"type": "http", "headers": headers}), lambda overview: overview)
+        request = Request({"type": "http", "headers": headers})
+        response = await self.stream.response(request, lambda overview: overview, user=user)
         assert response.media_type == "text/event-stream"
         assert response.headers["x-accel-buffering"] == "no"
         assert response.headers["cache-control"] == "no-store"
@@ -136,11 +137,11 @@ async def test_while_nothing_changes_only_a_heartbeat_is_sent_after_15_seconds(i
 
 @live
 async def test_the_store_is_read_once_a_second_for_all_listeners_and_not_without_any(it: Live) -> None:
-    async def browser() -> None:
-        async for _ in it.listen():
+    async def browser(user: str) -> None:
+        async for _ in it.listen(user=user):
             pass
 
-    listening = [asyncio.create_task(browser()) for _ in range(200)]
+    listening = [asyncio.create_task(browser(f"user {number % 2}")) for number in range(200)]
     await asyncio.sleep(10.5)
     assert it.stream.clients == 200
     assert 10 <= it.source.reads <= 12
@@ -217,6 +218,19 @@ async def test_a_browser_above_the_limit_is_refused_with_advice(it: Live) -> Non
     assert (await it.refusal()).code == "too_many_streams"
     await first.aclose()
     assert await anext(it.listen()) == HELLO
+
+
+def test_no_user_takes_all_streams() -> None:
+    async def test(it: Live) -> None:
+        arriving = [it.listen() for _ in range(5)]
+        first = await asyncio.gather(*(anext(each) for each in arriving))
+        # Those that came at once are told to come again.
+        assert first.count(HELLO) == 2
+        assert (await it.refusal()).code == "too_many_streams"
+        assert await anext(it.listen(user="vera")) == HELLO
+        assert it.stream.clients == 3
+
+    live(test, most_clients=4, most_of_user=2)()
 
 
 @for_two

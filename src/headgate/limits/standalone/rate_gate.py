@@ -68,8 +68,13 @@ class RateGate:
         )
 
     def delay(self) -> float:
-        """Return how many seconds a new caller would wait, behind those that wait already; 0 if it may pass."""
+        """Return how many seconds a new caller would wait, behind those that wait already; 0 if it may pass.
+
+        Raises GateClosed.
+        """
         with self._lock:
+            if self._is_closed:
+                raise GateClosed
             now = self._clock.monotonic()
             # Each window lets N of the waiters through; the sleep follow those that have passed.
             windows, ahead = divmod(len(self._lines.by_key.get(_LINE, ())), self._count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from headgate.clock import SECOND
+from headgate.escaping import as_fields
 from headgate.limits.rule import NEVER
 from headgate.plural import counted
 
@@ -44,7 +45,14 @@ class RefusalLog:
             return
         count, self.count, self.next_at = self.count, 0, at + WINDOW
         latest = f", the latest for key {key!r}" if key else ""
-        logger.info("%s refused %s%s", self._name, counted(count, "start"), latest)
+        logger.info(
+            "%s refused %s%s [refused %s]",
+            self._name,
+            counted(count, "start"),
+            latest,
+            as_fields(limiter=self._name, key=key, count=count),
+            extra={"event": "LimiterRefused", "headgate": {"limiter": self._name, "key": key, "count": count}},
+        )
 
     def silence(self) -> None:
         """Write nothing from now on: something else reports the refusals."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import asdict
 
-from headgate.jobs.audit import AuditEntry, AuditFilter, AuditRecord
+from headgate.clock import SECOND
+from headgate.jobs.audit import SIGN_OUTS_KEPT, AuditEntry, AuditFilter, AuditRecord
 from headgate.storage.driver import Transaction
 from headgate.storage.stored_rows import RowDecoder
 
@@ -23,6 +24,12 @@ async def audit_log(tx: Transaction, filter: AuditFilter) -> list[AuditEntry]:
     return await tx.fetch(_ENTRIES, statement, **asdict(filter))
 
 
+async def sign_outs(tx: Transaction, since: int) -> list[AuditEntry]:
+    """Return the sign-outs since then, oldest first."""
+    return await tx.fetch(_ENTRIES, "sign_outs", since=since)
+
+
 async def prune_audit(tx: Transaction, before: int, count: int) -> int:
     """Delete up to `count` entries from before then that are not about a job. Returns how many."""
-    return await tx.execute("prune_audit", before=before, count=count)
+    sign_outs_before = tx.now - SIGN_OUTS_KEPT * SECOND
+    return await tx.execute("prune_audit", before=before, sign_outs_before=sign_outs_before, count=count)

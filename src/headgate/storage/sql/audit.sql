@@ -27,7 +27,18 @@ WHERE subject = :subject AND @entries_of
 ORDER BY number DESC
 LIMIT :count
 
+-- name: sign_outs
+-- Return the sign-outs since then, oldest first. Sessions that they ended are refused by all processes.
+SELECT number, at, actor, action, kind, subject, detail
+FROM headgate.audit_entry
+WHERE kind <> 'job' AND at >= :since AND kind = 'user' AND action <> 'sign in'
+ORDER BY number
+
 -- name: prune_audit
--- Delete audit entries from before then that are not about a job.
+-- Delete audit entries from before then that are not about a job; sign-outs only if no session needs them any more.
 DELETE FROM headgate.audit_entry
-WHERE number IN (SELECT number FROM headgate.audit_entry WHERE kind <> 'job' AND at < :before LIMIT :count)
+WHERE number IN (
+    SELECT number FROM headgate.audit_entry
+    WHERE kind <> 'job' AND at < :before AND (kind <> 'user' OR at < :sign_outs_before)
+    LIMIT :count
+)

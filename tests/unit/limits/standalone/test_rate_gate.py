@@ -397,6 +397,8 @@ def test_a_closed_gate_says_so_and_may_be_closed_again() -> None:
         gate.wait()
     with pytest.raises(GateClosed):
         gate.wait(0)
+    with pytest.raises(GateClosed):
+        gate.delay()
 
 
 def test_a_block_closes_its_gate() -> None:

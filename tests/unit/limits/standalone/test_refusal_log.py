@@ -17,7 +17,8 @@ def clock() -> ManualClock:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "headgate.limiter"]
+    """The sentences of the lines, without their fields."""
+    return [record.getMessage().partition(" [")[0] for record in caplog.records if record.name == "headgate.limiter"]
 
 
 def test_the_first_refusal_is_logged_at_once_and_later_ones_together(
@@ -30,6 +31,9 @@ def test_the_first_refusal_is_logged_at_once_and_later_ones_together(
     for _ in range(4):
         assert not limiter.try_acquire("acme")
     assert lines(caplog) == ["limiter mails refused 1 start, the latest for key 'acme'"]
+    (record,) = caplog.records
+    assert record.getMessage().endswith('[refused limiter="limiter mails" key=acme count=1]')
+    assert record.__dict__["headgate"] == {"limiter": "limiter mails", "key": "acme", "count": 1}
     clock.advance(WINDOW / 1_000_000)
     assert limiter.try_acquire("globex")
     assert not limiter.acquire("globex", timeout=0)

@@ -70,9 +70,9 @@ export async function change(method, path, body) {
   }
 }
 
-/** End the session of this browser, and show the sign-in page. */
-export async function signOut() {
-  await change("POST", "../logout");
+/** End the session of this browser, or all sessions of the user, and show the sign-in page. */
+export async function signOut(isEverywhere = false) {
+  await change("POST", isEverywhere ? "../logout/everywhere" : "../logout");
   location.assign(new URL("login", document.baseURI));
 }
 

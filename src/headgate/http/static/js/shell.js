@@ -285,9 +285,9 @@ export class Shell {
     this.draw();
   }
 
-  async #signOut() {
+  async #signOut(isEverywhere = false) {
     try {
-      await signOut();
+      await signOut(isEverywhere);
     } catch (error) {
       toast(error instanceof Error ? error.message : String(error), "bad");
     }
@@ -318,7 +318,12 @@ export class Shell {
         { name: zone === "utc" ? t("Show local times") : t("Show times in UTC"), act: () => setPreferences({ zone: zone === "utc" ? "local" : "utc" }) },
         { name: { auto: t("Use the system theme"), light: t("Use the light theme"), dark: t("Use the dark theme") }[nextTheme], act: () => setPreferences({ theme: nextTheme }) },
         { name: t("Help and keyboard shortcuts"), act: () => void help(PAGES) },
-        ...(this.session?.can_sign_out ? [{ name: t("Sign out"), act: () => void this.#signOut() }] : []),
+        ...(this.session?.can_sign_out
+          ? [
+              { name: t("Sign out"), act: () => void this.#signOut() },
+              { name: t("Sign out everywhere"), act: () => void this.#signOut(true) },
+            ]
+          : []),
       ],
     };
   }

@@ -333,7 +333,7 @@ CREATE TABLE headgate.audit_entry (
     at       bigint NOT NULL,
     actor    text NOT NULL,
     action   text NOT NULL,
-    kind     text COLLATE "C" NOT NULL CHECK (kind IN ('job', 'limit', 'queue', 'schedule', 'node')),
+    kind     text COLLATE "C" NOT NULL CHECK (kind IN ('job', 'limit', 'queue', 'schedule', 'node', 'user')),
     subject  text COLLATE "C" NOT NULL,
     detail   text
 );

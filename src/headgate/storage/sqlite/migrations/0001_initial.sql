@@ -286,7 +286,7 @@ CREATE TABLE audit_entry (
     at       INTEGER NOT NULL,
     actor    TEXT NOT NULL,
     action   TEXT NOT NULL,
-    kind     TEXT NOT NULL CHECK (kind IN ('job', 'limit', 'queue', 'schedule', 'node')),
+    kind     TEXT NOT NULL CHECK (kind IN ('job', 'limit', 'queue', 'schedule', 'node', 'user')),
     subject  TEXT NOT NULL,
     detail   TEXT
 );

@@ -1,4 +1,4 @@
-/** The audit log: actions on jobs, limits, queues, schedules and nodes. */
+/** The audit log: actions on jobs, limits, queues, schedules and nodes, and sign-ins. */
 
 import { get } from "../api.js";
 import { command, option } from "../commands.js";
@@ -45,6 +45,7 @@ export const audit = {
             ["queue", t("Queues")],
             ["schedule", t("Schedules")],
             ["node", t("Nodes")],
+            ["user", t("Users")],
           ],
           set("kind"),
         ),
@@ -92,5 +93,6 @@ function subject(entry) {
   if (entry.kind === "limit") return link(address(["limits", entry.subject]), entry.subject);
   if (entry.kind === "schedule") return link(address(["schedules", entry.subject]), entry.subject);
   if (entry.kind === "node") return link("nodes", entry.subject);
+  if (entry.kind === "user") return entry.subject;
   return link("queues", entry.subject);
 }
