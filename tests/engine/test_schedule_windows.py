@@ -81,6 +81,33 @@ def test_an_occurrence_outside_of_the_windows_is_left_out_and_not_moved() -> Non
     run_virtual(main)
 
 
+@pytest.mark.parametrize(
+    ("windows", "runs"),
+    [
+        ({"between": ("22:00", "6:00")}, ["1 22:00", "2 22:00", "3 22:00"]),
+        ({"between": ("1:00", "2:00")}, ["2 01:00", "3 01:00", "4 01:00"]),
+        ({"on": ["sat"]}, ["3 00:00", "10 00:00"]),
+        ({"between": ("11:00", "13:00")}, ["2 12:00", "3 12:00", "4 12:00"]),
+    ],
+    ids=str,
+)
+def test_a_period_of_a_day_runs_inside_its_windows_whenever_it_is_deployed(
+    windows: dict[str, Any], runs: list[str]
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def report() -> None: ...
+
+        async with app.open():
+            schedule = await report.schedule("report", Every("1d"), **windows).enqueue()
+            assert [f"{run:%-d %H:%M}" for run in await schedule.next_runs(len(runs))] == runs
+
+    # At noon of Thursday, 1 January.
+    run_virtual(main, start=START + 12 * 3600 * SECOND)
+
+
 def test_functions_exclude_days_and_an_error_of_one_is_published_once() -> None:
     async def main(clock: VirtualClock) -> None:
         app, seen, failed = Headgate("memory://", clock=clock), list[str](), list[str]()

@@ -20,6 +20,7 @@ from headgate.schedules.restricted import CodeRestrictedTrigger, RestrictedTrigg
 from headgate.schedules.schedule import ScheduleRules, ready_at
 from headgate.schedules.stored_trigger import dump_trigger, load_trigger
 from headgate.schedules.trigger import Trigger
+from tests.executed_lines import lines_of_call
 from tests.properties.test_triggers import CHANGES
 from tests.seeds import examples
 
@@ -178,3 +179,20 @@ def test_a_restricted_trigger_is_counted_from_the_first_declaration(inner: Trigg
     start = from_datetime(datetime(2026, 12, 20, 3, 2, 1, tzinfo=UTC))
     counted = inner if isinstance(inner, Cron) else inner.starting(start)  # type: ignore[attr-defined]
     assert trigger.starting(start).next_after(start) == counted.next_after(start)
+
+
+def test_a_long_list_of_excluded_days_costs_a_day_no_more_than_a_short_one() -> None:
+    def lines_for(days: int) -> int:
+        """Return what it takes to find the first occurrence after so many excluded days."""
+        first = date(2026, 1, 1)
+        excluded = [first + timedelta(days=each) for each in range(days)]
+        trigger = restricted(Every(hours=1), "a schedule", between=None, on=None, exclude=excluded, tz="Europe/Rome")
+        start = from_datetime(datetime(2026, 1, 1, tzinfo=UTC))
+        found: list[int | None] = []
+        lines = lines_of_call(lambda: found.append(trigger.next_after(start)))
+        assert found[0] is not None
+        assert to_datetime(found[0]).astimezone(ZoneInfo("Europe/Rome")).date() == first + timedelta(days=days)
+        return lines
+
+    short = lines_for(100)
+    assert lines_for(1000) < 12 * short

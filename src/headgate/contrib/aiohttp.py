@@ -38,9 +38,13 @@ class LimitedRequests:
     """Sends each request when the limiter allows it, and none under a key while its server refuses requests.
 
     `key` is the key of the budget (default: the request's host): a text, or a function of the request. The permit of a
-    `Concurrency` is held until the connection of the answer is released: it has been read, or closed. With a `timeout`
-    (seconds, a timedelta, or "5m") a request that would start later raises `aiohttp.ConnectionTimeoutError`; nothing is
-    sent then. The wait also counts in the `total` of aiohttp's own timeout, which is 5 minutes by default.
+    `Concurrency` is held until the connection of the answer is released: it has been read, or closed. Use
+    `async with session.get(…)`: aiohttp itself keeps the connection of an answer that you drop unread, so its permit is
+    kept, too.
+
+    With a `timeout` (seconds, a timedelta, or "5m") a request that would start later raises
+    `aiohttp.ConnectionTimeoutError`; nothing is sent then. The wait also counts in the `total` of aiohttp's own
+    timeout, which is 5 minutes by default.
 
     An answer that refuses, or was the last one of its window, penalizes its key as `LimitedTransport` does. The answer
     itself is returned unchanged. Redirects draw on the budget, too.

@@ -26,7 +26,7 @@ from headgate.engine.error_text import describe_error
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
-from headgate.engine.store_completion import StoreCompletion
+from headgate.engine.store_completion import StoreCompletion, TransactionRefused
 from headgate.engine.store_results import StoreResults
 from headgate.engine.threads import in_thread
 from headgate.errors import FolderUnavailable, PayloadError, ResultUnavailable, StorageUnavailable
@@ -60,6 +60,9 @@ CHILD_START_TIMEOUT = 30.0
 
 FOLDER_PAUSE = 30
 """Seconds that a job waits whose payload is in a folder that cannot be read."""
+
+REFUSAL_PAUSE = 5
+"""Seconds that a job waits whose handler was refused a transaction."""
 
 LINGERS_AFTER = 5.0
 """Seconds after its cancellation until a still running attempt is reported as lingering."""
@@ -623,6 +626,9 @@ class RunningAttempt:
         """Return the outcome of an attempt whose handler raised; an error of a child is `described` already."""
         if self.cause is CancelledBy.USER or (self.cause is not None and not isinstance(error, SIGNALS)):
             return self._outcome_when_cancelled(error)
+        if isinstance(error, TransactionRefused):
+            self.context.log.warning("job %s waits %d s for a transaction: %s", self.job.id, REFUSAL_PAUSE, error)
+            return Snoozed(REFUSAL_PAUSE * SECOND)
         self.error = error
         match error:
             # A subclass may have forgotten the constructor: without its delay it is an error like any other.

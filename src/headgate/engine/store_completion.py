@@ -12,6 +12,10 @@ from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.store import Store
 
 
+class TransactionRefused(StorageUnavailable):
+    """The store opened no transaction for a handler. Nothing was written: its job is returned, the attempt unspent."""
+
+
 class StoreCompletion:
     """Completes jobs in the store; as `tasks.context.Completion`."""
 
@@ -28,7 +32,11 @@ class StoreCompletion:
 
     @contextlib.asynccontextmanager
     async def transaction(self, job: ClaimedJob) -> AsyncIterator[Any]:
-        async with self._storage.transaction() as connection:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                connection = await stack.enter_async_context(self._storage.transaction())
+            except StorageUnavailable as error:
+                raise TransactionRefused(str(error)) from error
             yield connection
             await self.complete(job, connection)
 

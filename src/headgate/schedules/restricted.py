@@ -49,7 +49,7 @@ class WindowTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         try:
             opens, closes = (0, 0) if self.between is None else times_between(self.between)
             words = weekdays_of(self.on or "day")
-            excludes = [excluder_of(text) for text in self.exclude]
+            excludes = [excluder_of(self.exclude)] if self.exclude else []
         except ValueError as error:
             raise DeclarationError(str(error)) from None
         weekdays = frozenset(day for word in words for day in weekdays_named(word) or ())
@@ -73,7 +73,11 @@ class RestrictedTrigger(msgspec.Struct, frozen=True, tag_field="kind", tag="rest
 
     def starting(self, instant: int) -> RestrictedTrigger:
         """Return the trigger counted from that instant, unless it has its own start."""
-        return self if isinstance(self.trigger, Cron) else replaced(self, trigger=self.trigger.starting(instant))
+        return (
+            self
+            if isinstance(self.trigger, Cron)
+            else replaced(self, trigger=_starting(self.trigger, self.terms.windows, instant))
+        )
 
     def next_after(self, instant: int) -> int | None:
         return _next_after(self.trigger, self.terms.windows, instant)
@@ -99,7 +103,7 @@ class CodeRestrictedTrigger:
     def starting(self, instant: int) -> CodeRestrictedTrigger:
         """Return the trigger counted from that instant, if it needs a start and has none."""
         if isinstance(self.trigger, Every | Calendar):
-            return replace(self, trigger=self.trigger.starting(instant))
+            return replace(self, trigger=_starting(self.trigger, self._windows, instant))
         return self
 
     def next_after(self, instant: int) -> int | None:
@@ -146,7 +150,7 @@ def restricted(trigger: Trigger, where: str, *, between: Any, on: Any, exclude: 
     if functions or not isinstance(trigger, Cron | Every | Calendar):
         return CodeRestrictedTrigger(trigger, terms, functions)
     found = RestrictedTrigger(trigger, terms)
-    if found.next_after(0) is None:
+    if found.starting(0).next_after(0) is None:
         raise DeclarationError(
             f"{where}: {found.describe()!r} never runs: no occurrence of the trigger is inside of the windows"
         )
@@ -168,6 +172,18 @@ def _split(exclude: Any) -> tuple[tuple[str, ...], tuple[ExcludesDay, ...]]:
         else:
             functions.append(each)
     return tuple(texts), tuple(functions)
+
+
+def _starting(trigger: Every | Calendar, windows: Windows, instant: int) -> Every | Calendar:
+    """Return the trigger counted from that instant, and an `Every` from the first instant inside of the windows.
+
+    So `Every("1d")` has an occurrence inside of them, whenever it is declared: a day after a closed instant is closed.
+    """
+    if isinstance(trigger, Every):
+        second = windows.first_open(instant // SECOND)
+        if second is not None and second > instant // SECOND:
+            instant = second * SECOND
+    return trigger.starting(instant)
 
 
 def _next_after(trigger: Trigger, windows: Windows, instant: int) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_right
+from calendar import monthrange
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from zoneinfo import ZoneInfo
@@ -22,6 +24,7 @@ DAYS_FORMS = (
 
 _DAY = re.compile(r"(?:(?P<year>[0-9]{4})-)?(?P<month>[0-9]{2})-(?P<day>[0-9]{2})")
 _LEAP_YEAR = 2024
+_DAYS_OF_YEAR = [(month, day) for month in range(1, 13) for day in range(1, monthrange(_LEAP_YEAR, month)[1] + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +124,41 @@ def written_days(day: object) -> str:
     raise ValueError(f"exclude={day!r:.80} {DAYS_FORMS}")
 
 
-def excluder_of(text: str) -> Callable[[date], bool]:
-    """Return the function that excludes the day or the range of that text. Raises ValueError with what to write."""
-    first, last = _days_of(text)
-    parts = len(first)
+def excluder_of(texts: Iterable[str]) -> Callable[[date], bool]:
+    """Return the function that excludes all days and ranges of these texts. Raises ValueError with what to write.
+
+    Its cost for a day does not grow with their number: a node asks it for many days in a row, on its event loop.
+    """
+    yearly: set[tuple[int, int]] = set()
+    ranges: list[tuple[int, int]] = []
+    for text in texts:
+        first, last = _days_of(text)
+        if len(first) == 3:
+            ranges.append((date(*first).toordinal(), date(*last).toordinal()))
+            continue
+        # A range of days of a year may include its end.
+        yearly |= {day for day in _DAYS_OF_YEAR if _lies_in(day, first, last)}
+    firsts: list[int] = []
+    lasts: list[int] = []
+    for begin, end in sorted(ranges):
+        if lasts and begin <= lasts[-1] + 1:
+            lasts[-1] = max(lasts[-1], end)
+        else:
+            firsts.append(begin)
+            lasts.append(end)
 
     def excludes(day: date) -> bool:
-        key = (day.year, day.month, day.day)[-parts:]
-        # A range of days of a year may include its end.
-        return first <= key <= last if first <= last else key >= first or key <= last
+        if (day.month, day.day) in yearly:
+            return True
+        ordinal = day.toordinal()
+        place = bisect_right(firsts, ordinal)
+        return place > 0 and ordinal <= lasts[place - 1]
 
     return excludes
+
+
+def _lies_in(day: tuple[int, ...], first: tuple[int, ...], last: tuple[int, ...]) -> bool:
+    return first <= day <= last if first <= last else day >= first or day <= last
 
 
 def _days_of(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

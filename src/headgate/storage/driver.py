@@ -208,6 +208,7 @@ class Driver(ABC):
         changes_job: str | None = None,
         empties_lanes: bool = False,
         takes_buckets: bool = False,
+        has_rows: bool = False,
         reads_summaries: bool = False,
     ) -> R:
         """Run a procedure in a transaction. If it `wakes`, call the watchers of all processes after it.
@@ -221,6 +222,7 @@ class Driver(ABC):
           locked for a second.
         - `empties_lanes`: jobs may leave their lanes.
         - `takes_buckets`: it locks buckets, in a process that may run no node.
+        - `has_rows`: its caller leaves out the row that the store cannot hold, which it finds by the driver's error.
         - `reads_summaries`: it reads by an index that has summaries of pages.
         """
 

@@ -225,7 +225,9 @@ class Store:
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         """Correct the cost and time of starts in their buckets; the next claim can use what is refunded."""
         refunds = any(amendment.actual < amendment.cost for amendment in amendments)
-        await self.driver.write(lambda tx: limits.amend(tx, amendments, rules, self.driver.live), wakes=refunds)
+        await self.driver.write(
+            lambda tx: limits.amend(tx, amendments, rules, self.driver.live), wakes=refunds, has_rows=True
+        )
 
     async def cancel(
         self, job_id: str, *, audit_record: AuditRecord | None = None, waiting_only: bool = False
@@ -310,7 +312,7 @@ class Store:
         The first `most_lines` log lines of a job are stored, over all its attempts, and a line that says that there
         were more. To repeat it changes nothing.
         """
-        return await self.driver.write(lambda tx: report(tx, node, reports, most_lines))
+        return await self.driver.write(lambda tx: report(tx, node, reports, most_lines), has_rows=True)
 
     async def logs(
         self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False, level: int = 0

@@ -170,6 +170,9 @@ class JobContext:
         run again, whatever happens to this attempt or its node. An error in the block rolls both back. Raises
         AttemptLost if another node has taken the job over, UnfitConnection if jobs are kept in memory,
         StorageUnavailable, HeadgateError in a child process.
+
+        If the store opens no transaction, as a server that has too many clients, let the StorageUnavailable leave the
+        handler: the job runs again after 5 s, and the attempt is not spent.
         """
         return self._to_complete().transaction(self._job)
 

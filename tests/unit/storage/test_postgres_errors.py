@@ -7,7 +7,7 @@ import asyncpg.exceptions as errors
 import pytest
 
 from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable
-from headgate.storage.postgres.database import Deadlocked, translate
+from headgate.storage.postgres.database import Deadlocked, StatementRejected, translate
 
 AWAY = [
     errors.ConnectionDoesNotExistError("cut"),
@@ -24,6 +24,7 @@ AWAY = [
     errors.ObjectNotInPrerequisiteStateError("not accepting connections"),
     errors.ProgramLimitExceededError("too many notifications"),
     errors.InvalidSQLStatementNameError("a pooler"),
+    errors.InternalServerError("could not write init file"),
     asyncpg.InterfaceError("released"),
     asyncpg.InternalClientError("confused"),
     ConnectionResetError("reset"),
@@ -74,18 +75,40 @@ def test_a_missing_right_or_table_is_waited_for_and_its_message_says_what_to_do(
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "has_bad_values"),
     [
-        errors.UndefinedColumnError("x"),
-        errors.UndefinedFunctionError("x"),
-        errors.PostgresSyntaxError("x"),
-        errors.DatatypeMismatchError("x"),
-        errors.CheckViolationError("x"),
-        KeyError("x"),
+        (errors.UndefinedColumnError("x"), False),
+        (errors.UndefinedFunctionError("x"), False),
+        (errors.PostgresSyntaxError("x"), False),
+        (errors.RaiseError("x"), False),
+        (errors.CheckViolationError("x"), True),
+        (errors.InvalidRegularExpressionError("x"), True),
+        (errors.StatementTooComplexError("x"), True),
     ],
+    ids=lambda case: type(case).__name__,
 )
-def test_a_mistake_of_the_program_is_left_as_it_is(error: Exception) -> None:
-    assert translate(error, "db") is None
+def test_a_rejected_statement_is_a_storage_failure_and_says_whether_it_is_for_its_values(
+    error: Exception, has_bad_values: bool
+) -> None:
+    received = translate(error, "the database")
+    assert isinstance(received, StatementRejected)
+    assert received.has_bad_values == has_bad_values
+    assert translate(error, "the database", opening=True) is None
+
+
+def test_no_error_that_the_server_may_report_ends_a_node() -> None:
+    kinds = {
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, asyncpg.PostgresError) and getattr(kind, "sqlstate", None)
+    }
+    assert len(kinds) > 200
+    for kind in kinds:
+        assert isinstance(translate(kind("x"), "db"), StorageUnavailable), kind
+
+
+def test_a_mistake_of_the_program_is_left_as_it_is() -> None:
+    assert translate(KeyError("x"), "db") is None
 
 
 def test_a_lasting_deadlock_is_a_storage_failure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
@@ -51,10 +52,17 @@ class HomeLoop(Generic[S]):
         self._was_left = False
         self._is_closed = False
 
-    async def run(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, may_repeat: bool = True) -> T:
+    async def run(
+        self,
+        verb: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        may_repeat: bool = True,
+        undo: Callable[[S, T], None] | None = None,
+    ) -> T:
         """Await `verb(session, *args)` on the home loop.
 
         If that loop ends first, the call is repeated on the next one, or raises StorageUnavailable if it may not be.
+        If the caller leaves without the result, `undo(session, result)` runs on the home loop.
         """
         task = asyncio.current_task()
         running = asyncio.get_running_loop()
@@ -67,32 +75,40 @@ class HomeLoop(Generic[S]):
                     await anext(home.at_end)
                 return await verb(home.session, *args)
             cancels = 0 if task is None else task.cancelling()
-            call = self._submit(home, verb, args)
+            call = self._submit(home, verb, args, undo)
             if call is None:
                 continue
             try:
                 return await asyncio.wrap_future(call)
             except asyncio.CancelledError:
+                self._abandon(home, call, undo)
                 if task is None or task.cancelling() > cancels or not self._renews:
                     raise
                 self._lost(home, may_repeat)
 
-    def run_sync(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, may_repeat: bool = True) -> T:
+    def run_sync(
+        self,
+        verb: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        may_repeat: bool = True,
+        undo: Callable[[S, T], None] | None = None,
+    ) -> T:
         """As `run`, blocking this thread. Raises HeadgateError when this thread runs the home loop."""
         while True:
             home = self._home_for(None)
             if asyncio._get_running_loop() is home.loop:
                 raise HeadgateError("a sync verb was called on the event loop that would have to run it; await instead")
-            call = self._submit(home, verb, args)
+            call = self._submit(home, verb, args, undo)
             if call is None:
                 continue
             try:
                 return call.result()
             except CancelledError:
                 self._lost(home, may_repeat)
-            finally:
-                # Interrupted: no caller is left to use what may still be granted.
-                call.cancel()
+            except BaseException:
+                # Its own error, or an interrupt.
+                self._abandon(home, call, undo)
+                raise
 
     def close(self) -> None:
         """End the thread, if there is one; callers that still wait in it get GateClosed."""
@@ -137,18 +153,43 @@ class HomeLoop(Generic[S]):
         return home.loop.is_closed() or (self._renews and home.thread is None and not home.loop.is_running())
 
     def _submit(
-        self, home: _Home[S], verb: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]
+        self,
+        home: _Home[S],
+        verb: Callable[..., Coroutine[Any, Any, T]],
+        args: tuple[Any, ...],
+        undo: Callable[[S, T], None] | None,
     ) -> Future[T] | None:
-        """Start the call on the home loop; None if that has ended."""
-        coroutine = verb(home.session, *args)
+        """Start the call on the home loop; None if that has ended.
+
+        A result belongs to the caller from the instant at which `call` has it. If `call` was cancelled before, the
+        result is undone here; if the caller leaves later, `_abandon` undoes it.
+        """
+
+        def undo_undelivered(task: asyncio.Task[Any]) -> None:
+            if undo is not None and call.cancelled() and not task.cancelled() and task.exception() is None:
+                undo(home.session, task.result())
+
+        async def answer() -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            # asyncio has added its callback, which sets the result of `call`, before the task began.
+            task.add_done_callback(undo_undelivered)
+            return await verb(home.session, *args)
+
         with self._lock:
             if self._home is not home or home.loop.is_closed():
-                coroutine.close()
                 return None
-            call = asyncio.run_coroutine_threadsafe(coroutine, home.loop)
+            call: Future[T] = asyncio.run_coroutine_threadsafe(answer(), home.loop)
             home.calls.add(call)
         call.add_done_callback(home.calls.discard)
         return call
+
+    def _abandon(self, home: _Home[S], call: Future[T], undo: Callable[[S, T], None] | None) -> None:
+        """End a call whose caller leaves, and undo its result if there is one already."""
+        if call.cancel() or undo is None or call.exception() is not None:
+            return
+        with contextlib.suppress(RuntimeError):  # a loop that is closed has closed its session
+            home.loop.call_soon_threadsafe(undo, home.session, call.result())
 
     def _lost(self, home: _Home[S], may_repeat: bool) -> None:
         """Leave a home that has cancelled a call."""

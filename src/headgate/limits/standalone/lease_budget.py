@@ -34,7 +34,8 @@ class LeaseBudget(SharedBudget):
     @asynccontextmanager
     async def hold_async(self, key: str, cost: int, timeout: Duration | None) -> AsyncIterator[HeldLease | None]:
         """Run the block with a lease; None if there was none in time. Raises LeaseLost, and cancels the block."""
-        lease = await self._run_async(LeaseSession.lease, key, cost, self._end_of(timeout))
+        undo = LeaseSession.undo_lease
+        lease = await self._run_async(LeaseSession.lease, key, cost, self._end_of(timeout), undo=undo)
         if lease is None:
             yield None
             return
@@ -55,7 +56,7 @@ class LeaseBudget(SharedBudget):
     @contextmanager
     def hold(self, key: str, cost: int, timeout: Duration | None) -> Iterator[SyncHeldLease | None]:
         """As `hold_async`. A thread cannot be cancelled, so LeaseLost is raised at the end of the block."""
-        lease = self._run(LeaseSession.lease, key, cost, self._end_of(timeout))
+        lease = self._run(LeaseSession.lease, key, cost, self._end_of(timeout), undo=LeaseSession.undo_lease)
         if lease is None:
             yield None
             return

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from headgate.clock import SECOND, Clock, sleep_until, wait_for_event
-from headgate.errors import StorageUnavailable
-from headgate.limits.bucket_store import BucketStore, Taken
+from headgate.errors import GateClosed, StorageUnavailable
+from headgate.limits.bucket_store import BucketStore
 from headgate.limits.limit import AnyRule
 from headgate.limits.standalone.shared_session import SharedSession
 
@@ -81,6 +81,10 @@ class LeaseSession(SharedSession):
 
     The waiters of one key in this process are served first come, first served; one of them asks the store. Each lease
     is renewed by a task until it is given back.
+
+    Each lock and each lease has one owner at each instant, and only the owner gives it back: the task that waits for it
+    until that task has ended, then the call of `lease`, then the block. `HomeLoop` returns the lease of a call whose
+    caller has left, and a closed session renews nothing.
     """
 
     def __init__(self, store: BucketStore, limit: str, rule: AnyRule, clock: Clock, *, closes_store: bool) -> None:
@@ -120,6 +124,11 @@ class LeaseSession(SharedSession):
         if lease.key in self._turns:
             self._turns[lease.key].called.set()
 
+    def undo_lease(self, lease: Lease | None) -> None:
+        """Give back, in the background, a lease whose caller has left without it."""
+        if lease is not None:
+            self._in_background(self.give_back(lease))
+
     async def close(self) -> None:
         for lease, keeper in self._keepers.items():
             keeper.cancel()
@@ -138,7 +147,8 @@ class LeaseSession(SharedSession):
         try:
             await asyncio.wait([entering])
         except asyncio.CancelledError:
-            if not entering.cancel():
+            # If the timer has cancelled `entering` in this turn of the loop, another waiter has the lock.
+            if not entering.cancel() and not entering.cancelled():
                 turn.lock.release()
             raise
         finally:
@@ -153,7 +163,12 @@ class LeaseSession(SharedSession):
             asked_at = self._clock.monotonic()
             taken = await self._take(key, cost)
             if taken.granted:
-                return self._granted(key, cost, taken.now, asked_at)
+                lease = Lease(key, cost, taken.now, asked_at, self._rule.period)
+                if self._is_closed:
+                    self._in_background(self.give_back(lease))
+                    raise GateClosed
+                self._keepers[lease] = asyncio.ensure_future(self._keep(lease))
+                return lease
             if until is not None and asked_at >= until:
                 return None
             wakes_at = asked_at + min(POLL, max(1, taken.opens_at - taken.now))
@@ -161,29 +176,10 @@ class LeaseSession(SharedSession):
                 wakes_at = min(wakes_at, until)
             await wait_for_event(self._clock, turn.called, (wakes_at - self._clock.monotonic()) / SECOND)
 
-    async def _take(self, key: str, cost: int) -> Taken:
-        """Ask for a lease. One that is granted to a caller which is being cancelled is given back."""
-        taking = asyncio.ensure_future(self._store.take(self._bucket(key), cost))
-        try:
-            return await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            task = asyncio.ensure_future(self._return(key, cost, taking))
-            self._refunds.add(task)
-            task.add_done_callback(self._refunds.discard)
-            raise
-
-    async def _return(self, key: str, cost: int, taking: asyncio.Future[Taken]) -> None:
-        await asyncio.wait([taking])
-        if not taking.cancelled() and taking.exception() is None and taking.result().granted:
-            start = taking.result().now
-            await self.give_back(Lease(key, cost, start, self._clock.monotonic(), self._rule.period))
+    async def _refund(self, key: str, cost: int, charged_at: int) -> None:
+        await self.give_back(Lease(key, cost, charged_at, self._clock.monotonic(), self._rule.period))
 
     # ------------------------------------------------------------------------------------------------- renewing
-
-    def _granted(self, key: str, cost: int, token: int, asked_at: int) -> Lease:
-        lease = Lease(key, cost, token, asked_at, self._rule.period)
-        self._keepers[lease] = asyncio.ensure_future(self._keep(lease))
-        return lease
 
     async def _keep(self, lease: Lease) -> None:
         """Renew a lease until it is given back or lost."""

@@ -41,16 +41,16 @@ class SharedBudget:
         self._is_closed = False
 
     def try_acquire(self, key: str, cost: int) -> Decision:
-        return self._run(SharedSession.try_acquire, key, cost)
+        return self._run(SharedSession.try_acquire, key, cost, undo=_undo(key, cost))
 
     async def try_acquire_async(self, key: str, cost: int) -> Decision:
-        return await self._run_async(SharedSession.try_acquire, key, cost)
+        return await self._run_async(SharedSession.try_acquire, key, cost, undo=_undo(key, cost))
 
     def acquire(self, key: str, cost: int, timeout: Duration | None) -> Decision:
-        return self._run(SharedSession.acquire, key, cost, self._end_of(timeout))
+        return self._run(SharedSession.acquire, key, cost, self._end_of(timeout), undo=_undo(key, cost))
 
     async def acquire_async(self, key: str, cost: int, timeout: Duration | None) -> Decision:
-        return await self._run_async(SharedSession.acquire, key, cost, self._end_of(timeout))
+        return await self._run_async(SharedSession.acquire, key, cost, self._end_of(timeout), undo=_undo(key, cost))
 
     def release(self, key: str, cost: int) -> None:
         raise HeadgateError("a rate counts starts, so there is nothing to give back; use `hold()` and `settle()`")
@@ -109,13 +109,15 @@ class SharedBudget:
     def remove_holder(self, key: str) -> None:
         pass
 
-    def _run(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, may_repeat: bool = True) -> T:
+    def _run(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
         self._check_open()
-        return self._home.run_sync(verb, *args, may_repeat=may_repeat)
+        result: T = self._home.run_sync(verb, *args, **options)
+        return result
 
-    async def _run_async(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, may_repeat: bool = True) -> T:
+    async def _run_async(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
         self._check_open()
-        return await self._home.run(verb, *args, may_repeat=may_repeat)
+        result: T = await self._home.run(verb, *args, **options)
+        return result
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -127,3 +129,8 @@ class SharedBudget:
     def _opening(self, until: datetime | Duration) -> int:
         """Return the clock time of an instant; an invalid one is refused before any request."""
         return self.clock.monotonic() + parse_until(until, "until", "penalize", self.clock.now())
+
+
+def _undo(key: str, cost: int) -> Callable[[SharedSession, Decision], None]:
+    """Return what refunds a start that its caller has not received."""
+    return lambda session, decision: session.undo_start(key, cost, decision)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import logging
+from collections.abc import Awaitable, Coroutine
+from typing import Any
 
 from headgate.clock import Clock
-from headgate.errors import GateClosed
+from headgate.errors import GateClosed, StorageUnavailable
 from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.bucket_table import check_cost
 from headgate.limits.standalone.decision import FROM_STORE, Decision
 from headgate.limits.standalone.shared_line import SharedLine
+
+logger = logging.getLogger("headgate.limiter")
 
 
 class SharedSession:
@@ -35,7 +39,7 @@ class SharedSession:
         if (line := self._lines.get(key)) is not None:
             # Others wait; a new caller would wait at least as long as the store's last refusal says.
             return _decision(line.refusal, allowed=False)
-        taken = await self._store.take(self._bucket(key), cost)
+        taken = await self._take(key, cost)
         return _decision(taken, allowed=taken.granted > 0)
 
     async def acquire(self, key: str, cost: int, until: int | None) -> Decision:
@@ -48,6 +52,11 @@ class SharedSession:
             line = self._lines[key] = self._new_line(key)
         taken, granted = await line.wait(cost, until)
         return _decision(taken, allowed=granted)
+
+    def undo_start(self, key: str, cost: int, decision: Decision) -> None:
+        """Refund, in the background, a start whose caller has left without it."""
+        if decision.allowed:
+            self._in_background(self._refund(key, cost, decision.decided_at))
 
     async def reserve(self, key: str, cost: int, id: str) -> Taken:
         await self._ready(cost)
@@ -62,6 +71,32 @@ class SharedSession:
     async def settle(self, key: str, charged_at: int, cost: int, actual: int) -> None:
         await self._ready()
         await self._amend(key, charged_at, cost, actual)
+
+    async def _take(self, key: str, cost: int) -> Taken:
+        """Request one start. If it is granted to a caller that is being cancelled, it is refunded."""
+        taking = asyncio.ensure_future(self._store.take(self._bucket(key), cost))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            self._in_background(self._refund_late(key, cost, taking))
+            raise
+
+    async def _refund_late(self, key: str, cost: int, taking: asyncio.Future[Taken]) -> None:
+        await asyncio.wait([taking])
+        if not taking.cancelled() and taking.exception() is None and taking.result().granted:
+            await self._refund(key, cost, taking.result().now)
+
+    async def _refund(self, key: str, cost: int, charged_at: int) -> None:
+        try:
+            await self._amend(key, charged_at, cost, 0)
+        except StorageUnavailable as error:
+            logger.warning("a start of %r that was not used stays charged: %s", key, error)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` without its caller, who is leaving. `close` waits for it."""
+        task = asyncio.ensure_future(work)
+        self._refunds.add(task)
+        task.add_done_callback(self._refunds.discard)
 
     async def _amend(self, key: str, charged_at: int, cost: int, actual: int) -> None:
         await self._store.amend(self._bucket(key), charged_at, cost, charged_at, actual)
@@ -90,7 +125,7 @@ class SharedSession:
         self._is_closed = True
         for line in list(self._lines.values()):
             line.fail(GateClosed())
-        if self._refunds:
+        while self._refunds:
             await asyncio.wait(self._refunds)
         if self._closes_store:
             await self._store.close()
@@ -118,10 +153,7 @@ class SharedSession:
             return self._store.take(self._bucket(key), cost, count=count)
 
         def refund(taken: Taken, cost: int) -> None:
-            # In the background: the caller that it was granted to is being cancelled.
-            task = asyncio.ensure_future(self._amend(key, taken.now, cost, 0))
-            self._refunds.add(task)
-            task.add_done_callback(self._refunds.discard)
+            self._in_background(self._refund(key, cost, taken.now))
 
         def ended() -> None:
             del self._lines[key]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from enum import Enum
 from functools import lru_cache
 from random import Random
 from types import MappingProxyType
@@ -78,16 +79,58 @@ CHECKS_CLIENTS = 140000
 
 HIGHEST_PORT = 65535
 
-# Deadlock, serialization failure: the same transaction is expected to succeed if it is repeated.
-_AGAIN = frozenset({"40001", "40P01"})
-# Lock or statement timeout, a full queue of notifications, disk full, out of memory, I/O errors: the connection is
-# usable, but nothing was written.
-_REFUSED = ("55P03", "57014", "54000", "53", "58")
-# Connection lost, shutting down, too many connections, a read-only server after a failover, a database that allows no
-# connections now, a password that was changed.
-_GONE = ("08", "57P", "53300", "25006", "25P03", "25P04", "26000", "55000", "28", "3D000")
 
-# A privilege, a table or the whole schema was taken away. A missing column or function is a bug in Headgate.
+class Treatment(Enum):
+    """What an error of the server means, while the store is open."""
+
+    AGAIN = "the same transaction is expected to succeed if it is repeated"
+    REFUSED = "nothing was written, and the connection is usable"
+    GONE = "the state of the session is unknown, so it is not used again"
+    VALUES = "a value does not fit: the caller writes the other rows, and fails this one"
+    DEFECT = "the statement does not fit the database: a bug, or somebody has changed the tables or roles"
+
+
+ERRORS: Mapping[str, Treatment] = MappingProxyType(
+    {
+        "08": Treatment.GONE,  # connection lost
+        "22": Treatment.VALUES,
+        "23": Treatment.VALUES,
+        "25": Treatment.GONE,  # a read-only server after a failover; the end of a transaction that was silent
+        "26": Treatment.GONE,  # a pooler that does not keep prepared statements
+        "28": Treatment.GONE,  # a password that was changed
+        "3D": Treatment.GONE,  # a database that was dropped or renamed
+        "3F": Treatment.REFUSED,  # the schema was taken away
+        "40": Treatment.REFUSED,
+        "40001": Treatment.AGAIN,  # serialization failure
+        "40P01": Treatment.AGAIN,  # deadlock
+        "42501": Treatment.REFUSED,  # a privilege was taken away
+        "42P01": Treatment.REFUSED,  # a table was taken away
+        "53": Treatment.REFUSED,  # disk full, out of memory
+        "53300": Treatment.GONE,  # too many connections
+        "54": Treatment.VALUES,  # too large, too deep
+        "54000": Treatment.REFUSED,  # a full queue of notifications
+        "55": Treatment.REFUSED,  # lock timeout
+        "55000": Treatment.GONE,  # a database that allows no connections now
+        "57": Treatment.REFUSED,  # statement timeout
+        "57P": Treatment.GONE,  # shutting down, starting, ended by an administrator
+        "58": Treatment.REFUSED,  # I/O errors
+        "F0": Treatment.GONE,  # a configuration file that is wrong
+        # Internal: a disk that is full while a session begins, a stale cache. The next session may have neither.
+        "XX": Treatment.GONE,
+    }
+)
+"""What the codes mean that begin so; the longest one decides. Others are defects.
+
+Nothing that a server reports ends a worker: each treatment but VALUES is a StorageUnavailable, after which it tries
+again. VALUES is one where no values are written: a row that somebody has damaged is no reason to stop either.
+"""
+
+
+def treatment_of(code: str) -> Treatment:
+    """Return the treatment of an error code of five letters."""
+    return next((ERRORS[begin] for end in (5, 3, 2) if (begin := code[:end]) in ERRORS), Treatment.DEFECT)
+
+
 _FORBIDDEN = "42501"
 _WITHDRAWN = ("42P01", "3F000")
 
@@ -460,9 +503,10 @@ class Database:
         for tries_left in range(4, -1, -1):
             try:
                 return await self._once(work)
-            except (Deadlocked, SilentInTransaction, asyncpg.UniqueViolationError) as error:
+            except (Deadlocked, SilentInTransaction, StatementRejected) as error:
                 # A unique key that was free when it was read: the repeat finds that it is taken.
-                if not tries_left:
+                is_again = not isinstance(error, StatementRejected) or is_taken_key(error)
+                if not is_again or not tries_left:
                     raise
                 if isinstance(error, SilentInTransaction):
                     logger.warning("%s; the transaction is repeated", error)
@@ -548,6 +592,8 @@ class Database:
         while True:
             try:
                 return await work()
+            except StatementRejected:
+                raise
             except StorageUnavailable:
                 if self._clock.monotonic() + pause * SECOND > until:
                     raise
@@ -557,6 +603,33 @@ class Database:
 
 class Deadlocked(StorageUnavailable):
     """Two transactions waited for each other, and this one was rolled back."""
+
+
+class StatementRejected(StorageUnavailable):
+    """The server does not run a statement, or not with these values. To repeat it at once is no use.
+
+    `has_bad_values`: it may run it with others.
+    """
+
+    def __init__(self, message: str, *, has_bad_values: bool) -> None:
+        super().__init__(message)
+        self.has_bad_values = has_bad_values
+
+
+def is_taken_key(error: BaseException) -> bool:
+    """Whether a unique key was taken between its check and its use."""
+    return isinstance(error.__cause__, asyncpg.UniqueViolationError)
+
+
+@contextlib.contextmanager
+def raising_bad_values() -> Iterator[None]:
+    """Raise the driver's own error for values that do not fit: the caller finds the row that has them."""
+    try:
+        yield
+    except StatementRejected as error:
+        if error.has_bad_values and error.__cause__ is not None:
+            raise error.__cause__ from None
+        raise
 
 
 async def connect(url: str) -> Any:
@@ -582,31 +655,42 @@ async def opened(url: str) -> AsyncIterator[Any]:
 
 
 def translate(error: Exception, url: str, *, opening: bool = False) -> Exception | None:
-    """Return the error to raise for a driver's error; None if it is not about the connection or the server's state.
+    """Return the error to raise for a driver's error; None if it does not come from the server or the connection.
 
-    While `opening`, a wrong password or database is a mistake of the user, and so is a missing privilege or table;
-    later it may be a change in progress, so it is temporary.
+    While `opening`, a wrong password or database is a mistake of the user, and None is also for a missing privilege or
+    table and for defects; later it may be a change in progress, so it is temporary.
     """
     name, text = displayed_url(url), without_secrets(str(error), url)
     if isinstance(error, asyncpg.PostgresError):
         code = error.sqlstate or ""
-        if code in _AGAIN:
-            return Deadlocked(f"{name}: {text}")
+        treatment = treatment_of(code)
         if opening and code.startswith(("28", "3D000", "42704")):
             return StorageUnusable(f"{name} cannot be opened: {text}")
-        if code.startswith((*_REFUSED, *_GONE)):
-            return StorageUnavailable(f"{name} refused the request: {text}")
-        if code == _FORBIDDEN and not opening:
+        if opening and (code in (_FORBIDDEN, *_WITHDRAWN) or treatment in (Treatment.VALUES, Treatment.DEFECT)):
+            return None
+        if code == _FORBIDDEN:
             return StorageUnavailable(
                 f"{name} denies access: {text}; let the owner of the schema GRANT USAGE on it, and SELECT, INSERT, "
                 "UPDATE and DELETE on its tables"
             )
-        if code in _WITHDRAWN and not opening:
+        if code in _WITHDRAWN:
             return StorageUnavailable(
                 f"a table of {name} is missing: {text}; restore it, or if the whole schema was dropped, create it with "
                 "`headgate migrate`"
             )
-        return None
+        match treatment:
+            case Treatment.AGAIN:
+                return Deadlocked(f"{name}: {text}")
+            case Treatment.REFUSED | Treatment.GONE:
+                return StorageUnavailable(f"{name} refused the request: {text}")
+            case Treatment.VALUES | Treatment.DEFECT:
+                has_bad_values = treatment is Treatment.VALUES
+                why = "the tables, functions or roles of the database have been changed, or this is a bug of Headgate"
+                return StatementRejected(
+                    f"{name} rejected {'a value' if has_bad_values else 'a statement'} ({code}): {text}"
+                    + ("" if has_bad_values else f"; {why}"),
+                    has_bad_values=has_bad_values,
+                )
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
         return StorageUnusable(f"{name} cannot be opened: {text}")
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
@@ -621,7 +705,7 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
 def _leaves_connection_usable(error: BaseException) -> bool:
     """Whether the server itself has answered. After any other error the state of the connection is unknown."""
     if isinstance(error, asyncpg.PostgresError):
-        return not (error.sqlstate or "").startswith(_GONE)
+        return treatment_of(error.sqlstate or "") is not Treatment.GONE
     return not isinstance(
         error,
         (

@@ -15,6 +15,9 @@ from headgate.storage.stored_rows import UNREADABLE_DRAWS
 
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
 
+_LITERAL = re.compile(r"""--[^\n]*|"[^"]*"|\b[Ee]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'""")
+"""A comment, a quoted name, a literal with its own escapes, or a plain literal."""
+
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+(?:\.[a-z_]+)?)")
 
 _TEXT = r'"([^"\\\u0001-\u001f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
@@ -88,8 +91,17 @@ def checked_schema(schema: str) -> str:
 
 
 def in_schema(script: str, schema: str) -> str:
-    """Return a script with its tables in that schema."""
-    return re.sub(r"\bheadgate\.", f'"{schema}".', script)
+    """Return a script with its tables in that schema.
+
+    Its literals mean the same with any `standard_conforming_strings`, a setting that roles and lent connections bring:
+    those with a backslash are written with an E and two.
+    """
+    return _LITERAL.sub(_written_out, re.sub(r"\bheadgate\.", f'"{schema}".', script))
+
+
+def _written_out(found: re.Match[str]) -> str:
+    text = found[0]
+    return "E" + text.replace("\\", "\\\\") if text.startswith("'") and "\\" in text else text
 
 
 def _guarded(statement: str) -> str:

@@ -35,6 +35,7 @@ from headgate.storage.postgres.database import (
     checked_url,
     executor_of,
     opened,
+    raising_bad_values,
 )
 from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, require_same_place, session_of
@@ -253,6 +254,7 @@ class PostgresDriver(Driver):
         changes_job: str | None = None,
         empties_lanes: bool = False,
         takes_buckets: bool = False,
+        has_rows: bool = False,
         reads_summaries: bool = False,
     ) -> R:
         self._require_usable()
@@ -262,13 +264,14 @@ class PostgresDriver(Driver):
         def work(session: Session) -> Awaitable[R]:
             return procedure(self._tx(session))
 
-        if changes_job is not None:
-            result = await self._when_free(changes_job, work)
-        elif is_atomic:
-            plans = {**(UNSYNCED if may_be_lost else {}), **(SUMMARIES if reads_summaries else {})}
-            result = await self._database.transact(work, plans)
-        else:
-            result = await (self._database.repeat if may_repeat else self._database.run)(work)
+        with raising_bad_values() if has_rows else contextlib.nullcontext():
+            if changes_job is not None:
+                result = await self._when_free(changes_job, work)
+            elif is_atomic:
+                plans = {**(UNSYNCED if may_be_lost else {}), **(SUMMARIES if reads_summaries else {})}
+                result = await self._database.transact(work, plans)
+            else:
+                result = await (self._database.repeat if may_repeat else self._database.run)(work)
         if has_woken(wakes, result):
             if empties_lanes:
                 await self._merge()
@@ -315,10 +318,11 @@ class PostgresDriver(Driver):
         keys: list[Hashable] = [key for job in jobs if (key := key_of(job)) is not None]
         keys += [job.id for job in jobs if job.has_own_id]
         async with self._keys.held(keys):
-            if any(map(replaces, jobs)):
-                # Not again after a lost reply: it would replace a job that has replaced it since.
-                return await add_once()
-            return await self._database.repeated(add_once)
+            with raising_bad_values():
+                if any(map(replaces, jobs)):
+                    # Not again after a lost reply: it would replace a job that has replaced it since.
+                    return await add_once()
+                return await self._database.repeated(add_once)
 
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         self._require_usable()
@@ -361,7 +365,8 @@ class PostgresDriver(Driver):
 
         try:
             # A repeat after a lost reply adds nothing twice: jobs bring their ids.
-            await self._database.repeat(add)
+            with raising_bad_values():
+                await self._database.repeat(add)
         except StorageUnavailable as error:
             return [error] * len(group)
         except Exception as error:
@@ -382,6 +387,10 @@ class PostgresDriver(Driver):
 
     async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
         self._require_usable()
+        with raising_bad_values():
+            return await self._finish(node, endings)
+
+    async def _finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
         plain = await self._finish_plain(node, endings)
         if len(plain) == len(endings):
             self._changed(only_endings=True)

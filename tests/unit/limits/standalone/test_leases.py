@@ -7,6 +7,9 @@ a higher fencing token.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,21 +18,23 @@ import pytest
 from headgate import (
     Concurrency,
     DeclarationError,
+    GateClosed,
     HeadgateError,
     LeaseLost,
     Limiter,
     Mutex,
     RateLimit,
     StorageUnavailable,
+    StrictRate,
 )
-from headgate.clock import SECOND, Clock
+from headgate.clock import SECOND, Clock, sleep_until
 from headgate.contrib.aiohttp import LimitedRequests
 from headgate.contrib.asgi import AsgiLimitMiddleware
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.until import until_now
+from tests.until import becomes, patient, until_now
 
 
 class LeaseStore:
@@ -40,6 +45,9 @@ class LeaseStore:
         self.is_away = False
         self.loses_answers = 0
         self.taken = 0
+        self.last: Bucket | None = None
+        self.on_answer: Callable[[], object] = bool
+        """Is called when an answer arrives."""
 
     async def open(self) -> None:
         pass
@@ -48,10 +56,12 @@ class LeaseStore:
         pass
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        self.last = bucket
         await self._there()
         taken = await self.buckets.take(bucket, cost, count=count, id=id)
         self.taken += taken.granted
         await asyncio.sleep(0.001)
+        self.on_answer()
         return taken
 
     async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
@@ -76,6 +86,10 @@ class LeaseStore:
 
     async def reset(self, bucket: Bucket) -> None:
         raise NotImplementedError
+
+    async def used(self) -> int:
+        """Return what is taken of the bucket that was asked for last."""
+        return 0 if self.last is None else (await self.buckets.snapshot(self.last)).used
 
     async def _there(self) -> None:
         await asyncio.sleep(0.001)
@@ -252,6 +266,102 @@ def test_a_waiter_that_is_cancelled_keeps_no_lease() -> None:
         await limiter.close()
 
     play(scene)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_whichever_await_a_cancellation_and_a_timeout_meet_in_every_lease_is_given_back(seed: int | None) -> None:
+    async def hold(record: Record, limiter: Limiter, seconds: float, **options: Any) -> None:
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+            await record.hold(limiter, seconds, **options)
+
+    async def main(clock: VirtualClock) -> None:
+        for instant, turns, times_out in itertools.product(range(9), range(6), (False, True)):
+            store, record = LeaseStore(clock), Record(clock)
+            limiter = new(store, clock)
+            began = clock.monotonic()
+            first = asyncio.create_task(hold(record, limiter, 0.002))
+            second = asyncio.create_task(hold(record, limiter, 0.001))
+            timeout = instant / 1000 if times_out else None
+            cancelled = asyncio.create_task(hold(record, limiter, 0.001, timeout=timeout))
+            last = asyncio.create_task(hold(record, limiter, 0.001))
+            await sleep_until(clock, began + instant * 1000)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for each in (cancelled, first) if turns % 2 else (cancelled,):
+                each.cancel()
+            await asyncio.gather(first, second, cancelled, last)
+            # Shorter than a lease, and long enough for what is given back in the background.
+            await asyncio.sleep(1)
+            assert await store.used() == 0, f"{instant} ms, {turns} turns, {times_out=}"
+            record.check()
+            await limiter.close()
+
+    run_virtual(main, seed=seed)
+
+
+def test_a_lease_that_is_granted_while_its_limiter_closes_is_given_back() -> None:
+    async def scene(clock: VirtualClock, store: LeaseStore, record: Record) -> None:
+        limiter = new(store, clock)
+        waiting = asyncio.create_task(record.hold(limiter, 1000))
+        # The store has granted it, and its answer is on the way.
+        await sleep_until(clock, clock.monotonic() + 1500)
+        assert store.taken == 1
+        await limiter.close()
+        with pytest.raises(GateClosed):
+            await waiting
+        await asyncio.sleep(1)
+        assert await store.used() == 0
+
+    play(scene)
+
+
+@pytest.mark.parametrize("limit", [Mutex("orders"), StrictRate("1/h")], ids=["lease", "start"])
+@pytest.mark.parametrize("turns", range(16))
+def test_what_is_granted_to_a_task_of_another_loop_that_leaves_is_given_back(limit: Any, turns: int) -> None:
+    store = LeaseStore()
+    limiter = new(store, None, limit, lease=60) if isinstance(limit, Mutex) else Limiter(limit, store)
+    home = asyncio.new_event_loop()
+    thread = threading.Thread(target=home.run_forever)
+    thread.start()
+    is_stopped, may_go_on = threading.Event(), threading.Event()
+
+    def stop_after(left: int) -> None:
+        if left:
+            home.call_soon(stop_after, left - 1)
+        else:
+            is_stopped.set()
+            may_go_on.wait(patient(10))
+
+    async def hold() -> None:
+        async with limiter.hold("42"):
+            raise AssertionError("it was cancelled")
+
+    async def main() -> None:
+        # The limiter belongs to the loop of its first call.
+        asyncio.run_coroutine_threadsafe(limiter.snapshot("42"), home).result(patient(10))
+        store.on_answer = lambda: stop_after(turns)
+        holding = asyncio.create_task(hold())
+        await asyncio.sleep(0)
+
+        # The other loop stops at one of its turns between the answer of the store and the end of the call. This loop,
+        # which does not turn meanwhile, then cancels the caller.
+        assert is_stopped.wait(patient(10))
+        holding.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+        await becomes(store.used, 0)
+        await limiter.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        may_go_on.set()
+        home.call_soon_threadsafe(home.stop)
+        thread.join()
+        home.close()
 
 
 def test_waiters_of_a_process_are_served_in_the_order_of_their_arrival() -> None:
