@@ -414,6 +414,7 @@ class Node:
                     node=self.id,
                     running=len(self.attempts),
                     by_operator=self._is_stopped_by_operator,
+                    grace=self._settings.grace,
                 )
             )
             # The node claims no more, so other releases need not wait for its jobs to end.

@@ -322,10 +322,14 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             )
         case NodeStopping():
             why = " at the request of an operator" if event.by_operator else ""
+            line = f"{event.node} is stopping{why}: it claims no more jobs"
+            if not event.running:
+                return logging.INFO, line
+            # A warning, so that a program without any logging shows it too, in place of silence for the whole grace.
             return (
-                logging.INFO,
-                f"{event.node} is stopping{why}: it claims no more jobs and waits for "
-                f"{counted(event.running, 'running job')}",
+                logging.WARNING,
+                f"{line} and waits up to {event.grace:g} s for {counted(event.running, 'running job')}; Ctrl+C or "
+                "SIGTERM once more ends it at once",
             )
         case NodeStopped():
             return logging.INFO, f"{event.node} stopped, {counted(event.returned, 'job')} returned"
