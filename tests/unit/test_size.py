@@ -27,7 +27,7 @@ BUDGETS = {
     "observe": 2_400,
     "schedules": 1_800,
     "storage": 21_500,
-    "tasks": 6_900,
+    "tasks": 7_000,
     "testing": 1_800,
 }
 
