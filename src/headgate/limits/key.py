@@ -7,8 +7,9 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from string import Formatter
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -129,9 +130,13 @@ def key_text(value: object) -> str:
     inside of other values. These, and records without a `__str__` of their own, are written as JSON, sorted. Raises
     TypeError for what has no JSON form.
     """
-    if type(value).__str__ is object.__str__ and (isinstance(value, _CONTAINERS) or fields_of(type(value))):
-        return _to_sorted_json(value).decode()
-    return str(value)
+    kind: Any = type(value)
+    return _to_sorted_json(value).decode() if _is_written_as_json(kind) else str(value)
+
+
+@lru_cache(1000)
+def _is_written_as_json(kind: Any) -> bool:
+    return kind.__str__ is object.__str__ and (issubclass(kind, _CONTAINERS) or bool(fields_of(kind)))
 
 
 def _plain(value: object) -> object:
