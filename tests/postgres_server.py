@@ -27,6 +27,7 @@ from headgate.clock import SystemClock
 from headgate.storage.migrations import load_migrations
 from headgate.storage.postgres.dialect import in_schema
 from headgate.storage.postgres.storage import PostgresStorage
+from tests.until import patient
 
 URL = "HEADGATE_TEST_POSTGRES_URL"
 ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
@@ -95,7 +96,7 @@ class PostgresServer:
                 stderr=log,
                 **unprivileged(),
             )
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + patient(15)
         while time.monotonic() < deadline and self._process.poll() is None:
             if self._is_ready():
                 return True
@@ -122,7 +123,7 @@ class PostgresServer:
         if self._process is not None:
             self._process.send_signal(number)
             try:
-                self._process.wait(10)
+                self._process.wait(patient(10))
             except subprocess.TimeoutExpired:
                 self.kill()
             self._process = None

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.until import patient
+
 URL = "HEADGATE_TEST_REDIS_URL"
 
 
@@ -33,7 +35,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def client(self) -> redis.Redis:
-        return redis.Redis(port=self.port, socket_timeout=5)
+        return redis.Redis(port=self.port, socket_timeout=patient(5))
 
     def start(self) -> None:
         """Start, or start again on the same port."""
@@ -51,7 +53,7 @@ class RedisServer:
 
     def _answers(self) -> bool:
         assert self._process is not None
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + patient(10)
         with self.client() as client:
             while time.monotonic() < deadline and self._process.poll() is None:
                 try:

@@ -67,7 +67,7 @@ class Site:
 
     def __init__(self, name: str, url: str, schema: str, began: dict[str, float]) -> None:
         self.name = name
-        self.app = app = Headgate(url, schema=schema, connections=5, heartbeat=0.5, lease=LEASE)
+        self.app = app = Headgate(url, schema=schema, connections=5, heartbeat=0.5, lease=LEASE, grace=1)
         once = RetryPolicy(retries=0)
         app.limit("shared", RateLimit("10000/s", burst=10_000, cost="{weight}"))
 

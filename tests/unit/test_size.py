@@ -26,7 +26,7 @@ BUDGETS = {
     "limits": 9_500,
     "observe": 2_400,
     "schedules": 1_800,
-    "storage": 21_500,
+    "storage": 21_800,
     "tasks": 7_000,
     "testing": 1_800,
 }

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import lru_cache
 from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -248,8 +249,12 @@ class Session:
     def _new_silence(self, settings: Mapping[str, str]) -> ClientSilence | None:
         if self._clock is None:
             return None
-        limit = parse_duration(settings[IDLE_SETTING], IDLE_SETTING)
-        return ClientSilence(self._clock, limit, self._store)
+        return ClientSilence(self._clock, _duration(settings[IDLE_SETTING]), self._store)
+
+
+@lru_cache(8)
+def _duration(setting: str) -> int:
+    return parse_duration(setting, IDLE_SETTING)
 
 
 class Database:
