@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
@@ -671,7 +672,7 @@ class Headgate:
                 "use sqlite:///path, or `async with app:` inside the process that enqueues"
             )
         bounds = self._child_bounds(max_tasks_per_child, max_memory_per_child)
-        node = self._make_node(queues, grace, drain, slots, name, labels, bounds)
+        node = self._make_node(queues, grace, drain, slots, name, labels, bounds, ends_when_lost=True)
         # Also during opening and closing, so that a signal does not interrupt them.
         is_main = threading.current_thread() is threading.main_thread()
         with stopped_by_signals(node) if handle_signals and is_main else contextlib.nullcontext():
@@ -694,6 +695,8 @@ class Headgate:
         name: str | None = None,
         labels: Collection[str] | None = None,
         children: ChildBounds | None = None,
+        *,
+        ends_when_lost: bool = False,
     ) -> Node:
         if IN_CHILD.get():
             raise DeclarationError(
@@ -705,7 +708,9 @@ class Headgate:
         return self._node_kind(
             self._storage,
             self._registry,
-            self._node_settings(queues, grace, drain, slots, name, labels, children),
+            replace(
+                self._node_settings(queues, grace, drain, slots, name, labels, children), ends_when_lost=ends_when_lost
+            ),
             clock=self._clock,
             bus=self._bus,
             random=self._random,

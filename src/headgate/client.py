@@ -50,6 +50,7 @@ from headgate.storage.store import Store
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.flow import BatchPlan, ChainPlan, FlowBatch, FlowCall, Step, growth
 from headgate.tasks.handle import EnqueuePrediction, Job
+from headgate.tasks.modules import require_not_imported
 from headgate.tasks.payload_folder import PayloadFolder
 from headgate.tasks.portal import Portal, WaitingThread
 from headgate.tasks.registry import Registry
@@ -124,7 +125,7 @@ class Client:
         self.limiter_grants: LimiterCounts = counts(kind=LimiterGranted)
         self.limiter_refusals: LimiterCounts = counts(kind=LimiterRefused)
         self.limiter_bypasses: LimiterCounts = counts(kind=LimiterBypassed)
-        self.portal: Portal = Portal(lambda: self, lambda: self.lifecycle.loop, self.require_shared)
+        self.portal: Portal = Portal(lambda: self, lambda: self.lifecycle.loop, self.require_openable)
         self._clock = clock
         self._bus = bus
         self._ids = ids
@@ -146,11 +147,16 @@ class Client:
 
     async def enter(self, *, migrate: bool | None = None) -> None:
         """Open it, as `async with` does, until `lifecycle.leave()`; `migrate` as in `Headgate.open`."""
-        self.require_shared()
+        self.require_openable()
         await self.lifecycle.enter(partial(self._open, migrate))
 
-    def require_shared(self) -> None:
-        """Raise DeclarationError in a child process whose store would be separate from that of the app."""
+    def require_openable(self) -> None:
+        """Raise DeclarationError where the app must not be opened.
+
+        That is while its program is imported for its declarations, and in a child process whose store would be separate
+        from that of the app.
+        """
+        require_not_imported()
         if IN_CHILD.get() and self.storage.is_in_process:
             raise DeclarationError(
                 "jobs on memory:// are in the memory of another process, so a process task cannot enqueue; "

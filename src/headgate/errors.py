@@ -47,6 +47,10 @@ class StorageUnavailable(HeadgateError):
     """The storage did not confirm the write or read; whoever called knows that it may not have happened."""
 
 
+class StorageLost(StorageUnavailable):
+    """The file of the storage was removed, replaced or damaged while it was open; this process cannot use it again."""
+
+
 class FolderUnavailable(StorageUnavailable):
     """The folder of large payloads did not confirm a read or a write in time; the database may well be there."""
 

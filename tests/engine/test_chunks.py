@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -399,3 +400,46 @@ def test_arguments_are_checked_as_elements() -> None:
             await (await index.enqueue(Doc("a"))).result()
 
     in_virtual_time(test)
+
+
+@pytest.mark.parametrize("shared", ["raised", "returned"])
+def test_an_error_of_a_call_costs_each_of_its_jobs_the_same(shared: str) -> None:
+    """One object is raised for all: its traceback once grew with each, and described a loop's worth of frames."""
+    texts: list[str] = []
+    frames: list[int] = []
+
+    class Broken(Exception):
+        def __str__(self) -> str:
+            texts.append("asked")
+            return "broken"
+
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        @app.chunked(200, wait=0.5, retry=RetryPolicy(retries=0))
+        async def index(docs: list[Doc]) -> list[Exception]:
+            error = Broken()
+            if shared == "raised":
+                raise error
+            return [error] * len(docs)
+
+        @app.around_attempt
+        async def measure(attempt: object, call: Callable[[], Awaitable[object]]) -> object:
+            try:
+                return await call()
+            except Broken as error:
+                frames.append(len(list(traceback.walk_tb(error.__traceback__))))
+                raise
+
+        async with app:
+            jobs = await index.enqueue_many([(Doc("a"),)] * 200)
+            await asyncio.sleep(5)
+            found = [await job.status() for job in (jobs[0], jobs[-1])]
+            assert [each.state for each in found] == [JobState.FAILED] * 2
+            assert found[0].error == found[1].error
+            assert found[0].error is not None
+            assert "Broken: broken" in (found[0].error.traceback or "")
+
+    in_virtual_time(test, concurrency=200)
+    assert len(frames) == 200
+    assert len(set(frames)) == 1
+    # What describes it, what logs it for each job; the traceback is formatted once.
+    assert len(texts) < 3 * 200

@@ -194,3 +194,39 @@ def test_an_unknown_app_name_is_refused_with_the_existing_apps(shop: Path) -> No
     # Now the attribute `app` of the package is its module.
     with pytest.raises(AppNotFound, match=r"is 'module', not a Headgate app; write corner_shop\.app:jobs$"):
         locate("corner_shop:app")
+
+
+@pytest.mark.parametrize("opens", ["asyncio.run(main())", "sync.sync.enqueue('acme')", "with app: pass"])
+def test_a_program_that_enqueues_when_it_is_imported_is_refused_with_the_line_to_write(
+    tmp_path: Path, suffix: str, opens: str
+) -> None:
+    """Each command once enqueued again: four jobs became sixteen."""
+    name = f"app_{suffix}"
+    source = f"""
+import asyncio
+
+from headgate import Headgate
+
+app = Headgate("sqlite:///jobs.db")
+
+
+@app.task
+async def sync(tenant: str) -> None: ...
+
+
+async def main() -> None:
+    async with app.open():
+        await sync.enqueue("acme")
+
+
+{opens}
+"""
+    write(tmp_path, **{name: source})
+    told = call("status", f"{name}:app").output
+    assert f"{name}.py, line 18, `{opens}`" in told
+    assert 'put the code of the main program under `if __name__ == "__main__":`' in told
+    (tmp_path / f"{name}.py").unlink()
+    guarded = source.replace(opens, f'if __name__ == "__main__":\n    {opens}')
+    write(tmp_path, **{f"{name}_guarded": guarded})
+    with locate(f"{name}_guarded:app").sync as app:
+        assert app.admin.count() == 0

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from headgate import Headgate
 from headgate.cli.main import main
 from headgate.cli.reloader import Reloader
 from headgate.cli.supervisor import Supervisor
 from headgate.clock import SystemClock
 from headgate.errors import DeclarationError
-from tests.until import patient, until
+from tests.until import patient, until, until_now
 
 APP = """
 from headgate import Headgate, StrictRate
@@ -217,3 +218,42 @@ async def test_without_watchfiles_reload_says_how_to_install_it(folder: Path, mo
     monkeypatch.setitem(sys.modules, "watchfiles", None)
     with pytest.raises(DeclarationError, match=r"pip install 'headgate\[reload\]'"):
         await Reloader([sys.executable, "-c", "pass"], folder).run()
+
+
+@pytest.mark.nightly
+def test_a_worker_whose_file_was_removed_ends_with_an_error_for_its_supervisor(folder: Path) -> None:
+    """It once lived on for ever and did nothing."""
+    name = f"removed_{uuid.uuid4().hex}"
+    (folder / f"{name}.py").write_text(APP.replace("history=False", "history=False, heartbeat=1"))
+    log = folder / "log"
+    with log.open("w") as file:
+        worker = subprocess.Popen([sys.executable, "-m", "headgate", "worker", f"{name}:app"], cwd=folder, stderr=file)
+    try:
+        until_now(lambda: "works on" in log.read_text(), missing=log.read_text)
+        for path in folder.glob("jobs.db*"):
+            path.unlink()
+        assert worker.wait(patient(20)) == 1
+    finally:
+        worker.kill()
+        worker.wait()
+    assert "jobs.db was removed or replaced while it was open" in log.read_text().splitlines()[-1]
+    assert not (folder / "jobs.db").exists()
+
+
+@pytest.mark.parametrize("has_tasks", [False, True])
+async def test_a_worker_without_tasks_says_so_as_a_warning(
+    caplog: pytest.LogCaptureFixture, *, has_tasks: bool
+) -> None:
+    app = Headgate("memory://")
+    if has_tasks:
+
+        @app.task
+        async def work() -> None: ...
+
+    with caplog.at_level(logging.INFO, logger="headgate"):
+        async with app:
+            await until(lambda: any("works on" in each.getMessage() for each in caplog.records))
+    (started,) = [each for each in caplog.records if "works on" in each.getMessage()]
+    assert started.levelname == ("INFO" if has_tasks else "WARNING")
+    assert ("no tasks, so it runs no jobs" in started.getMessage()) is not has_tasks
+    assert ('imports=["myproject.tasks"]' in started.getMessage()) is not has_tasks

@@ -171,3 +171,32 @@ async def test_views_of_a_forking_web_server_enqueue_read_and_cancel(server: str
     async with app:
         results = {await result_within(app.job(id), 15) for id in ids - {cancelled}}
     assert len(results) == 59
+
+
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "limiter = app.sync.admin.count()"])
+def test_a_script_that_closes_nothing_ends_without_a_word(tmp_path: Path, ending: str) -> None:
+    """It once ended with nine lines of tasks that were destroyed."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+from headgate import Headgate
+
+app = Headgate("sqlite:///{tmp_path}/jobs.db")
+
+
+@app.task
+async def work(number: int) -> None: ...
+
+
+if __name__ == "__main__":
+    work.sync.enqueue(1)
+    work.sync.enqueue_many([(2,), (3,)])
+    {ending}
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=patient(20)
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with make_app(f"sqlite:///{tmp_path}/jobs.db").sync as app:
+        assert app.admin.count() == 3

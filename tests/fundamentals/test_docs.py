@@ -72,7 +72,7 @@ def test_the_examples_of_a_page_run_as_documented(page: str, tmp_path: Path, run
 
 @pytest.mark.parametrize("page", DECLARING)
 def test_the_examples_of_a_page_can_be_declared(page: str) -> None:
-    exec("\n\n".join(blocks_of((DOCS / page).read_text())), {"__name__": "example"})
+    exec("\n\n".join(blocks_of((DOCS / page).read_text())), {"__name__": "__main__"})
 
 
 @pytest.mark.slow

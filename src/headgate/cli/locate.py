@@ -24,6 +24,7 @@ from headgate.app import Headgate
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.escaping import printable
 from headgate.tasks import modules
+from headgate.tasks.modules import declaring_only
 
 R = TypeVar("R")
 
@@ -61,7 +62,8 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
+        with declaring_only("`headgate`"):
+            found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
@@ -88,7 +90,8 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
     if not isinstance(found, Headgate):
         raise AppNotFound(f"{target} is {type(found).__name__!r}, not a Headgate app; {_advice(module_name)}")
     try:
-        found.import_tasks(*imports)
+        with declaring_only("`headgate`"):
+            found.import_tasks(*imports)
     except HeadgateError:
         raise
     except Exception as error:

@@ -51,6 +51,7 @@ from headgate.jobs.report import kept_level, kept_line, kept_message, kept_name
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.context import JobContext, JobLogCapture, enter
 from headgate.tasks.hooks import Moment
+from headgate.tasks.modules import declaring_only
 from headgate.tasks.payload import PayloadType
 from headgate.tasks.process_body import find_function
 from headgate.tasks.task import Task
@@ -230,10 +231,12 @@ class _Functions:
             setup = self._setup
             named = {"init_main_from_name": setup.main_name} if setup.main_name is not None else {}
             placed = {"init_main_from_path": setup.main_path} if setup.main_path is not None else {}
-            spawn.prepare(named or placed)
+            with declaring_only("a child process"):
+                spawn.prepare(named or placed)
             self._has_main = True
         elif module != "__main__":
-            importlib.import_module(module)
+            with declaring_only("a child process"):
+                importlib.import_module(module)
 
     def find(self, request: AttemptRequest) -> tuple[Any, PayloadType]:
         key = request.module, request.function

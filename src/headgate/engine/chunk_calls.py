@@ -6,12 +6,14 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Pool
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from headgate.clock import SECOND, Clock, Timer
+from headgate.engine.error_text import describe_error
 from headgate.engine.threads import in_thread
 from headgate.errors import PayloadError
+from headgate.jobs.job import JobError
 from headgate.tasks.chunk import Chunk
 from headgate.tasks.context import JobContext, enter_chunk
 from headgate.tasks.task import Task
@@ -35,11 +37,31 @@ class MismatchedResults(PayloadError):
     """A call returned neither None nor a list with one result for each job."""
 
 
+class CallError:
+    """An error of a call, which all its jobs may share: one object, described once.
+
+    Each `raise` adds frames to the traceback of its error, so each job raises it with the traceback of the call: what
+    one job costs does not grow with the number of jobs.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self._traceback = error.__traceback__
+
+    def renewed(self) -> BaseException:
+        """Return the error with the traceback that it left the call with."""
+        return self.error.with_traceback(self._traceback)
+
+    @cached_property
+    def described(self) -> JobError:
+        return describe_error(self.renewed())
+
+
 class ChunkAnswer(NamedTuple):
     """What a call answers for one job: a result or an error. With `is_late` its handler was not called."""
 
     result: Any = None
-    error: BaseException | None = None
+    error: CallError | None = None
     is_late: bool = False
 
 
@@ -124,7 +146,7 @@ class ChunkCalls:
             answers = _answers(await self._run(ready), len(ready), ready[0].member.task.name)
         except BaseException as error:
             # SystemExit as well: raised out of a task it would end the program.
-            answers = [ChunkAnswer(error=error)] * len(ready)
+            answers = [ChunkAnswer(error=CallError(error))] * len(ready)
         for place, answer in zip(ready, answers, strict=True):
             _answer(place, answer)
 
@@ -156,7 +178,10 @@ def _answers(results: Any, count: int, task: str) -> list[ChunkAnswer]:
             f"task {task!r} was called for {count} jobs and returned {got}; return None, or a list with a result or an "
             "exception for each job, in their order"
         )
-        return [ChunkAnswer(error=wrong)] * count
+        return [ChunkAnswer(error=CallError(wrong))] * count
+    # By identity: several jobs may have the same object.
+    errors = {id(each): CallError(each) for each in results if isinstance(each, BaseException)}
     return [
-        ChunkAnswer(error=each) if isinstance(each, BaseException) else ChunkAnswer(result=each) for each in results
+        ChunkAnswer(error=errors[id(each)]) if isinstance(each, BaseException) else ChunkAnswer(result=each)
+        for each in results
     ]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from headgate.clock import Clock, Timer, sleep
+from headgate.clock import SECOND, Clock, Timer, sleep
 from headgate.engine.bus import EventBus, publish_storage_failure, publish_use
 from headgate.engine.claim_notices import ClaimNotices
 from headgate.engine.claim_recovery import ClaimRecovery
@@ -23,7 +23,11 @@ from headgate.jobs.job import ClaimedJob
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, Claimed, Room
 from headgate.storage.store import Store
+from headgate.storage.stored_rows import note_unreadable
 from headgate.tasks.registry import Registry
+
+CHANGED_PAUSE = 60 * SECOND
+"""How long a job waits until it is claimed again whose row was changed in the database (microseconds)."""
 
 
 class ClaimLoop:
@@ -133,8 +137,23 @@ class ClaimLoop:
             if self._stopping.is_set():
                 # The node was stopped during the claim.
                 self._outcomes.hand_back(job)
+            elif (changed := self._changed_by_hand(job)) is not None:
+                note_unreadable("job", job.id, changed)
+                self._outcomes.hand_back(job, delay=CHANGED_PAUSE)
             else:
                 self._attempts.start(job)
+
+    def _changed_by_hand(self, job: ClaimedJob) -> str | None:
+        """Return what is wrong with a job that this claim did not ask for; None if nothing.
+
+        A claim takes jobs by their gates, and a gate is of one task in one queue. So a job with this node's gate and
+        another task or queue was changed in the database. It waits like the jobs of an unknown task.
+        """
+        if job.task not in self._registry.runnable(self._labels).names:
+            return f"task: it is {job.task!r}, which this node does not run, but its gate is that of another task"
+        if job.queue not in self._slots.capacity:
+            return f"queue: it is {job.queue!r}, which is not served here, but its gate is that of another queue"
+        return None
 
     def _claim_again(self, claim: Claim, claimed: Claimed, asked_at: int) -> None:
         """Set the timer of the next claim, and fetch starts for the remote buckets that this one found empty."""

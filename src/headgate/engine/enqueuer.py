@@ -179,9 +179,9 @@ class Enqueuer:
             raise DeclarationError(f"schedule {spec.name!r}: id is an option of one job; each occurrence has its own")
         arguments: dict[str, Any]
         if call.later:
-            payload, arguments = task.payload.encode_part(call.kwargs, call.later)
+            payload, arguments = task.payload.encode_part(call.kwargs, call.later, is_declared=True)
         else:
-            payload, arguments = task.payload.encode(call.args, call.kwargs)
+            payload, arguments = task.payload.encode(call.args, call.kwargs, is_declared=True)
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # An impossible key or cost is raised here, and not later on a node.
         on_skip = require_key if call.later else partial(self._skip, task.name)

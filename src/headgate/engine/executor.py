@@ -21,7 +21,7 @@ from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.cause import CANCELLED_BY_HANDLER
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import ChildCall, Children
-from headgate.engine.chunk_calls import ChunkCalls, MismatchedResults
+from headgate.engine.chunk_calls import CallError, ChunkCalls, MismatchedResults
 from headgate.engine.error_text import describe_error
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.remote_error import rebuild_error
@@ -106,6 +106,7 @@ class RunningAttempt:
 
     __slots__ = (
         "_asyncio_task",
+        "_call_error",
         "_causes",
         "_child_failure",
         "_context",
@@ -145,6 +146,7 @@ class RunningAttempt:
         self._context: JobContext | None = None
         # What the failure of a child process is recorded as, if the hooks do not change it.
         self._child_failure: Outcome | None = None
+        self._call_error: CallError | None = None
         # The thread or child that runs the handler. It may outlive the attempt: a thread cannot be stopped.
         self.thread: asyncio.Future[Any] | None = None
         # The timer that reports it as lingering; set by its cancellation.
@@ -434,11 +436,12 @@ class RunningAttempt:
         result, error, is_late = await self._dependencies.chunks.join(self, item, self.job.queue)
         if is_late:
             raise _TooLate
-        if isinstance(error, MismatchedResults):
-            raise _Unstorable(error)
-        if error is not None:
-            raise error
-        return result
+        if error is None:
+            return result
+        if isinstance(error.error, MismatchedResults):
+            raise _Unstorable(error.error)
+        self._call_error = error
+        raise error.renewed()
 
     def _result_of_child(self, outcome: Outcome) -> Any:
         """Return or raise for the hooks what the function in the child returned or raised."""
@@ -630,6 +633,8 @@ class RunningAttempt:
             self.context.log.warning("job %s waits %d s for a transaction: %s", self.job.id, REFUSAL_PAUSE, error)
             return Snoozed(REFUSAL_PAUSE * SECOND)
         self.error = error
+        if described is None and self._call_error is not None and self._call_error.error is error:
+            described = self._call_error.described
         match error:
             # A subclass may have forgotten the constructor: without its delay it is an error like any other.
             case Snooze(delay=int(delay)):

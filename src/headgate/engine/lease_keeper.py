@@ -18,7 +18,7 @@ from headgate.engine.recorder import Recorder
 from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.skew import SkewWatch
-from headgate.errors import StorageUnavailable
+from headgate.errors import StorageLost, StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead
 from headgate.storage.store import Store
 
@@ -36,7 +36,11 @@ MAX_LINGERING = 100
 
 
 class LeaseKeeper:
-    """Sends a heartbeat every `interval` microseconds; if the lease ends, cancels attempts that must not run twice."""
+    """Sends a heartbeat every `interval` microseconds; if the lease ends, cancels attempts that must not run twice.
+
+    With `ends_when_lost` it raises StorageLost for a store that this process can never reach again: a worker would
+    continue without work, and its supervisor would not notice.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class LeaseKeeper:
         wakeup: ClaimWakeup,
         *,
         interval: int,
+        ends_when_lost: bool,
         stopping: asyncio.Event,
         clock: Clock,
         bus: EventBus,
@@ -66,6 +71,7 @@ class LeaseKeeper:
         self._reporter = reporter
         self._wakeup = wakeup
         self._interval = interval
+        self._ends_when_lost = ends_when_lost
         self._stopping = stopping
         self._clock = clock
         self._bus = bus
@@ -90,6 +96,8 @@ class LeaseKeeper:
                 await self.beat(all=number % FULL_EVERY < 2)
             except StorageUnavailable as error:
                 publish_storage_failure(self._bus, self._clock, "sending a heartbeat", error)
+                if self._ends_when_lost and isinstance(error, StorageLost) and not self._stopping.is_set():
+                    raise
 
     # --------------------------------------------------------------------------------------------- renewing
 

@@ -73,7 +73,8 @@ class NodeSettings:
     require none but its `labels` (None: all tasks, as in tests). `children` says when child processes are replaced. Of
     each job's log the first `log_lines` (1,000; 0: none) of `log_level` (INFO) and above are kept. `version` is that of
     Headgate, `release` that of the user's program. With `drain` the node stops by itself. With `throttle_events` (True)
-    it publishes events of throttled jobs.
+    it publishes events of throttled jobs. With `ends_when_lost`, as a worker, the node ends with StorageLost when its
+    store is lost; without, the program around it continues and gets that error itself.
     """
 
     queues: Mapping[str, int]
@@ -92,6 +93,7 @@ class NodeSettings:
     release: str | None = None
     drain: Drain | None = None
     throttle_events: bool = True
+    ends_when_lost: bool = False
 
 
 class Node:
@@ -215,6 +217,7 @@ class Node:
             self._reporter,
             self._wakeup,
             interval=interval,
+            ends_when_lost=settings.ends_when_lost,
             stopping=self._stopping,
             clock=clock,
             bus=bus,
@@ -414,6 +417,7 @@ class Node:
                     node=self.id,
                     running=len(self.attempts),
                     by_operator=self._is_stopped_by_operator,
+                    grace=self._settings.grace,
                 )
             )
             # The node claims no more, so other releases need not wait for its jobs to end.

@@ -67,12 +67,15 @@ class OutcomeRecorder:
         ran = (self._clock.monotonic() - attempt.started_at) / SECOND
         self._recorder.end(job, ending, now, then, ran=ran)
 
-    def hand_back(self, job: ClaimedJob) -> None:
-        """Return a job that was claimed and does not start; no attempt is spent."""
+    def hand_back(self, job: ClaimedJob, delay: int = 0) -> None:
+        """Return a job that was claimed and does not start, for `delay` microseconds; no attempt is spent."""
         charge = self._charges.refund(job)
         self.handed_back += 1
-        ending = Returned(job.id, job.fence, "interrupted", spent=False, charge=charge)
-        self._recorder.end(job, ending, self._storage.now())
+        now = self._storage.now()
+        run_at = now + delay if delay else None
+        self._recorder.end(
+            job, Returned(job.id, job.fence, "interrupted", spent=False, run_at=run_at, charge=charge), now
+        )
 
     def _ending_of(self, attempt: RunningAttempt, outcome: Outcome, now: int) -> Ending:
         job = attempt.job

@@ -372,7 +372,7 @@ class NodeChanged(Event, frozen=True):
 
 
 class NodeStopping(Event, frozen=True):
-    """This node is stopping: it claims no more jobs and lets its `running` ones finish within the grace.
+    """This node is stopping: it claims no more jobs and lets its `running` ones finish within `grace` seconds.
 
     `by_operator`: as an operator requested by `headgate nodes stop`, the dashboard or the API.
     """
@@ -380,6 +380,7 @@ class NodeStopping(Event, frozen=True):
     node: str
     running: int
     by_operator: bool = False
+    grace: float = 0.0
 
 
 class NodeStopped(Event, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 from enum import Enum
 from functools import cached_property
@@ -86,6 +86,13 @@ class ArgumentFields:
                 names = sorted({field for kind in missing.values() for field in fields_of(kind)})
                 return _missing_field_message(" | ".join(missing), name, names, path[:depth])
             kinds = found
+        unordered = [_type_name(kind) for known in kinds for kind in _alternatives(known) if _is_unordered(kind)]
+        if unordered:
+            return (
+                f"it is a {unordered[0]}, which has no order: equal ones would have different keys; name one of its "
+                "fields, or compute a text by a function, such as "
+                f'key=lambda {path[0]}: ",".join(sorted({".".join(path)}))'
+            )
         return None
 
 
@@ -108,6 +115,12 @@ def read_types(function: Callable[..., Any]) -> dict[str, Any]:
     except Exception:  # resolving the names in annotations can raise anything
         hints = {}
     return {name: hints.get(name, UNKNOWN) for name in names}
+
+
+def _is_unordered(kind: Any) -> bool:
+    """Return whether the text of a value of this type depends on more than the value: sets and mappings."""
+    kind = get_origin(kind) or kind
+    return is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, (Set, Mapping)))
 
 
 class _NoField(Exception):

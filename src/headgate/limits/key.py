@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from string import Formatter
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import msgspec
 
 from headgate.errors import DeclarationError
-from headgate.limits.argument_fields import ArgumentFields, nearest
+from headgate.limits.argument_fields import ArgumentFields, fields_of, nearest
 
 MAX_KEY = 256
 """The longest key; a longer one is replaced by its SHA-256."""
@@ -114,10 +117,41 @@ def bucket_key(value: object, longest: int = MAX_KEY) -> str:
     """Return the computed key as stored: text, "" if it is empty, or its SHA-256 if it is long or cannot be stored."""
     if value is None:
         return ""
-    text = value if type(value) is str else str(value)
+    text = value if type(value) is str else key_text(value)
     if len(text) <= longest and "\x00" not in text and (text.isascii() or _is_unicode(text)):
         return text
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def key_text(value: object) -> str:
+    """Return the text of a value in a key: equal values have equal texts, in every process.
+
+    `str()` of a set follows the hash seed of its process, and `str()` of a dict the order in which it was filled, also
+    inside of other values. These, and records without a `__str__` of their own, are written as JSON, sorted. Raises
+    TypeError for what has no JSON form.
+    """
+    kind: Any = type(value)
+    return _to_sorted_json(value).decode() if _is_written_as_json(kind) else str(value)
+
+
+@lru_cache(1000)
+def _is_written_as_json(kind: Any) -> bool:
+    return kind.__str__ is object.__str__ and (issubclass(kind, _CONTAINERS) or bool(fields_of(kind)))
+
+
+def _plain(value: object) -> object:
+    """Return a value that msgspec does not encode by itself as one that it does."""
+    if isinstance(value, Set):
+        return frozenset(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(type(value), "model_dump"):
+        return value.model_dump()  # type: ignore[attr-defined]  # a pydantic model
+    return str(value)
+
+
+_CONTAINERS = (Set, Mapping, list, tuple)
+_to_sorted_json = msgspec.json.Encoder(order="sorted", enc_hook=_plain).encode
 
 
 def levels_of(key: str) -> tuple[str, ...]:
@@ -137,17 +171,6 @@ def shown_template(key: object) -> str:
     if isinstance(key, Header):
         return f'header("{key.name}")'
     return getattr(key, "__qualname__", None) or type(key).__qualname__
-
-
-def described_callable(key: object) -> str:
-    """Return what a key computes, as text: a function by its name and code, so that a change of it is noticed."""
-    if isinstance(key, tuple):
-        return "|".join(map(described_callable, key))
-    code = getattr(key, "__code__", None)
-    if code is None:
-        return repr(key) if key is None or isinstance(key, (str, int, Header)) else type(key).__qualname__
-    names = (code.co_names, code.co_varnames, [const for const in code.co_consts if not hasattr(const, "co_code")])
-    return f"{getattr(key, '__qualname__', '')}:{code.co_code.hex()}:{names!r}"
 
 
 def _is_unicode(text: str) -> bool:
@@ -188,7 +211,7 @@ def _compile_template(template: str, parameters: Sequence[str], where: str, fiel
                 value = _resolve(arguments, path)
                 if value is None:
                     return None
-                text.append(str(value))
+                text.append(key_text(value))
         return "".join(text)
 
     return compute

@@ -58,6 +58,11 @@ from headgate.plural import counted
 
 logger = logging.getLogger("headgate")
 
+NO_TASKS = (
+    'no tasks, so it runs no jobs: name the modules that declare them, by Headgate(…, imports=["myproject.tasks"]) or '
+    "`headgate worker --import myproject.tasks`"
+)
+
 MOST_NAMES = 10
 """The most queues, tasks or limits that a log line names."""
 
@@ -154,7 +159,7 @@ def start_lines(event: NodeStarted) -> list[str]:
     return [
         f"{event.node} works on {event.storage} with Headgate {event.version}",
         _queues(event.queues),
-        _listed("task", event.tasks),
+        _listed("task", event.tasks) if event.tasks else NO_TASKS,
         _listed("limit", [f"{name} ({rule})" for name, rule in event.limits.items()]),
     ]
 
@@ -322,7 +327,7 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
         case QueueUnserved():
             return logging.WARNING, f"a result is awaited, and {unserved_text(event.queue, event.seconds)}"
         case NodeStarted():
-            return logging.INFO, "; ".join(start_lines(event))
+            return logging.INFO if event.tasks else logging.WARNING, "; ".join(start_lines(event))
         case NodeChanged():
             return logging.INFO, (
                 f"{event.node} is quiet: it claims no more jobs until it is resumed"
@@ -331,10 +336,14 @@ def _level_and_line(event: Event) -> tuple[int, str] | None:
             )
         case NodeStopping():
             why = " at the request of an operator" if event.by_operator else ""
+            line = f"{event.node} is stopping{why}: it claims no more jobs"
+            if not event.running:
+                return logging.INFO, line
+            # A warning, so that a program without any logging shows it too, in place of silence for the whole grace.
             return (
-                logging.INFO,
-                f"{event.node} is stopping{why}: it claims no more jobs and waits for "
-                f"{counted(event.running, 'running job')}",
+                logging.WARNING,
+                f"{line} and waits up to {event.grace:g} s for {counted(event.running, 'running job')}; Ctrl+C or "
+                "SIGTERM once more ends it at once",
             )
         case NodeStopped():
             return logging.INFO, f"{event.node} stopped, {counted(event.returned, 'job')} returned"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
@@ -171,7 +171,8 @@ def _split(exclude: Any) -> tuple[tuple[str, ...], tuple[ExcludesDay, ...]]:
             raise ValueError(f"exclude={each!r:.80} {DAYS_FORMS}")
         else:
             functions.append(each)
-    return tuple(texts), tuple(functions)
+    # A set has another order in each process, and equal declarations must be stored as equal texts.
+    return tuple(sorted(texts) if isinstance(exclude, Set) else texts), tuple(functions)
 
 
 def _starting(trigger: Every | Calendar, windows: Windows, instant: int) -> Every | Calendar:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from calendar import monthrange
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from datetime import date, datetime
 from zoneinfo import ZoneInfo
@@ -110,7 +110,9 @@ def weekdays_of(on: str | Collection[str]) -> tuple[str, ...]:
     words = (on,) if isinstance(on, str) else tuple(on) if isinstance(on, Collection) else (on,)
     if not words or any(weekdays_named(word) is None for word in words):
         raise ValueError(f'on={on!r:.80} must be days of a week, as "weekday" or ["mon", "wed"]')
-    return tuple(word.strip().lower() for word in words)
+    lower = (word.strip().lower() for word in words)
+    # A set has another order in each process, and equal declarations must be stored as equal texts.
+    return tuple(sorted(lower) if isinstance(on, Set) else lower)
 
 
 def written_days(day: object) -> str:

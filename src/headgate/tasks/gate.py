@@ -14,12 +14,12 @@ from headgate.jobs.draw_set import draws_where
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
+from headgate.limits.described_callable import described_callable
 from headgate.limits.key import (
     SHARED,
     UNTYPED,
     bucket_key,
     compile_key,
-    described_callable,
     is_constant,
     reads_arguments,
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import linecache
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Protocol
 
 from headgate.errors import DeclarationError
@@ -49,6 +52,44 @@ def import_modules(app: DeclaresTasks, names: Sequence[str]) -> None:
                 f"{name!r} in imports= of this app: there is no module {missing!r}, neither installed nor in "
                 f"{Path.cwd()}"
             ) from None
+
+
+_IMPORTED_BY: ContextVar[str | None] = ContextVar("headgate_imported_by", default=None)
+
+
+@contextmanager
+def declaring_only(by: str) -> Iterator[None]:
+    """In the block, programs are imported for their declarations: no app may be opened. `by` says who imports them.
+
+    A program that enqueues when it is imported would do so again with each command and in each child process.
+    """
+    token = _IMPORTED_BY.set(by)
+    try:
+        yield
+    finally:
+        _IMPORTED_BY.reset(token)
+
+
+def require_not_imported() -> None:
+    """Raise DeclarationError if a program opens its app while it is imported for its declarations."""
+    by = _IMPORTED_BY.get()
+    if by is not None:
+        raise DeclarationError(
+            f"this program opens its app whenever it is imported, and {by} imports it{_importing_line()}; put the code "
+            'of the main program under `if __name__ == "__main__":`, because commands and child processes import it'
+        )
+
+
+def _importing_line() -> str:
+    """Return the line of the module that is being imported, in which the caller runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    path, number = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(path, number).strip()
+    return f": {path}, line {number}" + (f", `{text:.100}`" if text else "")
 
 
 def require_one_app(app: DeclaresTasks) -> None:

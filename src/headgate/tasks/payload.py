@@ -18,7 +18,7 @@ from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.leading import results_in
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.round_trip import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
-from headgate.tasks.values import decoder, to_json
+from headgate.tasks.values import decoder, to_json, to_sorted_json
 
 MAX_PAYLOAD = 256 * 1024
 """The maximum of JSON bytes for one job's arguments, or for its result."""
@@ -138,15 +138,20 @@ class PayloadType:
         """The maximum of JSON bytes for a job's arguments, or for its result."""
         return self._max_payload
 
-    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    def encode(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_declared: bool = False
+    ) -> tuple[str, dict[str, Any]]:
         """Return a call as it is stored, and its arguments by name, as the handler gets them, with the defaults.
+
+        One that `is_declared`, by a schedule, is the same text in all processes, although a set has an order of its own
+        in each.
 
         Raises TypeError for arguments that do not fit the signature, PayloadError for values without a JSON form, and
         if a codec fails.
         """
         given = self.bind(args, kwargs)
         try:
-            payload = to_json(given)
+            payload = to_sorted_json(given) if is_declared else to_json(given)
         except Exception as error:  # the code of a model or a class can raise anything
             raise self._unwritable_argument(given, error) from None
         if len(payload) > self._max_payload:
@@ -165,13 +170,15 @@ class PayloadType:
         stored = self._codecs.encode(payload, self._arguments_text) if self._encodes else payload.decode()
         return stored, self._defaults | back if self._defaults else back
 
-    def encode_part(self, given: Mapping[str, Any], later: frozenset[str]) -> tuple[str, KnownArguments]:
+    def encode_part(
+        self, given: Mapping[str, Any], later: frozenset[str], *, is_declared: bool = False
+    ) -> tuple[str, KnownArguments]:
         """As `encode`, by name and without the arguments `later`, which are added when the job starts."""
         kinds = {name: kind for name, kind in self._kinds.items() if name in given}
         part = copy.copy(self)
         part._read_back = decoder(TypedDict("Payload", kinds)).decode  # type: ignore[operator]
         part._positional_only, part._required = (), frozenset(kinds)
-        payload, arguments = part.encode((), given)
+        payload, arguments = part.encode((), given, is_declared=is_declared)
         return payload, KnownArguments(arguments, later)
 
     def decode_part(self, payload: str, later: Iterable[str]) -> KnownArguments:

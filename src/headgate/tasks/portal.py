@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakMethod
 
 from headgate.errors import HeadgateError, NotOpen
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+CLOSE_AT_EXIT_TIMEOUT = 5.0
+"""Seconds that the closing of an app may take when its program ends without closing it."""
 
 Leave = Callable[[], None]
 """Leaves a context that was entered on the loop, and raises what that raises."""
@@ -57,8 +64,8 @@ class Portal:
     """Runs coroutines for threads without an event loop.
 
     If the app is open on an event loop, they run there; otherwise on a daemon thread of its own, where the first one
-    opens the app until `close()`. The thread ends when nothing keeps the app open there. Safe from many threads. After
-    a fork the child gets its own portal.
+    opens the app until `close()`, or until the program ends. The thread ends when nothing keeps the app open there.
+    Safe from many threads. After a fork the child gets its own portal.
     """
 
     def __init__(
@@ -80,6 +87,9 @@ class Portal:
         # Ends the thread.
         self._ended = asyncio.Event()
         self._leave_app: Leave | None = None
+        self._closes_at_exit = False
+        # Seconds to wait for the closing; None: as long as it takes.
+        self._patience: float | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T], caller: WaitingThread | None = None) -> T:
         """Run it and return its result; blocks this thread. Raises HeadgateError when called on the loop itself.
@@ -122,7 +132,7 @@ class Portal:
         """
         loop = self._loop_of_app()
         if loop is not None and loop is not self._loop:
-            return _enter(loop, context)
+            return partial(_enter(loop, context), None)
         self._forget_parent()
         with self._lock:
             if self._loop is None:
@@ -142,7 +152,7 @@ class Portal:
                 # The thread belongs to the parent of this process.
                 return
             try:
-                leave()
+                leave(self._patience)
             finally:
                 self._release()
 
@@ -161,11 +171,20 @@ class Portal:
         if leave is not None:
             leave()
 
+    def _close_at_exit(self) -> None:
+        """Close the app for a program that ends without `close()`; a store that does not answer is not waited for."""
+        self._patience = CLOSE_AT_EXIT_TIMEOUT
+        with contextlib.suppress(Exception):
+            self.close()
+
     def _opened_loop(self) -> asyncio.AbstractEventLoop:
         self._forget_parent()
         with self._opening:
             if self._leave_app is None and self._loop_of_app() is None:
                 self._leave_app = self.enter(self._open_app())
+                if not self._closes_at_exit:
+                    self._closes_at_exit = True
+                    _call_at_exit(WeakMethod(self._close_at_exit))
             loop = self._loop_of_app() or self._loop
             if loop is None:
                 # A worker that crashed has closed the app, and a block that opened it ends at this moment.
@@ -198,7 +217,7 @@ class Portal:
         assert thread is not None
         loop.call_soon_threadsafe(ended.set)
         # Without the lock: a handler's thread that cannot be stopped may ask for the app meanwhile.
-        thread.join()
+        thread.join(self._patience)
 
     def _forget_parent(self) -> None:
         """After a fork the thread of the parent is not here, and its locks may be held."""
@@ -209,8 +228,30 @@ class Portal:
             self._pid = os.getpid()
 
 
-def _enter(loop: asyncio.AbstractEventLoop, context: AbstractAsyncContextManager[Any]) -> Leave:
-    """Enter a context on a loop of another thread, in a task that waits until the returned function leaves it."""
+def _call_at_exit(function: WeakMethod[Callable[[], None]]) -> None:
+    """Call it when the main thread has ended, if its object still exists.
+
+    Functions of `atexit` come too late: the threads of executors, which a closing may need, have been ended by then.
+    """
+
+    def call() -> None:
+        found = function()
+        if found is not None:
+            found()
+
+    register = getattr(threading, "_register_atexit", atexit.register)
+    # The program may be ending already.
+    with contextlib.suppress(RuntimeError):
+        register(call)
+
+
+def _enter(
+    loop: asyncio.AbstractEventLoop, context: AbstractAsyncContextManager[Any]
+) -> Callable[[float | None], None]:
+    """Enter a context on a loop of another thread, in a task that waits until the returned function leaves it.
+
+    That function raises TimeoutError after the given number of seconds.
+    """
     entered: Future[asyncio.Event] = Future()
 
     async def stay() -> None:
@@ -228,10 +269,10 @@ def _enter(loop: asyncio.AbstractEventLoop, context: AbstractAsyncContextManager
     if not entered.done():
         staying.result()
 
-    def leave() -> None:
+    def leave(timeout: float | None) -> None:
         if not staying.done():
             loop.call_soon_threadsafe(entered.result().set)
-        staying.result()
+        staying.result(timeout)
 
     return leave
 

@@ -6,10 +6,13 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, TypedDict
 
 import pytest
 
 from headgate.errors import DeclarationError
+from headgate.limits.argument_fields import ArgumentFields, read_types
 from headgate.limits.key import MAX_KEY, ONE_FOR_ALL, SHARED, bucket_key, compile_key, header
 
 WHERE = "limit 15/m of task 'sync_tenant'"
@@ -214,3 +217,46 @@ def test_long_keys_that_differ_at_their_end_stay_apart() -> None:
 
 def test_a_long_key_that_is_no_valid_unicode_is_hashed_all_the_same() -> None:
     assert key_of("{value}", value="\udcff" * 300).startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    "annotation", ["set[str]", "frozenset", "dict[str, int]", "set[str] | None", "Annotated[set[str], 1]", "Regions"]
+)
+def test_a_template_that_names_a_set_or_a_dict_is_refused_at_declaration(annotation: str) -> None:
+    class Regions(TypedDict):
+        eu: int
+
+    def function(regions: object) -> None: ...
+
+    function.__annotations__["regions"] = eval(annotation, {"Regions": Regions, "Annotated": Annotated})
+    with pytest.raises(DeclarationError, match=r"has no order.*key=lambda regions: \",\".join\(sorted\(regions\)\)"):
+        compile_key("{regions}", ["regions"], "a test", ArgumentFields(read_types(function)))
+
+
+@dataclass
+class Shipment:
+    regions: set[str]
+    counts: dict[str, int]
+
+
+REGIONS = ["eu", "us", "asia", "africa"]
+
+
+def test_the_key_of_what_has_no_order_is_sorted_json() -> None:
+    one = Shipment(set(REGIONS), dict.fromkeys(REGIONS, 1))
+    other = Shipment({*REGIONS[2:], *REGIONS[:2]}, dict.fromkeys(reversed(REGIONS), 1))
+    text = '{"counts":{"africa":1,"asia":1,"eu":1,"us":1},"regions":["africa","asia","eu","us"]}'
+    assert key_of("{value}", value=one) == key_of("{value}", value=other) == text
+    assert key_of("of {value.regions}", value=one) == 'of ["africa","asia","eu","us"]'
+    assert key_of(lambda value: value.counts, value=one) == '{"africa":1,"asia":1,"eu":1,"us":1}'
+    assert key_of("{value}", value=[one.regions, MappingProxyType(one.counts)]) == (
+        '[["africa","asia","eu","us"],{"africa":1,"asia":1,"eu":1,"us":1}]'
+    )
+
+
+def test_a_value_with_a_text_of_its_own_keeps_it() -> None:
+    class Named(Shipment):
+        def __str__(self) -> str:
+            return "named"
+
+    assert key_of("{value}", value=Named(set(), {})) == "named"

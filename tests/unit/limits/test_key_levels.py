@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from headgate.errors import DeclarationError
+from headgate.limits.described_callable import described_callable
 from headgate.limits.fair import FairOrder, TurnGroup, TurnLine, TurnOrder
 from headgate.limits.key import (
     BETWEEN_LEVELS,
     MAX_KEY,
     bucket_key,
     compile_key,
-    described_callable,
     header,
     levels_of,
     shown_key,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headgate.clock import Clock, microseconds
-from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
+from headgate.errors import ForkedConnection, HeadgateError, StorageLost, StorageUnavailable, StorageUnusable
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
@@ -442,7 +442,7 @@ class SqliteDriver(Driver):
         if self._peers is not None and self._peers.is_file_lost():
             lost = self._peers.lost()
             self._break(lost)
-            raise StorageUnavailable(str(lost))
+            raise lost
 
     def _require_usable(self) -> None:
         if self._broken is not None:
@@ -460,13 +460,13 @@ class SqliteDriver(Driver):
         translated = sqlite_file.translate(error, self.path)
         if isinstance(translated, StorageUnusable):
             self._break(translated)
-            return StorageUnavailable(str(translated))
+            return StorageLost(str(translated))
         return translated or sqlite_file.missing_table_error(error, self.path) or error
 
     def _break(self, error: HeadgateError) -> None:
         """Let every verb raise this from now on: the file was damaged or replaced."""
         if self._broken is None:
-            self._broken = StorageUnavailable(str(error))
+            self._broken = StorageLost(str(error))
             logger.critical("storage stopped: %s", error)
 
     def _warn_slow(self, seconds: float) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headgate.clock import Clock, sleep
-from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.errors import HeadgateError, StorageLost, StorageUnavailable
 from headgate.storage.driver import Wake
 from headgate.storage.facts import SAFE_FOR_SEVERAL
 
@@ -154,9 +154,9 @@ class PeerNotifier:
         """Whether the file or its log is not the one that was opened; two file lookups, 4 µs."""
         return self._identify() != self._identity
 
-    def lost(self) -> StorageUnavailable:
+    def lost(self) -> StorageLost:
         """Return the error that every verb raises then."""
-        return StorageUnavailable(
+        return StorageLost(
             f"{self._path} was removed or replaced while it was open; what is written now would be lost: "
             "put it back and restart this process"
         )
