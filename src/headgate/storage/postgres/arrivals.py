@@ -36,6 +36,13 @@ class _Empty(msgspec.Struct):
     behind: str | None
 
 
+class _FairFloor(msgspec.Struct):
+    """Where to begin among the due lanes of a fair queue."""
+
+    queue: str
+    floor: int
+
+
 _MERGED = RowDecoder(_Merged, "lane")
 _EMPTY = RowDecoder(_Empty, "lane")
 
@@ -61,7 +68,7 @@ async def merge(
         "merge",
         after=after,
         limit_now=tx.limit_now,
-        due_floor=low_watermarks.due,
+        fair=[_FairFloor(queue, floor) for queue, floor in low_watermarks.turns.items()],
         floor=low_watermarks.arrivals,
         count=MERGED_AT_ONCE,
         proven=proven,

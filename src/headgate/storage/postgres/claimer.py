@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
+from headgate.limits.fair import PREFIX
 from headgate.storage.claim_rows import LaneHead
 from headgate.storage.claiming import EXPIRED_A_VISIT
 from headgate.storage.postgres.arrivals import ProvenFront, merge
@@ -258,9 +259,11 @@ class Claimer:
             for queue, lane in snapshot.ungated.items()
             if lane.version is not None and lane.first is not None
         ]
-        due = [lane.place for lane in snapshot.due if lane.group_id is None]
+        due = [lane for lane in snapshot.due if lane.group_id is None]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
-        self.low_watermarks.record_positions(due, opened, snapshot.limit_now)
+        self.low_watermarks.record_positions(
+            due, opened, snapshot.limit_now, [queue for queue in claim.rooms if PREFIX + queue in claim.rules]
+        )
         return snapshot
 
     async def _read_snapshot(self, tx: PostgresTransaction, claim: Claim) -> MultiWriterSnapshotRow:
@@ -289,7 +292,7 @@ class Claimer:
             now=None if own is None else own.now,
             limit_now=None if own is None else own.limit_now,
             arrival_floor=self.low_watermarks.arrivals,
-            due_floor=self.low_watermarks.due,
+            due_floors=[self.low_watermarks.due(queue) for queue in claim.rooms],
             opened_floor=self.low_watermarks.opened,
         )
         # If this process passes the time to statements, the server does not measure `took`.

@@ -92,7 +92,7 @@ ORDER BY place
 (SELECT turn FROM lane WHERE lane.group_id = @group_id ORDER BY turn DESC LIMIT 1)
 
 -- part: joined_turn [sqlite]
--- The turn with which a lane or group joins a line: in an empty line, the lowest turn is the highest one so far.
+-- The turn with which a lane or group joins a line.
 CASE
     WHEN own IS NOT NULL THEN max(own, lowest + (lowest & 1))
     ELSE @first_turn
@@ -104,7 +104,7 @@ INSERT INTO turn_group AS known (id, queue, turn, in_line)
 SELECT group_id, queue, @joined_turn, is_ready
 FROM (
     SELECT
-        group_id, queue, is_ready, highest, coalesce(lowest, highest, :since) AS lowest,
+        group_id, queue, is_ready, highest, coalesce(lowest, max(coalesce(highest, 0), :since)) AS lowest,
         (SELECT turn FROM turn_group WHERE turn_group.id = group_id) AS own
     FROM (
         SELECT
@@ -129,13 +129,15 @@ ON CONFLICT (id) DO UPDATE SET
 -- name: add_arrivals [sqlite]
 -- Count jobs in their lanes, which become due or sleep until their earliest delayed job is due. Lanes that become due are
 -- a microsecond apart, so that they keep the order of their jobs; an empty lane waits for nothing. A lane of a fair queue
--- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far.
+-- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far,
+-- but not below the present time.
 INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, wakes_at, turn)
 SELECT
     lane, queue, draws, variant, jobs, since, wakes_at, CASE WHEN joins THEN @joined_turn END
 FROM (
     SELECT
-        lane, queue, draws, variant, jobs, since, wakes_at, joins, highest, coalesce(lowest, highest, :since) AS lowest,
+        lane, queue, draws, variant, jobs, since, wakes_at, joins, highest,
+        coalesce(lowest, max(coalesce(highest, 0), :since)) AS lowest,
         CASE WHEN joins THEN (SELECT turn FROM lane AS stored WHERE stored.id = joining.lane) END AS own
     FROM (
         SELECT
@@ -211,8 +213,8 @@ CASE WHEN waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
 -- Lanes are locked in the order of their ids. This statement sees the lanes as of its start, and updates the newest
 -- version of each. A lane that another merge inserts at the same time is not among them: its arrivals are stored once
 -- more and left for the next merge. Lanes that become due get places in line in the order in which their jobs arrived. The
--- places are after the last one that was assigned (:after), and not below the low watermark from which this process reads
--- due lanes: it would not find a lane whose job was committed late.
+-- places are after the last one that was assigned (:after), and not before the present time: claims may have passed
+-- those, as low_watermarks.py says. Lanes of fair queues (:fair) are read from the low watermarks of this process.
 -- A snapshot that read this version of a lane (:proven) found no waiting job of a rank below that front that requested no
 -- start time. A job that it did not see has an arrival that was not merged then, and is merged now or later.
 WITH @unsynced,
@@ -233,7 +235,8 @@ summed AS MATERIALIZED (
     GROUP BY lane, queue, draws, variant
 ),
 -- A lane of a fair queue joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the
--- highest turn so far. A group of lanes joins the line of the queue in this way, and its lanes the line of the group.
+-- highest turn so far, but not below the present time. A group of lanes joins the line of the queue in this way, and its
+-- lanes the line of the group.
 line AS MATERIALIZED (
     SELECT
         queue, highest,
@@ -241,32 +244,33 @@ line AS MATERIALIZED (
             least(
                 (
                     SELECT lane.place FROM headgate.lane
-                    WHERE lane.queue = fair.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
-                        AND lane.place >= :due_floor::bigint
+                    WHERE lane.queue = joined.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+                        AND lane.place >= coalesce(
+                            (SELECT floor FROM {rows:fair(queue text, floor bigint)} WHERE fair.queue = joined.queue), 0
+                        )
                     ORDER BY lane.place, since, id
                     LIMIT 1
                 ),
                 (
                     SELECT turn FROM headgate.turn_group
-                    WHERE turn_group.queue = fair.queue AND in_line
+                    WHERE turn_group.queue = joined.queue AND in_line
                     ORDER BY turn
                     LIMIT 1
                 )
             ),
-            highest,
-            :limit_now::bigint
+            greatest(highest, :limit_now::bigint)
         ) AS lowest
-    FROM (SELECT DISTINCT queue FROM summed WHERE (is_ready AND is_fair) OR group_id IS NOT NULL) AS fair
+    FROM (SELECT DISTINCT queue FROM summed WHERE (is_ready AND is_fair) OR group_id IS NOT NULL) AS joined
     CROSS JOIN LATERAL (
         SELECT
             greatest(
                 (
                     SELECT turn FROM headgate.lane
-                    WHERE lane.queue = fair.queue AND turn IS NOT NULL AND group_id IS NULL
+                    WHERE lane.queue = joined.queue AND turn IS NOT NULL AND group_id IS NULL
                     ORDER BY turn DESC
                     LIMIT 1
                 ),
-                (SELECT turn FROM headgate.turn_group WHERE turn_group.queue = fair.queue ORDER BY turn DESC LIMIT 1)
+                (SELECT turn FROM headgate.turn_group WHERE turn_group.queue = joined.queue ORDER BY turn DESC LIMIT 1)
             ) AS highest
     ) AS so_far
 ),
@@ -280,8 +284,7 @@ group_line AS MATERIALIZED (
                 ORDER BY lane.place, since, id
                 LIMIT 1
             ),
-            highest,
-            :limit_now::bigint
+            greatest(highest, :limit_now::bigint)
         ) AS lowest
     FROM (SELECT DISTINCT group_id FROM summed WHERE is_ready AND group_id IS NOT NULL) AS joining
     CROSS JOIN LATERAL (
@@ -291,7 +294,7 @@ group_line AS MATERIALIZED (
     ) AS so_far
 ),
 -- Groups are locked before lanes.
-joined AS (
+grouped AS (
     INSERT INTO headgate.turn_group AS known (id, queue, turn, in_line)
     SELECT group_id, summed.queue, @first_turn, bool_or(is_ready)
     FROM summed JOIN line ON line.queue = summed.queue
@@ -312,7 +315,7 @@ joined AS (
 placed AS MATERIALIZED (
     SELECT
         lane, summed.queue, draws, variant, jobs, wakes_at, rank,
-        CASE WHEN is_ready THEN greatest(since, :after::bigint, :due_floor::bigint) + row_number() OVER (ORDER BY first) END
+        CASE WHEN is_ready THEN greatest(since, :after::bigint, :limit_now::bigint) + row_number() OVER (ORDER BY first) END
             AS since,
         CASE WHEN is_ready AND is_fair THEN @first_turn END AS turn,
         CASE WHEN is_ready AND is_fair THEN lowest + (lowest & 1) END AS lowest
@@ -333,7 +336,7 @@ held AS MATERIALIZED (
         -- Without this join, all old versions of a deleted lane would be read, to find none.
         JOIN headgate.known_lane ON known_lane.id = lane
         LEFT JOIN {rows:proven(lane_id text, version bigint, front bigint)} ON proven.lane_id = lane
-        WHERE (SELECT count(*) FROM joined) >= 0
+        WHERE (SELECT count(*) FROM grouped) >= 0
         ORDER BY lane
     ) AS placed
     CROSS JOIN LATERAL (
