@@ -13,7 +13,7 @@ from headgate.errors import StorageUnavailable
 from headgate.limits.fair import PREFIX
 from headgate.storage.claim_rows import LaneHead
 from headgate.storage.claiming import EXPIRED_A_VISIT
-from headgate.storage.postgres.arrivals import ProvenFront, merge
+from headgate.storage.postgres.arrivals import MERGED_AT_ONCE, ProvenFront, merge
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.limit_time import correct_limit_time
 from headgate.storage.postgres.locked_jobs import LockedJobs
@@ -292,6 +292,7 @@ class Claimer:
             now=None if own is None else own.now,
             limit_now=None if own is None else own.limit_now,
             arrival_floor=self.low_watermarks.arrivals,
+            merged_at_once=MERGED_AT_ONCE,
             due_floors=[self.low_watermarks.due(queue) for queue in claim.rooms],
             opened_floor=self.low_watermarks.opened,
         )

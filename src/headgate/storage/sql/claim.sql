@@ -114,9 +114,19 @@ SELECT
     EXISTS (SELECT 1 FROM headgate.node WHERE id = :node AND gone IS NULL) AS has_joined,
     (SELECT coalesce(json_agg(queue), '[]') FROM headgate.paused_queue) AS paused,
     (SELECT revision FROM headgate.limit_revision) AS revision,
+    -- At most as many as a merge takes are read. Beyond them may be some of these queues.
     EXISTS (
-        SELECT 1 FROM headgate.arrival
-        WHERE id >= :arrival_floor::bigint AND queue = ANY(:queues::text[]) AND draws <> '[]'
+        SELECT 1
+        FROM (
+            SELECT queue, draws FROM headgate.arrival
+            WHERE id >= :arrival_floor::bigint
+            ORDER BY id
+            LIMIT :merged_at_once::bigint
+        ) AS first
+        WHERE queue = ANY(:queues::text[]) AND draws <> '[]'
+    )
+    OR EXISTS (
+        SELECT 1 FROM headgate.arrival WHERE id >= :arrival_floor::bigint ORDER BY id OFFSET :merged_at_once::bigint
     ) AS has_arrivals,
     EXISTS (SELECT 1 FROM headgate.replacement_note) AS has_notes,
     EXISTS (
