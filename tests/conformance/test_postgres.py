@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from headgate.storage.postgres import low_watermarks
+from headgate.storage.postgres import claimer, low_watermarks
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
@@ -51,6 +51,31 @@ class TestPostgresStorage(StorageConformance):
             await store_user.succeed(*jobs)
             assert len(jobs) == 2
         assert taken == 30
+
+    async def test_a_backlog_on_many_keys_starts_while_its_arrivals_are_merged(
+        self, store_user: StoreUser, postgres_url: str, postgres_schema: str
+    ) -> None:
+        """The fault: each claim first merged 10,000 arrivals, which took seconds, for the 100 jobs that it started."""
+        keys = 2000
+        store_user.rules = {"calls": rate(10_000, burst=10_000)}
+        await store_user.storage.add([store_user.new(draws=[("calls", f"{number}")]) for number in range(keys)])
+        lone = await store_user.add_one(draws=[("calls", "lone")], queue="other")
+        connection = await asyncpg.connect(postgres_url)
+        try:
+            unmerged = f'SELECT count(*) FROM "{postgres_schema}".arrival'
+            started = [*(await store_user.claim(10)).jobs]
+            assert len(started) == 10
+            assert await connection.fetchval(unmerged) == keys + 1 - claimer.FIRST_PORTION
+            # A job of another queue does not wait until all arrivals before it are merged.
+            started += (await store_user.claim(10, queues=("default", "other"))).jobs
+            assert lone in {job.id for job in started}
+            assert await connection.fetchval(unmerged) > 0
+        finally:
+            await connection.close()
+        while jobs := await store_user.take(1000):
+            started += jobs
+        await store_user.succeed(*started)
+        assert len({job.id for job in started}) == len(started) == keys + 1
 
     async def test_arrivals_wake_nodes_until_they_are_merged(self, store_user: StoreUser) -> None:
         """The fault: where a notification was lost, a job was found by the next poll, which is five seconds apart."""

@@ -208,7 +208,8 @@ CASE WHEN waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
 -- Count arrived jobs in their lanes. These lanes become due, or sleep until their earliest delayed job is due. Returns
 -- the lanes that have become empty, or seem empty.
 -- Arrivals of all queues are merged, the oldest first. Otherwise those of a queue that is paused, or that no node serves,
--- would pile up, and each read of arrivals would pass them. They are read from :floor on; below it there are none.
+-- would pile up, and each read of arrivals would pass them. They are read from :floor on; below it there are none. Where
+-- many are left, the :newest are merged, too: a job of another queue does not wait until all before it are merged.
 -- low_watermarks.py uses `last`, `first_left`, `merger` and `oldest_writer`.
 -- Lanes are locked in the order of their ids. This statement sees the lanes as of its start, and updates the newest
 -- version of each. A lane that another merge inserts at the same time is not among them: its arrivals are stored once
@@ -222,7 +223,13 @@ merged AS (
     DELETE FROM headgate.arrival
     USING unsynced
     WHERE id IN (
-        SELECT id FROM headgate.arrival WHERE id >= :floor ORDER BY id LIMIT :count FOR UPDATE SKIP LOCKED
+        SELECT * FROM (
+            SELECT id FROM headgate.arrival WHERE id >= :floor ORDER BY id LIMIT :oldest FOR UPDATE SKIP LOCKED
+        ) AS oldest
+        UNION ALL
+        SELECT * FROM (
+            SELECT id FROM headgate.arrival WHERE id >= :floor ORDER BY id DESC LIMIT :newest FOR UPDATE SKIP LOCKED
+        ) AS newest
     )
     RETURNING arrival.*
 ),
