@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import asyncpg
+import pytest
 import pytest_asyncio
 
+from headgate.storage.postgres import claimer, low_watermarks
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import StorageConformance
+from tests.conformance.storage_suite.fair_queues import ORDER, turns
 from tests.conformance.storage_suite.schedules import ScheduleUser
-from tests.conformance.storage_suite.store_user import StoreUser
+from tests.conformance.storage_suite.store_user import StoreUser, rate
 
 
 class TestPostgresStorage(StorageConformance):
@@ -25,6 +28,54 @@ class TestPostgresStorage(StorageConformance):
         await storage.open()
         yield storage
         await storage.close()
+
+    @pytest.mark.parametrize("limits", [(), (ORDER,)], ids=["plain", "fair"])
+    async def test_no_lane_is_put_where_claims_on_a_slow_server_do_not_read(
+        self, store_user: StoreUser, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, limits: tuple[str, ...]
+    ) -> None:
+        """The fault: a key of a fair queue that came back got a place that claims had passed, and waited a second."""
+        monkeypatch.setattr(low_watermarks, "SLOW", -1)
+        store_user.rules = {**(turns() if limits else {}), "calls": rate(1, per=0.2, burst=1)}
+        others = [(limit, "a") for limit in limits]
+
+        taken = 0
+        for _ in range(10):
+            clock.advance(0.3)
+            # Its line was empty. The second job waits for the budget, and the third one for its time.
+            await store_user.add(2, draws=[("calls", "a"), *others])
+            await store_user.add(draws=[("calls", "later"), *others], delay=0.2)
+            taken += len(jobs := await store_user.take(5))
+            await store_user.succeed(*jobs)
+            clock.advance(0.3)
+            taken += len(jobs := await store_user.take(5))
+            await store_user.succeed(*jobs)
+            assert len(jobs) == 2
+        assert taken == 30
+
+    async def test_a_backlog_on_many_keys_starts_while_its_arrivals_are_merged(
+        self, store_user: StoreUser, postgres_url: str, postgres_schema: str
+    ) -> None:
+        """The fault: each claim first merged 10,000 arrivals, which took seconds, for the 100 jobs that it started."""
+        keys = 2000
+        store_user.rules = {"calls": rate(10_000, burst=10_000)}
+        await store_user.storage.add([store_user.new(draws=[("calls", f"{number}")]) for number in range(keys)])
+        lone = await store_user.add_one(draws=[("calls", "lone")], queue="other")
+        connection = await asyncpg.connect(postgres_url)
+        try:
+            unmerged = f'SELECT count(*) FROM "{postgres_schema}".arrival'
+            started = [*(await store_user.claim(10)).jobs]
+            assert len(started) == 10
+            assert await connection.fetchval(unmerged) == keys + 1 - claimer.FIRST_PORTION
+            # A job of another queue does not wait until all arrivals before it are merged.
+            started += (await store_user.claim(10, queues=("default", "other"))).jobs
+            assert lone in {job.id for job in started}
+            assert await connection.fetchval(unmerged) > 0
+        finally:
+            await connection.close()
+        while jobs := await store_user.take(1000):
+            started += jobs
+        await store_user.succeed(*started)
+        assert len({job.id for job in started}) == len(started) == keys + 1
 
     async def test_arrivals_wake_nodes_until_they_are_merged(self, store_user: StoreUser) -> None:
         """The fault: where a notification was lost, a job was found by the next poll, which is five seconds apart."""

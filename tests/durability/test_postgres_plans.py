@@ -171,6 +171,25 @@ async def arrivals_do_not_pile_up(store_user: StoreUser) -> None:
     await store_user.storage.resume_queue("mail")
 
 
+UNMERGED = 20_000
+
+
+async def test_arrivals_that_no_worker_merges_are_read_only_for_the_lanes_of_a_page(store_user: StoreUser) -> None:
+    """The fault: with all workers dead, each page and each job added up the arrivals of all lanes."""
+    storage = store_user.storage
+    jobs = [store_user.new(draws=(Draw("free", f"new-{number}"),)) for number in range(UNMERGED)]
+    await storage.add(jobs)
+    store_user.ran()
+    newest = await storage.jobs(JobFilter(count=50))
+    assert [job.id for job in newest] == [job.id for job in reversed(jobs[-50:])]
+    assert await storage.job(jobs[0].id) is not None
+    assert await storage.queue_position(jobs[0].id) is not None
+    assert (await storage.prediction_input("mail", [Draw("free", "new-7")])).position == 2
+    for each in store_user.ran():
+        assert "arrival" not in each.scanned, f"{each.statement}\n{each.text}"
+        assert each.pages < 1000, f"{each.statement} looks at {each.pages} pages\n{each.text}"
+
+
 async def people_get_their_pages(store_user: StoreUser) -> None:
     storage = store_user.storage
     store_user.ran()

@@ -23,11 +23,11 @@ BUDGETS = {
     "engine": 10_300,
     "http": 18_000,
     "jobs": 3_600,
-    "limits": 9_500,
+    "limits": 9_400,
     "observe": 2_400,
     "schedules": 1_800,
-    "storage": 21_800,
-    "tasks": 7_000,
+    "storage": 21_900,
+    "tasks": 6_900,
     "testing": 1_800,
 }
 

@@ -2,8 +2,12 @@
 
 Each key has a turn, a number that grows by `STEP` divided by its weight with each start; the key with the lowest turn
 starts next (start-time fair queueing; Goyal, Vin and Cheng, 1996). A key that comes back goes on from its own turn, or
-from the lowest in line if that is higher: turns cannot be saved up. A key that has had no turn yet comes just before
-the lowest in line: its turn is odd, all others are even.
+from the lowest in line if that is higher: turns cannot be saved up.
+
+A key that has had no turn yet enters at the present turn: the highest turn at which a job has started so far, but not
+below the lowest in line, nor beyond the present round (one `STEP` after the lowest). Its turn is odd, all others are
+even, so it comes just before the keys that have had turns. Its first start counts twice. So each new key that starts
+moves the present turn on for those after it, and new keys never stay before old ones.
 
 With two levels of keys, such as tenants and their users, each key of the first level has a turn, a group. The group
 with the lowest turn starts next, and in it the lane with the lowest turn. A start raises both: the turn of the group by
@@ -111,7 +115,11 @@ class FairOrder(Limit):
 
 
 def first_turn(lowest: int) -> int:
-    """Return the turn of a key that has had none, where `lowest` is the lowest one in line."""
+    """Return the turn of a key that has had none, where `lowest` is the lowest one in line.
+
+    Such keys are in line already, as those of a queue that has become fair. Statements compute that of a key that
+    comes new (`first_turn` in lanes.sql).
+    """
     return lowest if lowest % 2 else lowest - 1
 
 
@@ -121,8 +129,8 @@ def returning_turn(own: int, lowest: int) -> int:
 
 
 def next_turn(turn: int, step: int) -> int:
-    """Return the turn of a key after a start."""
-    return turn + turn % 2 + step
+    """Return the turn of a key after a start. The first one counts twice."""
+    return turn + 1 + 2 * step if turn % 2 else turn + step
 
 
 class TurnGroup:

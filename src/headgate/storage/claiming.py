@@ -300,7 +300,8 @@ class ClaimPlan:
         lowest = None if row.group_id is None else self.groups[row.group_id].first
         if lowest is None:
             known = None if row.group_id is not None else self._lowest_turns.get(row.queue)
-            lowest = known or row.turn or self.limit_now
+            # In an empty line, not below the present time: claims may have passed those places.
+            lowest = known or max(row.turn or 0, self.limit_now)
         if row.turn is None:
             return first_turn(lowest)
         return returning_turn(row.turn, lowest) if row.id in self._outside else row.turn
@@ -336,7 +337,8 @@ class ClaimPlan:
                     group.step = order.step(draw.key) if order is not None else STEP
             if group.first is None:
                 # None of its lanes is in line.
-                group.turn = returning_turn(group.turn, self._lowest_turns.get(row.queue, group.turn))
+                lowest = self._lowest_turns.get(row.queue)
+                group.turn = returning_turn(group.turn, self.limit_now if lowest is None else lowest)
             if row.group_most and read[row.group_id] >= row.group_most:
                 group.is_complete = False
 

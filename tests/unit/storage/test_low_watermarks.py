@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.clock import SECOND
+from headgate.storage.claim_rows import LaneRow
 from headgate.storage.postgres.low_watermarks import SLACK, SLOW, SWEEP_EVERY, LowWatermarks
 from headgate.testing.manual_clock import ManualClock
 
@@ -19,39 +20,58 @@ def low_watermarks(clock: ManualClock) -> LowWatermarks:
     return LowWatermarks(clock)
 
 
+def lane(place: int, queue: str = "plain") -> LaneRow:
+    return LaneRow(f"{queue}-{place}", queue, (), 1, place, None, None, "")
+
+
 def test_fast_reads_use_no_low_watermark(low_watermarks: LowWatermarks) -> None:
     low_watermarks.begin()
-    low_watermarks.record_positions([10 * SLACK], [], 60 * SLACK)
+    low_watermarks.record_positions([lane(10 * SLACK)], [], 60 * SLACK, [])
     low_watermarks.record_read_duration(SLOW)
     low_watermarks.begin()
-    assert (low_watermarks.due, low_watermarks.opened, low_watermarks.sweeps_in) == (0, 0, None)
+    assert (low_watermarks.due("plain"), low_watermarks.opened, low_watermarks.sweeps_in) == (0, 0, None)
 
 
 def test_slow_reads_begin_at_the_first_position_of_the_last_read(low_watermarks: LowWatermarks) -> None:
     low_watermarks.begin()
-    low_watermarks.record_positions([50 * SLACK, 40 * SLACK], [], 60 * SLACK)
+    low_watermarks.record_positions([lane(50 * SLACK), lane(40 * SLACK)], [], 60 * SLACK, [])
     low_watermarks.record_read_duration(SLOW + 1)
-    assert (low_watermarks.due, low_watermarks.opened) == (0, 0)
+    assert (low_watermarks.due("plain"), low_watermarks.opened) == (0, 0)
     low_watermarks.begin()
-    assert (low_watermarks.due, low_watermarks.opened) == (39 * SLACK, 59 * SLACK)
+    assert (low_watermarks.due("plain"), low_watermarks.opened) == (39 * SLACK, 59 * SLACK)
+
+
+def test_each_fair_queue_has_its_own_low_watermark_which_stays_while_its_line_is_empty(
+    low_watermarks: LowWatermarks,
+) -> None:
+    low_watermarks.begin()
+    low_watermarks.record_positions([lane(50 * SLACK), lane(5 * SLACK, "fair")], [], 60 * SLACK, ["fair", "empty"])
+    low_watermarks.record_read_duration(SLOW + 1)
+    low_watermarks.begin()
+    assert [low_watermarks.due(queue) for queue in ("plain", "fair", "empty")] == [49 * SLACK, 4 * SLACK, 0]
+    low_watermarks.record_positions([], [], 70 * SLACK, ["fair", "empty"])
+    assert [low_watermarks.due(queue) for queue in ("plain", "fair", "empty")] == [69 * SLACK, 4 * SLACK, 0]
+    # Turns may be above limit time, where a lane without one would join.
+    low_watermarks.record_positions([lane(90 * SLACK, "fair")], [], 70 * SLACK, ["fair"])
+    assert low_watermarks.turns == {"fair": 69 * SLACK, "empty": 0}
 
 
 def test_claims_sweep_every_second_until_a_sweep_is_fast(low_watermarks: LowWatermarks, clock: ManualClock) -> None:
     low_watermarks.begin()
-    low_watermarks.record_positions([10 * SLACK], [], 60 * SLACK)
+    low_watermarks.record_positions([lane(10 * SLACK)], [], 60 * SLACK, [])
     low_watermarks.record_read_duration(SLOW + 1)
     for _ in range(9):
         clock.advance(0.1)
         low_watermarks.begin()
         low_watermarks.record_read_duration(10)
-        assert low_watermarks.due > 0
+        assert low_watermarks.due("plain") > 0
     clock.advance(0.1)
     low_watermarks.begin()
-    assert low_watermarks.due == 0
+    assert low_watermarks.due("plain") == 0
     low_watermarks.record_read_duration(10)
     clock.advance(0.1)
     low_watermarks.begin()
-    assert low_watermarks.due == 0
+    assert low_watermarks.due("plain") == 0
 
 
 @pytest.mark.parametrize(("took", "waits"), [(SLOW + 1, SWEEP_EVERY), (SWEEP_EVERY // 2, 5 * SWEEP_EVERY)])

@@ -16,6 +16,7 @@ from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.stored_rows import RowDecoder
 
 MERGED_AT_ONCE = 10_000
+"""How many arrivals one merge takes at most."""
 
 
 class _Merged(msgspec.Struct):
@@ -36,6 +37,13 @@ class _Empty(msgspec.Struct):
     behind: str | None
 
 
+class _FairFloor(msgspec.Struct):
+    """Where to begin among the due lanes of a fair queue."""
+
+    queue: str
+    floor: int
+
+
 _MERGED = RowDecoder(_Merged, "lane")
 _EMPTY = RowDecoder(_Empty, "lane")
 
@@ -49,21 +57,28 @@ class ProvenFront(msgspec.Struct):
 
 
 async def merge(
-    tx: Transaction, after: int, low_watermarks: LowWatermarks, proven: Sequence[ProvenFront] = ()
+    tx: Transaction,
+    after: int,
+    low_watermarks: LowWatermarks,
+    proven: Sequence[ProvenFront] = (),
+    *,
+    oldest: int = MERGED_AT_ONCE,
+    newest: int = 0,
 ) -> tuple[int, bool]:
     """Count arrivals in their lanes. Lanes that have become empty no longer wait for anything.
 
-    `after` is the last place in line that was taken. Returns the last place that is taken now, and whether there may be
-    more arrivals than are merged at once.
+    `after` is the last place in line that was taken. At most so many of the `oldest` and of the `newest` arrivals are
+    merged. Returns the last place that is taken now, and whether there may be more.
     """
     rows = await tx.fetch(
         _MERGED,
         "merge",
         after=after,
         limit_now=tx.limit_now,
-        due_floor=low_watermarks.due,
+        fair=[_FairFloor(queue, floor) for queue, floor in low_watermarks.turns.items()],
         floor=low_watermarks.arrivals,
-        count=MERGED_AT_ONCE,
+        oldest=oldest,
+        newest=newest,
         proven=proven,
     )
     if rows:
@@ -76,7 +91,7 @@ async def merge(
         async with tx.atomic():
             await _empty(tx, empty)
     place = max((row.since for row in rows if row.since is not None), default=after)
-    return place, bool(rows) and rows[0].merged >= MERGED_AT_ONCE
+    return place, bool(rows) and rows[0].merged >= oldest
 
 
 async def _empty(tx: Transaction, lanes: Sequence[str]) -> None:

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
+from headgate.limits.fair import PREFIX
 from headgate.storage.claim_rows import LaneHead
 from headgate.storage.claiming import EXPIRED_A_VISIT
-from headgate.storage.postgres.arrivals import ProvenFront, merge
+from headgate.storage.postgres.arrivals import MERGED_AT_ONCE, ProvenFront, merge
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.limit_time import correct_limit_time
 from headgate.storage.postgres.locked_jobs import LockedJobs
@@ -38,6 +39,17 @@ SNAPSHOT_LIFETIME = SECOND // 50
 
 MERGE_EVERY = SECOND
 """After how long a claim merges arrivals at the latest."""
+
+MERGE_TIME = SECOND // 50
+"""How long a claim merges at most, about. What is merged can start, and lanes in line do not wait for the rest."""
+
+FIRST_PORTION = 500
+"""How many of the oldest arrivals the first merge takes. Later portions are as large as `MERGE_TIME` allows."""
+
+LEAST_PORTION = 100
+
+NEWEST_SHARE = 5
+"""Where many arrivals are left, a portion has so many times fewer of the newest ones beside the oldest."""
 
 
 class _SkippedHere(SkippedJobs):
@@ -94,6 +106,8 @@ class Claimer:
         self._live = live
         self._expects_arrivals = True
         self._merged_at = 0
+        self._portion = FIRST_PORTION
+        self._has_more_arrivals = False
         self._last_place = 0
         self._connects = 0
         self._paused: frozenset[str] = frozenset()
@@ -144,17 +158,19 @@ class Claimer:
         self.low_watermarks.begin()
         self._locked.begin()
         tx = PostgresTransaction(session, self._time.now(), self._time.limit_now(), self._time, self._clock)
-        has_more = False
-        if self._is_merge_due():
-            has_more = await self._merge(tx)
+        merges = self._is_merge_due() or self._has_more_arrivals
+        if merges:
+            await self._merge(tx)
         row = await self._read_snapshot(tx, claim)
         if row.has_notes:
             async with tx.atomic():
                 await give_back_noted(tx)
-        if row.has_arrivals:
+        # Those that were left before do not stand between this claim and the lanes that are there.
+        has_come = row.has_arrivals and not (merges and self._has_more_arrivals)
+        if has_come:
             # Other processes added jobs, and their wake-up has not arrived yet.
-            has_more = await self._merge(tx)
-        if row.has_notes or row.has_arrivals:
+            await self._merge(tx)
+        if row.has_notes or has_come:
             row = await self._read_snapshot(tx, claim)
         snapshot = self._snapshot_of(row, claim)
         if snapshot.paused != self._paused:
@@ -181,7 +197,7 @@ class Claimer:
         again_in = SOON if row.has_arrivals else self.low_watermarks.sweeps_in
         if again_in is not None:
             claimed = replace(claimed, next_in=again_in if claimed.next_in is None else min(claimed.next_in, again_in))
-        return replace(claimed, more=True) if has_more else claimed
+        return replace(claimed, more=True) if self._has_more_arrivals else claimed
 
     def _is_merge_due(self) -> bool:
         return self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY
@@ -233,17 +249,23 @@ class Claimer:
             return claim
         return replace(claim, rooms={queue: room for queue, room in claim.rooms.items() if queue not in self._paused})
 
-    async def merge(self, session: Session) -> bool:
-        """Count arrivals in their lanes. Returns whether there may be more."""
-        return await self._merge(PostgresTransaction(session, self._time.now(), self._time.limit_now()))
+    async def merge(self, session: Session) -> None:
+        """Count arrivals in their lanes: all of them, or a portion if there are many."""
+        await self._merge(PostgresTransaction(session, self._time.now(), self._time.limit_now()))
 
-    async def _merge(self, tx: PostgresTransaction) -> bool:
+    async def _merge(self, tx: PostgresTransaction) -> None:
         self._expects_arrivals = False
-        self._merged_at = self._clock.monotonic()
+        self._merged_at = began = self._clock.monotonic()
         self._check_connections()
-        place, has_more = await merge(tx, self._last_place, self.low_watermarks, self._proven)
+        newest = self._portion // NEWEST_SHARE if self._has_more_arrivals else 0
+        place, self._has_more_arrivals = await merge(
+            tx, self._last_place, self.low_watermarks, self._proven, oldest=self._portion, newest=newest
+        )
         self._last_place = max(self._last_place, place)
-        return has_more
+        if self._has_more_arrivals:
+            # Twice as many at most: the time that a merge takes varies.
+            fitting = self._portion * MERGE_TIME // max(1, self._clock.monotonic() - began)
+            self._portion = max(LEAST_PORTION, min(fitting, 2 * self._portion, MERGED_AT_ONCE))
 
     def _check_connections(self) -> None:
         """Drop the low watermark of arrivals after a server restart; behind a pooler a restart cannot be noticed."""
@@ -258,9 +280,11 @@ class Claimer:
             for queue, lane in snapshot.ungated.items()
             if lane.version is not None and lane.first is not None
         ]
-        due = [lane.place for lane in snapshot.due if lane.group_id is None]
+        due = [lane for lane in snapshot.due if lane.group_id is None]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
-        self.low_watermarks.record_positions(due, opened, snapshot.limit_now)
+        self.low_watermarks.record_positions(
+            due, opened, snapshot.limit_now, [queue for queue in claim.rooms if PREFIX + queue in claim.rules]
+        )
         return snapshot
 
     async def _read_snapshot(self, tx: PostgresTransaction, claim: Claim) -> MultiWriterSnapshotRow:
@@ -289,7 +313,8 @@ class Claimer:
             now=None if own is None else own.now,
             limit_now=None if own is None else own.limit_now,
             arrival_floor=self.low_watermarks.arrivals,
-            due_floor=self.low_watermarks.due,
+            merged_at_once=MERGED_AT_ONCE,
+            due_floors=[self.low_watermarks.due(queue) for queue in claim.rooms],
             opened_floor=self.low_watermarks.opened,
         )
         # If this process passes the time to statements, the server does not measure `took`.

@@ -3,9 +3,21 @@
 Lanes leave the front of the line, and buckets the front of those that have opened. Each leaves a dead index entry
 there. While an open transaction could still see them, the server cannot remove them, and each read from the start
 passes all of them: one idle transaction made claims 50 times slower. So once a snapshot is slow, a process reads from
-the first lane and bucket that it last read. Now and then it reads from the start, which is a sweep: after a second, and
-after ten times the duration of the last sweep, so sweeps take a tenth of its time at most. A lane or bucket that
-another process commits late, below the low watermark, waits for that sweep. Jobs need no sweep: each lane has a front
+the first lane and bucket that it last read.
+
+**No lane is put in line below a place that a process may have passed.** Whoever puts a lane in line relies on it:
+
+- A low watermark of lanes is below the present limit time, less `SLACK`. A lane without a turn gets the present limit
+  time as its place, whenever its jobs arrived. So does a lane of a fair queue at least, if it joins an empty line.
+- A lane of a fair queue that joins other lanes gets the lowest turn in line, or a higher one (a new key: one below).
+  The lowest turn in line never falls: starts and joins raise it. So the low watermark of a fair queue is the lowest
+  turn that was last read, less `SLACK`, and it stays while the line is empty. Each fair queue has its own, because its
+  turns have little to do with the time, and nothing with the turns of another queue.
+- Buckets open at the present limit time or later.
+
+What is left is a transaction that chooses a place and commits so much later that other claims have passed it by more
+than `SLACK`. Such a lane or bucket waits for a sweep, which reads from the start: after a second, and after ten times
+the duration of the last sweep, so sweeps take a tenth of its time at most. Jobs need no sweep: each lane has a front
 that is proven, see `merge` in lanes.sql.
 
 The low watermark of arrivals is proven, so they are not swept. A transaction writes a job, and so gets a transaction
@@ -18,9 +30,10 @@ back if it has written, not if it only reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from headgate.clock import SECOND, Clock
+from headgate.storage.claim_rows import LaneRow
 
 SLOW = 3_000
 """A snapshot is slow if it takes more microseconds than this in the server."""
@@ -31,15 +44,17 @@ SWEEP_SHARE = 10
 """A sweep is followed by so many times its own duration without one."""
 
 SLACK = SECOND // 10
-"""Claims commit in about the order in which they put lanes in line, not exactly in it."""
+"""Claims commit in about the order in which they put lanes in line, not exactly in it. It is also ten turns of a key.
+"""
 
 
 class LowWatermarks:
-    """The low watermarks of one process: `since` of due lanes, `opens_at` of opened buckets, and the id of arrivals."""
+    """The low watermarks of one process: places of due lanes, `opens_at` of opened buckets, and the id of arrivals."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due = 0
+        self._turns: dict[str, int] = {}
         self._opened = 0
         self._sweeps_at = 0
         self._is_slow = False
@@ -71,10 +86,14 @@ class LowWatermarks:
         """Microseconds until a claim sweeps; None if claims read from the start at the moment."""
         return max(0, self._sweeps_at - self._clock.monotonic()) if self._is_slow else None
 
+    def due(self, queue: str) -> int:
+        """Where to begin among the due lanes of a queue."""
+        return self._turns.get(queue, self._due) if self._are_used else 0
+
     @property
-    def due(self) -> int:
-        """Where to begin among due lanes."""
-        return self._due if self._are_used else 0
+    def turns(self) -> Mapping[str, int]:
+        """Where to begin among the due lanes of each fair queue."""
+        return self._turns if self._are_used else {}
 
     @property
     def opened(self) -> int:
@@ -98,8 +117,21 @@ class LowWatermarks:
         self.arrivals = 0
         self._unproven = None
 
-    def record_positions(self, due: Sequence[int], opened: Sequence[int], limit_now: int) -> None:
-        """Note since when lanes were due, and when buckets had opened, in the last snapshot."""
-        # Turns of fair queues may be above limit time.
-        self._due = min([limit_now, *due]) - SLACK
+    def record_positions(
+        self, due: Sequence[LaneRow], opened: Sequence[int], limit_now: int, fair: Collection[str]
+    ) -> None:
+        """Note the places of due lanes, and when buckets had opened, in the last snapshot.
+
+        `fair` has the names of the fair queues that were read.
+        """
+        # Turns of fair queues may be above limit time, and lanes of an older release have none.
+        lowest: dict[str, int] = {}
+        for lane in due:
+            lowest[lane.queue] = min(lane.place, lowest.get(lane.queue, limit_now))
+        for queue in fair:
+            if queue in lowest:
+                self._turns[queue] = lowest.pop(queue) - SLACK
+            else:
+                self._turns.setdefault(queue, 0)
+        self._due = min([limit_now, *lowest.values()]) - SLACK
         self._opened = min(opened, default=limit_now) - SLACK

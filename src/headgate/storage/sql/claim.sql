@@ -114,9 +114,19 @@ SELECT
     EXISTS (SELECT 1 FROM headgate.node WHERE id = :node AND gone IS NULL) AS has_joined,
     (SELECT coalesce(json_agg(queue), '[]') FROM headgate.paused_queue) AS paused,
     (SELECT revision FROM headgate.limit_revision) AS revision,
+    -- At most as many as a merge takes are read. Beyond them may be some of these queues.
     EXISTS (
-        SELECT 1 FROM headgate.arrival
-        WHERE id >= :arrival_floor::bigint AND queue = ANY(:queues::text[]) AND draws <> '[]'
+        SELECT 1
+        FROM (
+            SELECT queue, draws FROM headgate.arrival
+            WHERE id >= :arrival_floor::bigint
+            ORDER BY id
+            LIMIT :merged_at_once::bigint
+        ) AS first
+        WHERE queue = ANY(:queues::text[]) AND draws <> '[]'
+    )
+    OR EXISTS (
+        SELECT 1 FROM headgate.arrival WHERE id >= :arrival_floor::bigint ORDER BY id OFFSET :merged_at_once::bigint
     ) AS has_arrivals,
     EXISTS (SELECT 1 FROM headgate.replacement_note) AS has_notes,
     EXISTS (
@@ -155,11 +165,11 @@ SELECT
     ) AS opened,
     (
         SELECT coalesce(json_agg(json_build_array(@lane_fields)), '[]')
-        FROM unnest(:queues::text[]) AS wanted
+        FROM unnest(:queues::text[], :due_floors::bigint[]) AS wanted (name, due_floor)
         CROSS JOIN LATERAL (
             SELECT * FROM headgate.lane
-            WHERE queue = wanted AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
-                AND lane.place >= :due_floor::bigint AND (NOT :known_only::boolean OR (@lane_is_known))
+            WHERE queue = wanted.name AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+                AND lane.place >= wanted.due_floor AND (NOT :known_only::boolean OR (@lane_is_known))
             ORDER BY lane.place, since, id
             LIMIT :count::integer
         ) AS lane
@@ -737,11 +747,12 @@ FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigi
 WHERE lane.id = moved.id
 
 -- name: release_batch_lanes
--- Release the lanes of a batch that holds a permit: they no longer wait behind its bucket, which is locked. Lanes of a group
--- are visited by the next claim, which puts the group in line.
+-- Release the lanes of a batch that holds a permit: they no longer wait behind its bucket, which is locked. They are put in
+-- line at the present time, not at that since when they wait: claims may have passed it. Lanes of fair queues are visited
+-- by the next claim, which gives them a turn and puts their group in line.
 UPDATE headgate.lane
-SET behind = NULL, opened_at = :limit_now, since = CASE WHEN group_id IS NULL THEN since END,
-    wakes_at = CASE WHEN group_id IS NULL THEN wakes_at ELSE {least}(coalesce(wakes_at, :now), :now) END
+SET behind = NULL, opened_at = :limit_now::bigint, since = CASE WHEN turn IS NULL THEN :limit_now::bigint END,
+    wakes_at = CASE WHEN turn IS NULL THEN wakes_at ELSE {least}(coalesce(wakes_at, :now), :now) END
 FROM {rows:released(bucket text, batch text)}
 WHERE lane.behind = released.bucket AND {position}(lane.variant, released.batch) > 0
 

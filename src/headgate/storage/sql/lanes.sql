@@ -35,90 +35,131 @@ FROM {rows:arrivals(
 )}
 ORDER BY place
 
+-- part: round
+-- By how much a start raises the turn of a key of weight 1 (STEP in limits/fair.py): after a round, each key has had one.
+10080
+
+-- part: first_turn
+-- The turn of a key that has had none, if `lowest` is the lowest turn in its line and `highest` the highest so far: at the
+-- turn at which the last key to start so far did so, but not below the lowest in line, nor beyond the present round. It is
+-- odd, so it is just before the keys that have had turns. Its first start counts twice, so that the new keys after it come
+-- after it: new keys never stay before old ones.
+(({least}({greatest}(lowest, coalesce(highest, lowest) - @round), lowest + @round) - 1) | 1)
+
+-- part: highest_in_line [sqlite]
+-- The highest turn of a queue so far, of its groups and the lanes without one.
+(
+    SELECT max(last) FROM (
+        SELECT * FROM (
+            SELECT turn AS last FROM lane
+            WHERE lane.queue = arrivals.queue AND turn IS NOT NULL AND group_id IS NULL
+            ORDER BY turn DESC
+            LIMIT 1
+        )
+        UNION ALL
+        SELECT * FROM (
+            SELECT turn FROM turn_group WHERE turn_group.queue = arrivals.queue ORDER BY turn DESC LIMIT 1
+        )
+    )
+)
+
 -- part: lowest_in_line [sqlite]
--- The lowest turn in the line of a queue, of its groups and the lanes without one; in an empty line, the highest so far.
-coalesce(
-    (
-        SELECT min(first) FROM (
-            SELECT * FROM (
-                SELECT lane.place AS first FROM lane
-                WHERE lane.queue = arrivals.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
-                ORDER BY lane.place, since, id
-                LIMIT 1
-            )
-            UNION ALL
-            SELECT * FROM (
-                SELECT turn FROM turn_group WHERE turn_group.queue = arrivals.queue AND in_line ORDER BY turn LIMIT 1
-            )
+-- The lowest turn in the line of a queue, of its groups and the lanes without one; NULL if it is empty.
+(
+    SELECT min(first) FROM (
+        SELECT * FROM (
+            SELECT lane.place AS first FROM lane
+            WHERE lane.queue = arrivals.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+            ORDER BY lane.place, since, id
+            LIMIT 1
         )
-    ),
-    (
-        SELECT max(last) FROM (
-            SELECT * FROM (
-                SELECT turn AS last FROM lane
-                WHERE lane.queue = arrivals.queue AND turn IS NOT NULL AND group_id IS NULL
-                ORDER BY turn DESC
-                LIMIT 1
-            )
-            UNION ALL
-            SELECT * FROM (
-                SELECT turn FROM turn_group WHERE turn_group.queue = arrivals.queue ORDER BY turn DESC LIMIT 1
-            )
+        UNION ALL
+        SELECT * FROM (
+            SELECT turn FROM turn_group WHERE turn_group.queue = arrivals.queue AND in_line ORDER BY turn LIMIT 1
         )
-    ),
-    :since
+    )
 )
 
 -- part: lowest_in_group [sqlite]
-coalesce(
-    (
-        SELECT lane.place FROM lane
-        WHERE lane.group_id = @group_id AND behind IS NULL AND since IS NOT NULL
-        ORDER BY lane.place, since, id
-        LIMIT 1
-    ),
-    (SELECT turn FROM lane WHERE lane.group_id = @group_id ORDER BY turn DESC LIMIT 1),
-    :since
+(
+    SELECT lane.place FROM lane
+    WHERE lane.group_id = @group_id AND behind IS NULL AND since IS NOT NULL
+    ORDER BY lane.place, since, id
+    LIMIT 1
 )
+
+-- part: highest_in_group [sqlite]
+(SELECT turn FROM lane WHERE lane.group_id = @group_id ORDER BY turn DESC LIMIT 1)
+
+-- part: joined_turn [sqlite]
+-- The turn with which a lane or group joins a line.
+CASE
+    WHEN own IS NOT NULL THEN max(own, lowest + (lowest & 1))
+    ELSE @first_turn
+END
 
 -- name: join_groups [sqlite]
 -- Put the groups of lanes that become due in line, before their lanes: each joins as a lane without a group does.
 INSERT INTO turn_group AS known (id, queue, turn, in_line)
-SELECT group_id, queue, (@lowest_in_line - 1) | 1, max(is_ready)
+SELECT group_id, queue, @joined_turn, is_ready
 FROM (
-    SELECT @group_id AS group_id, queue, is_ready
-    FROM {rows:arrivals(
-        lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint, place
-    )}
-) AS arrivals
-WHERE arrivals.group_id IS NOT NULL
-GROUP BY arrivals.group_id, queue
+    SELECT
+        group_id, queue, is_ready, highest, coalesce(lowest, max(coalesce(highest, 0), :since)) AS lowest,
+        (SELECT turn FROM turn_group WHERE turn_group.id = group_id) AS own
+    FROM (
+        SELECT
+            arrivals.group_id, queue, max(is_ready) AS is_ready, @lowest_in_line AS lowest, @highest_in_line AS highest
+        FROM (
+            SELECT @group_id AS group_id, queue, is_ready
+            FROM {rows:arrivals(
+                lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint,
+                rank bigint, place
+            )}
+        ) AS arrivals
+        WHERE arrivals.group_id IS NOT NULL
+        GROUP BY arrivals.group_id, queue
+    )
+) AS joining
+WHERE true
 ON CONFLICT (id) DO UPDATE SET
     version = known.version + 1,
-    turn = CASE
-        WHEN known.in_line OR NOT excluded.in_line THEN known.turn
-        ELSE max(known.turn, excluded.turn + 1)
-    END,
+    turn = CASE WHEN known.in_line OR NOT excluded.in_line THEN known.turn ELSE excluded.turn END,
     in_line = max(known.in_line, excluded.in_line)
 
 -- name: add_arrivals [sqlite]
 -- Count jobs in their lanes, which become due or sleep until their earliest delayed job is due. Lanes that become due are
 -- a microsecond apart, so that they keep the order of their jobs; an empty lane waits for nothing. A lane of a fair queue
--- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far.
+-- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far,
+-- but not below the present time.
 INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, wakes_at, turn)
 SELECT
-    lane, queue, draws, variant, sum(jobs),
-    CASE WHEN max(is_ready) THEN :since + min(CASE WHEN is_ready THEN place END) END, min(wakes_at),
-    CASE
-        -- Odd, and the lowest in line or just before it.
-        WHEN max(is_ready) AND @is_fair THEN (
-            CASE WHEN @group_id IS NULL THEN @lowest_in_line ELSE @lowest_in_group END - 1
-        ) | 1
-    END
-FROM {rows:arrivals(
-    lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint, place
-)}
-GROUP BY lane
+    lane, queue, draws, variant, jobs, since, wakes_at, CASE WHEN joins THEN @joined_turn END
+FROM (
+    SELECT
+        lane, queue, draws, variant, jobs, since, wakes_at, joins, highest,
+        coalesce(lowest, max(coalesce(highest, 0), :since)) AS lowest,
+        CASE WHEN joins THEN (SELECT turn FROM lane AS stored WHERE stored.id = joining.lane) END AS own
+    FROM (
+        SELECT
+            lane, queue, draws, variant, sum(jobs) AS jobs, min(wakes_at) AS wakes_at,
+            CASE WHEN max(is_ready) THEN :since + min(CASE WHEN is_ready THEN place END) END AS since,
+            max(is_ready) AND @is_fair AS joins,
+            CASE
+                WHEN max(is_ready) AND @is_fair
+                    THEN CASE WHEN @group_id IS NULL THEN @lowest_in_line ELSE @lowest_in_group END
+            END AS lowest,
+            CASE
+                WHEN max(is_ready) AND @is_fair
+                    THEN CASE WHEN @group_id IS NULL THEN @highest_in_line ELSE @highest_in_group END
+            END AS highest
+        FROM {rows:arrivals(
+            lane text, queue text, draws json, variant text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint,
+            place
+        )}
+        GROUP BY lane
+    ) AS joining
+) AS joining
+WHERE true
 ON CONFLICT (id) DO UPDATE SET
     waiting = known.waiting + excluded.waiting,
     since = CASE WHEN known.waiting + excluded.waiting > 0 THEN coalesce(known.since, excluded.since) END,
@@ -128,11 +169,7 @@ ON CONFLICT (id) DO UPDATE SET
         ELSE known.wakes_at
     END,
     behind = CASE WHEN known.waiting + excluded.waiting > 0 THEN known.behind END,
-    -- excluded.turn is odd: it is the first turn of a new key, and the turn after it the lowest in line.
-    turn = CASE
-        WHEN known.since IS NOT NULL OR excluded.turn IS NULL THEN known.turn
-        ELSE coalesce(max(known.turn, excluded.turn + 1), excluded.turn)
-    END
+    turn = CASE WHEN known.since IS NULL THEN coalesce(excluded.turn, known.turn) ELSE known.turn END
 
 -- name: behind_of_lanes [postgres]
 -- The buckets that these lanes wait behind.
@@ -171,13 +208,14 @@ CASE WHEN waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
 -- Count arrived jobs in their lanes. These lanes become due, or sleep until their earliest delayed job is due. Returns
 -- the lanes that have become empty, or seem empty.
 -- Arrivals of all queues are merged, the oldest first. Otherwise those of a queue that is paused, or that no node serves,
--- would pile up, and each read of arrivals would pass them. They are read from :floor on; below it there are none.
+-- would pile up, and each read of arrivals would pass them. They are read from :floor on; below it there are none. Where
+-- many are left, the :newest are merged, too: a job of another queue does not wait until all before it are merged.
 -- low_watermarks.py uses `last`, `first_left`, `merger` and `oldest_writer`.
 -- Lanes are locked in the order of their ids. This statement sees the lanes as of its start, and updates the newest
 -- version of each. A lane that another merge inserts at the same time is not among them: its arrivals are stored once
 -- more and left for the next merge. Lanes that become due get places in line in the order in which their jobs arrived. The
--- places are after the last one that was assigned (:after), and not below the low watermark from which this process reads
--- due lanes: it would not find a lane whose job was committed late.
+-- places are after the last one that was assigned (:after), and not before the present time: claims may have passed
+-- those, as low_watermarks.py says. Lanes of fair queues (:fair) are read from the low watermarks of this process.
 -- A snapshot that read this version of a lane (:proven) found no waiting job of a rank below that front that requested no
 -- start time. A job that it did not see has an arrival that was not merged then, and is merged now or later.
 WITH @unsynced,
@@ -185,7 +223,13 @@ merged AS (
     DELETE FROM headgate.arrival
     USING unsynced
     WHERE id IN (
-        SELECT id FROM headgate.arrival WHERE id >= :floor ORDER BY id LIMIT :count FOR UPDATE SKIP LOCKED
+        SELECT * FROM (
+            SELECT id FROM headgate.arrival WHERE id >= :floor ORDER BY id LIMIT :oldest FOR UPDATE SKIP LOCKED
+        ) AS oldest
+        UNION ALL
+        SELECT * FROM (
+            SELECT id FROM headgate.arrival WHERE id >= :floor ORDER BY id DESC LIMIT :newest FOR UPDATE SKIP LOCKED
+        ) AS newest
     )
     RETURNING arrival.*
 ),
@@ -198,42 +242,48 @@ summed AS MATERIALIZED (
     GROUP BY lane, queue, draws, variant
 ),
 -- A lane of a fair queue joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the
--- highest turn so far. A group of lanes joins the line of the queue in this way, and its lanes the line of the group.
+-- highest turn so far, but not below the present time. A group of lanes joins the line of the queue in this way, and its
+-- lanes the line of the group.
 line AS MATERIALIZED (
     SELECT
-        queue,
+        queue, highest,
         coalesce(
             least(
                 (
                     SELECT lane.place FROM headgate.lane
-                    WHERE lane.queue = fair.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
-                        AND lane.place >= :due_floor::bigint
+                    WHERE lane.queue = joined.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+                        AND lane.place >= coalesce(
+                            (SELECT floor FROM {rows:fair(queue text, floor bigint)} WHERE fair.queue = joined.queue), 0
+                        )
                     ORDER BY lane.place, since, id
                     LIMIT 1
                 ),
                 (
                     SELECT turn FROM headgate.turn_group
-                    WHERE turn_group.queue = fair.queue AND in_line
+                    WHERE turn_group.queue = joined.queue AND in_line
                     ORDER BY turn
                     LIMIT 1
                 )
             ),
+            greatest(highest, :limit_now::bigint)
+        ) AS lowest
+    FROM (SELECT DISTINCT queue FROM summed WHERE (is_ready AND is_fair) OR group_id IS NOT NULL) AS joined
+    CROSS JOIN LATERAL (
+        SELECT
             greatest(
                 (
                     SELECT turn FROM headgate.lane
-                    WHERE lane.queue = fair.queue AND turn IS NOT NULL AND group_id IS NULL
+                    WHERE lane.queue = joined.queue AND turn IS NOT NULL AND group_id IS NULL
                     ORDER BY turn DESC
                     LIMIT 1
                 ),
-                (SELECT turn FROM headgate.turn_group WHERE turn_group.queue = fair.queue ORDER BY turn DESC LIMIT 1)
-            ),
-            :limit_now::bigint
-        ) AS lowest
-    FROM (SELECT DISTINCT queue FROM summed WHERE (is_ready AND is_fair) OR group_id IS NOT NULL) AS fair
+                (SELECT turn FROM headgate.turn_group WHERE turn_group.queue = joined.queue ORDER BY turn DESC LIMIT 1)
+            ) AS highest
+    ) AS so_far
 ),
 group_line AS MATERIALIZED (
     SELECT
-        joining.group_id,
+        joining.group_id, highest,
         coalesce(
             (
                 SELECT lane.place FROM headgate.lane
@@ -241,52 +291,59 @@ group_line AS MATERIALIZED (
                 ORDER BY lane.place, since, id
                 LIMIT 1
             ),
-            (SELECT turn FROM headgate.lane WHERE lane.group_id = joining.group_id ORDER BY turn DESC NULLS LAST LIMIT 1),
-            :limit_now::bigint
+            greatest(highest, :limit_now::bigint)
         ) AS lowest
     FROM (SELECT DISTINCT group_id FROM summed WHERE is_ready AND group_id IS NOT NULL) AS joining
+    CROSS JOIN LATERAL (
+        SELECT (
+            SELECT turn FROM headgate.lane WHERE lane.group_id = joining.group_id ORDER BY turn DESC NULLS LAST LIMIT 1
+        ) AS highest
+    ) AS so_far
 ),
 -- Groups are locked before lanes.
-joined AS (
+grouped AS (
     INSERT INTO headgate.turn_group AS known (id, queue, turn, in_line)
-    SELECT group_id, summed.queue, (min(lowest) - 1) | 1, bool_or(is_ready)
+    SELECT group_id, summed.queue, @first_turn, bool_or(is_ready)
     FROM summed JOIN line ON line.queue = summed.queue
     WHERE group_id IS NOT NULL
-    GROUP BY group_id, summed.queue
+    GROUP BY group_id, summed.queue, lowest, highest
     ORDER BY group_id
     ON CONFLICT (id) DO UPDATE SET
         version = known.version + 1,
         turn = CASE
             WHEN known.in_line OR NOT excluded.in_line THEN known.turn
-            ELSE greatest(known.turn, excluded.turn + 1)
+            ELSE greatest(
+                known.turn, (SELECT lowest + (lowest & 1) FROM line WHERE line.queue = excluded.queue)
+            )
         END,
         in_line = known.in_line OR excluded.in_line
     RETURNING id
 ),
 placed AS MATERIALIZED (
     SELECT
-        lane, queue, draws, variant, jobs, wakes_at, rank,
-        CASE WHEN is_ready THEN greatest(since, :after::bigint, :due_floor::bigint) + row_number() OVER (ORDER BY first) END
+        lane, summed.queue, draws, variant, jobs, wakes_at, rank,
+        CASE WHEN is_ready THEN greatest(since, :after::bigint, :limit_now::bigint) + row_number() OVER (ORDER BY first) END
             AS since,
-        -- Odd, and the lowest in line or just before it.
-        CASE
-            WHEN is_ready AND group_id IS NOT NULL
-                THEN (SELECT (lowest - 1) | 1 FROM group_line WHERE group_line.group_id = summed.group_id)
-            WHEN is_ready AND is_fair THEN (SELECT (lowest - 1) | 1 FROM line WHERE line.queue = summed.queue)
-        END AS turn
+        CASE WHEN is_ready AND is_fair THEN @first_turn END AS turn,
+        CASE WHEN is_ready AND is_fair THEN lowest + (lowest & 1) END AS lowest
     FROM summed
+    LEFT JOIN LATERAL (
+        SELECT lowest, highest FROM group_line WHERE group_line.group_id = summed.group_id
+        UNION ALL
+        SELECT lowest, highest FROM line WHERE line.queue = summed.queue AND summed.group_id IS NULL
+    ) AS joining ON true
 ),
 held AS MATERIALIZED (
     SELECT seen.version, placed.*
     FROM (
         SELECT
-            lane AS id, jobs, since, turn, wakes_at, rank,
+            lane AS id, jobs, since, turn, lowest, wakes_at, rank,
             proven.version AS proven_version, proven.front AS proven_front
         FROM placed
         -- Without this join, all old versions of a deleted lane would be read, to find none.
         JOIN headgate.known_lane ON known_lane.id = lane
         LEFT JOIN {rows:proven(lane_id text, version bigint, front bigint)} ON proven.lane_id = lane
-        WHERE (SELECT count(*) FROM joined) >= 0
+        WHERE (SELECT count(*) FROM grouped) >= 0
         ORDER BY lane
     ) AS placed
     CROSS JOIN LATERAL (
@@ -309,7 +366,7 @@ counted AS (
         turn = CASE
             WHEN lane.since IS NOT NULL OR placed.turn IS NULL THEN lane.turn
             WHEN lane.turn IS NULL THEN placed.turn
-            ELSE greatest(lane.turn, placed.turn + 1)
+            ELSE greatest(lane.turn, placed.lowest)
         END,
         front = least(
             CASE WHEN lane.version = placed.proven_version THEN proven_front ELSE lane.front END, placed.rank
@@ -319,8 +376,9 @@ counted AS (
     FROM unnest(
         ARRAY(SELECT id FROM held), ARRAY(SELECT version FROM held), ARRAY(SELECT jobs FROM held),
         ARRAY(SELECT since FROM held), ARRAY(SELECT wakes_at FROM held), ARRAY(SELECT rank FROM held),
-        ARRAY(SELECT proven_version FROM held), ARRAY(SELECT proven_front FROM held), ARRAY(SELECT turn FROM held)
-    ) AS placed (id, version, jobs, since, wakes_at, rank, proven_version, proven_front, turn)
+        ARRAY(SELECT proven_version FROM held), ARRAY(SELECT proven_front FROM held), ARRAY(SELECT turn FROM held),
+        ARRAY(SELECT lowest FROM held)
+    ) AS placed (id, version, jobs, since, wakes_at, rank, proven_version, proven_front, turn, lowest)
     WHERE lane.id = placed.id AND lane.version >= placed.version
     RETURNING lane.id, lane.waiting, lane.gated, lane.since, lane.wakes_at, lane.turn
 ),

@@ -164,7 +164,11 @@ LEFT JOIN headgate.bucket ON bucket.id = lane.behind
 @with_arrivals
 
 -- part: with_arrivals [postgres]
-LEFT JOIN (SELECT lane, sum(jobs) AS jobs FROM headgate.arrival GROUP BY lane) AS arrived ON arrived.lane = job.lane
+-- Those of the lanes of these jobs. OFFSET 0 keeps the planner from adding up those of all lanes and joining them.
+LEFT JOIN LATERAL (
+    SELECT sum(jobs) AS jobs
+    FROM (SELECT jobs FROM headgate.arrival WHERE arrival.lane = job.lane AND job.waiting OFFSET 0) AS of_lane
+) AS arrived ON true
 
 -- part: with_arrivals [sqlite]
 
@@ -352,9 +356,10 @@ WITH RECURSIVE named (queue) AS (
 SELECT queue FROM named WHERE queue IS NOT NULL
 
 -- name: count_lanes_to_search [postgres]
--- Count the lanes that `lanes_drawing` reads, up to a maximum. An index of lanes by their draws would take a fifth of
+-- Count the lanes and arrivals that `lanes_drawing` reads, up to a maximum. An index of lanes by their draws would take a fifth of
 -- the time in which a claim writes a lane.
-SELECT count(*) FROM (SELECT 1 FROM headgate.lane LIMIT :most) AS counted
+SELECT count(*)
+FROM (SELECT 1 FROM headgate.lane UNION ALL SELECT 1 FROM headgate.arrival LIMIT :most) AS counted
 
 -- name: count_lanes_to_search [sqlite]
 SELECT count(*) FROM (SELECT 1 FROM lane WHERE instr(draws, '"],["') > 0 LIMIT :most)

@@ -157,6 +157,8 @@ CREATE TABLE headgate.arrival (
     wakes_at  bigint,
     rank      bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
+-- What reads some lanes reads their arrivals alone, however many others are unmerged because no worker runs.
+CREATE INDEX arrival_lane ON headgate.arrival (lane, id);
 
 -- What a replaced job asks for no more: permits that it held, and a cost for which a bucket may have been closed. Replacing
 -- may happen in a user's transaction, which is to hold no bucket; whoever claims next gives back what is noted here.
