@@ -127,17 +127,28 @@ def missing_table_error(error: sqlite3.Error, path: Path) -> HeadgateError | Non
     return None
 
 
-def begin(connection: sqlite3.Connection, patience: float, clock: Clock, on_slow: Callable[[float], None]) -> None:
-    """Begin a write transaction, waiting up to `patience` seconds for other writers.
+def begin(
+    connection: sqlite3.Connection,
+    patience: float,
+    clock: Clock,
+    on_slow: Callable[[float], None],
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Begin a write transaction, waiting up to `patience` seconds for other writers, and not once it `is_over`.
 
     SQLite's own busy handler sleeps ever longer and starves some processes; short random waits share the lock evenly.
     `on_slow` is called once, when the wait has lasted a second.
     """
-    _retry_while_busy(connection, "BEGIN IMMEDIATE", patience, clock, on_slow)
+    _retry_while_busy(connection, "BEGIN IMMEDIATE", patience, clock, on_slow, is_over)
 
 
 def _retry_while_busy(
-    connection: sqlite3.Connection, statement: str, patience: float, clock: Clock, on_slow: Callable[[float], None]
+    connection: sqlite3.Connection,
+    statement: str,
+    patience: float,
+    clock: Clock,
+    on_slow: Callable[[float], None],
+    is_over: Callable[[], bool] = lambda: False,
 ) -> None:
     began: int | None = None
     is_warned = False
@@ -151,7 +162,7 @@ def _retry_while_busy(
             now = clock.monotonic()
             began = now if began is None else began
             waited = (now - began) / SECOND
-            if waited > patience:
+            if waited > patience or is_over():
                 raise
             if waited > 1 and not is_warned:
                 is_warned = True

@@ -7,8 +7,10 @@ import contextlib
 import logging
 import os
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +26,7 @@ from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, run_to_end
+from headgate.storage.driver import Driver, Procedure, ReadKind, Transaction, Wakes, run_to_end
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import StoreFacts
 from headgate.storage.migrations import Migration
@@ -51,6 +53,18 @@ logger = logging.getLogger("headgate.storage")
 
 # How often each process has opened each file. A fork inherits it, as it inherits the state of the SQLite library.
 _opened: Counter[tuple[Path, int]] = Counter()
+
+
+class UserTransaction:
+    """A transaction that a handler has open on a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_open = True
+
+
+# Tasks that are started inside the block inherit it: the block probably waits for them.
+_transactions: ContextVar[tuple[UserTransaction, ...]] = ContextVar("headgate_sqlite_transactions", default=())
 
 _PORTS = STATEMENTS["ports"].sql
 _decode_ports = msgspec.json.Decoder(list[int]).decode
@@ -82,6 +96,8 @@ class SqliteDriver(Driver):
         self._searcher: Reader | None = None
         self._searches = Searches(clock, at_once=1)
         self._write_thread: CallThread | None = None
+        self._transaction_thread: CallThread | None = None
+        self._transaction_turn = asyncio.Lock()
         self._peers: PeerNotifier | None = None
         self._ports: list[int] = []
         self._pid = 0
@@ -119,6 +135,8 @@ class SqliteDriver(Driver):
         self._broken = None
         _opened[self._open_file] += 1
         self._write_thread = CallThread("headgate-sqlite-writer")
+        # A lock belongs to one event loop.
+        self._transaction_turn = asyncio.Lock()
         try:
             await self._take_connections(self._write_thread, migrate)
             self._peers = PeerNotifier(self.path, self.clock, self._read_data_version, self._wake, self._break)
@@ -203,6 +221,8 @@ class SqliteDriver(Driver):
         if writer is not None:
             await self._in_thread(thread, writer.close)
         thread.shutdown()
+        # A transaction that is still open refers to its thread, which ends after it.
+        self._transaction_thread = None
         _opened[self._open_file] -= 1
 
     @property
@@ -258,25 +278,64 @@ class SqliteDriver(Driver):
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
-        """As `Store.transaction`. No other connection can write until it ends."""
-        self._require_file()
-        # In autocommit mode: the transaction is begun and ended here.
-        connection = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-            await self._own_thread(connection.execute, "BEGIN IMMEDIATE")
-            yield connection
-            await self._own_thread(connection.execute, "COMMIT")
-        finally:
-            # A transaction that is still open is rolled back.
-            connection.close()
+        """As `Store.transaction`. No other connection can write until it ends.
 
-    async def _own_thread(self, work: Callable[..., R], *arguments: Any) -> R:
-        """Run work that may wait for the file or the disk in a thread, to its end, even if the caller is cancelled."""
+        The invariant: what ends a transaction never waits behind what waits for that end.
+        - Transactions of this process take turns in the order of their calls, so at most one begins or is open, and its
+          commit has the thread of transactions for itself.
+        - The writes that wait when a turn begins are committed first. So a heartbeat waits for two transactions at
+          most, however many handlers open one.
+        - A write inside the block is refused: it would wait for the block, and the block for it.
+        """
+        self._require_file()
+        self._require_no_transaction()
+        async with self._transaction_turn:
+            await self._batcher.write(Write(_change_nothing))
+            self._require_file()
+            thread = self._transaction_thread
+            if thread is None:
+                thread = self._transaction_thread = CallThread("headgate-sqlite-transactions")
+            connection = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
+            current = UserTransaction(self.path)
+            try:
+                await self._begin(thread, connection)
+                _transactions.set((*(each for each in _transactions.get() if each.is_open), current))
+                yield connection
+                await self._commit_transaction(thread, connection)
+            finally:
+                current.is_open = False
+                # A transaction that is still open is rolled back.
+                connection.close()
+
+    async def _begin(self, thread: CallThread, connection: sqlite3.Connection) -> None:
+        """Begin a write transaction in a thread, which stops waiting for other processes if the caller is cancelled."""
+        is_cancelled = threading.Event()
+        begin = partial(sqlite_file.begin, is_over=is_cancelled.is_set)
+        beginning = self._in_thread(thread, begin, connection, self._patience, self.clock, self._warn_slow)
+        running = asyncio.ensure_future(beginning)
         try:
-            return await shield_until_done(asyncio.to_thread(work, *arguments))
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            is_cancelled.set()
+            await shield_until_done(asyncio.gather(running, return_exceptions=True))
+            raise
         except sqlite3.Error as error:
             raise self._translated(error) from error
+
+    async def _commit_transaction(self, thread: CallThread, connection: sqlite3.Connection) -> None:
+        """Commit in a thread, to its end, even if the caller is cancelled."""
+        try:
+            await shield_until_done(self._in_thread(thread, connection.execute, "COMMIT"))
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+
+    def _require_no_transaction(self) -> None:
+        """Raise HeadgateError inside the block of a transaction on this file, for which the caller would wait."""
+        if any(each.is_open and each.path == self.path for each in _transactions.get()):
+            raise HeadgateError(
+                f"this would wait for the transaction that is open here on {self.path}, and nothing was stored: pass "
+                "its connection, as in `await task.using(connection=connection).enqueue(…)`, or call it after the block"
+            )
 
     async def claim(self, claim: Claim) -> Claimed:
         # The claim takes the time as late as possible: the writes before it in the same commit have taken some.
@@ -296,6 +355,8 @@ class SqliteDriver(Driver):
 
     def _write(self, write: Write) -> Coroutine[Any, Any, Any]:
         self._require_usable()
+        if _transactions.get():
+            self._require_no_transaction()
         return self._batcher.write(write)
 
     async def _commit(self, group: Sequence[Write]) -> Sequence[Any]:
@@ -486,3 +547,7 @@ class SqliteDriver(Driver):
             return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error as error:
             raise self._translated(error) from error
+
+
+async def _change_nothing(tx: Transaction) -> None:
+    """Be committed after the writes that wait already."""
