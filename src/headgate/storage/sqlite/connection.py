@@ -41,8 +41,12 @@ _ENVIRONMENT = {
 
 
 def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connection:
-    """Open a connection in autocommit mode: transactions are begun by statements."""
+    """Open a connection in autocommit mode: transactions are begun by statements.
+
+    It does not checkpoint after a commit; see `Checkpointer`.
+    """
     connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16000")

@@ -39,6 +39,7 @@ from headgate.storage.records import Claim, Claimed
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.call_thread import CallThread
+from headgate.storage.sqlite.checkpointer import Checkpointer
 from headgate.storage.sqlite.dialect import STATEMENTS
 from headgate.storage.sqlite.enlisted import run_in
 from headgate.storage.sqlite.facts import read_facts
@@ -89,6 +90,7 @@ class SqliteDriver(Driver):
         self._patience = patience
         self._batcher: Batcher[Write] = Batcher(self._commit)
         self._writer: sqlite3.Connection | None = None
+        self._checkpointer: Checkpointer | None = None
         # Each kind of read has a reader of its own.
         self._lookups: Reader | None = None
         self._lists: Reader | None = None
@@ -156,9 +158,9 @@ class SqliteDriver(Driver):
         try:
             await shield_until_done(connecting)
         finally:
-            self._writer, self._lookups, self._lists, self._ahead = connecting.result()
+            self._writer, self._checkpointer, self._lookups, self._lists, self._ahead = connecting.result()
 
-    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Reader, Reader, int]:
+    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Checkpointer, Reader, Reader, int]:
         if migrate:
             sqlite_file.prepare(self.path, self.clock, synchronous=self._synchronous)
         else:
@@ -167,8 +169,6 @@ class SqliteDriver(Driver):
             try:
                 writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)
                 made.callback(writer.close)
-                # Fewer, larger checkpoints: each one syncs the file twice.
-                writer.execute("PRAGMA wal_autocheckpoint = 4000")
                 # From here on, `begin` waits for locks.
                 writer.execute("PRAGMA busy_timeout = 0")
                 lookups = Reader(self.path, "lookups")
@@ -176,10 +176,11 @@ class SqliteDriver(Driver):
                 lists = Reader(self.path, "lists")
                 made.callback(lists.discard)
                 ahead = self._anchor(writer)
+                checkpointer = Checkpointer(self.path, writer, self.clock, self._synchronous)
             except sqlite3.Error as error:
                 raise (sqlite_file.translate(error, self.path) or error) from error
             made.pop_all()
-        return writer, lookups, lists, ahead
+        return writer, checkpointer, lookups, lists, ahead
 
     def _anchor(self, writer: sqlite3.Connection) -> int:
         """Return the offset of limit time from the boot clock, set by the first process to open the file in a boot."""
@@ -214,10 +215,13 @@ class SqliteDriver(Driver):
             self._searcher.interrupt()
         readers = self._lookups, self._lists, self._counter, self._searcher
         writer, thread = self._writer, self._write_thread
+        checkpointer, self._checkpointer = self._checkpointer, None
         self._lookups = self._lists = self._counter = self._searcher = self._writer = self._write_thread = None
         for reader in readers:
             if reader is not None:
                 await reader.close()
+        if checkpointer is not None:
+            await self._in_thread(thread, checkpointer.close)
         if writer is not None:
             await self._in_thread(thread, writer.close)
         thread.shutdown()
@@ -536,7 +540,7 @@ class SqliteDriver(Driver):
         )
 
     async def _read_data_version(self) -> int:
-        """Return the file's data version, which other processes change when they commit."""
+        """Return the file's data version, which other processes change when they commit; checkpoint a long log."""
         assert self._write_thread is not None
         return await self._in_thread(self._write_thread, self._data_version)
 
@@ -544,8 +548,10 @@ class SqliteDriver(Driver):
         if self._writer is None:
             return 0
         try:
+            if self._checkpointer is not None and self._checkpointer.is_due():
+                self._checkpointer.run()
             return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._translated(error) from error
 
 
