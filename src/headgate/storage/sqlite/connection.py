@@ -115,11 +115,44 @@ def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
         return StorageUnavailable(f"the disk of {path} is full; nothing of this was stored: free space and try again")
     if code in _BUSY:
         return StorageUnavailable(
-            f"{path} is locked by another connection with an open write transaction; end it and try again"
+            f"{path} is locked by another connection with an open write transaction{lock_holder(path)}; "
+            "end it and try again"
         )
     if code in _ENVIRONMENT:
         return StorageUnavailable(f"{path} could not be used: {error} ({getattr(error, 'sqlite_errorname', '')})")
     return None
+
+
+# The byte of the file `-shm` that SQLite locks for a write transaction, as its format says.
+_WRITE_LOCK = 120
+
+
+def lock_holder(path: Path, processes: Path = Path("/proc")) -> str:
+    """Name the process that holds the write lock, as " (process 4711, python3, which is stopped)"; empty if unknown.
+
+    It reads what the Linux kernel lists. The file itself must not be opened: closing it would release our own locks.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        shared = path.resolve().with_name(f"{path.resolve().name}-shm").stat().st_ino
+        for line in (processes / "locks").read_text().splitlines():
+            fields = line.split()
+            # Another connection that waits for a lock has an arrow in its line.
+            if fields[1] != "POSIX" or fields[3] != "WRITE" or fields[5].rpartition(":")[2] != str(shared):
+                continue
+            if int(fields[6]) <= _WRITE_LOCK and (fields[7] == "EOF" or int(fields[7]) >= _WRITE_LOCK):
+                return f" ({_described_process(processes, int(fields[4]))})"
+    return ""
+
+
+def _described_process(processes: Path, id: int) -> str:
+    if id == os.getpid():
+        return "in this process"
+    try:
+        # The name may hold spaces and parentheses; the state follows the last one.
+        name, _, rest = (processes / str(id) / "stat").read_text().partition("(")[2].rpartition(") ")
+    except OSError:
+        return f"process {id}"
+    return f"process {id}, {name}{', which is stopped' if rest[:1] in ('T', 't') else ''}"
 
 
 def missing_table_error(error: sqlite3.Error, path: Path) -> HeadgateError | None:

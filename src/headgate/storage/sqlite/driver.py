@@ -105,7 +105,7 @@ class SqliteDriver(Driver):
         self._pid = 0
         self._ahead = 0
         self._places = Places()
-        self._broken: HeadgateError | None = None
+        self._broken: str | None = None
 
     @property
     def port(self) -> int | None:
@@ -511,7 +511,8 @@ class SqliteDriver(Driver):
 
     def _require_usable(self) -> None:
         if self._broken is not None:
-            raise self._broken
+            # A new error each time: an error that is raised again and again keeps a traceback of all its raises.
+            raise StorageUnavailable(self._broken)
         if self._pid != os.getpid():
             self._require_no_fork()
             raise StorageUnavailable(f"{self.path} is not open")
@@ -531,12 +532,15 @@ class SqliteDriver(Driver):
     def _break(self, error: HeadgateError) -> None:
         """Let every verb raise this from now on: the file was damaged or replaced."""
         if self._broken is None:
-            self._broken = StorageUnavailable(str(error))
+            self._broken = str(error)
             logger.critical("storage stopped: %s", error)
 
     def _warn_slow(self, seconds: float) -> None:
         logger.warning(
-            "waiting for %.0f s to write to %s: another connection has an open write transaction", seconds, self.path
+            "waiting for %.0f s to write to %s: another connection has an open write transaction%s",
+            seconds,
+            self.path,
+            sqlite_file.lock_holder(self.path),
         )
 
     async def _read_data_version(self) -> int:
