@@ -13,6 +13,7 @@ from headgate.clock import Clock, SystemClock
 from headgate.jobs.job import Draw, NewJob
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, Room
+from headgate.storage.sqlite.checkpointer import Checkpointer
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.internals import writer_of
 
@@ -81,6 +82,17 @@ async def on_writer(storage: SqliteStorage, statement: str) -> list[Any]:
 
     assert storage.driver._write_thread is not None
     return await asyncio.get_running_loop().run_in_executor(storage.driver._write_thread, run)
+
+
+def checkpointer_of(storage: SqliteStorage) -> Checkpointer:
+    found = storage.driver._checkpointer
+    assert found is not None, "the store is not open"
+    return found
+
+
+async def look_at_the_log(storage: SqliteStorage) -> None:
+    """What the store does every quarter of a second in which the log was written to."""
+    await storage.driver._read_data_version()
 
 
 async def allow_no_more_pages(storage: SqliteStorage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,3 +146,15 @@ async def test_a_lost_file_does_not_stop_an_app_from_closing(database: Path) -> 
     unlink(database)
     await until_it_is_noticed(storage)
     await asyncio.wait_for(storage.close(), patient(5))
+
+
+async def test_the_error_of_a_lost_file_does_not_grow_with_its_calls(database: Path) -> None:
+    async with open_store(database) as storage:
+        unlink(database)
+        await until_it_is_noticed(storage)
+        entries: list[int] = []
+        for _ in range(20):
+            with pytest.raises(StorageUnavailable) as raised:
+                await storage.counts()
+            entries.append(len(traceback.extract_tb(raised.value.__traceback__)))
+    assert len(set(entries)) == 1

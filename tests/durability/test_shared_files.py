@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sqlite3
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ async def test_while_a_lock_holder_is_stopped_writers_wait_readers_continue_and_
                 await asyncio.sleep(0.05)
             assert not pending.done()
             assert "another connection has an open write transaction" in caplog.text
+            if sys.platform == "linux":
+                assert f"(process {holder.pid}, " in caplog.text
+                assert "which is stopped)" in caplog.text
 
         holder.signal(signal.SIGCONT)
         await holder.wait_for_line("released")
@@ -86,8 +90,12 @@ async def test_a_writer_that_times_out_reports_the_process_with_the_lock(databas
     async with open_store(database, patience=0.3) as storage:
         holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
         await holder.wait_for_line("locked")
-        with pytest.raises(StorageUnavailable, match="is locked by another connection with an open write transaction"):
+        with pytest.raises(
+            StorageUnavailable, match="is locked by another connection with an open write transaction"
+        ) as raised:
             await storage.add([new_job(now=1)])
+        if sys.platform == "linux":
+            assert f"(process {holder.pid}, " in str(raised.value)
         assert await storage.counts() == []
         holder.send("go")
         await holder.wait_for_line("released")

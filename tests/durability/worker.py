@@ -31,6 +31,7 @@ from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite import driver as sqlite_driver
 from headgate.storage.sqlite import peer_notifier
+from headgate.storage.sqlite.checkpointer import Checkpointer
 from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.storage.sqlite.reader import Reader
@@ -112,7 +113,7 @@ class HoldingDriver(SqliteDriver):
         super().__init__(path, SystemClock(), synchronous="FULL", patience=30)
         self._points = points
 
-    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Reader, Reader, int]:
+    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Checkpointer, Reader, Reader, int]:
         connections = super()._connect(migrate)
         connections[0].set_trace_callback(self._before)
         return connections

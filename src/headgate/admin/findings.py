@@ -63,7 +63,7 @@ def _of_store(store: StoreFacts, checkup: Checkup) -> Iterator[Finding]:
         case MemoryFacts():
             yield Finding("ok", "store", "in memory: its jobs are lost when its process ends")
         case SqliteFacts():
-            yield from _of_sqlite(store, sum(node.state != "gone" for node in checkup.nodes))
+            yield from _of_sqlite(store)
         case PostgresFacts():
             yield from _of_postgres(store, checkup)
         case _:
@@ -73,7 +73,7 @@ def _of_store(store: StoreFacts, checkup: Checkup) -> Iterator[Finding]:
 # --------------------------------------------------------------------------------------------------- SQLite
 
 
-def _of_sqlite(facts: SqliteFacts, nodes: int) -> Iterator[Finding]:
+def _of_sqlite(facts: SqliteFacts) -> Iterator[Finding]:
     version = ".".join(map(str, facts.version))
     if facts.version >= SAFE_FOR_SEVERAL:
         yield Finding("ok", "SQLite version", version)
@@ -82,9 +82,9 @@ def _of_sqlite(facts: SqliteFacts, nodes: int) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "SQLite version",
-            f"{version} has the WAL-reset bug: two processes that write and checkpoint at the same moment can, rarely, "
-            f"corrupt the file; {nodes} worker{'' if nodes == 1 else 's'} run now",
-            f"use a Python with SQLite {safe} or newer, or one worker process, or PostgreSQL",
+            f"{version} has the WAL-reset bug: Headgate's processes exclude it, but another program that writes to the "
+            "file and checkpoints it can, rarely, corrupt it",
+            f"run PRAGMA wal_autocheckpoint = 0 on connections of your own to this file, or use SQLite {safe} or newer",
         )
     if facts.journal_mode == "wal":
         yield Finding("ok", "journal mode", "WAL")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context
 from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
@@ -40,7 +41,10 @@ class Subscription:
             return
         self._waiting.append(event)
         if self._delivering is None:
-            self._delivering = asyncio.get_running_loop().create_task(self._deliver(), name="headgate-subscriber")
+            # Subscribers run outside the job, and the transaction, whose event happens to be the first that waits.
+            self._delivering = asyncio.get_running_loop().create_task(
+                self._deliver(), name="headgate-subscriber", context=Context()
+            )
 
     async def drain(self) -> None:
         """Return when all queued events have been delivered."""

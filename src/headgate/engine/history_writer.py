@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import Context
 from typing import Any, NamedTuple
 
 from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
@@ -216,7 +217,10 @@ class HistoryWriter:
             # The store is slow; only one write is sent at a time.
             self._arm()
             return
-        self._writing = asyncio.get_running_loop().create_task(self._write(), name="headgate-history")
+        # It is not part of the job, nor of a transaction, in which the timer was set.
+        self._writing = asyncio.get_running_loop().create_task(
+            self._write(), name="headgate-history", context=Context()
+        )
         self._writing.add_done_callback(self._note_written)
 
     def _note_written(self, written: asyncio.Task[None]) -> None:

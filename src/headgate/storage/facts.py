@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 SAFE_FOR_SEVERAL = (3, 51, 3)
-"""Older versions of SQLite have the WAL-reset bug, which needs two connections of different processes."""
+"""Older versions of SQLite have the WAL-reset bug: a checkpoint during another connection's commit can corrupt a file.
+
+Headgate's own checkpoints exclude commits, so the bug needs another program that checkpoints the file."""
 
 NETWORK_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "fuse.sshfs", "afs", "ceph", "beegfs"}

@@ -169,7 +169,8 @@ class JobContext:
         one, with a transaction that commits at the end of the block. From then on the job has succeeded: it does not
         run again, whatever happens to this attempt or its node. An error in the block rolls both back. Raises
         AttemptLost if another node has taken the job over, UnfitConnection if jobs are kept in memory,
-        StorageUnavailable, HeadgateError in a child process.
+        StorageUnavailable, HeadgateError in a child process. On SQLite, handlers of a process open theirs in turn, and
+        a write in the block without `connection=` raises HeadgateError.
 
         If the store opens no transaction, as a server that has too many clients, let the StorageUnavailable leave the
         handler: the job runs again after 5 s, and the attempt is not spent.

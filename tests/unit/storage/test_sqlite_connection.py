@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from headgate.errors import StorageUnavailable, StorageUnusable
 from headgate.storage.sqlite import connection
-from headgate.storage.sqlite.connection import mount_of, translate
+from headgate.storage.sqlite.connection import lock_holder, mount_of, translate
 from headgate.testing.manual_clock import ManualClock
 
 MOUNTS = (
@@ -105,3 +106,40 @@ def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StorageUnusable, match=r"comes with SQLite .*; Headgate needs 99\.0\.0 or newer"):
         connection.prepare(tmp_path / "jobs.db", ManualClock(), synchronous="FULL")
     assert not (tmp_path / "jobs.db").exists()
+
+
+LOCKS = """1: FLOCK  ADVISORY  WRITE 11 08:01:{inode} 0 EOF
+2: POSIX  ADVISORY  READ  12 08:01:{inode} 124 124
+3: POSIX  ADVISORY  WRITE 13 08:01:{other} 120 120
+4: POSIX  ADVISORY  WRITE 14 08:01:{inode} 121 121
+4: -> POSIX  ADVISORY  WRITE 15 08:01:{inode} 120 120
+5: POSIX  ADVISORY  WRITE {holder} 08:01:{inode} {first} {last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("holder", "stat", "range", "named"),
+    [
+        (16, "16 (python3) S 1", ("120", "120"), " (process 16, python3)"),
+        (16, "16 (my (odd) name) T 1", ("120", "121"), " (process 16, my (odd) name, which is stopped)"),
+        (16, None, ("0", "EOF"), " (process 16)"),
+        (os.getpid(), None, ("120", "120"), " (in this process)"),
+        (16, None, ("121", "127"), ""),
+    ],
+)
+def test_the_process_with_the_write_lock_is_named(
+    tmp_path: Path, holder: int, stat: str | None, range: tuple[str, str], named: str
+) -> None:
+    shared = tmp_path / "jobs.db-shm"
+    shared.touch()
+    inode = shared.stat().st_ino
+    first, last = range
+    (tmp_path / "locks").write_text(LOCKS.format(inode=inode, other=inode + 1, holder=holder, first=first, last=last))
+    if stat is not None:
+        (tmp_path / str(holder)).mkdir()
+        (tmp_path / str(holder) / "stat").write_text(stat)
+    assert lock_holder(tmp_path / "jobs.db", tmp_path) == named
+
+
+def test_without_a_list_of_locks_no_process_is_named(tmp_path: Path) -> None:
+    assert lock_holder(tmp_path / "jobs.db", tmp_path) == ""

@@ -41,8 +41,12 @@ _ENVIRONMENT = {
 
 
 def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connection:
-    """Open a connection in autocommit mode: transactions are begun by statements."""
+    """Open a connection in autocommit mode: transactions are begun by statements.
+
+    It does not checkpoint after a commit; see `Checkpointer`.
+    """
     connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16000")
@@ -111,11 +115,44 @@ def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
         return StorageUnavailable(f"the disk of {path} is full; nothing of this was stored: free space and try again")
     if code in _BUSY:
         return StorageUnavailable(
-            f"{path} is locked by another connection with an open write transaction; end it and try again"
+            f"{path} is locked by another connection with an open write transaction{lock_holder(path)}; "
+            "end it and try again"
         )
     if code in _ENVIRONMENT:
         return StorageUnavailable(f"{path} could not be used: {error} ({getattr(error, 'sqlite_errorname', '')})")
     return None
+
+
+# The byte of the file `-shm` that SQLite locks for a write transaction, as its format says.
+_WRITE_LOCK = 120
+
+
+def lock_holder(path: Path, processes: Path = Path("/proc")) -> str:
+    """Name the process that holds the write lock, as " (process 4711, python3, which is stopped)"; empty if unknown.
+
+    It reads what the Linux kernel lists. The file itself must not be opened: closing it would release our own locks.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        shared = path.resolve().with_name(f"{path.resolve().name}-shm").stat().st_ino
+        for line in (processes / "locks").read_text().splitlines():
+            fields = line.split()
+            # Another connection that waits for a lock has an arrow in its line.
+            if fields[1] != "POSIX" or fields[3] != "WRITE" or fields[5].rpartition(":")[2] != str(shared):
+                continue
+            if int(fields[6]) <= _WRITE_LOCK and (fields[7] == "EOF" or int(fields[7]) >= _WRITE_LOCK):
+                return f" ({_described_process(processes, int(fields[4]))})"
+    return ""
+
+
+def _described_process(processes: Path, id: int) -> str:
+    if id == os.getpid():
+        return "in this process"
+    try:
+        # The name may hold spaces and parentheses; the state follows the last one.
+        name, _, rest = (processes / str(id) / "stat").read_text().partition("(")[2].rpartition(") ")
+    except OSError:
+        return f"process {id}"
+    return f"process {id}, {name}{', which is stopped' if rest[:1] in ('T', 't') else ''}"
 
 
 def missing_table_error(error: sqlite3.Error, path: Path) -> HeadgateError | None:
@@ -127,17 +164,28 @@ def missing_table_error(error: sqlite3.Error, path: Path) -> HeadgateError | Non
     return None
 
 
-def begin(connection: sqlite3.Connection, patience: float, clock: Clock, on_slow: Callable[[float], None]) -> None:
-    """Begin a write transaction, waiting up to `patience` seconds for other writers.
+def begin(
+    connection: sqlite3.Connection,
+    patience: float,
+    clock: Clock,
+    on_slow: Callable[[float], None],
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Begin a write transaction, waiting up to `patience` seconds for other writers, and not once it `is_over`.
 
     SQLite's own busy handler sleeps ever longer and starves some processes; short random waits share the lock evenly.
     `on_slow` is called once, when the wait has lasted a second.
     """
-    _retry_while_busy(connection, "BEGIN IMMEDIATE", patience, clock, on_slow)
+    _retry_while_busy(connection, "BEGIN IMMEDIATE", patience, clock, on_slow, is_over)
 
 
 def _retry_while_busy(
-    connection: sqlite3.Connection, statement: str, patience: float, clock: Clock, on_slow: Callable[[float], None]
+    connection: sqlite3.Connection,
+    statement: str,
+    patience: float,
+    clock: Clock,
+    on_slow: Callable[[float], None],
+    is_over: Callable[[], bool] = lambda: False,
 ) -> None:
     began: int | None = None
     is_warned = False
@@ -151,7 +199,7 @@ def _retry_while_busy(
             now = clock.monotonic()
             began = now if began is None else began
             waited = (now - began) / SECOND
-            if waited > patience:
+            if waited > patience or is_over():
                 raise
             if waited > 1 and not is_warned:
                 is_warned = True

@@ -7,8 +7,10 @@ import contextlib
 import logging
 import os
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +26,7 @@ from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, run_to_end
+from headgate.storage.driver import Driver, Procedure, ReadKind, Transaction, Wakes, run_to_end
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import StoreFacts
 from headgate.storage.migrations import Migration
@@ -37,6 +39,7 @@ from headgate.storage.records import Claim, Claimed
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.call_thread import CallThread
+from headgate.storage.sqlite.checkpointer import Checkpointer
 from headgate.storage.sqlite.dialect import STATEMENTS
 from headgate.storage.sqlite.enlisted import run_in
 from headgate.storage.sqlite.facts import read_facts
@@ -51,6 +54,18 @@ logger = logging.getLogger("headgate.storage")
 
 # How often each process has opened each file. A fork inherits it, as it inherits the state of the SQLite library.
 _opened: Counter[tuple[Path, int]] = Counter()
+
+
+class UserTransaction:
+    """A transaction that a handler has open on a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_open = True
+
+
+# Tasks that are started inside the block inherit it: the block probably waits for them.
+_transactions: ContextVar[tuple[UserTransaction, ...]] = ContextVar("headgate_sqlite_transactions", default=())
 
 _PORTS = STATEMENTS["ports"].sql
 _decode_ports = msgspec.json.Decoder(list[int]).decode
@@ -75,6 +90,7 @@ class SqliteDriver(Driver):
         self._patience = patience
         self._batcher: Batcher[Write] = Batcher(self._commit)
         self._writer: sqlite3.Connection | None = None
+        self._checkpointer: Checkpointer | None = None
         # Each kind of read has a reader of its own.
         self._lookups: Reader | None = None
         self._lists: Reader | None = None
@@ -82,12 +98,14 @@ class SqliteDriver(Driver):
         self._searcher: Reader | None = None
         self._searches = Searches(clock, at_once=1)
         self._write_thread: CallThread | None = None
+        self._transaction_thread: CallThread | None = None
+        self._transaction_turn = asyncio.Lock()
         self._peers: PeerNotifier | None = None
         self._ports: list[int] = []
         self._pid = 0
         self._ahead = 0
         self._places = Places()
-        self._broken: HeadgateError | None = None
+        self._broken: str | None = None
 
     @property
     def port(self) -> int | None:
@@ -119,6 +137,8 @@ class SqliteDriver(Driver):
         self._broken = None
         _opened[self._open_file] += 1
         self._write_thread = CallThread("headgate-sqlite-writer")
+        # A lock belongs to one event loop.
+        self._transaction_turn = asyncio.Lock()
         try:
             await self._take_connections(self._write_thread, migrate)
             self._peers = PeerNotifier(self.path, self.clock, self._read_data_version, self._wake, self._break)
@@ -138,9 +158,9 @@ class SqliteDriver(Driver):
         try:
             await shield_until_done(connecting)
         finally:
-            self._writer, self._lookups, self._lists, self._ahead = connecting.result()
+            self._writer, self._checkpointer, self._lookups, self._lists, self._ahead = connecting.result()
 
-    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Reader, Reader, int]:
+    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Checkpointer, Reader, Reader, int]:
         if migrate:
             sqlite_file.prepare(self.path, self.clock, synchronous=self._synchronous)
         else:
@@ -149,8 +169,6 @@ class SqliteDriver(Driver):
             try:
                 writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)
                 made.callback(writer.close)
-                # Fewer, larger checkpoints: each one syncs the file twice.
-                writer.execute("PRAGMA wal_autocheckpoint = 4000")
                 # From here on, `begin` waits for locks.
                 writer.execute("PRAGMA busy_timeout = 0")
                 lookups = Reader(self.path, "lookups")
@@ -158,10 +176,11 @@ class SqliteDriver(Driver):
                 lists = Reader(self.path, "lists")
                 made.callback(lists.discard)
                 ahead = self._anchor(writer)
+                checkpointer = Checkpointer(self.path, writer, self.clock, self._synchronous)
             except sqlite3.Error as error:
                 raise (sqlite_file.translate(error, self.path) or error) from error
             made.pop_all()
-        return writer, lookups, lists, ahead
+        return writer, checkpointer, lookups, lists, ahead
 
     def _anchor(self, writer: sqlite3.Connection) -> int:
         """Return the offset of limit time from the boot clock, set by the first process to open the file in a boot."""
@@ -196,13 +215,18 @@ class SqliteDriver(Driver):
             self._searcher.interrupt()
         readers = self._lookups, self._lists, self._counter, self._searcher
         writer, thread = self._writer, self._write_thread
+        checkpointer, self._checkpointer = self._checkpointer, None
         self._lookups = self._lists = self._counter = self._searcher = self._writer = self._write_thread = None
         for reader in readers:
             if reader is not None:
                 await reader.close()
+        if checkpointer is not None:
+            await self._in_thread(thread, checkpointer.close)
         if writer is not None:
             await self._in_thread(thread, writer.close)
         thread.shutdown()
+        # A transaction that is still open refers to its thread, which ends after it.
+        self._transaction_thread = None
         _opened[self._open_file] -= 1
 
     @property
@@ -258,25 +282,64 @@ class SqliteDriver(Driver):
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
-        """As `Store.transaction`. No other connection can write until it ends."""
-        self._require_file()
-        # In autocommit mode: the transaction is begun and ended here.
-        connection = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-            await self._own_thread(connection.execute, "BEGIN IMMEDIATE")
-            yield connection
-            await self._own_thread(connection.execute, "COMMIT")
-        finally:
-            # A transaction that is still open is rolled back.
-            connection.close()
+        """As `Store.transaction`. No other connection can write until it ends.
 
-    async def _own_thread(self, work: Callable[..., R], *arguments: Any) -> R:
-        """Run work that may wait for the file or the disk in a thread, to its end, even if the caller is cancelled."""
+        The invariant: what ends a transaction never waits behind what waits for that end.
+        - Transactions of this process take turns in the order of their calls, so at most one begins or is open, and its
+          commit has the thread of transactions for itself.
+        - The writes that wait when a turn begins are committed first. So a heartbeat waits for two transactions at
+          most, however many handlers open one.
+        - A write inside the block is refused: it would wait for the block, and the block for it.
+        """
+        self._require_file()
+        self._require_no_transaction()
+        async with self._transaction_turn:
+            await self._batcher.write(Write(_change_nothing))
+            self._require_file()
+            thread = self._transaction_thread
+            if thread is None:
+                thread = self._transaction_thread = CallThread("headgate-sqlite-transactions")
+            connection = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
+            current = UserTransaction(self.path)
+            try:
+                await self._begin(thread, connection)
+                _transactions.set((*(each for each in _transactions.get() if each.is_open), current))
+                yield connection
+                await self._commit_transaction(thread, connection)
+            finally:
+                current.is_open = False
+                # A transaction that is still open is rolled back.
+                connection.close()
+
+    async def _begin(self, thread: CallThread, connection: sqlite3.Connection) -> None:
+        """Begin a write transaction in a thread, which stops waiting for other processes if the caller is cancelled."""
+        is_cancelled = threading.Event()
+        begin = partial(sqlite_file.begin, is_over=is_cancelled.is_set)
+        beginning = self._in_thread(thread, begin, connection, self._patience, self.clock, self._warn_slow)
+        running = asyncio.ensure_future(beginning)
         try:
-            return await shield_until_done(asyncio.to_thread(work, *arguments))
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            is_cancelled.set()
+            await shield_until_done(asyncio.gather(running, return_exceptions=True))
+            raise
         except sqlite3.Error as error:
             raise self._translated(error) from error
+
+    async def _commit_transaction(self, thread: CallThread, connection: sqlite3.Connection) -> None:
+        """Commit in a thread, to its end, even if the caller is cancelled."""
+        try:
+            await shield_until_done(self._in_thread(thread, connection.execute, "COMMIT"))
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+
+    def _require_no_transaction(self) -> None:
+        """Raise HeadgateError inside the block of a transaction on this file, for which the caller would wait."""
+        if any(each.is_open and each.path == self.path for each in _transactions.get()):
+            raise HeadgateError(
+                f"this would wait for the transaction that is open here on {self.path}, and nothing was stored: pass "
+                "its connection, as in `await task.using(connection=connection).enqueue(…)`, or call it after the block"
+            )
 
     async def claim(self, claim: Claim) -> Claimed:
         # The claim takes the time as late as possible: the writes before it in the same commit have taken some.
@@ -296,6 +359,8 @@ class SqliteDriver(Driver):
 
     def _write(self, write: Write) -> Coroutine[Any, Any, Any]:
         self._require_usable()
+        if _transactions.get():
+            self._require_no_transaction()
         return self._batcher.write(write)
 
     async def _commit(self, group: Sequence[Write]) -> Sequence[Any]:
@@ -446,7 +511,8 @@ class SqliteDriver(Driver):
 
     def _require_usable(self) -> None:
         if self._broken is not None:
-            raise self._broken
+            # A new error each time: an error that is raised again and again keeps a traceback of all its raises.
+            raise StorageLost(self._broken)
         if self._pid != os.getpid():
             self._require_no_fork()
             raise StorageUnavailable(f"{self.path} is not open")
@@ -466,16 +532,19 @@ class SqliteDriver(Driver):
     def _break(self, error: HeadgateError) -> None:
         """Let every verb raise this from now on: the file was damaged or replaced."""
         if self._broken is None:
-            self._broken = StorageLost(str(error))
+            self._broken = str(error)
             logger.critical("storage stopped: %s", error)
 
     def _warn_slow(self, seconds: float) -> None:
         logger.warning(
-            "waiting for %.0f s to write to %s: another connection has an open write transaction", seconds, self.path
+            "waiting for %.0f s to write to %s: another connection has an open write transaction%s",
+            seconds,
+            self.path,
+            sqlite_file.lock_holder(self.path),
         )
 
     async def _read_data_version(self) -> int:
-        """Return the file's data version, which other processes change when they commit."""
+        """Return the file's data version, which other processes change when they commit; checkpoint a long log."""
         assert self._write_thread is not None
         return await self._in_thread(self._write_thread, self._data_version)
 
@@ -483,6 +552,12 @@ class SqliteDriver(Driver):
         if self._writer is None:
             return 0
         try:
+            if self._checkpointer is not None and self._checkpointer.is_due():
+                self._checkpointer.run()
             return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._translated(error) from error
+
+
+async def _change_nothing(tx: Transaction) -> None:
+    """Be committed after the writes that wait already."""

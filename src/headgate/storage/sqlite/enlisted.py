@@ -32,7 +32,10 @@ async def run_in(caller: Enlisted, path: Path, work: Callable[[sqlite3.Connectio
 def _run(connection: sqlite3.Connection, path: Path, work: Callable[[sqlite3.Connection], T]) -> T:
     _require_same_file(connection, path)
     _require_transaction(connection)
-    return work(cast(sqlite3.Connection, _PlainConnection(connection)))
+    plain = _PlainConnection(connection)
+    # From its next commit on, this connection does not checkpoint by itself; see `Checkpointer`.
+    plain.execute("PRAGMA wal_autocheckpoint = 0")
+    return work(cast(sqlite3.Connection, plain))
 
 
 class _PlainConnection:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import socket
-import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from typing import NamedTuple
 from headgate.clock import Clock, sleep
 from headgate.errors import HeadgateError, StorageLost, StorageUnavailable
 from headgate.storage.driver import Wake
-from headgate.storage.facts import SAFE_FOR_SEVERAL
 
 logger = logging.getLogger("headgate.storage")
 
@@ -56,7 +54,6 @@ class PeerNotifier:
         self._stamp: _Stamp | None = None
         self._was_written = True
         self._alarmed = False
-        self._is_warned = False
         self._socket: socket.socket | None = None
         self._watching: asyncio.Task[None] | None = None
         self.port = 0
@@ -87,21 +84,10 @@ class PeerNotifier:
             return
         for port in ports:
             if port != self.port:
-                self._warn_of_version()
                 try:
                     own.sendto(_ENDINGS if only_endings else _CHANGE, ("127.0.0.1", port))
                 except OSError as error:
                     logger.debug("no datagram could be sent to port %s: %s", port, error)
-
-    def _warn_of_version(self) -> None:
-        if not self._is_warned and sqlite3.sqlite_version_info < SAFE_FOR_SEVERAL:
-            logger.warning(
-                "SQLite %s can, rarely, corrupt a file that several processes write and checkpoint at the same moment; "
-                "use a Python with SQLite %s or newer, or one worker process",
-                sqlite3.sqlite_version,
-                ".".join(map(str, SAFE_FOR_SEVERAL)),
-            )
-        self._is_warned = True
 
     def _receive(self) -> None:
         assert self._socket is not None
