@@ -69,6 +69,10 @@ class Releases:
         """Whether this number of releases has stored its gate of the task."""
         return len(await self.rows("SELECT 1 FROM task_gate WHERE task = 'call@default'")) == count
 
+    async def has_declared(self, count: int) -> bool:
+        """Whether this number of releases has stored its rule of the task's limit."""
+        return len(await self.rows("SELECT 1 FROM task_gate WHERE task = 'limit call:rate'")) == count
+
     async def are_in_one_lane(self) -> bool:
         return len(await self.rows("SELECT DISTINCT lane FROM job WHERE state = 'waiting'")) == 1
 
@@ -126,6 +130,26 @@ async def test_an_old_worker_that_runs_beside_the_new_one_starts_nothing_under_t
             await until(lambda: releases.are_in_one_lane(), 20)
             await releases.nothing_more_starts(3, 1)
     assert len(releases.started) == 3
+
+
+async def test_a_deploy_that_raises_a_limit_starts_the_keys_that_wait(releases: Releases) -> None:
+    old = releases.release(StrictRate("2/h", key="{tenant}"))
+    await releases.enqueue(old, 5)
+    async with old:
+        await until(lambda: len(releases.started) == 2, 10)
+    async with releases.release(StrictRate("4/h", key="{tenant}")):
+        await until(lambda: len(releases.started) == 4, 10)
+
+
+async def test_a_lowered_limit_holds_for_workers_of_the_older_release_too(releases: Releases) -> None:
+    old, new = (releases.release(StrictRate(rate, key="{tenant}")) for rate in ("4/h", "2/h"))
+    async with old:
+        await until(lambda: releases.has_declared(1), 10)
+        async with new:
+            await until(lambda: releases.has_declared(2), 10)
+            await old.tasks["call"].enqueue_many([(number,) for number in range(5)])
+            await until(lambda: len(releases.started) == 2, 10)
+            await releases.nothing_more_starts(2)
 
 
 async def test_the_backlog_starts_when_a_deploy_removes_a_limit(releases: Releases) -> None:

@@ -67,7 +67,7 @@ def test_a_deploy_that_changes_the_kind_of_a_limit_gives_no_fresh_budget(
         async with (old := releases.release(before("5/m", **options))):
             await releases.use_up(old)
         async with releases.release(after("5/m", **options)):
-            await releases.all_of_it_comes_later()
+            await releases.all_of_it_comes_later(evenly=after is RateLimit)
 
     run_virtual(main)
 
@@ -79,7 +79,7 @@ def test_the_limits_of_a_queue_are_kept_over_a_change_of_kind_too(before: Any, a
         async with (old := releases.release(before("5/m", key="{tenant}"), of_queue=True)):
             await releases.use_up(old)
         async with releases.release(after("5/m", key="{tenant}"), of_queue=True):
-            await releases.all_of_it_comes_later()
+            await releases.all_of_it_comes_later(evenly=after is RateLimit)
 
     run_virtual(main)
 

@@ -26,7 +26,7 @@ BUDGETS = {
     "limits": 9_400,
     "observe": 2_400,
     "schedules": 1_800,
-    "storage": 21_980,
+    "storage": 21_800,
     "tasks": 6_900,
     "testing": 1_800,
 }

@@ -115,6 +115,8 @@ def reason_for(
 
 
 def _paused_limit(pause: LimitSetting) -> str:
+    if pause.scope == "declared":
+        return f"limit {pause.limit!r} is declared by a newer version of Headgate, which this version cannot read"
     target = shlex.quote(pause.target)
     whose, options = {
         "all": ("all keys", ""),

@@ -177,7 +177,8 @@ class LimitsAdmin:
 
     async def settings(self, limit: str | None = None) -> Sequence[LimitSetting]:
         """Return the settings that were made at run time, of one limit or of all."""
-        return [setting for setting in await self._storage.settings() if limit in (None, setting.limit)]
+        stored = await self._storage.settings()
+        return [each for each in stored if each.scope != "declared" and limit in (None, each.limit)]
 
     async def audit(self, limit: str, *, key: str | None = None, since: datetime | None = None) -> Sequence[Audited]:
         """Check whether a limit was kept: for each key, the most that started in any window, and what its rule allows.

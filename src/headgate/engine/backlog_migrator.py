@@ -17,8 +17,9 @@ from headgate.engine.large_payloads import LargePayloads, call_all
 from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed
-from headgate.jobs.gating import GateChange, GatedJob, subject_of
+from headgate.jobs.gating import LIMIT_SUBJECT, GateChange, GatedJob, subject_of
 from headgate.jobs.terms import GateTerms
+from headgate.limits.kinds import RULES, dump_rule
 from headgate.storage.store import Store
 from headgate.tasks.batch_gate import draws_in_batch
 from headgate.tasks.gate import UNGATED, Gate, GatedCall
@@ -85,6 +86,8 @@ class BacklogMigrator:
         self._registry = registry
         self._clock = clock
         self._bus = bus
+        self.has_noted = asyncio.Event()
+        """Set after the first note. A claim before it would start jobs by the rules of the release before."""
         self._published_tasks: set[str] = set()
         self._unmovable: set[str] = set()
         self._not_yet: set[str] = set()
@@ -113,6 +116,8 @@ class BacklogMigrator:
                 await self._note_and_move()
                 await self._move_met_until(self._noted_at + round(NOTE_EVERY * SECOND))
             except StorageUnavailable as error:
+                # Claims go on under the rules that are stored.
+                self.has_noted.set()
                 self._bus.publish(StorageFailed(at=self._clock.now(), doing="moving a backlog", error=str(error)))
                 await sleep(self._clock, NOTE_EVERY)
 
@@ -146,9 +151,9 @@ class BacklogMigrator:
         if to_do:
             self._not_yet.clear()
             await self._move(self._tasks_of(to_do), to_do, unknown_only=False)
-            gates = self._registry.gates().subjects
-            done = [subject for subject in to_do if subject in gates and subject not in self._not_yet]
-            await self._storage.gates_done({subject: gates[subject] for subject in done})
+            noted = self._declarations()
+            done = [subject for subject in to_do if subject in noted and subject not in self._not_yet]
+            await self._storage.gates_done({subject: noted[subject] for subject in done})
         if is_sweep:
             await self._sweep()
             self._sweep_soon = SWEEP_SOON
@@ -169,12 +174,22 @@ class BacklogMigrator:
     async def _note(self) -> frozenset[str]:
         """Note that this release is live; return the subjects whose jobs have to be moved to its gates."""
         self._noted_at = self._clock.monotonic()
-        noted = await self._storage.note_gates(self._registry.gates().subjects, lives=LIVE_FOR)
+        noted = await self._storage.note_gates(self._declarations(), lives=LIVE_FOR)
+        self.has_noted.set()
         if not self._newest.issuperset(noted):
             # Jobs that only another release could start may now start here.
             self._wake()
         self._newest = frozenset(noted)
         return frozenset(subject for subject, is_to_do in noted.items() if is_to_do)
+
+    def _declarations(self) -> dict[str, str]:
+        """Return what this release declares: its gates, and the rules of its limits, by their subjects."""
+        # The order of a fair queue is no rule that other nodes could load.
+        rules = {name: rule for name, rule in self._registry.rules.items() if type(rule) in RULES}
+        return {
+            **self._registry.gates().subjects,
+            **{LIMIT_SUBJECT + name: dump_rule(rule) for name, rule in rules.items()},
+        }
 
     def _tasks_of(self, subjects: frozenset[str]) -> frozenset[str]:
         """Return the task names of the subjects, aliases included: jobs under an alias have old limits until moved."""

@@ -394,7 +394,7 @@ class Node:
         """Run the services; after `stop`, end them in the order of their dependencies."""
         async with asyncio.TaskGroup() as services:
             background = [
-                services.create_task(self._claims.run(), name="headgate-claims"),
+                services.create_task(self._claim(), name="headgate-claims"),
                 services.create_task(self.lease.run(), name="headgate-heartbeats"),
                 services.create_task(self._watch.run(), name="headgate-watch"),
                 services.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
@@ -431,6 +431,10 @@ class Node:
             await self.recorder.flush(self._timeout(10.0))
             recorder.cancel()
             reporter.cancel()
+
+    async def _claim(self) -> None:
+        await self._backlog_migrator.has_noted.wait()
+        await self._claims.run()
 
     async def _leave(self) -> None:
         try:

@@ -26,6 +26,9 @@ class KnownGates(frozenset[str]):
 
 NO_GATES = KnownGates()
 
+LIMIT_SUBJECT = "limit "
+"""What the subject of a limit begins with, among those of gates; no task has a space in its name."""
+
 
 class OverflowTarget(NamedTuple):
     """The gate of jobs that go to `queue` because their own is full, and the subjects that it depends on."""

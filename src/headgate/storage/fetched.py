@@ -113,6 +113,11 @@ def set_in_place_of(declared: AnyRule, new: AnyRule) -> AnyRule:
     return FetchedStarts(new) if isinstance(declared, FetchedStarts) else new
 
 
+def real_rule(rule: AnyRule) -> AnyRule:
+    """Return the rule by which starts are fetched, or the rule itself if its limit is kept in this store."""
+    return rule.real if isinstance(rule, FetchedStarts) else rule
+
+
 def is_starved(rule: AnyRule, state: Any, now: int, cost: int) -> bool:
     """Whether starts have to be fetched for a bucket."""
     return isinstance(rule, FetchedStarts) and rule.is_starved(state, now, cost)

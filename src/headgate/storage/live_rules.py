@@ -1,4 +1,8 @@
-"""The rules in force: a setting made at run time takes precedence over the declared rule; the most specific first."""
+"""The rules in force: a setting made at run time takes precedence over the declared rule; the most specific first.
+
+Live releases may declare one limit with different numbers. The newest declaration is stored, and is in force on all
+nodes and in all plain code, whatever their own code declares: a key has one budget, and never that of two releases.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,12 @@ from headgate.errors import DeclarationError
 from headgate.jobs.job import Draw
 from headgate.limits.kinds import load_rule
 from headgate.limits.limit import AnyRule
-from headgate.storage.fetched import set_in_place_of
+from headgate.storage.fetched import real_rule, set_in_place_of
 from headgate.storage.stored_rows import note_unreadable
 
 V = TypeVar("V")
 
-Scope = Literal["all", "key", "pattern", "tier", "member"]
+Scope = Literal["all", "key", "pattern", "tier", "member", "declared"]
 
 
 class LimitSetting(msgspec.Struct, frozen=True, array_like=True):
@@ -27,7 +31,8 @@ class LimitSetting(msgspec.Struct, frozen=True, array_like=True):
 
     `scope` selects the keys: `all` of them, one `key`, those that match a `pattern` (`stripe:*`), or those of a `tier`.
     `member` puts the keys that match the pattern `target` into the tier `tier`; `pattern_of` makes a pattern of a
-    single key. `rule` is a stored rule that replaces the declared one. While it `is_paused`, nothing starts.
+    single key. `rule` is a stored rule that replaces the declared one. While it `is_paused`, nothing starts. `declared`
+    is no setting: its `rule` is what the newest release declares.
     """
 
     limit: str
@@ -65,9 +70,12 @@ class LiveRules:
             self._limits.setdefault(setting.limit, _LimitSettings()).add(setting)
 
     def rule(self, draw: Draw, declared: AnyRule) -> AnyRule:
-        """Return the rule of the bucket of `draw`: that of its key, its tier, its pattern, or all; else `declared`."""
+        """Return the rule of the bucket of `draw`: that of its key, its tier, its pattern, or all.
+
+        If none is set, it is what the newest release declares; else `declared`, which this process declares.
+        """
         limit = self._limits.get(draw.limit)
-        found = None if limit is None else limit.rule(draw.key)
+        found = None if limit is None else limit.rule(draw.key) or limit.newest(real_rule(declared).family)
         return declared if found is None else set_in_place_of(declared, found)
 
     def is_paused(self, draw: Draw) -> bool:
@@ -91,6 +99,7 @@ class _LimitSettings:
 
     def __init__(self) -> None:
         self._all: _Setting | None = None
+        self._newest: _Setting | None = None
         self._keys: dict[str, _Setting] = {}
         self._tiers: dict[str, _Setting] = {}
         self._patterns: dict[str, _Setting] = {}
@@ -102,6 +111,8 @@ class _LimitSettings:
         match setting.scope:
             case "all":
                 self._all = made
+            case "declared":
+                self._newest = made
             case "key":
                 self._keys[setting.target] = made
             case "tier":
@@ -118,14 +129,19 @@ class _LimitSettings:
     def rule(self, key: str) -> AnyRule | None:
         return next((setting.rule for setting in self._about(key) if setting.rule is not None), None)
 
+    def newest(self, family: str) -> AnyRule | None:
+        """Return what the newest release declares; None if it declares nothing, or a rule of another family."""
+        rule = None if self._newest is None else self._newest.rule
+        return rule if rule is not None and rule.family == family else None
+
     def is_paused(self, key: str) -> bool:
-        return any(setting.is_paused for setting in self._about(key))
+        return self.pausing(key) is not None
 
     def pausing(self, key: str) -> LimitSetting | None:
-        return next((setting.stored for setting in self._about(key) if setting.is_paused), None)
+        return next((setting.stored for setting in self._about(key, and_newest=True) if setting.is_paused), None)
 
-    def _about(self, key: str) -> Iterable[_Setting]:
-        """Yield the settings for a key, the most specific first."""
+    def _about(self, key: str, *, and_newest: bool = False) -> Iterable[_Setting]:
+        """Yield the settings for a key, the most specific first; `and_newest` also the newest declaration."""
         if key in self._keys:
             yield self._keys[key]
         tier = self._tier_of_key.get(key) or _first_match(self._tier_of_pattern, key)
@@ -136,6 +152,8 @@ class _LimitSettings:
                 yield setting
         if self._all is not None:
             yield self._all
+        if and_newest and self._newest is not None:
+            yield self._newest
 
 
 class _Setting:

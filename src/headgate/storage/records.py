@@ -19,6 +19,10 @@ from headgate.storage.fetched import FetchedBalance
 GATE_LIVES = 180 * SECOND
 """How long a gate lives after it was last noted, if the caller gives no other time, in microseconds."""
 
+DECLARATION_LIVES = 3600 * SECOND
+"""For how long the newest declaration of a limit is in force after a node last noted it (microseconds). Then plain code
+that no worker accompanies goes by what it declares itself."""
+
 
 class Room(msgspec.Struct, frozen=True):
     """How many jobs of one queue a node can start now.

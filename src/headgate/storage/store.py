@@ -591,12 +591,13 @@ class Store:
         older gate is the newest again. The backlog has to be moved to a new gate, and again if another gate was noted
         since it was moved. After this returns, no claim starts a job of a subject for a node whose gate is not the
         newest. What a release declares about a schedule is noted in the same way, as "schedule NAME", without a
-        backlog.
+        backlog; and the rule of a limit as "limit NAME": the newest one is in force for all nodes and plain code, and
+        lanes that wait for the limit are visited again under it.
         """
         noted = await self.driver.write(lambda tx: gate_notes.note_gates(tx, gates, lives))
-        if noted.has_changed:
+        if noted.changed:
             # A claim that is running may start jobs for a node whose gate is no longer the newest.
-            await self.driver.write(gate_notes.await_claims, wakes=True)
+            await self.driver.write(lambda tx: gate_notes.await_claims(tx, noted.changed), wakes=True)
         return noted.to_move
 
     async def gates_done(self, gates: Mapping[str, str]) -> None:
@@ -633,7 +634,7 @@ class Store:
         )
 
     async def settings(self) -> Sequence[LimitSetting]:
-        """Return the settings of limits that were made at run time."""
+        """Return the settings of limits that were made at run time, and the newest declaration of each limit."""
         return await self.driver.read(read_settings, "lookup")
 
     async def edit_setting(

@@ -8,6 +8,7 @@ from headgate.clock import SECOND
 from headgate.jobs.gating import GateChange, KnownGates
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.limits.kinds import dump_rule
 from headgate.storage.records import GATE_LIVES
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, release, strict
@@ -70,6 +71,30 @@ class DeploysConformance(Conformance):
         assert await storage.note_gates({"work": "b", "other": "x"}) == {"work": True, "other": False}
         clock.advance(GATE_LIVES / SECOND)
         assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": True, "other": False}
+
+    async def test_the_newest_declaration_of_a_limit_is_in_force_and_opens_what_waits(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        store_user.rules = {"api": strict(1)}
+        one, three = ({"limit api": dump_rule(strict(count))} for count in (1, 3))
+        assert await storage.note_gates(one) == {"limit api": True}
+        ids = await store_user.add(4, draws=[("api", "acme")])
+        assert await store_user.take_ids() == ids[:1]
+        clock.advance(1)
+        woken: list[bool] = []
+        unwatch = storage.watch(lambda: woken.append(True))
+        await storage.note_gates(three)
+        unwatch()
+        assert woken
+        # A node of the older release, and one that declares the same again.
+        assert await storage.note_gates(one) == {}
+        assert await store_user.take_ids() == ids[1:3]
+        assert await store_user.take() == []
+        # After an hour without a note, it is no longer in force: plain code may have no worker beside it.
+        assert [setting.scope for setting in await storage.settings()] == ["declared"]
+        clock.advance(3600)
+        assert await storage.settings() == []
 
     async def test_waiting_jobs_of_a_task_are_found_page_by_page(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "old": strict(1)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from headgate.jobs.gating import LIMIT_SUBJECT
 from headgate.storage.driver import Transaction
+from headgate.storage.procedures.limits import reopen_limit
 from headgate.storage.stored_rows import RowDecoder
 
 
@@ -17,10 +19,10 @@ class _Newest(msgspec.Struct):
 
 
 class NotedGates(NamedTuple):
-    """Subjects for which no newer gate is alive, each with whether its backlog has to be moved; whether any is new."""
+    """Subjects for which no newer gate is alive, each with whether its backlog has to be moved; those that changed."""
 
     to_move: Mapping[str, bool]
-    has_changed: bool
+    changed: Sequence[str]
 
 
 _NEWEST = RowDecoder(_Newest, "gate")
@@ -31,11 +33,12 @@ async def note_gates(tx: Transaction, gates: Mapping[str, str], lives: int) -> N
     own = list(gates.items())
     await tx.execute("gates_changed", own=own)
     await tx.execute("note_gates", own=own, now=tx.now, lives=lives)
-    has_changed = await tx.execute("newest_changed", tasks=list(gates), now=tx.now, lives=lives) > 0
-    if has_changed:
+    changed = await tx.values("newest_changed", tasks=list(gates), now=tx.now, lives=lives)
+    if changed:
         await tx.execute("next_revision")
+        await _reopen(tx, changed)
     newest = await tx.fetch(_NEWEST, "newest_gates", own=own)
-    return NotedGates({gate.task: not gate.is_done for gate in newest}, has_changed)
+    return NotedGates({gate.task: not gate.is_done for gate in newest}, sorted(set(changed)))
 
 
 async def gates_done(tx: Transaction, gates: Mapping[str, str]) -> None:
@@ -43,6 +46,15 @@ async def gates_done(tx: Transaction, gates: Mapping[str, str]) -> None:
     await tx.execute("gates_done", own=list(gates.items()))
 
 
-async def await_claims(tx: Transaction) -> None:
-    """Return when all claims that began before have ended."""
+async def await_claims(tx: Transaction, changed: Sequence[str]) -> None:
+    """Return when all claims that began before have ended; then limits of the `changed` subjects are visited again."""
     await tx.values("lock_nodes")
+    # One of these claims may have closed a bucket by the rule before.
+    await _reopen(tx, changed)
+
+
+async def _reopen(tx: Transaction, changed: Sequence[str]) -> None:
+    """Let the next claims visit the lanes that wait for limits of these subjects, and find anew when they open."""
+    for subject in sorted(set(changed)):
+        if subject.startswith(LIMIT_SUBJECT):
+            await reopen_limit(tx, subject.removeprefix(LIMIT_SUBJECT))

@@ -46,7 +46,7 @@ async def amend(
             bucket.refuse(amendment.charged_at, tx.limit_now)
     await buckets.charge(tx)
     for draw in {amendment.draw for amendment in known if amendment.actual < amendment.cost}:
-        await _reopen(tx, draw.limit, draw.key)
+        await reopen_limit(tx, draw.limit, draw.key)
 
 
 async def visit(
@@ -70,7 +70,7 @@ async def visit(
     if id is not None and visited.noted_until is not None:
         await tx.execute("keep_note_of_bucket", **noted, note=visited.note, until=visited.noted_until)
     if visited.reopens:
-        await _reopen(tx, draw.limit, draw.key)
+        await reopen_limit(tx, draw.limit, draw.key)
     return answer, visited.reopens
 
 
@@ -138,7 +138,7 @@ async def reset(tx: Transaction, draw: Draw, audit_record: AuditRecord | None) -
     """As `Store.reset`."""
     held = await release_idle(tx, draw)
     await tx.execute("reset_bucket", id=bucket_id(draw), keep_state=held > 0)
-    await _reopen(tx, draw.limit, draw.key or None)
+    await reopen_limit(tx, draw.limit, draw.key or None)
     await add_audit_record(tx, audit_record)
     return held
 
@@ -171,8 +171,9 @@ async def _write(tx: Transaction, setting: LimitSetting, *, remove: bool) -> Non
 
 
 async def _reopen_for(tx: Transaction, setting: LimitSetting) -> None:
-    await _reopen(tx, setting.limit, setting.target if setting.scope == "key" else None)
+    await reopen_limit(tx, setting.limit, setting.target if setting.scope == "key" else None)
 
 
-async def _reopen(tx: Transaction, limit: str, key: str | None = None) -> None:
+async def reopen_limit(tx: Transaction, limit: str, key: str | None = None) -> None:
+    """Let the next claim visit the buckets of a limit that lanes wait behind: that of one key, or all."""
     await tx.execute("reopen", limit=limit, key=key, limit_now=tx.limit_now)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headgate.jobs.gating import LIMIT_SUBJECT
 from headgate.storage.driver import Transaction
 from headgate.storage.live_rules import LimitSetting, LiveRules
+from headgate.storage.records import DECLARATION_LIVES
 from headgate.storage.stored_rows import RowDecoder
 
 
@@ -46,5 +48,5 @@ class CachedRules:
 
 
 async def read_settings(tx: Transaction) -> list[LimitSetting]:
-    """Return all settings."""
-    return await tx.fetch(_SETTINGS, "settings")
+    """Return all settings, and the newest declaration of each limit."""
+    return await tx.fetch(_SETTINGS, "settings", subject=LIMIT_SUBJECT, since=tx.now - DECLARATION_LIVES)

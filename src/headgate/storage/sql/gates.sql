@@ -26,7 +26,8 @@ ON CONFLICT (task, signature) DO UPDATE SET last_seen = excluded.last_seen
 WHERE task_gate.last_seen <= excluded.last_seen - :lives::bigint / 3
 
 -- name: newest_changed
--- Return the newest gate of each subject: of the gates that are alive, the one that was first noted last.
+-- Mark the newest gate of each subject: of the gates that are alive, the one that was first noted last. Return the
+-- subjects whose newest gate has changed.
 UPDATE headgate.task_gate SET is_newest = NOT is_newest
 WHERE task {any:tasks text}
     AND is_newest <> (
@@ -37,6 +38,7 @@ WHERE task {any:tasks text}
             LIMIT 1
         )
     )
+RETURNING task
 
 -- name: newest_gates
 -- Return those of these gates that are the newest of their subjects.

@@ -1,7 +1,12 @@
 -- Limits: their settings, and their buckets except in claims.
 
 -- name: settings
+-- Return all settings, and for each limit the newest declaration, unless no node has noted it for a long time.
 SELECT limit_name AS "limit", scope, target, rule, is_paused, tier FROM headgate.limit_setting
+UNION ALL
+SELECT substr(task, length(:subject::text) + 1), 'declared', '', signature, false, NULL
+FROM headgate.task_gate
+WHERE is_newest AND substr(task, 1, length(:subject::text)) = :subject AND last_seen > :since::bigint
 
 -- name: revision
 SELECT revision FROM headgate.limit_revision

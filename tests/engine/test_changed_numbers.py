@@ -1,0 +1,129 @@
+"""A deploy changes only the numbers of a limit: the newest declaration is in force on all nodes, and at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from headgate import Headgate, RateLimit, StrictRate
+from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.until import result_within
+
+
+class Releases:
+    """Releases of one program on one store, and when their jobs started (seconds)."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.store = MemoryStorage(clock)
+        self.started: list[float] = []
+
+    def release(self, limit: Any) -> Headgate:
+        app = Headgate(storage=self.store, clock=self.clock)
+        app.limit("api", limit)
+
+        @app.task(name="call", limits=["api"])
+        async def call(tenant: str) -> None:
+            self.started.append(asyncio.get_running_loop().time())
+
+        return app
+
+    async def enqueue(self, app: Headgate, count: int) -> None:
+        async with app.open():
+            await app.tasks["call"].enqueue_many([("acme",)] * count)
+
+    def most_in(self, seconds: float, *, since: float) -> int:
+        """The most starts in a window of this length that began at `since` or later."""
+        starts = [each for each in self.started if each >= since]
+        return max(sum(begin <= each < begin + seconds for each in starts) for begin in starts)
+
+
+def test_a_deploy_that_raises_a_limit_starts_what_waits_at_once() -> None:
+    """The fault: the keys stayed closed until the instant at which the old rule would have opened them."""
+
+    async def main(clock: VirtualClock) -> None:
+        releases = Releases(clock)
+        async with (old := releases.release(StrictRate("20/h", key="{tenant}"))):
+            await releases.enqueue(old, 30)
+            await asyncio.sleep(5)
+            assert len(releases.started) == 20
+        async with releases.release(StrictRate("120/h", key="{tenant}")):
+            await asyncio.sleep(2)
+            assert len(releases.started) == 30
+
+    run_virtual(main)
+
+
+def test_a_lowered_limit_holds_for_workers_of_the_older_release_too() -> None:
+    """The fault: they went on under the numbers of their own code as long as they lived."""
+
+    async def main(clock: VirtualClock) -> None:
+        releases = Releases(clock)
+        async with (old := releases.release(StrictRate(4, per=3, key="{tenant}"))):
+            await releases.enqueue(old, 100)
+            await asyncio.sleep(7)
+            assert releases.most_in(3, since=0) == 4
+            async with releases.release(StrictRate(2, per=3, key="{tenant}")):
+                deployed_at = asyncio.get_running_loop().time()
+                await asyncio.sleep(30)
+                assert releases.most_in(3, since=deployed_at) == 2
+                # A worker of the older release that starts again is not newer.
+                async with releases.release(StrictRate(4, per=3, key="{tenant}")):
+                    await asyncio.sleep(30)
+                assert releases.most_in(3, since=deployed_at) == 2
+
+    run_virtual(main)
+
+
+def test_after_a_rollback_the_older_numbers_hold_again() -> None:
+    async def main(clock: VirtualClock) -> None:
+        releases = Releases(clock)
+        async with (old := releases.release(StrictRate("1/h", key="{tenant}"))):
+            await releases.enqueue(old, 10)
+            await asyncio.sleep(1)
+            async with releases.release(StrictRate("3/h", key="{tenant}")):
+                await asyncio.sleep(1)
+                assert len(releases.started) == 3
+            # No worker of the newer release has run for a minute, and the older ones note that every 20 s.
+            await asyncio.sleep(90)
+            await asyncio.sleep(3600)
+            assert len(releases.started) == 4
+
+    run_virtual(main)
+
+
+def test_plain_code_draws_on_the_budget_that_the_newest_worker_declares() -> None:
+    async def main(clock: VirtualClock) -> None:
+        releases = Releases(clock)
+        web = releases.release(RateLimit("1/h", key="{tenant}"))
+        async with web.open():
+            limiter = web.limiter("api")
+            assert await limiter.try_acquire("acme")
+            assert not await limiter.try_acquire("acme")
+            async with releases.release(RateLimit("3/h", key="{tenant}")):
+                await asyncio.sleep(1)
+                assert await limiter.try_acquire("acme")
+                assert await limiter.try_acquire("acme")
+                assert not await limiter.try_acquire("acme")
+
+    run_virtual(main)
+
+
+def test_what_the_code_declares_is_no_setting_and_a_setting_precedes_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        releases = Releases(clock)
+        app = releases.release(StrictRate("1/h", key="{tenant}"))
+        async with app:
+            await asyncio.sleep(1)
+            assert await app.admin.limits.settings() == []
+            await releases.enqueue(app, 3)
+            await asyncio.sleep(1)
+            assert len(releases.started) == 1
+            await app.admin.limits.set("api", StrictRate("2/h"))
+            await asyncio.sleep(1)
+            assert len(releases.started) == 2
+            job = await app.tasks["call"].enqueue("globex")
+            await result_within(job, 3)
+
+    run_virtual(main)
