@@ -17,8 +17,8 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 3_000,  # the modules beside the packages
-    "admin": 4_900,
-    "cli": 7_900,
+    "admin": 5_150,
+    "cli": 7_980,
     "contrib": 3_100,
     "engine": 10_300,
     "http": 18_000,
@@ -26,7 +26,7 @@ BUDGETS = {
     "limits": 9_400,
     "observe": 2_400,
     "schedules": 1_800,
-    "storage": 21_500,
+    "storage": 21_800,
     "tasks": 6_900,
     "testing": 1_800,
 }

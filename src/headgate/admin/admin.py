@@ -35,6 +35,7 @@ from headgate.admin.limits import LimitsAdmin
 from headgate.admin.listed import BatchDetails, ListedJob, ListedPage, batch_details
 from headgate.admin.nodes import NodeStatus, by_process, find_node, node_ended, node_status, with_slots
 from headgate.admin.overview import Overview, overview
+from headgate.admin.pauses import Pause, pause_of_limit, pause_of_queue, pauses_with_jobs
 from headgate.admin.purge import Purged, purge
 from headgate.admin.query import JobCriteria, JobQuery
 from headgate.admin.queues import QueuesAdmin, describe_queue
@@ -215,6 +216,10 @@ class Admin:
         """The names and aliases of the tasks that this app declares."""
         return frozenset(self._tasks)
 
+    async def declared_by_nodes(self) -> frozenset[str]:
+        """Return what running nodes declare, each as `task@queue`; empty until one has noted it."""
+        return await self._storage.declared_subjects()
+
     @property
     def declared_tasks(self) -> Sequence[DeclaredTask]:
         """The tasks that this app declares, and their aliases, by name."""
@@ -266,7 +271,8 @@ class Admin:
             now=self.now(),
             store=await self._storage.facts(),
             nodes=await self.nodes(),
-            ready=sum(each.jobs for each in waiting if each.view == "ready"),
+            waiting=waiting,
+            pauses=await pauses_with_jobs(self._storage, waiting),
             unknown_tasks=unknown_tasks(waiting, self._tasks),
             overdue=await self.schedules.overdue(),
             blockers=await self.blockers(),
@@ -474,8 +480,8 @@ class Admin:
             leaders=(await self._storage.ties(job_id)).leaders if batch is not None and batch.is_join else (),
             is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
             is_known=record.task in self._tasks,
-            is_paused=record.state is JobState.WAITING and await self.queues.is_paused(record.queue),
-            pause=next((pause for each in limits if (pause := live.pausing(Draw(each.limit, each.key)))), None),
+            declared=await self.declared_by_nodes(),
+            pause=None if record.state is not JobState.WAITING else await self._pause(record, limits, live),
             requires=self._requires.get(record.task, frozenset()),
             turn=None if position is None else self._turn(position),
             now=now,
@@ -837,6 +843,14 @@ class Admin:
         if prediction.waits_for is not None:
             waits_for = (prediction.waits_for.limit, prediction.waits_for.key)
         return replace(status, position=position.position, predicted_start=start, waits_for=waits_for)
+
+    async def _pause(self, record: JobRecord, limits: Sequence[LimitInfo], live: LiveRules) -> Pause | None:
+        """Return the pause of its queue, or of the first of its limits that is paused."""
+        since = (await self.queues.paused()).get(record.queue)
+        if since is not None:
+            return await pause_of_queue(self._storage, record.queue, since)
+        setting = next((found for each in limits if (found := live.pausing(Draw(each.limit, each.key)))), None)
+        return None if setting is None else await pause_of_limit(self._storage, setting)
 
     def _turn(self, position: QueuePosition) -> Turn | None:
         """Return the place of a job in a fair queue; None for one that is in no fair queue, or not in line."""

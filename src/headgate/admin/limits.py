@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from headgate.admin.audit import Audited, LimitAudit, StartAudit
 from headgate.admin.holders import PermitHolder, holders_of
+from headgate.admin.pauses import scope_text
 from headgate.arguments import parse_instant, parse_until
 from headgate.clock import Duration, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
@@ -358,7 +359,7 @@ class LimitsAdmin:
         return rule
 
     async def _edit(self, about: LimitSetting, action: str, edit: EditSetting) -> bool:
-        audit_record = self._audit_record(action, about.limit, _described(about))
+        audit_record = self._audit_record(action, about.limit, scope_text(about))
         return await self._storage.edit_setting(about, edit, audit_record=audit_record)
 
     def _audit_record(self, action: str, limit: str, detail: str | None = None) -> AuditRecord:
@@ -440,11 +441,6 @@ def _pattern(pattern: str | None) -> str:
     if pattern is None or not is_pattern(pattern):
         raise DeclarationError(f"pattern={pattern!r} has no *, ? or [; for a single key, pass key={pattern!r}")
     return pattern
-
-
-def _described(setting: LimitSetting) -> str:
-    """Return in words which keys a setting is for."""
-    return "all keys" if setting.scope == "all" else f"{setting.scope} {setting.target!r}"
 
 
 def _of_instant(starts: Sequence[RecordedStart], instant: int) -> int:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from headgate.admin.alerts import AlertStatus
+from headgate.admin.checkup import is_declared
 from headgate.admin.limits import BucketStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.queues import QueueStatus
@@ -43,11 +44,16 @@ class JobTotals:
     succeeded: int | None = 0
     failed: int | None = 0
     cancelled: int | None = 0
+    undeclared: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
-    """A queue as in `QueueStatus`, and what its waiting jobs wait for."""
+    """A queue as in `QueueStatus`, and what its waiting jobs wait for.
+
+    `undeclared` are jobs of tasks that no running node declares; they are in neither `ready` nor `throttled`, since no
+    slot and no limit lets them start.
+    """
 
     queue: str
     waiting: int
@@ -63,6 +69,7 @@ class QueueOverview:
     lag: float
     paused_at: datetime | None
     is_paused: bool
+    undeclared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +174,7 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         counted_at = None if counted is None else counted.at
         finals_at = None if finals is None else finals.at
         waiting = () if tasks is None else tasks.found
+    queues = with_undeclared(queues, waiting, admin.tasks, await admin.declared_by_nodes())
     alerts = await admin.alerts()
     # A page that begins to load after this instant has all that is in here, and does not load again for it.
     now = admin.now()
@@ -234,6 +242,26 @@ def with_pauses(queues: Sequence[QueueOverview], paused: Mapping[str, datetime])
     ]
 
 
+def with_undeclared(
+    queues: Sequence[QueueOverview], waiting: Sequence[WaitingCount], tasks: frozenset[str], subjects: frozenset[str]
+) -> list[QueueOverview]:
+    """Return the queues with the jobs of undeclared tasks apart from those that wait for a slot or a limit."""
+    undeclared = Counter[tuple[str, str]]()
+    for each in waiting:
+        if not is_declared(each.task, each.queue, tasks, subjects):
+            undeclared[each.queue, each.view] += each.jobs
+    found: list[QueueOverview] = []
+    for queue in queues:
+        ready = min(queue.ready, undeclared[queue.queue, "ready"])
+        throttled = min(queue.throttled, undeclared[queue.queue, "throttled"])
+        found.append(
+            replace(
+                queue, ready=queue.ready - ready, throttled=queue.throttled - throttled, undeclared=ready + throttled
+            )
+        )
+    return found
+
+
 def with_finals(
     queues: Sequence[QueueOverview], finals: CountReading[Sequence[QueueCounts]] | None
 ) -> list[QueueOverview]:
@@ -262,7 +290,7 @@ def _totals(queues: Sequence[QueueOverview], *, is_counted: bool) -> JobTotals:
     def total(name: str) -> int | None:
         return _sum(getattr(queue, name) for queue in queues)
 
-    unfinished = ("waiting", "ready", "throttled", "scheduled", "blocked", "running")
+    unfinished = ("waiting", "ready", "throttled", "scheduled", "blocked", "running", "undeclared")
     return JobTotals(
         **{name: total(name) if is_counted else None for name in unfinished},
         succeeded=total("succeeded"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from functools import partial
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from headgate.admin import Admin, Audited, BucketStatus
 from headgate.admin.history import LimitHistory
 from headgate.admin.holders import describe_holders
+from headgate.admin.pauses import command_to_end, whose
 from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_table, say_change, say_done, until
@@ -25,6 +26,9 @@ from headgate.storage.live_rules import LimitSetting, is_pattern
 
 CHART = 60
 """The most bars of the usage chart."""
+
+MOST_OTHERS = 5
+"""How many other settings are named if there is none to end."""
 
 
 @click.group()
@@ -151,8 +155,8 @@ def unset(
 ) -> None:
     """Return to the rule that the code declares."""
     (limit,), whom = words, _Target(key, pattern, tier)
-    was_set = ask(target, lambda admin: admin.limits.unset(limit, key=key, pattern=pattern, tier=tier))
-    done, not_done = f"{limit} uses the declared rule for {whom}", f"nothing was set for {limit} and {whom}"
+    was_set, there_is = ask(target, partial(_end, limit=limit, whom=whom, verb="unset"))
+    done, not_done = f"{limit} uses the declared rule for {whom}", f"nothing was set for {limit} and {whom}{there_is}"
     say_change(was_set, done, not_done, as_json=as_json, limit=limit, **whom.facts)
 
 
@@ -182,8 +186,8 @@ def resume(
 ) -> None:
     """End a pause."""
     (limit,), whom = words, _Target(key, pattern, tier)
-    was_paused = ask(target, lambda admin: admin.limits.resume(limit, key=key, pattern=pattern, tier=tier))
-    done, not_done = f"{limit} is resumed for {whom}", f"{limit} was not paused for {whom}"
+    was_paused, there_is = ask(target, partial(_end, limit=limit, whom=whom, verb="resume"))
+    done, not_done = f"{limit} is resumed for {whom}", f"{limit} was not paused for {whom}{there_is}"
     say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **whom.facts)
 
 
@@ -329,6 +333,22 @@ async def _set(
     new = spelled_limit(admin.limits.declared(limit), rule, kind=kind, burst=burst, slices=slices)
     await admin.limits.set(limit, new, key=whom.key, pattern=whom.pattern, tier=whom.tier)
     return str(new.rule.describe())
+
+
+async def _end(admin: Admin, *, limit: str, whom: _Target, verb: Literal["resume", "unset"]) -> tuple[bool, str]:
+    """Resume or unset a limit for its target; if nothing was there, return what is there for other targets."""
+    end = admin.limits.resume if verb == "resume" else admin.limits.unset
+    if await end(limit, key=whom.key, pattern=whom.pattern, tier=whom.tier):
+        return True, ""
+    others = [
+        setting
+        for setting in await admin.limits.settings(limit)
+        if (setting.is_paused if verb == "resume" else setting.rule is not None)
+    ]
+    if not others:
+        return False, ""
+    listed = "; ".join(f"for {whose(each)}: `{command_to_end(each, verb)}`" for each in others[:MOST_OTHERS])
+    return False, f". It is {'paused' if verb == 'resume' else 'set'} {listed}{'; …' if others[MOST_OTHERS:] else ''}"
 
 
 def use_chart(used: LimitHistory, now: datetime, span: float) -> str:
