@@ -23,7 +23,7 @@ BUDGETS = {
     "engine": 10_300,
     "http": 18_000,
     "jobs": 3_600,
-    "limits": 9_400,
+    "limits": 9_450,
     "observe": 2_400,
     "schedules": 1_800,
     "storage": 21_800,

@@ -842,7 +842,17 @@ class Admin:
         waits_for = status.waits_for
         if prediction.waits_for is not None:
             waits_for = (prediction.waits_for.limit, prediction.waits_for.key)
-        return replace(status, position=position.position, predicted_start=start, waits_for=waits_for)
+        throttled_until = status.throttled_until
+        if throttled_until is None and prediction.opens_at is not None and not status.is_scheduled:
+            # No claim has met the closed bucket yet, as while no worker runs.
+            throttled_until = to_datetime(now + prediction.opens_at - limit_now)
+        return replace(
+            status,
+            position=position.position,
+            predicted_start=start,
+            waits_for=waits_for,
+            throttled_until=throttled_until,
+        )
 
     async def _pause(self, record: JobRecord, limits: Sequence[LimitInfo], live: LiveRules) -> Pause | None:
         """Return the pause of its queue, or of the first of its limits that is paused."""
