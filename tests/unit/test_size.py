@@ -23,10 +23,10 @@ BUDGETS = {
     "engine": 10_300,
     "http": 18_000,
     "jobs": 3_600,
-    "limits": 9_450,
+    "limits": 9_400,
     "observe": 2_400,
     "schedules": 1_800,
-    "storage": 21_800,
+    "storage": 21_890,
     "tasks": 6_900,
     "testing": 1_800,
 }

@@ -74,13 +74,21 @@ class QueueOverview:
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """How many nodes there are in each state, with the slots and the running jobs of those that are alive."""
+    """How many nodes there are in each state, with the slots and the running jobs of those that are alive.
+
+    `lost` are the running jobs of the other nodes. The running jobs are those of the totals of the same answer.
+    """
 
     alive: int = 0
     silent: int = 0
     gone: int = 0
     slots: int = 0
     running: int = 0
+    lost: int = 0
+
+    def with_running(self, total: int) -> NodeCounts:
+        """Return it with the running jobs of all nodes as they were counted; nodes were read at another instant."""
+        return replace(self, running=max(0, total - self.lost), lost=min(total, self.lost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +120,12 @@ class Overview:
     """What is going on in the queues, on the nodes and at the limits, and what is wrong.
 
     Nothing in it was read after `now`. The jobs of `queues` that are not final were counted at `counted_at`, final ones
-    at `finals_at`; that is a while ago where there are many. None: not counted yet; then `queues` are the paused
-    queues, without jobs, and `totals` are None. Pauses are always current. `throttled` are the ten buckets with most
-    waiting jobs. Unknown tasks are searched among the first 100,000 waiting jobs. `failed_last_hour` is counted up to
-    10,000, at `counted_at`; if more jobs failed, it `is_failed_cut`. `alerts` are those of `Admin.alerts`. Jobs that
-    wait and run are counted at one instant.
+    at `finals_at`, tasks of waiting jobs at `tasks_at`. Where there are many jobs that is a while ago, rarely more than
+    10 s, for final jobs a minute. None: not counted yet; then `queues` are the paused queues, without jobs, and
+    `totals` are None. Pauses are always current. `throttled` are the ten buckets with most waiting jobs. Unknown tasks
+    are searched among the first 100,000 waiting jobs. `failed_last_hour` is counted up to 10,000, at `counted_at`; if
+    more jobs failed, it `is_failed_cut`. `alerts` are those of `Admin.alerts`. Jobs that wait and run are counted at
+    one instant.
     """
 
     now: datetime
@@ -131,6 +140,7 @@ class Overview:
     failed_last_hour: int | None
     finals_at: datetime | None
     counted_at: datetime | None
+    tasks_at: datetime | None
     is_failed_cut: bool = False
     alerts: Sequence[AlertStatus] = ()
 
@@ -154,10 +164,11 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         counts.finals.begin(admin.counts, admin.now)
         counts.tasks.begin(admin.waiting, admin.now)
     buckets = await admin.limits.throttled(MOST_THROTTLED)
-    nodes = await admin.nodes()
+    nodes = _node_counts(await admin.nodes())
     blockers = await admin.blockers()
     overdue = await admin.schedules.overdue()
     counted_at: datetime | None = admin.now()
+    tasks_at: datetime | None = counted_at
     finals_at: datetime | None = counted_at
     failed: int | None
     if counts is None:
@@ -173,17 +184,19 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         failed = None if counted is None else counted.found.failed_last_hour
         counted_at = None if counted is None else counted.at
         finals_at = None if finals is None else finals.at
+        tasks_at = None if tasks is None else tasks.at
         waiting = () if tasks is None else tasks.found
     queues = with_undeclared(queues, waiting, admin.tasks, await admin.declared_by_nodes())
     alerts = await admin.alerts()
+    totals = _totals(queues, is_counted=counted_at is not None)
     # A page that begins to load after this instant has all that is in here, and does not load again for it.
     now = admin.now()
     return Overview(
         now=now,
         store=admin.address,
-        totals=_totals(queues, is_counted=counted_at is not None),
+        totals=totals,
         queues=queues,
-        nodes=_node_counts(nodes),
+        nodes=nodes if totals.running is None else nodes.with_running(totals.running),
         throttled=[bucket for bucket in buckets if bucket.waiting],
         unknown_tasks=_unknown(waiting, admin.tasks),
         overdue_schedules=overdue,
@@ -191,6 +204,7 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         failed_last_hour=None if failed is None else min(failed, MOST_FAILED),
         finals_at=finals_at,
         counted_at=counted_at,
+        tasks_at=tasks_at,
         alerts=alerts,
         is_failed_cut=failed is not None and failed > MOST_FAILED,
     )
@@ -317,6 +331,7 @@ def _node_counts(nodes: Sequence[NodeStatus]) -> NodeCounts:
         gone=states["gone"],
         slots=sum(node.slots for node in alive),
         running=sum(node.running for node in alive),
+        lost=sum(node.running for node in nodes if node.state != "alive"),
     )
 
 
