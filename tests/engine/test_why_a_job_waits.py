@@ -121,3 +121,33 @@ def test_a_checkup_names_the_pauses_that_jobs_wait_for() -> None:
             assert all(each.since is not None for each in pauses)
 
     run_virtual(main)
+
+
+def test_a_rule_that_was_set_at_run_time_is_named_with_who_set_it_and_what_the_code_says() -> None:
+    """The fault: a limit was shown with its rule in force, and nothing said that the code has another one."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("30/m", key="{tenant}", name="api", margin=0)])
+        async def call(tenant: str) -> None:
+            """Two keys: one with a setting."""
+
+        async with app:
+            ada = app.admin.by("ada")
+            await ada.limits.set_rule("api", "9/m")
+            await ada.limits.set_rule("api", "1/m", key="acme")
+            at = app.admin.now()
+            jobs = [await call.enqueue("acme") for _ in range(2)]
+            await jobs[0].result()
+            said = f"set for key 'acme' by ada since {at:%Y-%m-%d %H:%M:%S} UTC; the code says 30/m"
+            explained = await app.admin.explain(jobs[1].id)
+            assert f"limit 'api' (1/m, {said}) of key 'acme'" in explained.reason
+            assert [each.setting for each in explained.limits] == [said]
+            assert [each.setting for each in await app.admin.limits.list("api", key="acme")] == [said]
+            other = await app.admin.limits.bucket("api", "globex")
+            assert other.setting == said.replace("key 'acme'", "all keys")
+            await app.admin.limits.unset("api")
+            assert (await app.admin.limits.bucket("api", "globex")).setting is None
+
+    run_virtual(main)

@@ -758,8 +758,14 @@ def test_limits_are_changed_from_the_command_line_and_the_backlog_follows(projec
     assert "is now 4/m" in call("limits", "set", project.target, "sync:rate", "4/m", "--key", "acme").output
     [bucket] = answer("limits", "list", project.target)
     assert (bucket["used"], bucket["available"], bucket["is_set"]) == (2, 2, True)
-    assert "overridden" in call("limits", "list", project.target).output
+    assert bucket["setting"].startswith(f"set for key 'acme' by {this_process()} since 20")
+    assert bucket["setting"].endswith(" UTC; the code says 2/m + 0.02s")
+    assert "the code says" in " ".join(
+        call("limits", "show", project.target, "sync:rate", "--key", "acme").output.split()
+    )
     [setting] = answer("limits", "settings", project.target)
+    assert (setting["words"], setting["declared"], setting["set_by"]) == ("4/m + 0.02s", "2/m + 0.02s", this_process())
+    assert "4/m" in call("limits", "settings", project.target).output
     assert (setting[:3] if isinstance(setting, list) else [setting["limit"], setting["scope"], setting["target"]]) == [
         "sync:rate",
         "key",

@@ -40,6 +40,7 @@ from headgate.admin.purge import Purged, purge
 from headgate.admin.query import JobCriteria, JobQuery
 from headgate.admin.queues import QueuesAdmin, describe_queue
 from headgate.admin.schedules import SchedulesAdmin
+from headgate.admin.set_rules import SetRules
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import TimelineEntry, timeline
 from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant
@@ -881,6 +882,7 @@ class Admin:
         snapshot = None if rule is None else await self.limits.snapshot(bucket, rule)
         opens_at = max(bucket.opens_at or 0, bucket.closed_until, 0 if snapshot is None else snapshot.opens_at)
         known = limit_now < opens_at < NEVER
+        set_rule = await SetRules(self._storage, live).of_bucket(bucket.draw, declared)
         return LimitInfo(
             limit=bucket.draw.limit,
             key=bucket.draw.key,
@@ -892,6 +894,7 @@ class Admin:
             waiting=bucket.waiting,
             holders=await holders_of(self._storage, bucket),
             present=None if snapshot is None else snapshot.present,
+            setting=None if set_rule is None else str(set_rule),
         )
 
 

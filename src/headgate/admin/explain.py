@@ -25,7 +25,10 @@ _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.C
 
 @dataclass(frozen=True, slots=True)
 class LimitInfo:
-    """One limit that a job draws on, as it is now for the job's key; `present`: the present rate of an adaptive one."""
+    """One limit that a job draws on, as it is now for the job's key; `present`: the present rate of an adaptive one.
+
+    `setting`: if the rule was set at run time, for which keys, by whom, when, and what the code says.
+    """
 
     limit: str
     key: str
@@ -37,6 +40,7 @@ class LimitInfo:
     waiting: int
     holders: Sequence[PermitHolder] = ()
     present: str | None = None
+    setting: str | None = None
 
 
 class Turn(NamedTuple):
@@ -168,6 +172,8 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
     rule = "" if info is None or info.rule is None else f" ({info.rule.partition(' + ')[0]})"
     if info is not None and info.present is not None:
         rule = f" ({info.rule}, now {info.present})"
+    if info is not None and info.setting is not None:
+        rule = f"{rule[:-1]}, {info.setting})" if rule else f" ({info.setting})"
     whose = f" of key {key!r}" if key else ""
     place = "" if status.position is None else f"{_nth(status.position)} in line, "
     holders = () if info is None else info.holders

@@ -65,7 +65,13 @@ async def pause_of_limit(store: Store, setting: LimitSetting) -> Pause:
 
 async def last_change(store: Store, setting: LimitSetting, action: str) -> AuditEntry | None:
     """Return the audit entry of the last `pause` or `set` of this setting; None if it has been pruned."""
-    entries = await store.audit_log(AuditFilter(kind="limit", subject=setting.limit, count=MOST_CHANGES))
+    return last_of(
+        await store.audit_log(AuditFilter(kind="limit", subject=setting.limit, count=MOST_CHANGES)), setting, action
+    )
+
+
+def last_of(entries: Sequence[AuditEntry], setting: LimitSetting, action: str) -> AuditEntry | None:
+    """Return the last entry of this action on this setting, of the entries of its limit, the newest first."""
     detail = scope_text(setting)
     return next((each for each in entries if each.action.split()[0] == action and each.detail == detail), None)
 

@@ -14,6 +14,7 @@ from headgate.admin import Admin, Audited, BucketStatus
 from headgate.admin.history import LimitHistory
 from headgate.admin.holders import describe_holders
 from headgate.admin.pauses import command_to_end, whose
+from headgate.admin.set_rules import SetRule
 from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_table, say_change, say_done, until
@@ -258,14 +259,24 @@ def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
 @json_option
 def settings(target: str, limit: str | None, as_json: bool) -> None:
     """List the settings made at run time."""
-    found = ask(target, lambda admin: admin.limits.settings(limit))
+    found = ask(target, lambda admin: admin.limits.set_rules(limit))
     if as_json:
-        print_json([_setting_as_data(setting) for setting in found])
+        print_json([_setting_as_data(setting, rule) for setting, rule in found])
         return
     print_table(
         "Settings",
-        ("limit", "for", "target", "rule", "paused", "tier"),
-        [(s.limit, s.scope, s.target, s.rule, "yes" if s.is_paused else None, s.tier) for s in found],
+        ("limit", "for", "target", "rule", "in the code", "set by", "set at", "paused", "tier"),
+        [
+            (
+                s.limit,
+                s.scope,
+                s.target,
+                *((None,) * 4 if rule is None else (rule.rule, rule.declared, rule.by, rule.at)),
+                "yes" if s.is_paused else None,
+                s.tier,
+            )
+            for s, rule in found
+        ],
         empty="all limits use their declared rules",
     )
 
@@ -401,7 +412,7 @@ def _note(bucket: BucketStatus, now: datetime) -> str | None:
     if bucket.is_paused:
         notes.append("paused")
     if bucket.is_set:
-        notes.append("overridden")
+        notes.append(bucket.setting or "overridden")
     if bucket.penalized_until is not None:
         notes.append(f"penalized, {until(bucket.penalized_until, now)}")
     if bucket.holders:
@@ -409,9 +420,18 @@ def _note(bucket: BucketStatus, now: datetime) -> str | None:
     return ", ".join(notes) or None
 
 
-def _setting_as_data(setting: LimitSetting) -> dict[str, object]:
+def _setting_as_data(setting: LimitSetting, found: SetRule | None) -> dict[str, object]:
     rule = None if setting.rule is None else msgspec.Raw(setting.rule.encode())
-    return {**msgspec.structs.asdict(setting), "rule": rule}
+    facts = ("rule", "declared", "by", "at")
+    words, declared, by, at = (None if found is None else getattr(found, name) for name in facts)
+    return {
+        **msgspec.structs.asdict(setting),
+        "rule": rule,
+        "words": words,
+        "declared": declared,
+        "set_by": by,
+        "set_at": at,
+    }
 
 
 def _as_data(verdict: Audited) -> dict[str, object]:

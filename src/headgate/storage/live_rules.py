@@ -80,6 +80,11 @@ class LiveRules:
         limit = self._limits.get(draw.limit)
         return None if limit is None else limit.pausing(draw.key)
 
+    def setting(self, draw: Draw) -> LimitSetting | None:
+        """Return the setting whose rule the bucket has; None if it has the declared rule."""
+        limit = self._limits.get(draw.limit)
+        return None if limit is None else limit.setting(draw.key)
+
     def is_set(self, draw: Draw) -> bool:
         """Whether a setting replaces the declared rule."""
         limit = self._limits.get(draw.limit)
@@ -117,6 +122,9 @@ class _LimitSettings:
 
     def rule(self, key: str) -> AnyRule | None:
         return next((setting.rule for setting in self._about(key) if setting.rule is not None), None)
+
+    def setting(self, key: str) -> LimitSetting | None:
+        return next((setting.stored for setting in self._about(key) if setting.rule is not None), None)
 
     def is_paused(self, key: str) -> bool:
         return any(setting.is_paused for setting in self._about(key))
