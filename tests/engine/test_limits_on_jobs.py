@@ -764,7 +764,8 @@ def test_a_paused_key_starts_nothing_and_other_keys_continue() -> None:
             assert started == {"globex": 1}
             explanation = await app.admin.explain(jobs[0].id)
             command = "headgate limits resume api --key acme"
-            assert explanation.reason == f"limit 'api' is paused for key 'acme'; resume it with `{command}`"
+            assert explanation.reason.startswith(f"limit 'api' is paused for key 'acme' by {app.admin.actor} since 20")
+            assert explanation.reason.endswith(f" UTC; resume it with `{command}`")
             assert [b.is_paused for b in await app.admin.limits.list(key="acme")] == [True]
             assert await app.admin.limits.resume("api", key="acme")
             await asyncio.sleep(0.1)
@@ -801,7 +802,8 @@ def test_the_reason_of_a_paused_job_names_the_command_that_resumes_it() -> None:
                 await limits.pause("the api", **target)
                 reason = (await app.admin.explain(job.id)).reason
                 command = f"headgate limits resume 'the api'{options}"
-                assert reason == f"limit 'the api' is paused for {whose}; resume it with `{command}`"
+                assert reason.startswith(f"limit 'the api' is paused for {whose} by {app.admin.actor} since 20")
+                assert reason.endswith(f" UTC; resume it with `{command}`")
             # All are in force; with the most specific one resumed, the next is named.
             await limits.resume("the api", key="it's acme")
             assert "--tier gold" in (await app.admin.explain(job.id)).reason

@@ -63,7 +63,8 @@ def test_a_paused_queue_starts_nothing_on_any_node_and_continues_at_once_when_it
             await asyncio.sleep(600)
             assert started == [("mail", 0), ("other", 3)]
             reason = (await one.admin.explain(waiting.id)).reason
-            assert reason == "queue 'mail' is paused; resume it with `headgate queues resume mail`"
+            assert reason.startswith(f"queue 'mail' is paused by {two.admin.actor} since 20")
+            assert reason.endswith(" UTC; resume it with `headgate queues resume mail`")
             (mail,) = [queue for queue in await one.admin.queues.list() if queue.queue == "mail"]
             assert mail.paused_at is not None
             assert (mail.is_paused, mail.waiting, mail.succeeded, mail.lag) == (True, 2, 1, 0.0)

@@ -21,6 +21,7 @@ import pytest
 from click.testing import Result
 
 from headgate import Headgate, JobFailed, JobState
+from headgate.admin.actor import this_process
 from headgate.cli import supervisor
 from headgate.cli.main import COMMANDS, main
 from headgate.cli.output import make_console, print_table
@@ -333,6 +334,7 @@ def test_show_prints_the_limit_of_a_throttled_job_and_its_start(project: Project
         "lag": 0.0,
         "paused_at": None,
         "is_paused": False,
+        "undeclared": 0,
     }
     assert status["blockers"] == []
     assert [bucket["key"] for bucket in status["throttled"]] == ["acme"]
@@ -756,8 +758,14 @@ def test_limits_are_changed_from_the_command_line_and_the_backlog_follows(projec
     assert "is now 4/m" in call("limits", "set", project.target, "sync:rate", "4/m", "--key", "acme").output
     [bucket] = answer("limits", "list", project.target)
     assert (bucket["used"], bucket["available"], bucket["is_set"]) == (2, 2, True)
-    assert "overridden" in call("limits", "list", project.target).output
+    assert bucket["setting"].startswith(f"set for key 'acme' by {this_process()} since 20")
+    assert bucket["setting"].endswith(" UTC; the code says 2/m + 0.02s")
+    assert "the code says" in " ".join(
+        call("limits", "show", project.target, "sync:rate", "--key", "acme").output.split()
+    )
     [setting] = answer("limits", "settings", project.target)
+    assert (setting["words"], setting["declared"], setting["set_by"]) == ("4/m + 0.02s", "2/m + 0.02s", this_process())
+    assert "4/m" in call("limits", "settings", project.target).output
     assert (setting[:3] if isinstance(setting, list) else [setting["limit"], setting["scope"], setting["target"]]) == [
         "sync:rate",
         "key",
@@ -779,8 +787,14 @@ def test_limits_are_changed_from_the_command_line_and_the_backlog_follows(projec
     assert "uses the declared rule" in call("limits", "unset", project.target, "sync:rate", "--key", "acme").output
     assert "nothing was set" in call("limits", "unset", project.target, "sync:rate").output
     call("limits", "pause", project.target, "sync:rate")
-    reason = "is paused for all keys; resume it with `headgate limits resume sync:rate`"
-    assert reason in " ".join(call("jobs", "explain", project.target, job).output.split())
+    explained = " ".join(call("jobs", "explain", project.target, job).output.split())
+    assert f"is paused for all keys by {this_process()} since 20" in explained
+    assert "UTC; resume it with `headgate limits resume sync:rate`" in explained
+    doctor = " ".join(call("doctor", project.target).output.split())
+    assert f"is paused for all keys by {this_process()} since 20" in doctor
+    assert f"do: end the pause, if it is over: headgate limits resume {project.target} sync:rate" in doctor
+    unpaused = call("limits", "resume", project.target, "sync:rate", "--key", "acme").output
+    assert "was not paused for key 'acme'. It is paused for all keys: `headgate limits resume sync:rate`" in unpaused
     call("limits", "resume", project.target, "sync:rate")
     call("limits", "reset", project.target, "sync:rate", "--key", "acme")
     project.do(have_run(6), running=True)

@@ -12,10 +12,11 @@ import pytest
 from headgate.admin import NodeStatus
 from headgate.admin.checkup import Checkup
 from headgate.admin.findings import Finding, findings_of
+from headgate.admin.pauses import Pause
 from headgate.cli.process_facts import ProcessFacts, process_facts, process_findings
 from headgate.clock import from_datetime
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts, StoreFacts, TableFacts
-from headgate.storage.records import Blocker
+from headgate.storage.records import Blocker, WaitingCount
 
 NOW = datetime(2026, 5, 1, 8, tzinfo=UTC)
 GIB = 2**30
@@ -66,7 +67,8 @@ def node(
 def checkup(store: StoreFacts = SQLITE, **facts: Any) -> Checkup:
     fine: dict[str, Any] = {
         "nodes": [node()],
-        "ready": 0,
+        "waiting": (),
+        "pauses": (),
         "unknown_tasks": {},
         "overdue": [],
         "blockers": [],
@@ -158,7 +160,9 @@ def test_a_pooler_with_a_direct_url_is_fine() -> None:
 
 def test_problems_of_nodes_are_found() -> None:
     assert bad(findings_of(checkup(nodes=[]))) == [("warning", "nodes")]
-    assert bad(findings_of(checkup(nodes=[], ready=3))) == [("problem", "nodes")]
+    assert bad(findings_of(checkup(nodes=[], waiting=[WaitingCount("default", "work", "ready", 3)]))) == [
+        ("problem", "nodes")
+    ]
     found = findings_of(checkup(nodes=[node(), node("silent", name="web-2:9")]))
     assert bad(found) == [("warning", "nodes")]
     assert any("web-2:9 has sent no heartbeat for 45 s" in each.seen for each in found)
@@ -206,3 +210,32 @@ def test_problems_of_the_process_are_found() -> None:
     found = process_findings(ProcessFacts((3, 13, 1), (3, 51, 3), False, False, 256))
     assert bad(found) == [("problem", "time zones"), ("warning", "open files")]
     assert process_facts().has_zones
+
+
+def test_jobs_that_wait_for_an_operator_or_a_missing_worker_are_a_problem() -> None:
+    """The fault: "0 problems" while jobs waited for a queue that no node served, behind a pause, or for quiet nodes."""
+    unserved = [WaitingCount("mail", "send", "ready", 1), WaitingCount("mail", "send", "throttled", 2)]
+    (found,) = [each for each in findings_of(checkup(waiting=unserved)) if each.level != "ok"]
+    assert (found.level, found.seen) == ("problem", "3 jobs of queue 'mail' wait, and no running node serves it")
+    assert found.advice == "headgate worker --queue mail"
+
+    ready = [WaitingCount("default", "work", "ready", 1)]
+    assert bad(findings_of(checkup(waiting=ready))) == []
+    found = next(
+        each for each in findings_of(checkup(waiting=ready, nodes=[node(is_quiet=True)])) if each.check == "queues"
+    )
+    assert (found.level, found.seen) == (
+        "problem",
+        "1 job of queue 'default' waits, and all nodes that serve it are quiet",
+    )
+    assert found.advice == "resume one: headgate nodes resume web-1:7"
+    assert bad(findings_of(checkup(waiting=ready, nodes=[node(), node(is_quiet=True)]))) == [("warning", "nodes")]
+
+    later = [WaitingCount("mail", "send", "scheduled", 1)]
+    assert bad(findings_of(checkup(waiting=later))) == []
+
+    pause = Pause("limit 'api' is paused for key 'acme'", "headgate limits resume api --key acme", "ada", NOW, 7)
+    (found,) = [each for each in findings_of(checkup(pauses=[pause])) if each.level != "ok"]
+    assert found.level == "problem"
+    assert found.seen == "7 jobs wait: limit 'api' is paused for key 'acme' by ada since 2026-05-01 08:00:00 UTC"
+    assert found.advice == "end the pause, if it is over: headgate limits resume api --key acme"

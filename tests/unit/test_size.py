@@ -17,17 +17,17 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 3_000,  # the modules beside the packages
-    "admin": 4_900,
-    "cli": 7_900,
+    "admin": 5_300,
+    "cli": 8_000,
     "contrib": 3_100,
-    "engine": 10_300,
-    "http": 18_000,
+    "engine": 10_400,
+    "http": 18_500,
     "jobs": 3_600,
-    "limits": 9_400,
+    "limits": 9_600,
     "observe": 2_400,
     "schedules": 1_800,
-    "storage": 21_800,
-    "tasks": 6_900,
+    "storage": 22_400,
+    "tasks": 7_000,
     "testing": 1_800,
 }
 

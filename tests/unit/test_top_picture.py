@@ -23,7 +23,9 @@ def overview(*queues: QueueOverview, ended: int = 0, throttled: int = 0) -> Over
     buckets = [
         BucketStatus("api", f"key-{place}", "15/m", 15, 0, 9, NOW + timedelta(seconds=30)) for place in range(throttled)
     ]
-    return Overview(NOW, "jobs.db", JobTotals(succeeded=ended), queues, NodeCounts(), buckets, [], [], [], 0, NOW, NOW)
+    return Overview(
+        NOW, "jobs.db", JobTotals(succeeded=ended), queues, NodeCounts(), buckets, [], [], [], 0, NOW, NOW, NOW
+    )
 
 
 def look(*queues: QueueOverview, throttled: int = 0) -> LiveSnapshot:
@@ -110,3 +112,10 @@ def test_a_count_of_a_while_ago_is_shown_with_its_age() -> None:
     picture = "\n".join(shown(LiveSnapshot(NOW, old, [], None, []), LiveView(now=NOW)))
     assert "ready …" in picture
     assert "counted 12.0 s ago" in picture
+
+
+def test_running_jobs_of_nodes_and_totals_of_one_answer_agree() -> None:
+    """The fault: nodes were read at another instant than the jobs, so one answer had two numbers of running jobs."""
+    nodes = NodeCounts(alive=2, gone=1, slots=20, running=7, lost=3)
+    assert (nodes.with_running(12).running, nodes.with_running(12).lost) == (9, 3)
+    assert (nodes.with_running(2).running, nodes.with_running(2).lost) == (0, 2)

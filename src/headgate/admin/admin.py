@@ -35,10 +35,12 @@ from headgate.admin.limits import LimitsAdmin
 from headgate.admin.listed import BatchDetails, ListedJob, ListedPage, batch_details
 from headgate.admin.nodes import NodeStatus, by_process, find_node, node_ended, node_status, with_slots
 from headgate.admin.overview import Overview, overview
+from headgate.admin.pauses import Pause, pause_of_limit, pause_of_queue, pauses_with_jobs
 from headgate.admin.purge import Purged, purge
 from headgate.admin.query import JobCriteria, JobQuery
 from headgate.admin.queues import QueuesAdmin, describe_queue
 from headgate.admin.schedules import SchedulesAdmin
+from headgate.admin.set_rules import SetRules
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import TimelineEntry, timeline
 from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant
@@ -215,6 +217,10 @@ class Admin:
         """The names and aliases of the tasks that this app declares."""
         return frozenset(self._tasks)
 
+    async def declared_by_nodes(self) -> frozenset[str]:
+        """Return what running nodes declare, each as `task@queue`; empty until one has noted it."""
+        return await self._storage.declared_subjects()
+
     @property
     def declared_tasks(self) -> Sequence[DeclaredTask]:
         """The tasks that this app declares, and their aliases, by name."""
@@ -266,7 +272,8 @@ class Admin:
             now=self.now(),
             store=await self._storage.facts(),
             nodes=await self.nodes(),
-            ready=sum(each.jobs for each in waiting if each.view == "ready"),
+            waiting=waiting,
+            pauses=await pauses_with_jobs(self._storage, waiting),
             unknown_tasks=unknown_tasks(waiting, self._tasks),
             overdue=await self.schedules.overdue(),
             blockers=await self.blockers(),
@@ -482,8 +489,8 @@ class Admin:
             leaders=(await self._storage.ties(job_id)).leaders if batch is not None and batch.is_join else (),
             is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
             is_known=record.task in self._tasks,
-            is_paused=record.state is JobState.WAITING and await self.queues.is_paused(record.queue),
-            pause=next((pause for each in limits if (pause := live.pausing(Draw(each.limit, each.key)))), None),
+            declared=await self.declared_by_nodes(),
+            pause=None if record.state is not JobState.WAITING else await self._pause(record, limits, live),
             requires=self._requires.get(record.task, frozenset()),
             turn=None if position is None else self._turn(position),
             now=now,
@@ -844,7 +851,25 @@ class Admin:
         waits_for = status.waits_for
         if prediction.waits_for is not None:
             waits_for = (prediction.waits_for.limit, prediction.waits_for.key)
-        return replace(status, position=position.position, predicted_start=start, waits_for=waits_for)
+        throttled_until = status.throttled_until
+        if throttled_until is None and prediction.opens_at is not None and not status.is_scheduled:
+            # No claim has met the closed bucket yet, as while no worker runs.
+            throttled_until = to_datetime(now + prediction.opens_at - limit_now)
+        return replace(
+            status,
+            position=position.position,
+            predicted_start=start,
+            waits_for=waits_for,
+            throttled_until=throttled_until,
+        )
+
+    async def _pause(self, record: JobRecord, limits: Sequence[LimitInfo], live: LiveRules) -> Pause | None:
+        """Return the pause of its queue, or of the first of its limits that is paused."""
+        since = (await self.queues.paused()).get(record.queue)
+        if since is not None:
+            return await pause_of_queue(self._storage, record.queue, since)
+        setting = next((found for each in limits if (found := live.pausing(Draw(each.limit, each.key)))), None)
+        return None if setting is None else await pause_of_limit(self._storage, setting)
 
     def _turn(self, position: QueuePosition) -> Turn | None:
         """Return the place of a job in a fair queue; None for one that is in no fair queue, or not in line."""
@@ -865,6 +890,7 @@ class Admin:
         snapshot = None if rule is None else await self.limits.snapshot(bucket, rule)
         opens_at = max(bucket.opens_at or 0, bucket.closed_until, 0 if snapshot is None else snapshot.opens_at)
         known = limit_now < opens_at < NEVER
+        set_rule = await SetRules(self._storage, live).of_bucket(bucket.draw, declared)
         return LimitInfo(
             limit=bucket.draw.limit,
             key=bucket.draw.key,
@@ -876,6 +902,7 @@ class Admin:
             waiting=bucket.waiting,
             holders=await holders_of(self._storage, bucket),
             present=None if snapshot is None else snapshot.present,
+            setting=None if set_rule is None else str(set_rule),
         )
 
 

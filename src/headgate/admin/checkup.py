@@ -9,6 +9,8 @@ from datetime import datetime
 
 from headgate.admin.alerts import AlertStatus
 from headgate.admin.nodes import NodeStatus
+from headgate.admin.pauses import Pause
+from headgate.jobs.gating import subject_of
 from headgate.storage.facts import StoreFacts
 from headgate.storage.records import Blocker, WaitingCount
 from headgate.tasks.schedule import ScheduleStatus
@@ -18,19 +20,33 @@ from headgate.tasks.schedule import ScheduleStatus
 class Checkup:
     """The facts at one moment, `now` in the store's time.
 
-    `unknown_tasks` are the waiting jobs of tasks that this app does not declare. `ready` is how many jobs lack only a
-    slot. `contradictions` is None if they were not searched.
+    `unknown_tasks` are the waiting jobs of tasks that this app does not declare. `pauses` are those that jobs wait for.
+    `contradictions` is None if they were not searched.
     """
 
     now: datetime
     store: StoreFacts
     nodes: Sequence[NodeStatus]
-    ready: int
+    waiting: Sequence[WaitingCount]
+    pauses: Sequence[Pause]
     unknown_tasks: Mapping[str, int]
     overdue: Sequence[ScheduleStatus]
     blockers: Sequence[Blocker]
     alerts: Sequence[AlertStatus]
     contradictions: Sequence[str] | None
+
+    @property
+    def ready(self) -> int:
+        """How many jobs lack only a slot."""
+        return sum(each.jobs for each in self.waiting if each.view == "ready")
+
+
+def is_declared(task: str, queue: str, tasks: Container[str], subjects: Container[str] | None) -> bool:
+    """Return whether a running node declares the task in that queue, as far as nodes have noted what they declare.
+
+    `subjects` is what `Store.declared_subjects` returns. If it is empty, the `tasks` of this program decide.
+    """
+    return subject_of(task, queue) in subjects if subjects else task in tasks
 
 
 def unknown_tasks(waiting: Sequence[WaitingCount], declared: Container[str]) -> Mapping[str, int]:

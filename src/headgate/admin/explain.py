@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from headgate.admin.checkup import is_declared
 from headgate.admin.holders import PermitHolder, describe_holders
-from headgate.admin.nodes import node_status
+from headgate.admin.nodes import node_status, unserved
+from headgate.admin.pauses import Pause
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobRecord, JobState
 from headgate.limits.key import shown_key
+from headgate.observe.log import unserved_text
 from headgate.plural import counted
-from headgate.storage.live_rules import LimitSetting
 from headgate.storage.records import NodeRecord, TiedJob
 from headgate.tasks.handle import JobStatus
 
@@ -24,7 +25,10 @@ _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.C
 
 @dataclass(frozen=True, slots=True)
 class LimitInfo:
-    """One limit that a job draws on, as it is now for the job's key; `present`: the present rate of an adaptive one."""
+    """One limit that a job draws on, as it is now for the job's key; `present`: the present rate of an adaptive one.
+
+    `setting`: if the rule was set at run time, for which keys, by whom, when, and what the code says.
+    """
 
     limit: str
     key: str
@@ -36,6 +40,7 @@ class LimitInfo:
     waiting: int
     holders: Sequence[PermitHolder] = ()
     present: str | None = None
+    setting: str | None = None
 
 
 class Turn(NamedTuple):
@@ -68,16 +73,18 @@ def reason_for(
     leaders: Sequence[TiedJob],
     is_leader_final: bool,
     is_known: bool,
-    is_paused: bool,
-    pause: LimitSetting | None,
+    declared: frozenset[str],
+    pause: Pause | None,
     requires: frozenset[str],
     turn: Turn | None,
     now: datetime,
 ) -> str:
     """Return the first reason why the job has not started, most basic first.
 
-    `batch` is its leader, if that is one; `leaders` are those that it counts, if it is a join. `pause` is the setting
-    that pauses one of its limits, `turn` its place in a fair queue.
+    No limit delays a job that no running node may take, so what nodes serve and declare comes before the limits.
+    `batch` is its leader, if that is one; `leaders` are those that it counts, if it is a join. `is_known`: this program
+    declares its task; `declared` are the tasks in queues that live releases declare, as in `Store.declared_subjects`.
+    `pause` is that of its queue or of one of its limits, `turn` its place in a fair queue.
     """
     if status.state is not JobState.WAITING:
         return _other_state(record, status, nodes, now)
@@ -89,18 +96,48 @@ def reason_for(
     if status.is_scheduled:
         kind = "its next try" if record.attempt else "its time"
         return f"it waits for {kind}, {_when(status.run_at, now)}"
-    if is_paused:
-        return f"queue {status.queue!r} is paused; resume it with `headgate queues resume {shlex.quote(status.queue)}`"
     if pause is not None:
-        return _paused_limit(pause)
+        return pause.with_advice
+    by_limit = None
     if status.waits_for is not None or status.predicted_start is None or status.predicted_start > now:
-        reason = _limit_reason(status, limits, now)
-        if reason is not None:
-            return reason
+        by_limit = _limit_reason(status, limits, now)
+    by_nodes = _node_reason(status, nodes, declared, requires, is_known=is_known, now=now)
+    if by_nodes is not None:
+        return by_nodes if by_limit is None else f"{by_nodes}. Then {by_limit}"
+    if by_limit is not None:
+        return by_limit
+    if turn is not None:
+        return _turn_reason(turn, status.queue)
+    return f"its limits let it start now; it waits for a free slot of a node that serves queue {status.queue!r}"
+
+
+def _node_reason(
+    status: JobStatus,
+    nodes: Sequence[NodeRecord],
+    declared: frozenset[str],
+    requires: frozenset[str],
+    *,
+    is_known: bool,
+    now: datetime,
+) -> str | None:
+    """Return why no running node may take the job; None if one may. A paused or full node may take it later."""
+    # Until a release has noted what it declares, only this program is known.
+    has_declared = is_declared(status.task, status.queue, (status.task,) if is_known else (), declared)
+    if not is_known and not has_declared:
+        return (
+            f"this program does not declare task {status.task!r}{', and no running node does' if declared else ''}; "
+            "start a worker of a program that does, or add an alias if the task was renamed"
+        )
     if not nodes:
         return "no node is running; start one with `headgate worker`"
-    if not is_known:
-        return f"this program does not declare task {status.task!r}; only a node that does will run it"
+    idle = unserved(status.queue, nodes, now)
+    if idle is not None:
+        return unserved_text(*idle, is_any_alive=any(node_status(node, now).state == "alive" for node in nodes))
+    if not has_declared:
+        return (
+            f"no running node declares task {status.task!r} in queue {status.queue!r}, and this program does; start a "
+            "worker of this release that imports its module"
+        )
     running = [node for node in nodes if not node.is_gone and requires.issubset(node.labels)]
     if requires and not running:
         labels = " ".join(f"--label {label}" for label in sorted(requires))
@@ -109,26 +146,7 @@ def reason_for(
     quiet = [node.name for node in serving if node.setting.is_quiet]
     if quiet and len(quiet) == len(serving):
         return f"all nodes that serve queue {status.queue!r} are quiet; resume one: `headgate nodes resume {quiet[0]}`"
-    if turn is not None:
-        return _turn_reason(turn, status.queue)
-    return f"its limits let it start now; it waits for a free slot of a node that serves queue {status.queue!r}"
-
-
-def _paused_limit(pause: LimitSetting) -> str:
-    if pause.scope == "declared":
-        return f"limit {pause.limit!r} is declared by a newer version of Headgate, which this version cannot read"
-    target = shlex.quote(pause.target)
-    whose, options = {
-        "all": ("all keys", ""),
-        "key": (f"key {pause.target!r}", f" --key {target}"),
-        "tier": (f"the keys of tier {pause.target!r}", f" --tier {target}"),
-        "pattern": (f"keys like {pause.target!r}", f" --pattern {target}"),
-    }[pause.scope]
-    command = f"{shlex.quote(pause.limit)}{options}"
-    if not pause.is_paused:
-        # The rule that was set cannot be read.
-        return f"limit {pause.limit!r} is paused for {whose}; end that with `headgate limits unset {command}`"
-    return f"limit {pause.limit!r} is paused for {whose}; resume it with `headgate limits resume {command}`"
+    return None
 
 
 def _turn_reason(turn: Turn, queue: str) -> str:
@@ -154,14 +172,17 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
     rule = "" if info is None or info.rule is None else f" ({info.rule.partition(' + ')[0]})"
     if info is not None and info.present is not None:
         rule = f" ({info.rule}, now {info.present})"
+    if info is not None and info.setting is not None:
+        rule = f"{rule[:-1]}, {info.setting})" if rule else f" ({info.setting})"
     whose = f" of key {key!r}" if key else ""
     place = "" if status.position is None else f"{_nth(status.position)} in line, "
     holders = () if info is None else info.holders
-    when = (
-        f"starts when a permit is returned{f': held by {describe_holders(holders)}' if holders else ''}"
-        if status.predicted_start is None
-        else f"runs about {_when(status.predicted_start, now)}"
-    )
+    if status.predicted_start is not None:
+        when = f"runs about {_when(status.predicted_start, now)}"
+    elif info is None or info.rule is None:
+        when = "this program does not declare the limit, so it cannot predict the start"
+    else:
+        when = f"starts when a permit is returned{f': held by {describe_holders(holders)}' if holders else ''}"
     before = f"; limits delayed {counted(status.deferrals, 'start')} of it before" if status.deferrals else ""
     return f"it waits for limit {limit!r}{rule}{whose}: {place}{when}{before}"
 

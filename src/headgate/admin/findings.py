@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -9,6 +11,7 @@ from typing import Literal, assert_never
 
 from headgate.admin.alerts import AlertStatus
 from headgate.admin.checkup import Checkup
+from headgate.admin.nodes import NodeStatus
 from headgate.clock import SECOND, to_datetime
 from headgate.engine.skew import MAX_SKEW
 from headgate.plural import counted
@@ -295,6 +298,7 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
                 "let these handlers check current_job().cancelled, or declare them with process=True; a restart "
                 "frees the slots",
             )
+    yield from _of_unserved_queues(checkup, alive)
     versions = sorted({node.version for node in alive if node.version})
     if len(versions) > 1:
         newest = max(versions, key=_as_numbers)
@@ -304,6 +308,35 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
         )
     elif versions:
         yield Finding("ok", "releases", f"all of {versions[0]}")
+
+
+def _of_unserved_queues(checkup: Checkup, alive: Sequence[NodeStatus]) -> Iterator[Finding]:
+    """Yield the queues with jobs that could start, or wait for a limit, and that no node claims from."""
+    jobs = Counter[str]()
+    for each in checkup.waiting:
+        if each.view in ("ready", "throttled"):
+            jobs[each.queue] += each.jobs
+    for queue, count in sorted(jobs.items()):
+        serving = [node for node in alive if node.queues.get(queue)]
+        waits = f"{counted(count, 'job')} of queue {queue!r} {'waits' if count == 1 else 'wait'}"
+        if alive and not serving:
+            yield Finding(
+                "problem",
+                "queues",
+                f"{waits}, and no running node serves it",
+                f"headgate worker --queue {shlex.quote(queue)}",
+            )
+        elif alive and all(node.is_quiet for node in serving):
+            yield Finding(
+                "problem",
+                "queues",
+                f"{waits}, and all nodes that serve it are quiet",
+                f"resume one: headgate nodes resume {shlex.quote(serving[0].name)}",
+            )
+    for pause in checkup.pauses:
+        waits = "1 job waits" if pause.waiting == 1 else f"{pause.waiting:,} jobs wait"
+        advice = "update this program" if pause.command is None else f"end the pause, if it is over: {pause.command}"
+        yield Finding("problem", "pauses", f"{waits}: {pause}", advice)
 
 
 def _some(ids: Sequence[str]) -> str:

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 
 from headgate.admin.audit import Audited, LimitAudit, StartAudit
 from headgate.admin.holders import PermitHolder, holders_of
+from headgate.admin.pauses import scope_text
+from headgate.admin.set_rules import SetRule, SetRules
 from headgate.arguments import parse_instant, parse_until
 from headgate.clock import Duration, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
@@ -37,10 +39,10 @@ class BucketStatus:
     """One limit for one key: how many starts count now, how many are left, how many jobs wait, when the next may start.
 
     `used` and `available` are None for a limit that this program does not declare. `is_set`: another rule than the
-    declared one was set for the key. A penalized bucket grants nothing until `penalized_until`. `holders` are listed
-    for a limit on what runs at once, if one key is requested. `count` is how many its rule allows, in its period or at
-    once; None if that is not one number. `is_waited_for`: a lane of jobs waits behind it. `present` is the present rate
-    of an adaptive rule, else None.
+    declared one was set for the key; `setting` says for which keys, by whom, when, and what the code says. A penalized
+    bucket grants nothing until `penalized_until`. `holders` are listed for a limit on what runs at once, if one key is
+    requested. `count` is how many its rule allows, in its period or at once; None if that is not one number.
+    `is_waited_for`: a lane of jobs waits behind it. `present` is the present rate of an adaptive rule, else None.
     """
 
     limit: str
@@ -57,6 +59,7 @@ class BucketStatus:
     count: int | None = None
     is_waited_for: bool = False
     present: str | None = None
+    setting: str | None = None
 
     @property
     def place(self) -> BucketPlace:
@@ -124,12 +127,12 @@ class LimitsAdmin:
 
         `after` is the `place` of the last one of the page before.
         """
-        live = LiveRules(await self._storage.settings())
+        rules = await self._set_rules()
         found: list[BucketStatus] = []
         key = None if key is None else bucket_key(key)
         for record in await self._storage.buckets(limit, key, count, prefix=prefix, after=after):
             holders = () if key is None else await holders_of(self._storage, record)
-            found.append(await self._status(record, live, holders))
+            found.append(await self._status(record, rules, holders))
         return found
 
     async def bucket(self, limit: str, key: str = "") -> BucketStatus:
@@ -137,13 +140,13 @@ class LimitsAdmin:
         if found := await self.list(limit, key=key, count=1):
             return found[0]
         self.declared(limit)
-        live = LiveRules(await self._storage.settings())
-        return await self._status(BucketRecord(Draw(limit, bucket_key(key)), None, waiting=0, opens_at=None), live, ())
+        rules = await self._set_rules()
+        return await self._status(BucketRecord(Draw(limit, bucket_key(key)), None, waiting=0, opens_at=None), rules, ())
 
     async def throttled(self, count: int = 10) -> Sequence[BucketStatus]:
         """Return the limits that jobs wait for, most waiting first; of over 5,000, those that open first are ranked."""
-        live = LiveRules(await self._storage.settings())
-        return [await self._status(record, live, ()) for record in await self._storage.throttled(count)]
+        rules = await self._set_rules()
+        return [await self._status(record, rules, ()) for record in await self._storage.throttled(count)]
 
     async def map(self, count: int = 500) -> LimitMap:
         """Return the keys with most trouble: penalized or paused, then by waiting jobs, then by the used share.
@@ -151,10 +154,10 @@ class LimitsAdmin:
         Keys that no job waits for are added by name while there is room. Of more than 2,000 keys with waiting jobs, the
         1,000 that open first and the 1,000 that open last are ranked.
         """
-        live = LiveRules(await self._storage.settings())
+        rules = await self._set_rules()
         records = await self._storage.buckets_by_trouble(count + 1)
         # Together, as other stores answer many at once in the time of one.
-        found = await asyncio.gather(*(self._status(record, live, ()) for record in records[:count]))
+        found = await asyncio.gather(*(self._status(record, rules, ()) for record in records[:count]))
         now = to_datetime(self._storage.now())
         return LimitMap(sorted(found, key=lambda bucket: _calmness(bucket, now)), len(records) > count)
 
@@ -179,6 +182,14 @@ class LimitsAdmin:
         """Return the settings that were made at run time, of one limit or of all."""
         stored = await self._storage.settings()
         return [each for each in stored if each.scope != "declared" and limit in (None, each.limit)]
+
+    async def set_rules(self, limit: str | None = None) -> Sequence[tuple[LimitSetting, SetRule | None]]:
+        """Return the settings of `settings`, each with its rule in words, who set it and when."""
+        rules = await self._set_rules()
+        return [(each, await rules.of(each, self._rules.get(each.limit))) for each in await self.settings(limit)]
+
+    async def _set_rules(self) -> SetRules:
+        return SetRules(self._storage, LiveRules(await self._storage.settings()))
 
     async def audit(self, limit: str, *, key: str | None = None, since: datetime | None = None) -> Sequence[Audited]:
         """Check whether a limit was kept: for each key, the most that started in any window, and what its rule allows.
@@ -361,7 +372,7 @@ class LimitsAdmin:
         return rule
 
     async def _edit(self, about: LimitSetting, action: str, edit: EditSetting) -> bool:
-        audit_record = self._audit_record(action, about.limit, _described(about))
+        audit_record = self._audit_record(action, about.limit, scope_text(about))
         return await self._storage.edit_setting(about, edit, audit_record=audit_record)
 
     def _audit_record(self, action: str, limit: str, detail: str | None = None) -> AuditRecord:
@@ -388,9 +399,9 @@ class LimitsAdmin:
         # `seen.opens_at` is in the other store's time; the local bucket has its opening in local time.
         return replace(seen, opens_at=max(now, record.opens_at or 0))
 
-    async def _status(self, record: BucketRecord, live: LiveRules, holders: Sequence[PermitHolder]) -> BucketStatus:
+    async def _status(self, record: BucketRecord, rules: SetRules, holders: Sequence[PermitHolder]) -> BucketStatus:
         now = self._storage.limit_now()
-        declared = self._rules.get(record.draw.limit)
+        live, declared = rules.live, self._rules.get(record.draw.limit)
         rule = None if declared is None else live.rule(record.draw, declared)
         snapshot = None if rule is None else await self.snapshot(record, rule)
         opens_at = record.opens_at
@@ -406,6 +417,7 @@ class LimitsAdmin:
             waiting=record.waiting,
             next_slot_at=None if opens_at is None or opens_at >= NEVER else self._in_wall_time(opens_at),
             is_set=live.is_set(record.draw),
+            setting=await _text_of(rules, record.draw, declared),
             is_paused=live.is_paused(record.draw),
             penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,
             holders=holders,
@@ -413,6 +425,11 @@ class LimitsAdmin:
             is_waited_for=record.opens_at is not None,
             present=None if snapshot is None else snapshot.present,
         )
+
+
+async def _text_of(rules: SetRules, draw: Draw, declared: AnyRule | None) -> str | None:
+    found = await rules.of_bucket(draw, declared)
+    return None if found is None else str(found)
 
 
 def _calmness(bucket: BucketStatus, now: datetime) -> tuple[bool, int, float, str, str]:
@@ -443,11 +460,6 @@ def _pattern(pattern: str | None) -> str:
     if pattern is None or not is_pattern(pattern):
         raise DeclarationError(f"pattern={pattern!r} has no *, ? or [; for a single key, pass key={pattern!r}")
     return pattern
-
-
-def _described(setting: LimitSetting) -> str:
-    """Return in words which keys a setting is for."""
-    return "all keys" if setting.scope == "all" else f"{setting.scope} {setting.target!r}"
 
 
 def _of_instant(starts: Sequence[RecordedStart], instant: int) -> int:

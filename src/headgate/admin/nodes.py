@@ -131,7 +131,7 @@ class Unserved(NamedTuple):
 
 def unserved(queue: str, nodes: Sequence[NodeRecord], now: datetime) -> Unserved | None:
     """Return how long no node has served a queue; None if one is alive that does, even if it is quiet now."""
-    serving = [node_status(node, now) for node in nodes if queue in node.setting.queues]
+    serving = [node_status(node, now) for node in nodes if node.setting.queues.get(queue)]
     if any(node.state == "alive" for node in serving):
         return None
     return Unserved(queue, min((node.heartbeat_age for node in serving), default=None))

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from headgate.admin.alerts import AlertStatus
+from headgate.admin.checkup import is_declared
 from headgate.admin.limits import BucketStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.queues import QueueStatus
@@ -43,11 +44,16 @@ class JobTotals:
     succeeded: int | None = 0
     failed: int | None = 0
     cancelled: int | None = 0
+    undeclared: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
-    """A queue as in `QueueStatus`, and what its waiting jobs wait for."""
+    """A queue as in `QueueStatus`, and what its waiting jobs wait for.
+
+    `undeclared` are jobs of tasks that no running node declares; they are in neither `ready` nor `throttled`, since no
+    slot and no limit lets them start.
+    """
 
     queue: str
     waiting: int
@@ -63,17 +69,26 @@ class QueueOverview:
     lag: float
     paused_at: datetime | None
     is_paused: bool
+    undeclared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """How many nodes there are in each state, with the slots and the running jobs of those that are alive."""
+    """How many nodes there are in each state, with the slots and the running jobs of those that are alive.
+
+    `lost` are the running jobs of the other nodes. The running jobs are those of the totals of the same answer.
+    """
 
     alive: int = 0
     silent: int = 0
     gone: int = 0
     slots: int = 0
     running: int = 0
+    lost: int = 0
+
+    def with_running(self, total: int) -> NodeCounts:
+        """Return it with the running jobs of all nodes as they were counted; nodes were read at another instant."""
+        return replace(self, running=max(0, total - self.lost), lost=min(total, self.lost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +120,12 @@ class Overview:
     """What is going on in the queues, on the nodes and at the limits, and what is wrong.
 
     Nothing in it was read after `now`. The jobs of `queues` that are not final were counted at `counted_at`, final ones
-    at `finals_at`; that is a while ago where there are many. None: not counted yet; then `queues` are the paused
-    queues, without jobs, and `totals` are None. Pauses are always current. `throttled` are the ten buckets with most
-    waiting jobs. Unknown tasks are searched among the first 100,000 waiting jobs. `failed_last_hour` is counted up to
-    10,000, at `counted_at`; if more jobs failed, it `is_failed_cut`. `alerts` are those of `Admin.alerts`. Jobs that
-    wait and run are counted at one instant.
+    at `finals_at`, tasks of waiting jobs at `tasks_at`. Where there are many jobs that is a while ago, rarely more than
+    10 s, for final jobs a minute. None: not counted yet; then `queues` are the paused queues, without jobs, and
+    `totals` are None. Pauses are always current. `throttled` are the ten buckets with most waiting jobs. Unknown tasks
+    are searched among the first 100,000 waiting jobs. `failed_last_hour` is counted up to 10,000, at `counted_at`; if
+    more jobs failed, it `is_failed_cut`. `alerts` are those of `Admin.alerts`. Jobs that wait and run are counted at
+    one instant.
     """
 
     now: datetime
@@ -124,6 +140,7 @@ class Overview:
     failed_last_hour: int | None
     finals_at: datetime | None
     counted_at: datetime | None
+    tasks_at: datetime | None
     is_failed_cut: bool = False
     alerts: Sequence[AlertStatus] = ()
 
@@ -147,10 +164,11 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         counts.finals.begin(admin.counts, admin.now)
         counts.tasks.begin(admin.waiting, admin.now)
     buckets = await admin.limits.throttled(MOST_THROTTLED)
-    nodes = await admin.nodes()
+    nodes = _node_counts(await admin.nodes())
     blockers = await admin.blockers()
     overdue = await admin.schedules.overdue()
     counted_at: datetime | None = admin.now()
+    tasks_at: datetime | None = counted_at
     finals_at: datetime | None = counted_at
     failed: int | None
     if counts is None:
@@ -166,16 +184,19 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         failed = None if counted is None else counted.found.failed_last_hour
         counted_at = None if counted is None else counted.at
         finals_at = None if finals is None else finals.at
+        tasks_at = None if tasks is None else tasks.at
         waiting = () if tasks is None else tasks.found
+    queues = with_undeclared(queues, waiting, admin.tasks, await admin.declared_by_nodes())
     alerts = await admin.alerts()
+    totals = _totals(queues, is_counted=counted_at is not None)
     # A page that begins to load after this instant has all that is in here, and does not load again for it.
     now = admin.now()
     return Overview(
         now=now,
         store=admin.address,
-        totals=_totals(queues, is_counted=counted_at is not None),
+        totals=totals,
         queues=queues,
-        nodes=_node_counts(nodes),
+        nodes=nodes if totals.running is None else nodes.with_running(totals.running),
         throttled=[bucket for bucket in buckets if bucket.waiting],
         unknown_tasks=_unknown(waiting, admin.tasks),
         overdue_schedules=overdue,
@@ -183,6 +204,7 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         failed_last_hour=None if failed is None else min(failed, MOST_FAILED),
         finals_at=finals_at,
         counted_at=counted_at,
+        tasks_at=tasks_at,
         alerts=alerts,
         is_failed_cut=failed is not None and failed > MOST_FAILED,
     )
@@ -234,6 +256,26 @@ def with_pauses(queues: Sequence[QueueOverview], paused: Mapping[str, datetime])
     ]
 
 
+def with_undeclared(
+    queues: Sequence[QueueOverview], waiting: Sequence[WaitingCount], tasks: frozenset[str], subjects: frozenset[str]
+) -> list[QueueOverview]:
+    """Return the queues with the jobs of undeclared tasks apart from those that wait for a slot or a limit."""
+    undeclared = Counter[tuple[str, str]]()
+    for each in waiting:
+        if not is_declared(each.task, each.queue, tasks, subjects):
+            undeclared[each.queue, each.view] += each.jobs
+    found: list[QueueOverview] = []
+    for queue in queues:
+        ready = min(queue.ready, undeclared[queue.queue, "ready"])
+        throttled = min(queue.throttled, undeclared[queue.queue, "throttled"])
+        found.append(
+            replace(
+                queue, ready=queue.ready - ready, throttled=queue.throttled - throttled, undeclared=ready + throttled
+            )
+        )
+    return found
+
+
 def with_finals(
     queues: Sequence[QueueOverview], finals: CountReading[Sequence[QueueCounts]] | None
 ) -> list[QueueOverview]:
@@ -262,7 +304,7 @@ def _totals(queues: Sequence[QueueOverview], *, is_counted: bool) -> JobTotals:
     def total(name: str) -> int | None:
         return _sum(getattr(queue, name) for queue in queues)
 
-    unfinished = ("waiting", "ready", "throttled", "scheduled", "blocked", "running")
+    unfinished = ("waiting", "ready", "throttled", "scheduled", "blocked", "running", "undeclared")
     return JobTotals(
         **{name: total(name) if is_counted else None for name in unfinished},
         succeeded=total("succeeded"),
@@ -289,6 +331,7 @@ def _node_counts(nodes: Sequence[NodeStatus]) -> NodeCounts:
         gone=states["gone"],
         slots=sum(node.slots for node in alive),
         running=sum(node.running for node in alive),
+        lost=sum(node.running for node in nodes if node.state != "alive"),
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headgate.clock import Clock
+from headgate.clock import SECOND, Clock
 from headgate.storage.background_counts import PATIENCE, BackgroundCounts
 from headgate.storage.records import QueueCounts, WaitingCount
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 FIRST_PATIENCE = 0.5
 """Seconds that the first overview waits for the jobs in queues, which it needs."""
+
+
+FINALS_MAX_AGE = 60 * SECOND
+"""Microseconds: the age of the counts of final jobs; to count millions takes a second or more."""
 
 
 class SlowCounts:
@@ -37,7 +41,7 @@ class SlowCounts:
             fresh_for=0,
         )
         self.finals: BackgroundCounts[Sequence[QueueCounts]] = BackgroundCounts(
-            clock, "final jobs", patience=patience, first_patience=patience
+            clock, "final jobs", patience=patience, first_patience=patience, max_age=FINALS_MAX_AGE
         )
         self.tasks: BackgroundCounts[Sequence[WaitingCount]] = BackgroundCounts(
             clock, "waiting jobs by task", patience=patience, first_patience=patience

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 
@@ -62,9 +65,19 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
             return [*found, Finding("problem", "migrations", f"missing: {', '.join(missing)}", advice)]
         found.append(Finding("ok", "migrations", "up to date"))
         async with app.open(migrate=False):
-            return [*found, *findings_of(await app.admin.checkup(deep=deep))]
+            return [*found, *(_with_target(each, target) for each in findings_of(await app.admin.checkup(deep=deep)))]
     except HeadgateError as error:
         return [*found, Finding("problem", "store", str(error), "the error says what to do")]
+
+
+def _with_target(finding: Finding, target: str) -> Finding:
+    """Return the finding with whole commands, to be copied: those that name a thing need the app before it."""
+    if finding.advice is None:
+        return finding
+    advice = re.sub(
+        r"\bheadgate (\w+ (?:resume|unset)|worker) ", rf"headgate \1 {shlex.quote(target)} ", finding.advice
+    )
+    return replace(finding, advice=advice)
 
 
 async def _examine_limit_stores(app: Headgate) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from functools import partial
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 import msgspec
@@ -13,6 +13,8 @@ import msgspec
 from headgate.admin import Admin, Audited, BucketStatus
 from headgate.admin.history import LimitHistory
 from headgate.admin.holders import describe_holders
+from headgate.admin.pauses import command_to_end, whose
+from headgate.admin.set_rules import SetRule
 from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_table, say_change, say_done, until
@@ -25,6 +27,9 @@ from headgate.storage.live_rules import LimitSetting, is_pattern
 
 CHART = 60
 """The most bars of the usage chart."""
+
+MOST_OTHERS = 5
+"""How many other settings are named if there is none to end."""
 
 
 @click.group()
@@ -151,8 +156,8 @@ def unset(
 ) -> None:
     """Return to the rule that the code declares."""
     (limit,), whom = words, _Target(key, pattern, tier)
-    was_set = ask(target, lambda admin: admin.limits.unset(limit, key=key, pattern=pattern, tier=tier))
-    done, not_done = f"{limit} uses the declared rule for {whom}", f"nothing was set for {limit} and {whom}"
+    was_set, there_is = ask(target, partial(_end, limit=limit, whom=whom, verb="unset"))
+    done, not_done = f"{limit} uses the declared rule for {whom}", f"nothing was set for {limit} and {whom}{there_is}"
     say_change(was_set, done, not_done, as_json=as_json, limit=limit, **whom.facts)
 
 
@@ -182,8 +187,8 @@ def resume(
 ) -> None:
     """End a pause."""
     (limit,), whom = words, _Target(key, pattern, tier)
-    was_paused = ask(target, lambda admin: admin.limits.resume(limit, key=key, pattern=pattern, tier=tier))
-    done, not_done = f"{limit} is resumed for {whom}", f"{limit} was not paused for {whom}"
+    was_paused, there_is = ask(target, partial(_end, limit=limit, whom=whom, verb="resume"))
+    done, not_done = f"{limit} is resumed for {whom}", f"{limit} was not paused for {whom}{there_is}"
     say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **whom.facts)
 
 
@@ -262,14 +267,24 @@ def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
 @json_option
 def settings(target: str, limit: str | None, as_json: bool) -> None:
     """List the settings made at run time."""
-    found = ask(target, lambda admin: admin.limits.settings(limit))
+    found = ask(target, lambda admin: admin.limits.set_rules(limit))
     if as_json:
-        print_json([_setting_as_data(setting) for setting in found])
+        print_json([_setting_as_data(setting, rule) for setting, rule in found])
         return
     print_table(
         "Settings",
-        ("limit", "for", "target", "rule", "paused", "tier"),
-        [(s.limit, s.scope, s.target, s.rule, "yes" if s.is_paused else None, s.tier) for s in found],
+        ("limit", "for", "target", "rule", "in the code", "set by", "set at", "paused", "tier"),
+        [
+            (
+                s.limit,
+                s.scope,
+                s.target,
+                *((None,) * 4 if rule is None else (rule.rule, rule.declared, rule.by, rule.at)),
+                "yes" if s.is_paused else None,
+                s.tier,
+            )
+            for s, rule in found
+        ],
         empty="all limits use their declared rules",
     )
 
@@ -339,6 +354,22 @@ async def _set(
     return str(new.rule.describe())
 
 
+async def _end(admin: Admin, *, limit: str, whom: _Target, verb: Literal["resume", "unset"]) -> tuple[bool, str]:
+    """Resume or unset a limit for its target; if nothing was there, return what is there for other targets."""
+    end = admin.limits.resume if verb == "resume" else admin.limits.unset
+    if await end(limit, key=whom.key, pattern=whom.pattern, tier=whom.tier):
+        return True, ""
+    others = [
+        setting
+        for setting in await admin.limits.settings(limit)
+        if (setting.is_paused if verb == "resume" else setting.rule is not None)
+    ]
+    if not others:
+        return False, ""
+    listed = "; ".join(f"for {whose(each)}: `{command_to_end(each, verb)}`" for each in others[:MOST_OTHERS])
+    return False, f". It is {'paused' if verb == 'resume' else 'set'} {listed}{'; …' if others[MOST_OTHERS:] else ''}"
+
+
 def use_chart(used: LimitHistory, now: datetime, span: float) -> str:
     """Return the usage of a limit as one line of bars; the last one is now."""
     if not used.points:
@@ -389,7 +420,7 @@ def _note(bucket: BucketStatus, now: datetime) -> str | None:
     if bucket.is_paused:
         notes.append("paused")
     if bucket.is_set:
-        notes.append("overridden")
+        notes.append(bucket.setting or "overridden")
     if bucket.penalized_until is not None:
         notes.append(f"penalized, {until(bucket.penalized_until, now)}")
     if bucket.holders:
@@ -397,9 +428,18 @@ def _note(bucket: BucketStatus, now: datetime) -> str | None:
     return ", ".join(notes) or None
 
 
-def _setting_as_data(setting: LimitSetting) -> dict[str, object]:
+def _setting_as_data(setting: LimitSetting, found: SetRule | None) -> dict[str, object]:
     rule = None if setting.rule is None else msgspec.Raw(setting.rule.encode())
-    return {**msgspec.structs.asdict(setting), "rule": rule}
+    facts = ("rule", "declared", "by", "at")
+    words, declared, by, at = (None if found is None else getattr(found, name) for name in facts)
+    return {
+        **msgspec.structs.asdict(setting),
+        "rule": rule,
+        "words": words,
+        "declared": declared,
+        "set_by": by,
+        "set_at": at,
+    }
 
 
 def _as_data(verdict: Audited) -> dict[str, object]:

@@ -44,7 +44,7 @@ STUCK_AFTER = 2.0
 class WaitingStatus:
     """What the waiting jobs of a queue wait for: their time, a limit, a slot, another job; and recent failures.
 
-    `failed_last_hour` is at most 10,000.
+    `undeclared` wait for a worker that declares their task. `failed_last_hour` is at most 10,000.
     """
 
     queue: str
@@ -52,6 +52,7 @@ class WaitingStatus:
     throttled: int
     ready: int
     blocked: int
+    undeclared: int
     failed_last_hour: int
 
 
@@ -98,8 +99,19 @@ def status(target: str, as_json: bool) -> None:
         click.echo("There are too many final jobs to count quickly; `headgate queues list` counts them.")
     print_table(
         "Waiting for",
-        ("queue", "a slot", "a limit", "their time", "another job", "failed in the last hour"),
-        [(w.queue, w.ready, w.throttled, w.scheduled, w.blocked, w.failed_last_hour) for w in answer.waiting],
+        (
+            "queue",
+            "a slot",
+            "a limit",
+            "their time",
+            "another job",
+            "a worker with their task",
+            "failed in the last hour",
+        ),
+        [
+            (w.queue, w.ready, w.throttled, w.scheduled, w.blocked, w.undeclared, w.failed_last_hour)
+            for w in answer.waiting
+        ],
         empty="nothing waits",
     )
     print_nodes(answer.nodes)
@@ -179,8 +191,8 @@ async def _waiting(admin: Admin, seen: Overview) -> list[WaitingStatus]:
         failed = 0
         if queue.failed != 0:
             failed = await admin.count(state=JobState.FAILED, queue=queue.queue, finished_after=since)
-        if failed or any((queue.scheduled, queue.throttled, queue.ready, queue.blocked)):
-            views = queue.scheduled, queue.throttled, queue.ready, queue.blocked
+        views = queue.scheduled, queue.throttled, queue.ready, queue.blocked, queue.undeclared
+        if failed or any(views):
             found.append(WaitingStatus(queue.queue, *views, failed))
     return found
 

@@ -16,7 +16,7 @@ from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.engine.large_payloads import LargePayloads, call_all
 from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
-from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed
+from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed, TaskUnknown
 from headgate.jobs.gating import LIMIT_SUBJECT, GateChange, GatedJob, subject_of
 from headgate.jobs.terms import GateTerms
 from headgate.limits.kinds import RULES, dump_rule
@@ -89,6 +89,7 @@ class BacklogMigrator:
         self.has_noted = asyncio.Event()
         """Set after the first note. A claim before it would start jobs by the rules of the release before."""
         self._published_tasks: set[str] = set()
+        self._unknown_tasks: set[str] = set()
         self._unmovable: set[str] = set()
         self._not_yet: set[str] = set()
         self._folder_again_at = 0
@@ -99,6 +100,12 @@ class BacklogMigrator:
         self._noted_at = 0
         self._swept_at: int | None = None
         self._sweep_soon = SWEEP_SOON
+
+    def note_task(self, task: str) -> None:
+        """Publish TaskUnknown, once per task; a declared one requires labels that this node does not have."""
+        if task not in self._unknown_tasks and task not in self._registry.names:
+            self._unknown_tasks.add(task)
+            self._bus.publish(TaskUnknown(at=self._clock.now(), task=task, declared=sorted(self._registry.tasks)))
 
     def add_met(self, ids: Iterable[str], *, has_unknown_lanes: bool = False) -> None:
         """Move these jobs soon: a claim has met them, and was not allowed to start them.
@@ -161,6 +168,10 @@ class BacklogMigrator:
     async def _sweep(self) -> None:
         """Move the jobs of unknown limits, but for tasks of which a newer release is live: that release moves them."""
         self._swept_at = self._clock.monotonic()
+        if self._has_met_unknown_lanes:
+            # A claim reads no job of a lane whose limits it does not know, so it does not see the tasks.
+            for task in await self._storage.tasks_of_other_limits(frozenset(self._registry.rules)):
+                self.note_task(task)
         self._has_met_unknown_lanes = False
         moved = await self._move(self._tasks_of(self._newest), self._newest, unknown_only=True)
         self._sweep_soon = SWEEP_SOON if moved else min(2 * self._sweep_soon, SWEEP_EVERY)

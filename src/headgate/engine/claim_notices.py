@@ -10,7 +10,7 @@ from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.throttle_log import ThrottleLog
-from headgate.jobs.event import JobThrottled, LimitsClosed, LimitThrottled, TaskUnknown
+from headgate.jobs.event import JobThrottled, LimitsClosed, LimitThrottled
 from headgate.storage.records import Claimed, Throttled
 from headgate.tasks.registry import Registry
 
@@ -38,7 +38,6 @@ class ClaimNotices:
         self._bus = bus
         self._throttles = ThrottleLog()
         self._throttle_events = throttle_events
-        self._unknown_tasks: set[str] = set()
 
     def take(self, claimed: Claimed) -> None:
         """Handle everything in the result of a claim but its jobs."""
@@ -47,10 +46,7 @@ class ClaimNotices:
         if claimed.gate_mismatches or claimed.has_unknown_lanes:
             self._backlog_migrator.add_met(claimed.gate_mismatches, has_unknown_lanes=claimed.has_unknown_lanes)
         for task in claimed.unknown:
-            # One that is declared requires labels that this node does not have.
-            if task not in self._unknown_tasks and task not in self._registry.names:
-                self._unknown_tasks.add(task)
-                self._bus.publish(TaskUnknown(at=self._clock.now(), task=task, declared=sorted(self._registry.tasks)))
+            self._backlog_migrator.note_task(task)
 
     def publish_throttled(self, throttled: Sequence[Throttled]) -> None:
         """Publish the closed buckets that a claim met."""

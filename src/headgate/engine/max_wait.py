@@ -57,7 +57,7 @@ async def late_starts(
         lane = (job.queue, job.draws, job.variant)
         position = lanes.get(lane) or await storage.prediction_input(*lane)
         position = replace(position, demands=demand_of(job.id, job.costs, job.terms))
-        starts_at, waits_for = predict(position, rules, live, limit_now)
+        starts_at, waits_for, _ = predict(position, rules, live, limit_now)
         if starts_at is None:
             is_late = job.give_up_at is None
         else:

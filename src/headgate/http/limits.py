@@ -98,7 +98,10 @@ class AssignRequest(JsonBody, frozen=True, kw_only=True):
 
 
 class SettingView(msgspec.Struct, frozen=True):
-    """A setting made at run time: for all keys, a key, a pattern or a tier; or the tier of a `member` key."""
+    """A setting made at run time: for all keys, a key, a pattern or a tier; or the tier of a `member` key.
+
+    `words` is its rule in words and `declared` that of the code; `set_by` and `set_at` are null if that is not known.
+    """
 
     limit: str
     scope: Scope
@@ -106,6 +109,10 @@ class SettingView(msgspec.Struct, frozen=True):
     rule: str | None
     is_paused: bool
     tier: str | None
+    words: str | None
+    declared: str | None
+    set_by: str | None
+    set_at: datetime | None
 
 
 class LimitRules(msgspec.Struct, frozen=True):
@@ -328,8 +335,13 @@ async def remove_limit(caller: Caller, limit: str) -> Acknowledgement:
 
 
 async def _settings(caller: Caller, limit: str | None) -> Sequence[SettingView]:
-    found = await caller.admin.limits.settings(limit)
-    return [msgspec.convert(each, SettingView, from_attributes=True) for each in found]
+    return [
+        SettingView(
+            *(setting.limit, setting.scope, setting.target, setting.rule, setting.is_paused, setting.tier),
+            *((None,) * 4 if rule is None else (rule.rule, rule.declared, rule.by, rule.at)),
+        )
+        for setting, rule in await caller.admin.limits.set_rules(limit)
+    ]
 
 
 STEERED = (404, 422)

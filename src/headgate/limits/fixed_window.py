@@ -29,6 +29,7 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
     margin: int = 0
 
     kind: ClassVar[str] = "fixed"
+    repeats_every_count: ClassVar[bool] = True
     spelling: ClassVar[str | None] = "15/m"
     lua: ClassVar[str | None] = "fixed_window"
 

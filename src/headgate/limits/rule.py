@@ -78,6 +78,9 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
     spaces_starts: ClassVar[bool] = False
     """Whether its slots follow one another at a fixed distance, so that a late start delays all later ones."""
 
+    repeats_every_count: ClassVar[bool] = False
+    """Whether, under a backlog, each start goes at the instant at which the start `count` before it stops counting."""
+
     adapts: ClassVar[bool] = False
     """Whether refusals of the callee change its state, by `refused`."""
 

@@ -37,6 +37,7 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
     margin: int = 0
 
     kind: ClassVar[str] = "sliding"
+    repeats_every_count: ClassVar[bool] = True
     spelling: ClassVar[str | None] = "15/m"
     lua: ClassVar[str | None] = "sliding_window"
     counted: ClassVar[tuple[str, ...]] = ("count", "slices")

@@ -34,6 +34,7 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
     margin: int = 0
 
     kind: ClassVar[str] = "strict"
+    repeats_every_count: ClassVar[bool] = True
     spelling: ClassVar[str | None] = "15/m"
     lua: ClassVar[str | None] = "strict_rate"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -394,14 +395,15 @@ def _how_to_declare(task: str) -> str:
     return f"import {known} by Headgate(imports=[{name!r}]) or `headgate worker --import {name}`"
 
 
-def unserved_text(queue: str, seconds: float | None) -> str:
-    """Return what to say of a queue that no worker serves."""
+def unserved_text(queue: str, seconds: float | None, *, is_any_alive: bool = False) -> str:
+    """Return what to say of a queue that no worker serves; `is_any_alive`: workers of other queues run."""
     since = (
         f"no worker serves queue {queue!r}"
         if seconds is None
         else (f"no worker has served queue {queue!r} for {seconds:.0f} s")
     )
-    return f"{since}; start one: `headgate worker`, or `with app:`"
+    command = f"headgate worker --queue {shlex.quote(queue)}" if is_any_alive else "headgate worker"
+    return f"{since}; start one: `{command}`, or `with app:`"
 
 
 _LINGERS = {

@@ -18,6 +18,12 @@ FRESH_FOR = SECOND
 SHARE = 50
 """A count is reused for 50 times as long as it took, so that counting takes at most a 50th of the time."""
 
+MAX_AGE = 10 * SECOND
+"""Microseconds: it is counted again before the result is this old, so a page that updates itself shows no older one."""
+
+STALE_PATIENCE = 2.0
+"""Seconds for which a reader waits for a running count if the last result is older than its `max_age`."""
+
 PATIENCE = 0.03
 """Seconds for which a reader waits for a running count."""
 
@@ -38,9 +44,11 @@ class BackgroundCounts(Generic[T]):
     """A count that is repeated in the background while it is read.
 
     `read` waits `patience` seconds (None: without end) for a running count, and returns the last result if the count
-    takes longer. Before the first result it waits `first_patience`. A result is reused for 50 times as long as the
-    count took, and at least for `fresh_for` microseconds. If the store refuses to count, `read` returns the last
-    result, and the next count begins after the same time.
+    takes longer. Before the first result it waits `first_patience`, and 2 s if the last result is older than `max_age`
+    microseconds. A result is reused for 50 times as long as the count took, and at least for `fresh_for` microseconds,
+    but not so long that it is older than `max_age` before the next one is there. A count that takes more than a third
+    of `max_age` cannot keep to that: counts take at most half of the time. If the store refuses to count, `read`
+    returns the last result, and the next count begins after 50 times as long as the refusal took.
     """
 
     def __init__(
@@ -51,12 +59,15 @@ class BackgroundCounts(Generic[T]):
         patience: float | None = PATIENCE,
         first_patience: float | None = PATIENCE,
         fresh_for: int = FRESH_FOR,
+        max_age: int = MAX_AGE,
     ) -> None:
         self._clock = clock
         self._what = what
         self._patience = patience
         self._first_patience = first_patience
         self._fresh_for = fresh_for
+        self._max_age = max_age
+        self._began_at = 0
         self._known: CountReading[T] | None = None
         self._counted_at: int | None = None
         self._is_refused = False
@@ -65,7 +76,11 @@ class BackgroundCounts(Generic[T]):
 
     def begin(self, count: Callable[[], Awaitable[T]], now: Callable[[], datetime]) -> None:
         """Start a count, unless one is running or the last result is fresh."""
+        # The age of a result counts from the beginning of its count, and lasts until the next count has ended.
+        longest = max(self._took, self._max_age - 2 * self._took)
         fresh_for = max(self._fresh_for, SHARE * self._took)
+        if not self._is_refused:
+            fresh_for = min(fresh_for, longest)
         is_due = self._counted_at is None or self._clock.monotonic() - self._counted_at >= fresh_for
         if is_due and (self._counting is None or self._counting.done()):
             self._counting = asyncio.ensure_future(self._count(count, now))
@@ -77,6 +92,8 @@ class BackgroundCounts(Generic[T]):
         counting = self._counting
         if counting is not None:
             patience = self._first_patience if self._known is None else self._patience
+            if self._known is not None and patience is not None and self._is_stale:
+                patience = max(patience, STALE_PATIENCE)
             await asyncio.wait([counting], timeout=patience)
             if counting.done():
                 self._counting = None
@@ -84,10 +101,16 @@ class BackgroundCounts(Generic[T]):
                     counting.result()
         return self._known
 
+    @property
+    def _is_stale(self) -> bool:
+        """Whether the last result is too old to be shown while the next one can be awaited."""
+        return self._clock.monotonic() - self._began_at > self._max_age
+
     async def _count(self, count: Callable[[], Awaitable[T]], now: Callable[[], datetime]) -> None:
         began_at, at = self._clock.monotonic(), now()
         try:
             self._known = CountReading(at, await count())
+            self._began_at = began_at
             self._is_refused = False
         except HeadgateError as error:
             if not self._is_refused:

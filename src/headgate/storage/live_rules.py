@@ -88,6 +88,11 @@ class LiveRules:
         limit = self._limits.get(draw.limit)
         return None if limit is None else limit.pausing(draw.key)
 
+    def setting(self, draw: Draw) -> LimitSetting | None:
+        """Return the setting whose rule the bucket has; None if it has the declared rule."""
+        limit = self._limits.get(draw.limit)
+        return None if limit is None else limit.setting(draw.key)
+
     def is_set(self, draw: Draw) -> bool:
         """Whether a setting replaces the declared rule."""
         limit = self._limits.get(draw.limit)
@@ -133,6 +138,9 @@ class _LimitSettings:
         """Return what the newest release declares; None if it declares nothing, or a rule of another family."""
         rule = None if self._newest is None else self._newest.rule
         return rule if rule is not None and rule.family == family else None
+
+    def setting(self, key: str) -> LimitSetting | None:
+        return next((setting.stored for setting in self._about(key) if setting.rule is not None), None)
 
     def is_paused(self, key: str) -> bool:
         return self.pausing(key) is not None

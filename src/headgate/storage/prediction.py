@@ -20,10 +20,14 @@ REHEARSED = 200
 
 
 class Prediction(NamedTuple):
-    """`starts_at` is limit time, None if it cannot be predicted; `waits_for` is the bucket that decides it, if any."""
+    """`starts_at` is limit time, None if it cannot be predicted; `waits_for` is the bucket that decides it, if any.
+
+    `opens_at` is when that bucket lets the next job of the lane start; None for permits, and if it is unknown.
+    """
 
     starts_at: int | None
     waits_for: Draw | None
+    opens_at: int | None = None
 
 
 def predict(position: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRules, now: int) -> Prediction:
@@ -33,16 +37,17 @@ def predict(position: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRul
         declared = rules.get(record.draw.limit)
         if declared is None or live.is_paused(record.draw):
             return Prediction(None, record.draw)
-        starts_at = _opens_for(position, index, record, live.rule(record.draw, declared), now)
+        rule = live.rule(record.draw, declared)
+        starts_at = _opens_for(position, index, record, rule, now, _ahead(position, record))
         if starts_at >= NEVER:
             return Prediction(None, record.draw)
         if latest.starts_at is not None and starts_at > latest.starts_at:
-            latest = Prediction(starts_at, record.draw)
+            opens_at = None if rule.holds_permits else _opens_for(position, index, record, rule, now, 0)
+            latest = Prediction(starts_at, record.draw, opens_at)
     return latest
 
 
-def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: AnyRule, now: int) -> int:
-    ahead = _ahead(position, record)
+def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: AnyRule, now: int, ahead: int) -> int:
     if is_balance(record.state):
         # How many starts the other store grants to the jobs ahead is unknown here.
         return NEVER if ahead else max(now, record.closed_until, record.opens_at or 0)
@@ -58,6 +63,8 @@ def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: 
     at = max(now, record.closed_until)
     half_way = at
     try:
+        if rule.repeats_every_count and rule.count:
+            return _opens_in_rounds(bucket, at, ahead, cost, rule.count)
         for start in range(min(ahead, REHEARSED) + 1):
             opens_at, bucket.state = bucket.take(at, cost)
             at = max(at, opens_at)
@@ -68,6 +75,22 @@ def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: 
     if ahead > REHEARSED:
         at += (ahead - REHEARSED) * (at - half_way) // (REHEARSED - REHEARSED // 2)
     return at
+
+
+def _opens_in_rounds(bucket: BucketView, at: int, ahead: int, cost: int, count: int) -> int:
+    """Return when start number `ahead` (0 is the next) may go under a rule that repeats its starts every `count`.
+
+    Whole rounds first, then the rest. In a round, the last of k starts may go when k of them may go at once, since
+    none of a round leaves the window before the round is over. The same start of the next round may go when this one
+    no longer counts.
+    """
+    bucket.rule.check_cost(cost)
+    rounds, rest = divmod(ahead, count // max(1, cost))
+    opens_at = max(at, bucket.take(at, cost * (rest + 1))[0])
+    if rounds:
+        first = bucket.rule.counts_until(opens_at)
+        opens_at = first + (rounds - 1) * (bucket.rule.counts_until(first) - first)
+    return opens_at
 
 
 def _ahead(position: QueuePosition, record: BucketRecord) -> int:

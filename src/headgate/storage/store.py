@@ -600,9 +600,17 @@ class Store:
             await self.driver.write(lambda tx: gate_notes.await_claims(tx, noted.changed), wakes=True)
         return noted.to_move
 
+    async def declared_subjects(self, *, lives: int = GATE_LIVES) -> frozenset[str]:
+        """Return the subjects, `task@queue`, of which a release has noted a gate in the last `lives` microseconds."""
+        return frozenset(await self.driver.read(lambda tx: gate_notes.declared_subjects(tx, lives), "list"))
+
     async def gates_done(self, gates: Mapping[str, str]) -> None:
         """Store that the backlog of these subjects has been moved to these gates, and no longer to others."""
         await self.driver.write(lambda tx: gate_notes.gates_done(tx, gates), is_atomic=False)
+
+    async def tasks_of_other_limits(self, limits: frozenset[str]) -> Sequence[str]:
+        """Return the tasks of the first waiting jobs of up to 100 lanes that draw on a limit not in `limits`."""
+        return await self.driver.read(lambda tx: listing.tasks_of_other_limits(tx, limits), "list")
 
     async def gated_jobs(
         self,

@@ -386,6 +386,11 @@ async def gated_jobs(
     return await tx.fetch(_GATED, "gated_jobs", tasks=wanted, gates=gates, limits=limits, after=after, count=count)
 
 
+async def tasks_of_other_limits(tx: Transaction, limits: frozenset[str]) -> list[str]:
+    """As `Store.tasks_of_other_limits`."""
+    return await tx.values("tasks_of_other_limits", limits=sorted(limits))
+
+
 # ------------------------------------------------------------------------------------------------------- queues
 
 

@@ -1156,6 +1156,26 @@ OR EXISTS (
     WHERE state = 'blocked' AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
 )
 
+-- name: tasks_of_other_limits [postgres]
+-- Return the tasks of the first waiting jobs of lanes that draw on a limit that is not in :limits.
+SELECT DISTINCT job.task
+FROM (
+    SELECT id FROM headgate.lane
+    WHERE gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
+        AND EXISTS (SELECT 1 FROM {draws:lane.limits} WHERE NOT draw.limit_name {any:limits text})
+    LIMIT 100
+) AS other
+CROSS JOIN LATERAL (SELECT task FROM headgate.job WHERE lane = other.id AND waiting LIMIT 1) AS job
+
+-- name: tasks_of_other_limits [sqlite]
+SELECT DISTINCT (SELECT task FROM job WHERE lane = other.id AND waiting LIMIT 1) AS task
+FROM (
+    SELECT id FROM lane
+    WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {draws:lane.draws} WHERE NOT draw.limit_name {any:limits text})
+    LIMIT 100
+) AS other
+WHERE task IS NOT NULL
+
 -- name: blockers [postgres]
 -- Return transactions that have been open for long and keep dead rows from being removed, and connections for which
 -- others wait. The server may hide facts about the sessions of other users.

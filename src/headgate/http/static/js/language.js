@@ -40,6 +40,7 @@ const WORDS = [
   "throttled",
   "scheduled",
   "blocked",
+  "undeclared",
   "running",
   "succeeded",
   "failed",

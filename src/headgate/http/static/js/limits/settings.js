@@ -3,7 +3,7 @@
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
-import { link, panel } from "../parts.js";
+import { link, panel, when } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
 
@@ -33,7 +33,8 @@ export function settingsPanel(settings) {
         {
           name: t("Setting"),
           cell: (setting) => [
-            setting.rule && h("span", null, storedRule(setting.rule)),
+            setting.rule && h("span", null, setting.words ?? storedRule(setting.rule)),
+            setting.set_by && h("span", { class: "cell-below faint" }, setting.set_by, setting.set_at && [", ", when(setting.set_at)]),
             setting.tier && t("in tier {tier}", { tier: setting.tier }),
             setting.is_paused && h("span", { class: "badge state-paused" }, t("paused")),
           ],

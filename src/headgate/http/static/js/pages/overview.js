@@ -179,7 +179,7 @@ function tiles(data, history, range) {
       countedAgo(data) ?? t("waiting for a free slot"),
       null,
     ),
-    tile("throttled", t("Throttled"), totals.throttled, jobs({ view: "throttled" }), t("waiting for a limit"), null),
+    tile("throttled", t("Throttled"), totals.throttled, jobs({ view: "throttled" }), countedAgo(data) ?? t("waiting for a limit"), null),
     tile(
       "scheduled",
       t("Scheduled"),

@@ -27,7 +27,7 @@ export const queues = {
     h(
       "p",
       { class: "hint", key: "hint" },
-      t("Lag: how long the oldest ready job has waited for a free slot. If it grows, add workers or slots. Oldest: how long the oldest due job has waited, including the time it waits for its limits."),
+      t("Lag: how long the oldest ready job has waited for a free slot. If it grows, add workers or slots. Undeclared: no running worker declares the task of the job, so start one that does. Oldest: how long the oldest due job has waited, including the time it waits for its limits."),
     ),
   ],
 };
@@ -86,7 +86,7 @@ function queueTable(context) {
 
 /** What the waiting jobs of a queue wait for. @param {any} queue */
 function waitingFor(queue) {
-  const views = ["ready", "throttled", "scheduled", "blocked"].filter((view) => queue[view] > 0);
+  const views = ["ready", "throttled", "scheduled", "blocked", "undeclared"].filter((view) => queue[view] > 0);
   if (!views.length) return null;
   return h(
     "span",
@@ -95,7 +95,7 @@ function waitingFor(queue) {
       at > 0 && " · ",
       h(
         "a",
-        { key: view, href: address(["jobs"], { queue: queue.queue, view }) },
+        { key: view, href: address(["jobs"], view === "undeclared" ? { queue: queue.queue, state: "waiting" } : { queue: queue.queue, view }) },
         `${format.count(queue[view])} ${word(view)}`,
       ),
     ]),

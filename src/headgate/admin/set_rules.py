@@ -1,0 +1,69 @@
+"""Rules that were set at run time: in words, by whom and when, and what the code says instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from headgate.admin.pauses import MOST_CHANGES, last_of, provenance, whose
+from headgate.clock import to_datetime
+from headgate.errors import DeclarationError
+from headgate.jobs.audit import AuditEntry, AuditFilter
+from headgate.jobs.job import Draw
+from headgate.limits.kinds import load_rule
+from headgate.limits.limit import AnyRule
+from headgate.storage.live_rules import LimitSetting, LiveRules
+from headgate.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class SetRule:
+    """A rule that was set for `keys`; `declared` is that of the code, None if this program does not declare the limit.
+
+    `by` and `at` are None if the audit entry has been pruned.
+    """
+
+    rule: str
+    keys: str
+    declared: str | None
+    by: str | None
+    at: datetime | None
+
+    def __str__(self) -> str:
+        code = "" if self.declared is None else f"; the code says {self.declared}"
+        return f"set for {self.keys}{provenance(self.by, self.at)}{code}"
+
+
+class SetRules:
+    """The settings in force at one moment, with who made them; the changes of each limit are read once."""
+
+    def __init__(self, store: Store, live: LiveRules) -> None:
+        self.live = live
+        self._store = store
+        self._changes: dict[str, Sequence[AuditEntry]] = {}
+
+    async def of_bucket(self, draw: Draw, declared: AnyRule | None) -> SetRule | None:
+        """Return the rule that was set for a bucket; None if that of the code is in force."""
+        setting = self.live.setting(draw)
+        return None if setting is None else await self.of(setting, declared)
+
+    async def of(self, setting: LimitSetting, declared: AnyRule | None) -> SetRule | None:
+        """Return the rule of a setting; None if it has none."""
+        if setting.rule is None:
+            return None
+        if setting.limit not in self._changes:
+            changes = AuditFilter(kind="limit", subject=setting.limit, count=MOST_CHANGES)
+            self._changes[setting.limit] = await self._store.audit_log(changes)
+        entry = last_of(self._changes[setting.limit], setting, "set")
+        try:
+            rule = load_rule(setting.rule).describe()
+        except DeclarationError:
+            rule = "a rule that this release cannot read"
+        return SetRule(
+            rule,
+            whose(setting),
+            None if declared is None else declared.describe(),
+            None if entry is None else entry.actor,
+            None if entry is None else to_datetime(entry.at),
+        )
