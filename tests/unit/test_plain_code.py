@@ -18,7 +18,7 @@ from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import client_of
-from tests.until import patient
+from tests.until import patient, until_now
 
 THREAD = "headgate-sync"
 
@@ -163,14 +163,18 @@ async def test_a_thread_beside_an_event_loop_shares_the_app_of_the_loop() -> Non
 
 
 class Breaking(MemoryStorage):
+    is_broken = False
+
     async def claim(self, claim: Claim) -> Claimed:
+        self.is_broken = True
         raise LookupError("a mistake in a part of the node")
 
 
 def test_a_node_that_crashes_in_the_background_is_raised_at_the_end_of_the_block() -> None:
-    app = Headgate(storage=Breaking(SystemClock()))
+    storage = Breaking(SystemClock())
+    app = Headgate(storage=storage)
     with pytest.raises(ExceptionGroup) as crashed, app:
-        assert has_thread()
+        until_now(lambda: storage.is_broken)
     assert "a mistake in a part of the node" in str(crashed.value.exceptions)
 
 
