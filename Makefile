@@ -20,7 +20,9 @@ SEEDS ?= 5000
 # What `make test` runs: the gate runs more (`make ci`), and `make test-nightly` the rest.
 MARKS ?= not slow and not nightly
 PYTEST ?= $(BIN)/python -m pytest
-SEED ?= $(shell date +%s)
+ifndef SEED
+SEED := $(shell date +%s)
+endif
 
 # Bytecode is compiled once, not again in each process that tests start.
 unexport PYTHONDONTWRITEBYTECODE

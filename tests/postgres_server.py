@@ -340,7 +340,7 @@ async def _is_emptied(connection: asyncpg.Connection, schema: str) -> bool:
                 " WHERE relnamespace = to_regnamespace($1) AND relkind = 'S'",
                 f'"{schema}"',
             )
-    except asyncpg.LockNotAvailableError:
+    except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
         return False
     return True
 
