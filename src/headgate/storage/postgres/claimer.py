@@ -282,6 +282,7 @@ class Claimer:
         ]
         due = [lane for lane in snapshot.due if lane.group_id is None]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
+        snapshot.passed = dict(self.low_watermarks.turns)
         self.low_watermarks.record_positions(
             due, opened, snapshot.limit_now, [queue for queue in claim.rooms if PREFIX + queue in claim.rules]
         )

@@ -197,7 +197,7 @@ class ClaimTransaction:
         self._clock = clock
         self._snapshot = snapshot
         self._skipped = skipped
-        self._plan = ClaimPlan(claim, snapshot.now, snapshot.limit_now, live.gates)
+        self._plan = ClaimPlan(claim, snapshot.now, snapshot.limit_now, live.gates, snapshot.passed)
         self._buckets = self._no_buckets(snapshot.limit_now)
         self._shares: Mapping[str, int] = {}
         self._gated_slots = 0

@@ -104,7 +104,7 @@ INSERT INTO turn_group AS known (id, queue, turn, in_line)
 SELECT group_id, queue, @joined_turn, is_ready
 FROM (
     SELECT
-        group_id, queue, is_ready, highest, coalesce(lowest, max(coalesce(highest, 0), :since)) AS lowest,
+        group_id, queue, is_ready, highest, coalesce(lowest, highest, :since) AS lowest,
         (SELECT turn FROM turn_group WHERE turn_group.id = group_id) AS own
     FROM (
         SELECT
@@ -129,15 +129,14 @@ ON CONFLICT (id) DO UPDATE SET
 -- name: add_arrivals [sqlite]
 -- Count jobs in their lanes, which become due or sleep until their earliest delayed job is due. Lanes that become due are
 -- a microsecond apart, so that they keep the order of their jobs; an empty lane waits for nothing. A lane of a fair queue
--- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far,
--- but not below the present time.
+-- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far.
 INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, wakes_at, turn)
 SELECT
     lane, queue, draws, variant, jobs, since, wakes_at, CASE WHEN joins THEN @joined_turn END
 FROM (
     SELECT
         lane, queue, draws, variant, jobs, since, wakes_at, joins, highest,
-        coalesce(lowest, max(coalesce(highest, 0), :since)) AS lowest,
+        coalesce(lowest, highest, :since) AS lowest,
         CASE WHEN joins THEN (SELECT turn FROM lane AS stored WHERE stored.id = joining.lane) END AS own
     FROM (
         SELECT
@@ -214,8 +213,9 @@ CASE WHEN waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
 -- Lanes are locked in the order of their ids. This statement sees the lanes as of its start, and updates the newest
 -- version of each. A lane that another merge inserts at the same time is not among them: its arrivals are stored once
 -- more and left for the next merge. Lanes that become due get places in line in the order in which their jobs arrived. The
--- places are after the last one that was assigned (:after), and not before the present time: claims may have passed
--- those, as low_watermarks.py says. Lanes of fair queues (:fair) are read from the low watermarks of this process.
+-- places are after the last one that was assigned (:after), and just before the present time: claims may have passed
+-- earlier ones, as low_watermarks.py says, and a lane that had its turn goes behind them. Lanes of fair queues (:fair) are
+-- read from the low watermarks of this process.
 -- A snapshot that read this version of a lane (:proven) found no waiting job of a rank below that front that requested no
 -- start time. A job that it did not see has an arrival that was not merged then, and is merged now or later.
 WITH @unsynced,
@@ -242,8 +242,7 @@ summed AS MATERIALIZED (
     GROUP BY lane, queue, draws, variant
 ),
 -- A lane of a fair queue joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the
--- highest turn so far, but not below the present time. A group of lanes joins the line of the queue in this way, and its
--- lanes the line of the group.
+-- highest turn so far. A group of lanes joins the line of the queue in this way, and its lanes the line of the group.
 line AS MATERIALIZED (
     SELECT
         queue, highest,
@@ -265,7 +264,8 @@ line AS MATERIALIZED (
                     LIMIT 1
                 )
             ),
-            greatest(highest, :limit_now::bigint)
+            highest,
+            :limit_now::bigint
         ) AS lowest
     FROM (SELECT DISTINCT queue FROM summed WHERE (is_ready AND is_fair) OR group_id IS NOT NULL) AS joined
     CROSS JOIN LATERAL (
@@ -291,7 +291,8 @@ group_line AS MATERIALIZED (
                 ORDER BY lane.place, since, id
                 LIMIT 1
             ),
-            greatest(highest, :limit_now::bigint)
+            highest,
+            :limit_now::bigint
         ) AS lowest
     FROM (SELECT DISTINCT group_id FROM summed WHERE is_ready AND group_id IS NOT NULL) AS joining
     CROSS JOIN LATERAL (
@@ -322,8 +323,10 @@ grouped AS (
 placed AS MATERIALIZED (
     SELECT
         lane, summed.queue, draws, variant, jobs, wakes_at, rank,
-        CASE WHEN is_ready THEN greatest(since, :after::bigint, :limit_now::bigint) + row_number() OVER (ORDER BY first) END
-            AS since,
+        CASE
+            WHEN is_ready THEN
+                greatest(:after::bigint, :limit_now::bigint - count(*) OVER () - 1) + row_number() OVER (ORDER BY first)
+        END AS since,
         CASE WHEN is_ready AND is_fair THEN @first_turn END AS turn,
         CASE WHEN is_ready AND is_fair THEN lowest + (lowest & 1) END AS lowest
     FROM summed
