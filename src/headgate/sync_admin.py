@@ -105,6 +105,7 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
     audit_newest: Final = Blocking(LimitsAdmin.audit_newest)
     set: Final = Blocking(LimitsAdmin.set)
     set_rule: Final = Blocking(LimitsAdmin.set_rule)
+    set_rules: Final = Blocking(LimitsAdmin.set_rules)
     unset: Final = Blocking(LimitsAdmin.unset)
     assign: Final = Blocking(LimitsAdmin.assign)
     pause: Final = Blocking(LimitsAdmin.pause)
@@ -138,6 +139,7 @@ class SyncAdmin(SyncVerbs[Admin]):
 
     counts: Final = Blocking(Admin.counts)
     nodes: Final = Blocking(Admin.nodes)
+    declared_by_nodes: Final = Blocking(Admin.declared_by_nodes)
     waiting: Final = Blocking(Admin.waiting)
     views: Final = Blocking(Admin.views)
     overview: Final = Blocking(Admin.overview)
