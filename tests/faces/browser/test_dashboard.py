@@ -69,7 +69,10 @@ of_postgres = pytest.mark.parametrize("shop", ["postgres"], indirect=True)
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sqlite", "postgres"])
+# The pages are the same on both databases, and the answers that they show are compared in tests/faces/http.
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.nightly)]
+)
 async def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
     folder = tmp_path_factory.mktemp("shop")
     if request.param == "sqlite":
