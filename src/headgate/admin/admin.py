@@ -265,7 +265,8 @@ class Admin:
     async def checkup(self, *, deep: bool = False) -> Checkup:
         """Return the facts for `headgate doctor`; `headgate.admin.findings.findings_of` evaluates them.
 
-        `deep` also checks whether jobs, lanes and buckets agree, and reads all of them.
+        `deep` also checks whether jobs, nodes, lanes and buckets agree, and indexes with their tables; it reads all of
+        them.
         """
         waiting = await self.waiting()
         return Checkup(
@@ -278,7 +279,8 @@ class Admin:
             overdue=await self.schedules.overdue(),
             blockers=await self.blockers(),
             alerts=await self.alerts(),
-            contradictions=await self._storage.check() if deep else None,
+            contradictions=await self._storage.check(self._registry.rules) if deep else None,
+            indexes=await self._storage.check_indexes() if deep else None,
         )
 
     async def jobs(

@@ -16,7 +16,7 @@ from headgate.clock import Clock
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
-from headgate.storage.facts import StoreFacts
+from headgate.storage.facts import IndexFacts, StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.stored_rows import RowDecoder
 
@@ -191,6 +191,10 @@ class Driver(ABC):
     @abstractmethod
     async def facts(self) -> StoreFacts:
         """As `Store.facts`."""
+
+    @abstractmethod
+    async def check_indexes(self) -> IndexFacts:
+        """As `Store.check_indexes`."""
 
     @abstractmethod
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:

@@ -24,7 +24,7 @@ from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken
 from headgate.storage.enlisting import enlisted
-from headgate.storage.facts import PostgresFacts, StoreFacts, TableFacts
+from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, StoreFacts, TableFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import (
@@ -72,6 +72,9 @@ UNSYNCED = {"synchronous_commit": "off"}
 """Settings of a transaction that may be lost with the server."""
 
 HELD_PAUSE = 0.05
+
+CHECK_INDEX_FOR = 600.0
+"""The most seconds that the check of one index takes."""
 
 LEAST_LENT = 2
 """The fewest connections of a lent pool, without the one that listens: claims must not wait for endings."""
@@ -436,6 +439,28 @@ class PostgresDriver(Driver):
             )
 
         return await self._database.scan(look)
+
+    async def check_indexes(self) -> IndexFacts:
+        """As `Store.check_indexes`, by the extension amcheck, one B-tree after another."""
+        self._require_usable()
+        checks = await self._database.scan(lambda session: session.fetch("index_checks"))
+        found: list[Contradiction] = []
+        if not checks:
+            advice = "CREATE EXTENSION amcheck, as a superuser, in this database"
+            return IndexFacts(unchecked=Contradiction("the extension amcheck is not there", advice))
+        for name, statement in checks:
+            try:
+                await self._database.run_long(statement, CHECK_INDEX_FOR)
+            except StorageUnavailable as error:
+                match error.__cause__:
+                    case asyncpg.InsufficientPrivilegeError():
+                        advice = "run it as a superuser, or let one GRANT EXECUTE on the functions bt_index_check"
+                        return IndexFacts(unchecked=Contradiction("this role may not call bt_index_check", advice))
+                    case asyncpg.IndexCorruptedError() | asyncpg.DataCorruptedError() as damage:
+                        found.append(Contradiction(str(damage), f"REINDEX INDEX CONCURRENTLY {name}"))
+                    case _:
+                        raise
+        return IndexFacts(contradictions=tuple(found))
 
     # ------------------------------------------------------------------------------------------- helpers
 

@@ -28,7 +28,7 @@ from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import Driver, Procedure, ReadKind, Transaction, Wakes, run_to_end
 from headgate.storage.enlisting import enlisted
-from headgate.storage.facts import StoreFacts
+from headgate.storage.facts import IndexFacts, StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import claim_alone
@@ -42,7 +42,7 @@ from headgate.storage.sqlite.call_thread import CallThread
 from headgate.storage.sqlite.checkpointer import Checkpointer
 from headgate.storage.sqlite.dialect import STATEMENTS
 from headgate.storage.sqlite.enlisted import run_in
-from headgate.storage.sqlite.facts import read_facts
+from headgate.storage.sqlite.facts import check_file, read_facts
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.reader import Reader
@@ -432,6 +432,16 @@ class SqliteDriver(Driver):
 
     async def facts(self) -> StoreFacts:
         return await self._read(self._lists, partial(read_facts, self.path, self._synchronous))
+
+    async def check_indexes(self) -> IndexFacts:
+        """As `Store.check_indexes`, on a connection of its own: it reads the whole file, and lists must not wait."""
+        reader = await self._open_reader("check")
+        try:
+            return await reader.run_until(partial(check_file, self.path), lambda: False)
+        except (sqlite3.Error, OSError) as error:
+            raise self._translated(error) from error
+        finally:
+            await reader.close()
 
     async def _search(self, procedure: Procedure[R]) -> R:
         """Search payloads on a connection of its own, because it reads whole tables and lists must not wait."""
