@@ -43,7 +43,7 @@ from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.set_rules import SetRules
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import TimelineEntry, timeline
-from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant
+from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant, require_storable
 from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.engine.large_payloads import LargePayloads
 from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobHeld, JobNotFound
@@ -159,6 +159,7 @@ class Admin:
 
     def by(self, actor: str) -> Self:
         """Return a copy for another actor: `app.admin.by("ada@dashboard").cancel(id)`."""
+        require_storable(actor, "actor")
         other = copy(self)
         other.actor = actor
         other.queues, other.limits, other.schedules = copy(self.queues), copy(self.limits), copy(self.schedules)

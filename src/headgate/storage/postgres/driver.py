@@ -22,7 +22,7 @@ from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import key_of, may_have_duplicates, replaces
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken
+from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken, refusing_unstorable
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, StoreFacts, TableFacts
 from headgate.storage.migrations import Migration
@@ -267,7 +267,7 @@ class PostgresDriver(Driver):
         def work(session: Session) -> Awaitable[R]:
             return procedure(self._tx(session))
 
-        with raising_bad_values() if has_rows else contextlib.nullcontext():
+        with raising_bad_values() if has_rows else refusing_unstorable():
             if changes_job is not None:
                 result = await self._when_free(changes_job, work)
             elif is_atomic:
@@ -284,7 +284,8 @@ class PostgresDriver(Driver):
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
         self._require_usable()
         read: Callable[[Work[R]], Awaitable[R]] = self._reads[kind]
-        return await read(lambda session: procedure(self._tx(session)))
+        with refusing_unstorable():
+            return await read(lambda session: procedure(self._tx(session)))
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         self._require_usable()

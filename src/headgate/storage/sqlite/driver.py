@@ -26,7 +26,7 @@ from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Driver, Procedure, ReadKind, Transaction, Wakes, run_to_end
+from headgate.storage.driver import Driver, Procedure, ReadKind, Transaction, Wakes, refusing_unstorable, run_to_end
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import IndexFacts, StoreFacts
 from headgate.storage.migrations import Migration
@@ -252,8 +252,11 @@ class SqliteDriver(Driver):
 
     # -------------------------------------------------------------------------------------------- writes
 
-    async def write(self, procedure: Procedure[R], *, wakes: Wakes = False, **_unused: Any) -> R:
-        return await self._write(Write(procedure, wakes=wakes))  # type: ignore[no-any-return]
+    async def write(
+        self, procedure: Procedure[R], *, wakes: Wakes = False, has_rows: bool = False, **_unused: Any
+    ) -> R:
+        with contextlib.nullcontext() if has_rows else refusing_unstorable():
+            return await self._write(Write(procedure, wakes=wakes))  # type: ignore[no-any-return]
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         if may_have_duplicates(jobs):
@@ -376,13 +379,10 @@ class SqliteDriver(Driver):
         connection = self._writer
         assert connection is not None
         try:
-            try:
-                # Without savepoints at first: hardly any write fails after it has changed something.
-                results = self._transact(group, partial(run_all, connection, self._transaction_again))
-            except WriteRolledBack:
-                results = self._transact(group, partial(run_each, connection, self._transaction_again))
-        except Exception as error:
-            return [error] * len(group)
+            # Without savepoints at first: hardly any write fails after it has changed something.
+            results = self._transact(group, partial(run_all, connection, self._transaction_again))
+        except WriteRolledBack:
+            results = self._transact(group, partial(run_each, connection, self._transaction_again))
         change = change_of(group, results)
         if change is not None and self._peers is not None:
             # From this thread, so that a node of another process does not wait for this process's event loop.
@@ -423,6 +423,10 @@ class SqliteDriver(Driver):
     # --------------------------------------------------------------------------------------------- reads
 
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
+        with refusing_unstorable():
+            return await self._read_as(procedure, kind)
+
+    async def _read_as(self, procedure: Procedure[R], kind: ReadKind) -> R:
         if kind == "search":
             return await self._searches.run(partial(self._search, procedure))
         if kind == "count":
