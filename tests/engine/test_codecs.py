@@ -240,6 +240,72 @@ def test_a_job_that_a_node_cannot_decode_is_tried_again_and_then_kept_for_a_retr
     run_virtual(main)
 
 
+class Exiting:
+    """A codec that ends the program, as code that was written for a script does."""
+
+    name = "exiting"
+
+    def __init__(self) -> None:
+        self.fails_to: set[str] = set()
+
+    def encode(self, data: bytes) -> bytes:
+        self._exit("encode")
+        return data[::-1]
+
+    def decode(self, data: bytes) -> bytes:
+        self._exit("decode")
+        return data[::-1]
+
+    def _exit(self, verb: str) -> None:
+        if verb in self.fails_to:
+            raise SystemExit(f"cannot {verb}")
+
+
+def test_a_codec_that_raises_system_exit_fails_its_payload_and_not_the_program() -> None:
+    async def main(clock: VirtualClock) -> None:
+        codec = Exiting()
+        app = Headgate(storage=MemoryStorage(clock), clock=clock, codec=codec)
+        pay = declare_pay(app)
+        async with app.open():
+            codec.fails_to = {"encode"}
+            with pytest.raises(PayloadError, match="SystemExit: cannot encode"):
+                await pay.enqueue("acme", "4111")
+            codec.fails_to = set()
+            first = await pay.enqueue("acme", "4111")
+            codec.fails_to = {"decode"}
+            assert len((await app.admin.page()).jobs) == 1
+            async with app:
+                with pytest.raises(JobFailed, match="SystemExit: cannot decode"):
+                    await result_within(first, 3600)
+                codec.fails_to = set()
+                assert await result_within(await pay.enqueue("acme", "4111"), 60) == "acme paid 0 with 4111"
+
+    run_virtual(main)
+
+
+def test_an_upgrade_that_raises_system_exit_fails_its_job_and_not_the_program() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+
+        @old.task(name="pay")
+        async def pay(card: str) -> None: ...
+
+        def leave(stored: dict[str, Any]) -> dict[str, Any]:
+            raise SystemExit("cannot upgrade")
+
+        @new.task(name="pay", upgrade=leave, retry=ONCE)
+        async def pay_more(number: int) -> int:
+            return number
+
+        async with old.open(), new:
+            with pytest.raises(JobFailed, match="SystemExit: cannot upgrade"):
+                await result_within(new.job((await pay.enqueue("4111")).id), 3600)
+            assert await result_within(await pay_more.enqueue(7), 60) == 7
+
+    run_virtual(main)
+
+
 def test_a_job_that_one_node_cannot_decode_runs_on_another_meanwhile() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)

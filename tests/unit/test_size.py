@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 3_000,  # the modules beside the packages
+    "": 3_050,  # the modules beside the packages
     "admin": 5_300,
     "cli": 8_000,
     "contrib": 3_100,
@@ -26,7 +26,7 @@ BUDGETS = {
     "limits": 9_600,
     "observe": 2_400,
     "schedules": 1_800,
-    "storage": 22_400,
+    "storage": 22_750,
     "tasks": 7_000,
     "testing": 1_800,
 }

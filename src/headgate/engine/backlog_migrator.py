@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.enqueuer import require_key
-from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.engine.large_payloads import LargePayloads, call_all
-from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
+from headgate.errors import USER_CODE_ERRORS, FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed, TaskUnknown
 from headgate.jobs.gating import LIMIT_SUBJECT, GateChange, GatedJob, subject_of

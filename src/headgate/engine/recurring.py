@@ -12,11 +12,17 @@ from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.declaration import trigger_of
 from headgate.engine.declarer import Declarer
-from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.max_wait import late_starts, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
-from headgate.errors import HeadgateError, LeaderNotFound, StorageUnavailable, UnknownTask, UnreadableSchedule
+from headgate.errors import (
+    USER_CODE_ERRORS,
+    HeadgateError,
+    LeaderNotFound,
+    StorageUnavailable,
+    UnknownTask,
+    UnreadableSchedule,
+)
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.event import (
     JobEnqueued,

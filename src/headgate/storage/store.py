@@ -31,7 +31,7 @@ from headgate.jobs.report import AttemptReport, LogLine
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.driver import Driver, ReadKind
-from headgate.storage.facts import StoreFacts
+from headgate.storage.facts import Contradiction, IndexFacts, StoreFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
@@ -806,6 +806,13 @@ class Store:
             )
         )
 
+    async def add_missing_nodes(self) -> int:
+        """Add the nodes that running jobs name and that are not there, as dead ones; `recover` takes their jobs back.
+
+        Returns how many.
+        """
+        return await self.driver.write(nodes.add_missing_nodes, is_atomic=False, may_repeat=True)
+
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         """End up to `count` waiting jobs whose `expires_at` or `give_up_at` has passed."""
         return await without_held(
@@ -978,9 +985,16 @@ class Store:
         """Return facts about the store and the machine that it runs on."""
         return await self.driver.facts()
 
-    async def check(self) -> Sequence[str]:
-        """Return a sentence for each contradiction between jobs, lanes and buckets."""
-        return await self.driver.read(upkeep.check, "scan")
+    async def check(self, declared: Mapping[str, AnyRule] | None = None) -> Sequence[Contradiction]:
+        """Return the contradictions between jobs, nodes, lanes and buckets, and rows that do not agree with themselves.
+
+        The states of buckets are read by the rules of their limits: those set at run time, else those `declared`.
+        """
+        return await self.driver.read(lambda tx: upkeep.check(tx, declared or {}), "scan")
+
+    async def check_indexes(self) -> IndexFacts:
+        """Return whether indexes have the rows of their tables; all tables and indexes are read for it."""
+        return await self.driver.check_indexes()
 
 
 def _kind(filter: JobFilter) -> ReadKind:

@@ -417,6 +417,12 @@ class Database:
                 logger.debug("a connection to %s was left without closing: %s", self.name, error)
                 connection.terminate()
 
+    async def run_long(self, statement: str, seconds: float) -> None:
+        """Run a statement without parameters that may take so long, on a connection that is not one of the pool."""
+        async with self.own_connection() as connection:
+            with self._translated():
+                await connection.execute(statement, timeout=seconds)
+
     async def close(self) -> None:
         if self.lent is not None:
             try:

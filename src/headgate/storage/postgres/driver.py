@@ -22,9 +22,9 @@ from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import key_of, may_have_duplicates, replaces
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken
+from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken, refusing_unstorable
 from headgate.storage.enlisting import enlisted
-from headgate.storage.facts import PostgresFacts, StoreFacts, TableFacts
+from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, StoreFacts, TableFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import (
@@ -72,6 +72,9 @@ UNSYNCED = {"synchronous_commit": "off"}
 """Settings of a transaction that may be lost with the server."""
 
 HELD_PAUSE = 0.05
+
+CHECK_INDEX_FOR = 600.0
+"""The most seconds that the check of one index takes."""
 
 LEAST_LENT = 2
 """The fewest connections of a lent pool, without the one that listens: claims must not wait for endings."""
@@ -264,7 +267,7 @@ class PostgresDriver(Driver):
         def work(session: Session) -> Awaitable[R]:
             return procedure(self._tx(session))
 
-        with raising_bad_values() if has_rows else contextlib.nullcontext():
+        with raising_bad_values() if has_rows else refusing_unstorable():
             if changes_job is not None:
                 result = await self._when_free(changes_job, work)
             elif is_atomic:
@@ -281,7 +284,8 @@ class PostgresDriver(Driver):
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
         self._require_usable()
         read: Callable[[Work[R]], Awaitable[R]] = self._reads[kind]
-        return await read(lambda session: procedure(self._tx(session)))
+        with refusing_unstorable():
+            return await read(lambda session: procedure(self._tx(session)))
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         self._require_usable()
@@ -436,6 +440,28 @@ class PostgresDriver(Driver):
             )
 
         return await self._database.scan(look)
+
+    async def check_indexes(self) -> IndexFacts:
+        """As `Store.check_indexes`, by the extension amcheck, one B-tree after another."""
+        self._require_usable()
+        checks = await self._database.scan(lambda session: session.fetch("index_checks"))
+        found: list[Contradiction] = []
+        if not checks:
+            advice = "CREATE EXTENSION amcheck, as a superuser, in this database"
+            return IndexFacts(unchecked=Contradiction("the extension amcheck is not there", advice))
+        for name, statement in checks:
+            try:
+                await self._database.run_long(statement, CHECK_INDEX_FOR)
+            except StorageUnavailable as error:
+                match error.__cause__:
+                    case asyncpg.InsufficientPrivilegeError():
+                        advice = "run it as a superuser, or let one GRANT EXECUTE on the functions bt_index_check"
+                        return IndexFacts(unchecked=Contradiction("this role may not call bt_index_check", advice))
+                    case asyncpg.IndexCorruptedError() | asyncpg.DataCorruptedError() as damage:
+                        found.append(Contradiction(str(damage), f"REINDEX INDEX CONCURRENTLY {name}"))
+                    case _:
+                        raise
+        return IndexFacts(contradictions=tuple(found))
 
     # ------------------------------------------------------------------------------------------- helpers
 

@@ -83,6 +83,14 @@ class _Peer(_Process):
     has_arrived: bool
 
 
+class MissingNode(msgspec.Struct):
+    """A node that running jobs name and that is not there: how many they are, and one of them."""
+
+    id: str
+    jobs: int
+    job: str
+
+
 class _LockedNodeJob(msgspec.Struct):
     gone: Gone | None
 
@@ -92,6 +100,7 @@ DEPLOYS_KEPT = 400 * 86_400 * SECOND
 
 _DEPLOYS = RowDecoder(DeployRecord, "deploy")
 _NODES = RowDecoder(_Node, "node")
+_MISSING = RowDecoder(MissingNode, "node")
 _PEERS = RowDecoder(_Peer, "node")
 _SETTINGS = RowDecoder(NodeSetting, "node")
 _LOCKED = RowDecoder(_LockedNodeJob, "node")
@@ -257,6 +266,21 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
     if gone is not None and not is_removed and not has_changed:
         return None
     return recovered
+
+
+async def missing_nodes(tx: Transaction) -> list[MissingNode]:
+    """Return the nodes that running jobs name and that are not there."""
+    return await tx.fetch(_MISSING, "missing_nodes")
+
+
+async def add_missing_nodes(tx: Transaction) -> int:
+    """As `Store.add_missing_nodes`.
+
+    The invariant: each running job has a node that others watch. Only what is outside of Headgate breaks it, as a node
+    is deleted by the commit that takes back its last job; so this has one mechanism for what it finds, `recover`.
+    """
+    missing = await missing_nodes(tx)
+    return sum([await tx.execute("add_missing_node", id=node.id, now=tx.now) for node in missing])
 
 
 async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str]) -> Recovered:
