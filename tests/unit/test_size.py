@@ -20,7 +20,7 @@ BUDGETS = {
     "admin": 5_300,
     "cli": 8_000,
     "contrib": 3_100,
-    "engine": 10_400,
+    "engine": 10_550,
     "http": 18_500,
     "jobs": 3_600,
     "limits": 9_600,
