@@ -150,6 +150,19 @@ class Amendment(msgspec.Struct, frozen=True, array_like=True):
     is_refused: bool = False
 
 
+class StartMove(msgspec.Struct, frozen=True, array_like=True):
+    """A claimed job that is about to start later than it was charged, with the buckets and the costs of its start.
+
+    It counts from `ahead` microseconds after the instant at which the store moves it.
+    """
+
+    id: str
+    fence: int
+    draws: Sequence[Draw]
+    costs: Sequence[int]
+    ahead: int = 0
+
+
 class NodeSetting(msgspec.Struct, frozen=True):
     """What a node is set to do: at its start, and later by operators.
 

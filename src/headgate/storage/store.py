@@ -84,6 +84,7 @@ from headgate.storage.records import (
     QueueRecord,
     RecordedStart,
     Recovered,
+    StartMove,
     StoredError,
     Ties,
     Upkeep,
@@ -227,6 +228,19 @@ class Store:
         refunds = any(amendment.actual < amendment.cost for amendment in amendments)
         await self.driver.write(
             lambda tx: limits.amend(tx, amendments, rules, self.driver.live), wakes=refunds, has_rows=True
+        )
+
+    async def move_starts(
+        self, node: str, starts: Sequence[StartMove], rules: Mapping[str, AnyRule]
+    ) -> Mapping[tuple[str, int], int]:
+        """Count jobs that the node is about to start from now on, in their buckets and their rows.
+
+        Returns, by id and fence, the limit time at which each counts. Left out and unchanged are jobs that the node no
+        longer owns under that fence, jobs that another transaction has locked, and jobs whose charge may have made room
+        for others by now. A repeated move counts the start once, at the later instant.
+        """
+        return await self.driver.write(
+            lambda tx: limits.move_starts(tx, node, starts, rules, self.driver.live), has_rows=True
         )
 
     async def cancel(

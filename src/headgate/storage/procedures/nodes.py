@@ -286,7 +286,8 @@ async def add_missing_nodes(tx: Transaction) -> int:
 async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str]) -> Recovered:
     """Let the jobs of a node wait again; their attempts are lost if it has died, and do not count if it has left.
 
-    Those that their attempts had completed have succeeded.
+    Those that their attempts had completed have succeeded. Their charges stay where they are: a handler is called at
+    most the tolerated delay after its stored charge (`late_start`), so they count at the latest possible instant.
     """
     found = await lock_all(tx, node, held)
     complete, jobs = [job for job in found if job.is_complete], [job for job in found if not job.is_complete]
