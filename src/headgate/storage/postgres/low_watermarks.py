@@ -8,7 +8,8 @@ the first lane and bucket that it last read.
 **No lane is put in line below a place that a process may have passed.** Whoever puts a lane in line relies on it:
 
 - A low watermark of lanes is below the present limit time, less `SLACK`. A lane without a turn gets the present limit
-  time as its place, whenever its jobs arrived. So does a lane of a fair queue at least, if it joins an empty line.
+  time as its place, whenever its jobs arrived, less a microsecond for each lane that is merged with it. A lane of a
+  fair queue gets at least the present limit time, if it joins an empty line.
 - A lane of a fair queue that joins other lanes gets the lowest turn in line, or a higher one (a new key: one below).
   The lowest turn in line never falls: starts and joins raise it. So the low watermark of a fair queue is the lowest
   turn that was last read, less `SLACK`, and it stays while the line is empty. Each fair queue has its own, because its
