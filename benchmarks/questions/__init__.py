@@ -2,6 +2,7 @@
 
 from benchmarks.question import Question
 from benchmarks.questions import (
+    backlog,
     budget,
     claims,
     costs,
@@ -49,6 +50,10 @@ QUESTIONS: dict[str, Question] = {
         postgres_latency.QUESTION,
         postgres_neighbours.QUESTION,
         claims.QUESTION,
+        backlog.SQLITE,
+        backlog.SQLITE_LONE,
+        backlog.POSTGRES,
+        backlog.POSTGRES_LONE,
         waiting.POSTGRES_DEEP,
         waiting.POSTGRES_WIDE,
         fair.SQLITE,

@@ -8,7 +8,7 @@ the first lane and bucket that it last read.
 **No lane is put in line below a place that a process may have passed.** Whoever puts a lane in line relies on it:
 
 - A low watermark of lanes is below the present limit time, less `SLACK`. A lane without a turn gets the present limit
-  time as its place, whenever its jobs arrived, or the last microseconds before it.
+  time as its place, whenever its jobs arrived, less a microsecond for each lane that is merged with it.
 - A lane of a fair queue that joins other lanes gets the lowest turn in line, or a higher one (a new key: one below).
   If the line is empty, jobs that arrive get the highest turn so far, and a lane that waited for a bucket keeps its
   turn, unless the claim that puts it in line has passed that. So the lowest turn in line does not fall, and the low
