@@ -713,6 +713,20 @@ class Store:
             lambda tx: schedules.overdue_schedules(tx, before, tasks, unable, count), "engine"
         )
 
+    async def schedules_ahead(
+        self,
+        tasks: frozenset[str],
+        *,
+        after: int,
+        unable: frozenset[str] = frozenset(),
+        beyond: str = "",
+        count: int = 100,
+    ) -> Sequence[ScheduleRecord]:
+        """Return schedules of these tasks that were declared or had an occurrence after then, by name, `beyond` one."""
+        return await self.driver.read(
+            lambda tx: schedules.schedules_ahead(tx, after, tasks, unable, beyond, count), "engine"
+        )
+
     async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
         """Add the jobs of occurrences and advance their schedules, in one commit; False for each that has changed.
 
