@@ -168,6 +168,54 @@ def test_a_permit_that_is_held_while_running_is_free_while_its_job_snoozes() -> 
     run_virtual(main)
 
 
+@pytest.mark.parametrize(
+    ("limits", "is_returned"),
+    [
+        ([], True),
+        ([Mutex("order")], True),
+        ([Mutex("order", hold="until_final")], True),
+        ([Mutex("another", hold="until_success")], True),
+        ([Mutex("order", hold="until_success"), Concurrency(5)], False),
+    ],
+)
+@pytest.mark.parametrize("fails_late", [False, True])
+def test_a_deploy_that_removes_a_limit_releases_the_permits_of_failed_jobs(
+    limits: list[Limit], is_returned: bool, fails_late: bool
+) -> None:
+    """Another task waited for such a permit for as long as the failed job was kept."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        seen: list[str] = []
+
+        def release(limits: list[Limit]) -> Headgate:
+            app = Headgate(storage=store, clock=clock, retry=RetryPolicy(retries=0))
+
+            @app.task(name="work", limits=limits)
+            async def work(seconds: float) -> None:
+                await asyncio.sleep(seconds)
+                raise RuntimeError
+
+            @app.task(name="other", limits=[Mutex("order")])
+            async def other() -> None:
+                seen.append("other")
+
+            return app
+
+        before, after = release([Mutex("order", hold="until_success")]), release(limits)
+        async with before:
+            failed = await before.tasks["work"].enqueue(100 if fails_late else 0)
+            await asyncio.sleep(1)
+            await before.tasks["other"].enqueue()
+            async with after:
+                await asyncio.sleep(200)
+                assert (await failed.status()).state is JobState.FAILED
+                assert seen == (["other"] if is_returned else [])
+                assert await store.check() == []
+
+    run_virtual(main)
+
+
 def test_a_permit_held_until_success_is_kept_after_a_failure_until_a_reset() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
