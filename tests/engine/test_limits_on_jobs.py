@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -509,6 +510,37 @@ def test_on_limit_applies_again_to_a_retry_without_budget() -> None:
             with pytest.raises(JobFailed, match="LimitRejected"):
                 await job.result()
             assert clock.monotonic() - began < 5 * SECOND
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("rule", [StrictRate, RateLimit, FixedWindow, SlidingWindow])
+def test_a_job_whose_limit_opens_exactly_at_the_end_of_its_max_wait_runs(rule: Any) -> None:
+    """Such a job was accepted by the prediction, and then failed by the claim, which comes no earlier."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        options = {"burst": 1} if rule is RateLimit else {"margin": 0} if rule is StrictRate else {}
+        starts: list[float] = []
+
+        for name, max_wait in (("enough", 60), ("short", 59.99)):
+
+            @app.task(name=name, limits=[rule("1/m", name=name, max_wait=max_wait, **options)])
+            async def work() -> None:
+                starts.append(clock.monotonic() / SECOND)
+
+        async with app:
+            # The windows of a fixed window begin at full minutes.
+            await asyncio.sleep(60 - clock.now() / SECOND % 60)
+            starts.clear()
+            first, second = await app.tasks["enough"].enqueue_many([(), ()])
+            _, refused = await app.tasks["short"].enqueue_many([(), ()])
+            assert (await refused.status()).state is JobState.FAILED
+            with pytest.raises(JobFailed, match=r"longer than its max_wait of 59.99 s"):
+                await refused.result()
+            await second.result()
+            assert (await first.status()).state is JobState.SUCCEEDED
+            assert starts[-1] - starts[0] == pytest.approx(60, abs=0.5)
 
     run_virtual(main)
 
