@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -164,6 +165,54 @@ def test_a_permit_that_is_held_while_running_is_free_while_its_job_snoozes() -> 
             await work.enqueue("second")
             await asyncio.sleep(200)
         assert seen == [("first", 1, 0), ("second", 1, 0), ("first", 1, 60)]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_returned"),
+    [
+        ([], True),
+        ([Mutex("order")], True),
+        ([Mutex("order", hold="until_final")], True),
+        ([Mutex("another", hold="until_success")], True),
+        ([Mutex("order", hold="until_success"), Concurrency(5)], False),
+    ],
+)
+@pytest.mark.parametrize("fails_late", [False, True])
+def test_a_deploy_that_removes_a_limit_releases_the_permits_of_failed_jobs(
+    limits: list[Limit], is_returned: bool, fails_late: bool
+) -> None:
+    """Another task waited for such a permit for as long as the failed job was kept."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        seen: list[str] = []
+
+        def release(limits: list[Limit]) -> Headgate:
+            app = Headgate(storage=store, clock=clock, retry=RetryPolicy(retries=0))
+
+            @app.task(name="work", limits=limits)
+            async def work(seconds: float) -> None:
+                await asyncio.sleep(seconds)
+                raise RuntimeError
+
+            @app.task(name="other", limits=[Mutex("order")])
+            async def other() -> None:
+                seen.append("other")
+
+            return app
+
+        before, after = release([Mutex("order", hold="until_success")]), release(limits)
+        async with before:
+            failed = await before.tasks["work"].enqueue(100 if fails_late else 0)
+            await asyncio.sleep(1)
+            await before.tasks["other"].enqueue()
+            async with after:
+                await asyncio.sleep(200)
+                assert (await failed.status()).state is JobState.FAILED
+                assert seen == (["other"] if is_returned else [])
+                assert await store.check() == []
 
     run_virtual(main)
 
@@ -461,6 +510,37 @@ def test_on_limit_applies_again_to_a_retry_without_budget() -> None:
             with pytest.raises(JobFailed, match="LimitRejected"):
                 await job.result()
             assert clock.monotonic() - began < 5 * SECOND
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("rule", [StrictRate, RateLimit, FixedWindow, SlidingWindow])
+def test_a_job_whose_limit_opens_exactly_at_the_end_of_its_max_wait_runs(rule: Any) -> None:
+    """Such a job was accepted by the prediction, and then failed by the claim, which comes no earlier."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        options = {"burst": 1} if rule is RateLimit else {"margin": 0} if rule is StrictRate else {}
+        starts: list[float] = []
+
+        for name, max_wait in (("enough", 60), ("short", 59.99)):
+
+            @app.task(name=name, limits=[rule("1/m", name=name, max_wait=max_wait, **options)])
+            async def work() -> None:
+                starts.append(clock.monotonic() / SECOND)
+
+        async with app:
+            # The windows of a fixed window begin at full minutes.
+            await asyncio.sleep(60 - clock.now() / SECOND % 60)
+            starts.clear()
+            first, second = await app.tasks["enough"].enqueue_many([(), ()])
+            _, refused = await app.tasks["short"].enqueue_many([(), ()])
+            assert (await refused.status()).state is JobState.FAILED
+            with pytest.raises(JobFailed, match=r"longer than its max_wait of 59.99 s"):
+                await refused.result()
+            await second.result()
+            assert (await first.status()).state is JobState.SUCCEEDED
+            assert starts[-1] - starts[0] == pytest.approx(60, abs=0.5)
 
     run_virtual(main)
 

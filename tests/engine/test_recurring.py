@@ -800,6 +800,56 @@ def test_clocks_that_step_back_double_nothing_and_clocks_that_step_forward_miss_
     run_virtual(main)
 
 
+@pytest.mark.parametrize("ahead", [7200, 365 * 86400])
+@pytest.mark.parametrize("trigger", [Every(minutes=10), Cron("*/10 * * * *")])
+def test_a_clock_that_jumps_ahead_and_back_silences_no_schedule(ahead: int, trigger: Any) -> None:
+    """Its next occurrence was at the wrong date, maybe in years."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(trigger)
+        async def pull() -> None:
+            journal.note()
+
+        @app.task
+        async def push() -> None: ...
+
+        async with app:
+            by_operator = await push.schedule("by operator", trigger).enqueue()
+            await asyncio.sleep(1300)
+            clock.step_wall(ahead)
+            await asyncio.sleep(30)
+            clock.step_wall(-ahead)
+            runs = (await by_operator.status()).runs
+            journal.starts.clear()
+            await asyncio.sleep(1800)
+            assert len(journal.starts) == 3
+            assert (await by_operator.status()).runs == runs + 3
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("first", ["after", "now", at(300)])
+def test_a_schedule_that_was_declared_while_the_clock_was_ahead_begins_when_it_is_right(first: Any) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=10), first=first, max_runs=4)
+        async def pull() -> None:
+            journal.note()
+
+        clock.step_wall(365 * 86400)
+        async with app:
+            await asyncio.sleep(1)
+            clock.step_wall(-365 * 86400)
+            journal.starts.clear()
+            await asyncio.sleep(1300)
+            assert len(journal.starts) in (2, 3)
+
+    run_virtual(main)
+
+
 def test_a_lost_write_of_the_advance_cannot_stop_the_series() -> None:
     """Where the run and the advance are two writes, a store that fails between them ends the series for good."""
 

@@ -25,8 +25,8 @@ BUDGETS = {
     "jobs": 3_600,
     "limits": 9_600,
     "observe": 2_400,
-    "schedules": 1_800,
-    "storage": 22_800,
+    "schedules": 1_900,
+    "storage": 23_000,
     "tasks": 7_000,
     "testing": 1_800,
 }

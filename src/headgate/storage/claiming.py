@@ -579,7 +579,7 @@ class ClaimPlan:
             assert closed is not None
             assert visit.view is not None
             opens_at = self._in_wall_time(visit.view.opens_at)
-            yield head, head.terms.rejected_as(head.attempt), rejection_error(closed.draw, opens_at, 0)
+            yield head, head.terms.rejected_as(head.attempt), rejection_error(closed.draw, opens_at, None)
         if visit.view is not None and visit.view.failed is not None:
             # A limit was lowered below the cost of a job, so the job would wait for ever.
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)

@@ -645,6 +645,19 @@ class Store:
             lambda tx: listing.gated_jobs(tx, tasks, unknown_to, other_than, ids, after, count), kind
         )
 
+    async def failed_holders(
+        self, tasks: frozenset[str], *, other_than: KnownGates, after: str = "", count: int = 100
+    ) -> Sequence[GatedJob]:
+        """Return failed jobs of these tasks that hold permits and carry other gates than these, by id."""
+        return await self.driver.read(lambda tx: listing.failed_holders(tx, tasks, other_than, after, count), "list")
+
+    async def release_failed(self, jobs: Sequence[GateChange]) -> int:
+        """Release the permits that failed jobs would not keep under their new draws and terms; return of how many.
+
+        The jobs themselves stay as they are.
+        """
+        return await self.driver.write(lambda tx: waiting.release_failed(tx, jobs), wakes=True, is_atomic=False)
+
     async def change_gates(self, jobs: Sequence[GateChange]) -> int:
         """Move jobs that are still waiting to the lanes of their new draws. Returns how many were moved.
 
@@ -725,6 +738,20 @@ class Store:
         """Return schedules due before then and not paused, of other tasks than these or in `unable`."""
         return await self.driver.read(
             lambda tx: schedules.overdue_schedules(tx, before, tasks, unable, count), "engine"
+        )
+
+    async def schedules_ahead(
+        self,
+        tasks: frozenset[str],
+        *,
+        after: int,
+        unable: frozenset[str] = frozenset(),
+        beyond: str = "",
+        count: int = 100,
+    ) -> Sequence[ScheduleRecord]:
+        """Return schedules of these tasks that were declared or had an occurrence after then, by name, `beyond` one."""
+        return await self.driver.read(
+            lambda tx: schedules.schedules_ahead(tx, after, tasks, unable, beyond, count), "engine"
         )
 
     async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:

@@ -386,6 +386,14 @@ async def gated_jobs(
     return await tx.fetch(_GATED, "gated_jobs", tasks=wanted, gates=gates, limits=limits, after=after, count=count)
 
 
+async def failed_holders(
+    tx: Transaction, tasks: frozenset[str], other_than: KnownGates, after: str, count: int
+) -> list[GatedJob]:
+    """As `Store.failed_holders`."""
+    asked = {"tasks": sorted(tasks), "gates": sorted(other_than), "after": after, "count": count}
+    return await tx.fetch(_GATED, "failed_holders", **asked)
+
+
 async def tasks_of_other_limits(tx: Transaction, limits: frozenset[str]) -> list[str]:
     """As `Store.tasks_of_other_limits`."""
     return await tx.values("tasks_of_other_limits", limits=sorted(limits))

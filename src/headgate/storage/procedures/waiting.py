@@ -361,6 +361,22 @@ async def _change_gate(tx: Transaction, job: GateChange) -> bool:
     return True
 
 
+async def release_failed(tx: Transaction, jobs: Sequence[GateChange]) -> int:
+    """As `Store.release_failed`; with several writers, each job has a transaction."""
+    count = 0
+    for job in jobs:
+        async with tx.atomic():
+            found = await _locked(tx, job.id, waits=False)
+            if found is None or found.state is not JobState.FAILED or found.draws != job.before:
+                continue
+            held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
+            lasting = NO_DRAWS if job.terms is None else job.terms.kept(job.terms.permits, JobState.FAILED)
+            kept = held.intersection(chosen(job.draws, lasting))
+            gone = difference(found.held, draws_where(draw in kept for draw in found.draws))
+            count += bool(await return_permits(tx, found.gives(gone)))
+    return count
+
+
 async def release_idle(tx: Transaction, draw: Draw) -> int:
     """Take the permits of a bucket from jobs that are not running. Returns how many permits others hold."""
     rows = await lock_buckets(tx, [draw])

@@ -1127,6 +1127,13 @@ WHERE id > :after AND (waiting OR state = 'blocked') AND task {any:tasks text} A
 ORDER BY id
 LIMIT :count
 
+-- name: failed_holders
+-- Return failed jobs of these tasks that hold permits and carry other gates than these, by id.
+@gated_job
+WHERE held <> 0 AND id > :after AND state = 'failed' AND {no index}task {any:tasks text} AND NOT gate {any:gates text}
+ORDER BY id
+LIMIT :count
+
 -- name: gated_jobs_by_id
 -- Return those of these jobs that are waiting and of these tasks, by id.
 @gated_job
