@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from headgate import FixedWindow, Headgate, JobState, RateLimit, RateLimited, RetryPolicy, StrictRate, current_job
+from headgate.admin import LimitSummary
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
@@ -291,6 +292,13 @@ def test_starts_without_a_limit_whose_store_is_away_are_counted() -> None:
             assert (decided("api", "unlimited"), decided("api", "granted")) == (20, 5)
             assert (await app.admin.history.limit("api")).unlimited == 20
             assert (await app.admin.history.limit("own")).unlimited == 0
+            assert list(await app.admin.limits.summary("own", "api")) == [
+                LimitSummary("api", keys=1, is_exact=True, unlimited=20),
+                LimitSummary("own", keys=1, is_exact=True, unlimited=0),
+            ]
+            await asyncio.sleep(86_400)
+            (api,) = await app.admin.limits.summary("api")
+            assert api.unlimited == 0
 
     run_virtual(main)
 

@@ -26,7 +26,7 @@ BUDGETS = {
     "limits": 9_600,
     "observe": 2_400,
     "schedules": 1_800,
-    "storage": 22_400,
+    "storage": 22_500,
     "tasks": 7_000,
     "testing": 1_800,
 }
