@@ -99,6 +99,7 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
     throttled: Final = Blocking(LimitsAdmin.throttled)
     map: Final = Blocking(LimitsAdmin.map)
     totals: Final = Blocking(LimitsAdmin.totals)
+    summary: Final = Blocking(LimitsAdmin.summary)
     paused: Final = Blocking(LimitsAdmin.paused)
     settings: Final = Blocking(LimitsAdmin.settings)
     audit: Final = Blocking(LimitsAdmin.audit)

@@ -28,7 +28,7 @@ from headgate.tasks.task import Task
 from headgate.testing.virtual_time import START, VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import FAULTY, Faults, FaultyStorage, History
 from tests.engine.shard import KeyInTransit, KeyMoved, Place, Shard, hash_home, key_of
-from tests.internals import bus_of, new_node
+from tests.internals import app_on, bus_of, new_node
 
 T = TypeVar("T")
 
@@ -335,8 +335,8 @@ class ShardSimulation:
         return ShardConnection(name, shard, self.faults, self.random, self.history, stalls=stalls)
 
     def app(self, name: str, shard: str, storage: Any) -> tuple[Headgate, dict[str, Task[..., None]]]:
-        app = Headgate(
-            storage=storage,
+        app = app_on(
+            storage,
             clock=self.shards[shard].clock,
             random=Random(self.random.random()),
             retry=RetryPolicy(retries=2, base=1),

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from headgate import Headgate
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeLost, StorageFailed
@@ -14,7 +13,7 @@ from headgate.jobs.gating import Gates
 from headgate.storage.records import Claim, Dropped, Room
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import store_of, writer_of
+from tests.internals import app_on, store_of, writer_of
 from tests.until import result_within
 
 
@@ -58,7 +57,7 @@ def test_old_history_is_deleted_although_no_job_can_expire() -> None:
     """The fault: one late job that was locked for long kept all that was old, for as long."""
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=UnexpirableStorage(clock), clock=clock, retention=5)
+        app = app_on(UnexpirableStorage(clock), clock=clock, retention=5)
         failures: list[Any] = []
         app.subscribe(failures.append, StorageFailed)
 

@@ -28,6 +28,7 @@ from headgate.storage.records import Claim, Claimed, StartMove
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.test_promises import counted
+from tests.internals import app_on
 
 LATEST = SECOND // 100
 """Half of the margin of a strict rate: how long after its charge a start may happen (µs)."""
@@ -78,7 +79,7 @@ def test_starts_measured_in_the_handler_hold_a_strict_limit_however_slow_the_sto
         store = SlowStore(clock)
         store.longest = 2.0
         store.fails = 3
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         starts: list[int] = []
 
         @app.task(limits=[StrictRate("5/10s", key="{tenant}")])
@@ -116,7 +117,7 @@ def test_starts_measured_in_the_handler_hold_a_limit_without_a_margin_however_la
         store = SlowStore(clock)
         store.longest = longest
         # One node waits for its reply while the others claim.
-        apps = [Headgate(storage=store, clock=clock) for _ in range(3)]
+        apps = [app_on(store, clock=clock) for _ in range(3)]
         starts: list[int] = []
         for app in apps:
             app.limit("calls", limit)
@@ -142,7 +143,7 @@ def test_starts_that_are_a_little_late_write_nothing_more(limit: Limit) -> None:
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         store.longest = 0.99 * TOLERATED / SECOND if not limit.rule.margin else 0.009
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task(limits=[limit])
         async def call(tenant: str) -> None: ...
@@ -158,7 +159,7 @@ def test_starts_that_are_a_little_late_write_nothing_more(limit: Limit) -> None:
 def test_a_job_charged_half_a_window_ago_is_returned_without_spending_an_attempt() -> None:
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         starts: list[tuple[int, int]] = []
 
         @app.task(limits=[StrictRate("3/10s", key="{tenant}")], retry=RetryPolicy(retries=0))
@@ -181,7 +182,7 @@ def test_on_time_starts_write_nothing_more() -> None:
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         store.longest = 0.009
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task(limits=[StrictRate("5/10s", key="{tenant}")])
         async def call(tenant: str) -> None: ...

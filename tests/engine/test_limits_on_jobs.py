@@ -42,7 +42,7 @@ from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import FailingLeaveStorage
-from tests.internals import new_node
+from tests.internals import app_on, new_node
 from tests.until import result_within
 
 ONCE = RetryPolicy(retries=1, base=1, jitter=False)
@@ -284,7 +284,7 @@ def test_a_crashed_holders_permit_returns_with_its_lease() -> None:
         ran: list[tuple[str, str]] = []
 
         def app(name: str) -> Headgate:
-            made = Headgate(storage=store, clock=clock, lease=30, heartbeat=5)
+            made = app_on(store, clock=clock, lease=30, heartbeat=5)
 
             @made.task(name="work", limits=[Mutex("resource")])
             async def work(job: str) -> None:
@@ -1020,7 +1020,7 @@ def test_enqueue_predicts_a_start_on_request() -> None:
 def test_explain_says_what_a_job_waits_for_if_it_is_not_a_limit() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(storage=store, clock=clock, concurrency=1)
+        app = app_on(store, clock=clock, concurrency=1)
 
         @app.task
         async def work(seconds: float) -> None:
@@ -1200,7 +1200,7 @@ def test_a_deploy_that_changes_limits_or_keys_moves_the_backlog_and_an_old_worke
         started: Counter[tuple[str, str]] = Counter()
 
         def release(name: str, *limits: Limit) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.task(name="call", limits=limits)
             async def call(tenant: str, region: str) -> None:
@@ -1244,7 +1244,7 @@ def test_a_rollback_takes_the_backlog_back_once_the_newer_release_is_gone(surviv
         started: Counter[str] = Counter()
 
         def release(name: str, *limits: Limit) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.task(name="call", limits=limits)
             async def call(tenant: str) -> None:
@@ -1281,7 +1281,7 @@ def test_a_waiting_job_whose_current_cost_cannot_be_computed_is_not_started() ->
         received: list[Event] = []
 
         def release(cost: int | Callable[[dict[str, int]], int]) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
             app.subscribe(received.append, JobNotMigrated)
 
             @app.task(name="ask", limits=[StrictRate("10/h", name="tokens", cost=cost)])

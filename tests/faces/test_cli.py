@@ -541,7 +541,7 @@ class BlockedStorage(SqliteStorage):
         return [Blocker("long transaction", 4711, self.now() - 600 * SECOND, "reports: SELECT 1")]
 
 
-app = Headgate(storage=BlockedStorage("jobs.db", SystemClock()))
+app = app_on(BlockedStorage("jobs.db", SystemClock()))
 """
 
 

@@ -42,7 +42,7 @@ class UncountableStorage(MemoryStorage):
         return await super().counts(finals=finals)
 
 
-app = Headgate(storage=UncountableStorage(SystemClock()))
+app = app_on(UncountableStorage(SystemClock()))
 """
 
 Make = Callable[[str], str]

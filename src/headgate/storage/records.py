@@ -459,6 +459,14 @@ class WaitingByLimit(msgspec.Struct, frozen=True):
     is_exact: bool
 
 
+class LimitFigures(msgspec.Struct, frozen=True, array_like=True):
+    """How many keys of a limit have a stored state, and how many starts since an instant were not charged to it."""
+
+    limit: str
+    keys: int
+    unlimited: int
+
+
 class TiedJob(msgspec.Struct, frozen=True):
     """A job or a batch before or after a job; a batch has no task.
 

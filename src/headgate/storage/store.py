@@ -77,6 +77,7 @@ from headgate.storage.records import (
     JobGraph,
     JobName,
     JobPage,
+    LimitFigures,
     NodeRecord,
     NodeSetting,
     QueueCounts,
@@ -544,6 +545,13 @@ class Store:
     async def keys_by_limit(self) -> Mapping[str, int]:
         """Return how many keys of each limit have a stored state; limits without are left out. It reads all of them."""
         return await self.driver.read(listing.keys_by_limit, "scan")
+
+    async def limit_figures(self, limits: Sequence[str], *, step: int, since: int, most: int) -> Sequence[LimitFigures]:
+        """Return figures of these limits, by name: their keys, counted to `most`, and what was not charged since then.
+
+        `since` is the beginning of a step of `step` seconds of the history.
+        """
+        return await self.driver.read(lambda tx: listing.limit_figures(tx, limits, step, since, most), "scan")
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
         """Store starts that were fetched from another store, in place of earlier ones, and wake the lanes behind."""

@@ -190,6 +190,7 @@ async def test_the_card_of_a_limit_counts_all_jobs_that_wait_for_it_whatever_the
             await visit.go(where)
             card = visit.page.locator("a.card").filter(has_text=re.compile("1 per h"))
             await expect(card).to_contain_text(f"{totals.waiting[LIMIT]} jobs waiting")
+            await expect(card).to_contain_text(re.compile(r", \d+ keys?$"))
         await expect(visit.page.get_by_text("No matching keys")).to_be_visible()
 
 

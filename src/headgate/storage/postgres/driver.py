@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from headgate.clock import SECOND, Clock, sleep
-from headgate.errors import ForkedConnection, JobHeld, StorageUnavailable
+from headgate.errors import DeclarationError, ForkedConnection, JobHeld, StorageUnavailable
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
@@ -36,13 +36,14 @@ from headgate.storage.postgres.database import (
     executor_of,
     opened,
     raising_bad_values,
+    split_schema,
 )
 from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, require_same_place, session_of
 from headgate.storage.postgres.held_transaction import held_transaction
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
-from headgate.storage.postgres.schema import create, drop, require_migrated
+from headgate.storage.postgres.schema import DEFAULT_SCHEMA, create, drop, require_migrated
 from headgate.storage.postgres.schema import migrate as make_current
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.silent_clients import SilentClients
@@ -100,10 +101,15 @@ class PostgresDriver(Driver):
     ) -> None:
         super().__init__(clock)
         self.live: CachedRules = CachedRules()
-        self.schema = checked_schema(schema)
-        self._database = Database(checked_url(url), self.schema, clock, size=connections, pool=pool)
+        address, named = split_schema(checked_url(url))
+        if named is not None and schema not in (named, DEFAULT_SCHEMA):
+            raise DeclarationError(
+                f"the URL names schema={named!r}, and schema= or HEADGATE_SCHEMA names {schema!r}; name it once"
+            )
+        self.schema = checked_schema(schema if named is None else named)
+        self._database = Database(address, self.schema, clock, size=connections, pool=pool)
         self._pool = pool
-        self._listen_url = None if listen_url is None else checked_url(listen_url)
+        self._listen_url = None if listen_url is None else split_schema(checked_url(listen_url))[0]
         self._is_watched = is_watched
         self._connections = connections
         self._time: StoreTime = OwnTime(clock) if own_time else ServerTime(clock)

@@ -33,6 +33,7 @@ from headgate.storage.records import (
     JobName,
     JobPage,
     KeyWaiting,
+    LimitFigures,
     LimitWaiting,
     QueueCounts,
     QueuePosition,
@@ -134,6 +135,7 @@ _QUEUES = RowDecoder(QueueRecord, "queue")
 _PAUSED = RowDecoder(_PausedQueue, "queue")
 _BLOCKERS = RowDecoder(Blocker, "blocker", kind="blocks")
 _LIMITS_WAITING = RowDecoder(LimitWaiting, "limit")
+_LIMIT_FIGURES = RowDecoder(LimitFigures, "limit")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0])
 _POSITIONS = RowDecoder(_QueuePosition, "job")
 _LANE_JOBS = RowDecoder(_LaneJobs, "lane", draws=UNREADABLE_DRAWS)
@@ -517,6 +519,12 @@ async def waiting_by_limit(tx: Transaction) -> WaitingByLimit:
 async def keys_by_limit(tx: Transaction) -> dict[str, int]:
     """As `Store.keys_by_limit`."""
     return {row.limit: row.jobs for row in await tx.fetch(_LIMITS_WAITING, "keys_by_limit")}
+
+
+async def limit_figures(tx: Transaction, limits: Sequence[str], step: int, since: int, most: int) -> list[LimitFigures]:
+    """As `Store.limit_figures`."""
+    wanted = [(limit, since) for limit in limits]
+    return await tx.fetch(_LIMIT_FIGURES, "limit_figures", wanted=wanted, step=step, most=most)
 
 
 async def _buckets_by_waiting(

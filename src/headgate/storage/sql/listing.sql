@@ -989,6 +989,19 @@ FROM headgate.bucket
 GROUP BY limit_name
 ORDER BY limit_name
 
+-- name: limit_figures
+-- Return how many keys of each of these limits have a bucket, counted to :most, and how many starts since then were not
+-- charged to it.
+SELECT
+    limit_name AS "limit",
+    (SELECT count(*) FROM (SELECT 1 FROM headgate.bucket WHERE bucket.limit_name = wanted.limit_name LIMIT :most) AS found) AS keys,
+    (
+        SELECT coalesce(sum(unlimited), 0)::bigint FROM headgate.limit_history
+        WHERE step = :step::integer AND limit_history.limit_name = wanted.limit_name AND of_all AND key = '' AND at >= since
+    ) AS unlimited
+FROM {rows:wanted(limit_name text, since bigint)}
+ORDER BY limit_name
+
 -- name: buckets_by_name
 -- Return buckets by limit and key, from one name to another; with :idle, those that no lane waits behind.
 SELECT @bucket_record
