@@ -231,10 +231,6 @@ class LeaderNotSucceeded(HeadgateError):
     """Why a job was cancelled: the job or batch that it follows did not succeed."""
 
 
-class LeaderSucceeded(HeadgateError):
-    """Why a job was cancelled: it runs only if the job or batch that it follows does not succeed."""
-
-
 class ResultUnavailable(HeadgateError):
     """An argument is the result of a job that did not succeed, has been pruned, or keeps no result; the job fails."""
 
@@ -273,6 +269,15 @@ class JobCancelled(HeadgateError):
 
     def __init__(self, job_id: str, reason: str | None = None) -> None:
         super().__init__(f"job {job_id} was cancelled" + ("" if reason is None else f": {reason}"))
+        self.job_id = job_id
+        self.reason = reason
+
+
+class JobSkipped(HeadgateError):
+    """`job.result()` of a job that was skipped: it was not needed. `reason` names what it follows."""
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(f"job {job_id} was skipped: {reason}")
         self.job_id = job_id
         self.reason = reason
 

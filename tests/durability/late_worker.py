@@ -20,7 +20,7 @@ PER = 8
 
 
 def make_app(options: dict[str, Any]) -> Headgate:
-    app = Headgate(storage=store(options), heartbeat=0.25, lease=4)
+    app = app_on(store(options), heartbeat=0.25, lease=4)
 
     @app.around_attempt
     async def delay(attempt: Any, call: Callable[[], Awaitable[Any]]) -> Any:

@@ -260,7 +260,7 @@ class Exiting:
 def test_a_codec_that_raises_system_exit_fails_its_payload_and_not_the_program() -> None:
     async def main(clock: VirtualClock) -> None:
         codec = Exiting()
-        app = Headgate(storage=MemoryStorage(clock), clock=clock, codec=codec)
+        app = app_on(MemoryStorage(clock), clock=clock, codec=codec)
         pay = declare_pay(app)
         async with app.open():
             codec.fails_to = {"encode"}
@@ -282,7 +282,7 @@ def test_a_codec_that_raises_system_exit_fails_its_payload_and_not_the_program()
 def test_an_upgrade_that_raises_system_exit_fails_its_job_and_not_the_program() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        old, new = app_on(store, clock=clock), app_on(store, clock=clock)
 
         @old.task(name="pay")
         async def pay(card: str) -> None: ...

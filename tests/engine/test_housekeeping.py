@@ -29,7 +29,7 @@ def test_a_job_of_a_node_that_does_not_exist_runs_within_a_minute() -> None:
 
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         lost: list[Any] = []
         app.subscribe(lost.append, NodeLost)
 

@@ -203,7 +203,7 @@ def test_a_late_start_is_stored_before_its_handler_is_called(kind: str, slow_mov
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         store.next_delay, store.slow_moves = 8.0, slow_moves
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         app.limit("api", StrictRate(3, per=20))
         called: list[int] = []
 
@@ -253,7 +253,7 @@ def test_a_late_start_is_moved_once_whether_the_reply_of_the_store_is_lost_or_no
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         store.next_delay, store.lost_replies = 4.0, 2
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         app.limit("api", StrictRate(3, per=20))
         called: list[int] = []
 
@@ -279,7 +279,7 @@ def test_a_charge_of_which_it_is_unknown_whether_it_was_moved_stays_when_its_job
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         store.next_delay, store.lost_replies = 4.0, MOVES
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         app.limit("api", FixedWindow(3, per=60))
         attempts: list[int] = []
 
@@ -303,7 +303,7 @@ def test_a_slow_store_spends_no_timeout_of_a_job_that_starts_late() -> None:
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         store.next_delay, store.slow_moves = 1.0, 3.0
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         attempts: list[int] = []
 
         @app.task(limits=[StrictRate("5/10s")], timeout=2, retry=RetryPolicy(retries=0))
@@ -322,7 +322,7 @@ def test_a_late_start_that_its_users_cancel_meanwhile_does_not_happen() -> None:
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         store.next_delay, store.slow_moves = 1.0, 3.0
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         called: list[int] = []
 
         @app.task(limits=[StrictRate("5/10s")])
@@ -344,7 +344,7 @@ def test_a_start_whose_charge_cannot_be_moved_is_returned_without_spending_an_at
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         store.next_delay, store.fails = 1.0, MOVES
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         attempts: list[int] = []
 
         @app.task(limits=[StrictRate("5/10s")])

@@ -190,7 +190,7 @@ def test_a_deploy_that_removes_a_limit_releases_the_permits_of_failed_jobs(
         seen: list[str] = []
 
         def release(limits: list[Limit]) -> Headgate:
-            app = Headgate(storage=store, clock=clock, retry=RetryPolicy(retries=0))
+            app = app_on(store, clock=clock, retry=RetryPolicy(retries=0))
 
             @app.task(name="work", limits=limits)
             async def work(seconds: float) -> None:

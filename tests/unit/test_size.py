@@ -17,7 +17,7 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 3_100,  # the modules beside the packages
-    "admin": 5_300,
+    "admin": 5_400,
     "cli": 8_000,
     "contrib": 3_100,
     "engine": 10_600,
@@ -26,7 +26,7 @@ BUDGETS = {
     "limits": 9_600,
     "observe": 2_400,
     "schedules": 1_900,
-    "storage": 23_000,
+    "storage": 23_100,
     "tasks": 7_000,
     "testing": 1_800,
 }

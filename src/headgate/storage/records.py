@@ -260,6 +260,7 @@ class QueueCounts(msgspec.Struct, frozen=True, array_like=True):
     succeeded: int
     failed: int
     cancelled: int
+    skipped: int = 0
 
 
 class QueueRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -366,7 +367,7 @@ JobView = Literal["scheduled", "throttled", "ready", "blocked"]
 CountedView = Literal["scheduled", "throttled", "ready", "blocked", "running"]
 """The same for counts, which may include running jobs."""
 
-FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+FINAL_STATES = frozenset(state for state in JobState if state.is_final)
 
 
 class JobName(msgspec.Struct, frozen=True):

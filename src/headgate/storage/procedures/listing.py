@@ -328,7 +328,7 @@ def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:
             return view
         case JobFilter(state=JobState.WAITING, view=None):
             return "waiting"
-        case JobFilter(state=JobState.FAILED | JobState.CANCELLED):
+        case JobFilter(state=JobState.FAILED | JobState.CANCELLED | JobState.SKIPPED):
             return "failed"
         case _:
             return None

@@ -170,7 +170,7 @@ async def cancel(
         await add_audit_record(tx, audit_record)
     ended = EndedJob(found.id, JobState.CANCELLED, found.is_followed, found.batch)
     if found.is_blocked:
-        await following.cancel_blocked(tx, [(found.id, None)])
+        await following.end_blocked(tx, [(found.id, JobState.CANCELLED, None)])
         await following.resolve_followers(tx, [ended])
     elif found.state is JobState.WAITING:
         await tx.execute("cancel_waiting", id=found.id, now=tx.now)

@@ -378,6 +378,7 @@ FROM (
             WHEN counted_batch.pending > 0 THEN NULL
             WHEN counted_batch.failed > 0 THEN 'failed'
             WHEN counted_batch.cancelled > 0 THEN 'cancelled'
+            WHEN counted_batch.skipped > 0 AND counted_batch.succeeded = 0 THEN 'skipped'
             ELSE 'succeeded'
         END AS state
     FROM headgate.awaited_leader AS awaited
