@@ -15,6 +15,7 @@ from headgate import Headgate, StrictRate
 from headgate.clock import SystemClock
 from tests.durability.chain_worker import store
 from tests.durability.worker import print_line
+from tests.internals import app_on
 
 PER = 8
 
