@@ -93,6 +93,8 @@ class InKeyTime(Rule[Any], frozen=True):
     ahead: int
 
     kind: ClassVar[str] = "in key time"
+    # The rule that nodes declare does not replace it.
+    family: ClassVar[str] = "in key time"
 
     @property
     def period(self) -> int:
