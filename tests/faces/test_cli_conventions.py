@@ -33,6 +33,7 @@ import asyncio
 from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.storage.sqlite.memory import MemoryStorage
+from tests.internals import app_on
 
 
 class UncountableStorage(MemoryStorage):
