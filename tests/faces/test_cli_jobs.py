@@ -618,11 +618,14 @@ def test_status_prints_what_an_operator_needs(project: Project) -> None:
     printed = answer("status")
     waiting = {each["queue"]: each for each in printed["waiting"]}
     assert waiting["mail"]["failed_last_hour"] == 1
-    assert {name: waiting["default"][name] for name in ("scheduled", "throttled", "ready", "blocked")} == {
+    assert {
+        name: waiting["default"][name] for name in ("scheduled", "throttled", "ready", "blocked", "undeclared")
+    } == {
         "scheduled": 1,
         "throttled": 0,
-        "ready": 3,
+        "ready": 1,
         "blocked": 0,
+        "undeclared": 2,
     }
     assert printed["unknown_tasks"] == [{"task": "removed", "queue": "default", "jobs": 2}]
     text = call("status").output
