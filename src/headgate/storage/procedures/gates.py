@@ -35,10 +35,11 @@ async def note_gates(tx: Transaction, gates: Mapping[str, str], lives: int) -> N
     await tx.execute("set_gates_back", tasks=list(gates), now=tx.now, lives=lives)
     await tx.execute("note_gates", own=own, now=tx.now, lives=lives)
     changed = await tx.values("newest_changed", tasks=list(gates), now=tx.now, lives=lives)
+    newest = await tx.fetch(_NEWEST, "newest_gates", own=own)
     if changed:
         await tx.execute("next_revision")
+        # Last: nothing is to be prepared while buckets are locked.
         await _reopen(tx, changed)
-    newest = await tx.fetch(_NEWEST, "newest_gates", own=own)
     return NotedGates({gate.task: not gate.is_done for gate in newest}, sorted(set(changed)))
 
 
