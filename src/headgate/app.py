@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from dataclasses import replace
 from random import Random
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from headgate.admin import Admin
 from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
 from headgate.client import Client
 from headgate.clock import Clock, Duration, SystemClock
@@ -66,6 +65,9 @@ from headgate.tasks.schedule import DeclaredSchedule, Schedule, ScheduleOptions,
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import Batch
 from headgate.version import __version__
+
+if TYPE_CHECKING:
+    from headgate.admin import Admin
 
 P = ParamSpec("P")
 R = TypeVar("R")

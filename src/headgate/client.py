@@ -6,15 +6,13 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from msgspec.structs import replace
 
-from headgate.admin import Admin
 from headgate.admin.actor import this_process
 from headgate.admin.batches import cancel_batch
 from headgate.admin.nodes import Unserved, unserved
-from headgate.admin.schedules import SchedulesAdmin
 from headgate.arguments import require_storable
 from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
@@ -59,6 +57,9 @@ from headgate.tasks.schedule import Schedule, ScheduleSpec
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import Batch, BatchStatus, batch_status
 from headgate.tasks.tracing import Tracing
+
+if TYPE_CHECKING:
+    from headgate.admin import Admin
 
 StoreGroups = Callable[[Task[Any, Any], Sequence[CallGroup]], Awaitable[list[Job[Any]]]]
 """Stores calls of a task and returns their handles."""
@@ -310,6 +311,9 @@ class Client:
     @property
     def admin(self) -> Admin:
         """The operations for operators. Raises NotOpen."""
+        from headgate.admin.admin import Admin  # Half of what an app would import, and a worker uses none of it.
+        from headgate.admin.schedules import SchedulesAdmin
+
         self.lifecycle.require()
         remote_stores = {name: limit.store for name, limit in self.remote_limits.limits.items()}
         return Admin(

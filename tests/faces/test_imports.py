@@ -8,8 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import headgate
+import headgate.admin
 
 MOST_OF_LIMITER = 60
 """Modules of `from headgate import Limiter`, beside those of asyncio and msgspec, which load 125 themselves."""
@@ -81,27 +85,25 @@ def test_a_limiter_loads_no_engine_storage_or_command_line() -> None:
     assert parts == {"arguments", "clock", "errors", "escaping", "limits", "plural", "urls"}
 
 
-def test_type_checkers_and_programs_find_each_public_name_in_the_same_module() -> None:
-    tree = ast.parse(Path(headgate.__file__).read_text())
+@pytest.mark.parametrize("package", [headgate, headgate.admin], ids=lambda package: package.__name__)
+def test_type_checkers_and_programs_find_each_public_name_in_the_same_module(package: ModuleType) -> None:
+    tree = ast.parse(Path(package.__file__ or "").read_text())
     imported = {
         alias.name: node.module
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("headgate.")
         for alias in node.names
     }
-    assert imported == headgate._PLACES
-    assert set(imported) == set(headgate.__all__)
+    assert imported == package._PLACES
+    assert set(imported) == set(package.__all__) <= set(dir(package))
+    assert not hasattr(package, "Headgates")
 
 
-def test_no_public_name_is_that_of_a_module() -> None:
+@pytest.mark.parametrize("package", [headgate, headgate.admin], ids=lambda package: package.__name__)
+def test_no_public_name_is_that_of_a_module(package: ModuleType) -> None:
     """An import of that module would replace it."""
-    folder = Path(headgate.__file__).parent
-    assert not {path.stem for path in folder.iterdir()} & set(headgate.__all__)
-
-
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
-    assert not hasattr(headgate, "Headgates")
-    assert set(headgate.__all__) <= set(dir(headgate))
+    folder = Path(package.__file__ or "").parent
+    assert not {path.stem for path in folder.iterdir()} & set(package.__all__)
 
 
 def test_a_worker_imports_what_runs_jobs_before_the_first_job(tmp_path: Path) -> None:
@@ -119,6 +121,7 @@ def test_a_worker_imports_what_runs_jobs_before_the_first_job(tmp_path: Path) ->
     strangers = (
         "csv",
         "email",
+        "headgate.admin.admin",
         "headgate.cli.bench",
         "headgate.cli.demonstration",
         "headgate.cli.simulation",

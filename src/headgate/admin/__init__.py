@@ -1,26 +1,33 @@
-"""The operations of an app: what the command line and the dashboard read and change, all through `Admin`."""
+"""The operations of an app: what the command line and the dashboard read and change, all through `Admin`.
 
-from headgate.admin.admin import Admin, DeclaredTask, JobDetails
-from headgate.admin.alerts import AlertStatus
-from headgate.admin.audit import Audited
-from headgate.admin.bulk import BulkResult
-from headgate.admin.enqueueing import EnqueuedJob
-from headgate.admin.explain import Explanation, LimitInfo
-from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, FailureReport
-from headgate.admin.find import Found
-from headgate.admin.history import Deploy, HistoryAdmin, JobsPoint, JobsReport, LimitHistory, LimitPoint, RateBound
-from headgate.admin.holders import PermitHolder
-from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitMap, LimitsAdmin, LimitSummary, LimitTotals
-from headgate.admin.listed import BatchDetails, ListedJob, ListedPage
-from headgate.admin.nodes import NodeStatus
-from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
-from headgate.admin.purge import Purged
-from headgate.admin.query import JobQuery
-from headgate.admin.queues import DeclaredQueue, QueueKey, QueueKeys, QueuesAdmin, QueueStatus
-from headgate.admin.schedules import ScheduleDefinition
-from headgate.admin.slow_counts import SlowCounts
-from headgate.admin.timeline import TimelineEntry
-from headgate.storage.records import JobCount, JobGraph, TiedJob
+A name is imported when it is first used: they are half of what an app would import, and a worker uses none of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headgate.admin.admin import Admin, DeclaredTask, JobDetails
+    from headgate.admin.alerts import AlertStatus
+    from headgate.admin.audit import Audited
+    from headgate.admin.bulk import BulkResult
+    from headgate.admin.enqueueing import EnqueuedJob
+    from headgate.admin.explain import Explanation, LimitInfo
+    from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, FailureReport
+    from headgate.admin.find import Found
+    from headgate.admin.history import Deploy, HistoryAdmin, JobsPoint, JobsReport, LimitHistory, LimitPoint, RateBound
+    from headgate.admin.holders import PermitHolder
+    from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitMap, LimitsAdmin, LimitSummary, LimitTotals
+    from headgate.admin.listed import BatchDetails, ListedJob, ListedPage
+    from headgate.admin.nodes import NodeStatus
+    from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
+    from headgate.admin.purge import Purged
+    from headgate.admin.query import JobQuery
+    from headgate.admin.queues import DeclaredQueue, QueueKey, QueueKeys, QueuesAdmin, QueueStatus
+    from headgate.admin.schedules import ScheduleDefinition
+    from headgate.admin.slow_counts import SlowCounts
+    from headgate.admin.timeline import TimelineEntry
+    from headgate.storage.records import JobCount, JobGraph, TiedJob
 
 __all__ = [
     "Admin",
@@ -75,3 +82,71 @@ __all__ = [
     "TimelineEntry",
     "UnknownTaskCount",
 ]
+
+_PLACES = {
+    "Admin": "headgate.admin.admin",
+    "DeclaredTask": "headgate.admin.admin",
+    "JobDetails": "headgate.admin.admin",
+    "AlertStatus": "headgate.admin.alerts",
+    "Audited": "headgate.admin.audit",
+    "BulkResult": "headgate.admin.bulk",
+    "EnqueuedJob": "headgate.admin.enqueueing",
+    "Explanation": "headgate.admin.explain",
+    "LimitInfo": "headgate.admin.explain",
+    "FailedJob": "headgate.admin.failures",
+    "FailureDetails": "headgate.admin.failures",
+    "FailureGroup": "headgate.admin.failures",
+    "FailureReport": "headgate.admin.failures",
+    "Found": "headgate.admin.find",
+    "Deploy": "headgate.admin.history",
+    "HistoryAdmin": "headgate.admin.history",
+    "JobsPoint": "headgate.admin.history",
+    "JobsReport": "headgate.admin.history",
+    "LimitHistory": "headgate.admin.history",
+    "LimitPoint": "headgate.admin.history",
+    "RateBound": "headgate.admin.history",
+    "PermitHolder": "headgate.admin.holders",
+    "BucketStatus": "headgate.admin.limits",
+    "DeclaredLimit": "headgate.admin.limits",
+    "LimitMap": "headgate.admin.limits",
+    "LimitsAdmin": "headgate.admin.limits",
+    "LimitSummary": "headgate.admin.limits",
+    "LimitTotals": "headgate.admin.limits",
+    "BatchDetails": "headgate.admin.listed",
+    "ListedJob": "headgate.admin.listed",
+    "ListedPage": "headgate.admin.listed",
+    "NodeStatus": "headgate.admin.nodes",
+    "BlockerStatus": "headgate.admin.overview",
+    "JobTotals": "headgate.admin.overview",
+    "NodeCounts": "headgate.admin.overview",
+    "Overview": "headgate.admin.overview",
+    "QueueOverview": "headgate.admin.overview",
+    "UnknownTaskCount": "headgate.admin.overview",
+    "Purged": "headgate.admin.purge",
+    "JobQuery": "headgate.admin.query",
+    "DeclaredQueue": "headgate.admin.queues",
+    "QueueKey": "headgate.admin.queues",
+    "QueueKeys": "headgate.admin.queues",
+    "QueuesAdmin": "headgate.admin.queues",
+    "QueueStatus": "headgate.admin.queues",
+    "ScheduleDefinition": "headgate.admin.schedules",
+    "SlowCounts": "headgate.admin.slow_counts",
+    "TimelineEntry": "headgate.admin.timeline",
+    "JobCount": "headgate.storage.records",
+    "JobGraph": "headgate.storage.records",
+    "TiedJob": "headgate.storage.records",
+}
+"""The module of each name: the same as the imports above, which only type checkers follow."""
+
+
+if not TYPE_CHECKING:  # To a type checker a name that is not imported above does not exist.
+
+    def __getattr__(name: str) -> object:
+        place = _PLACES.get(name)
+        if place is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(place), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -13,18 +13,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import FunctionType, TracebackType
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from headgate import app as app_module
-from headgate.admin import Admin
 from headgate.app import Headgate
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.escaping import printable
 from headgate.tasks import modules
 from headgate.tasks.modules import declaring_only
+
+if TYPE_CHECKING:
+    from headgate.admin import Admin
 
 R = TypeVar("R")
 
