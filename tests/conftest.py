@@ -31,7 +31,9 @@ os.environ.setdefault("HEADGATE_MIGRATE", "true")
 
 # The gate repeats itself: Hypothesis tries the same examples each time, and `--randomly-seed` fixes the order. The
 # nightly run names another seed. How long an example takes is no error in either: a machine may be busy.
-settings.register_profile("gate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "gate", max_examples=30, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gate" if seeds.RUN is None else "nightly")
 
@@ -39,6 +41,11 @@ HAS_FAILED = pytest.StashKey[bool]()
 SKIPPED = pytest.StashKey[Counter[str]]()
 
 pytest_plugins = ["tests.postgres_server", "tests.redis_server"]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for a process or a server."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_finish() -> None:

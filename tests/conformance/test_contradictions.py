@@ -245,6 +245,7 @@ async def test_an_index_of_a_file_that_lacks_a_row_is_found(tmp_path: Path) -> N
     assert all("REINDEX" in each.advice for each in found.contradictions)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 async def test_an_index_of_a_server_that_lacks_a_row_is_found_if_amcheck_is_there(tmp_path: Path) -> None:
     with server_in(tmp_path) as server:

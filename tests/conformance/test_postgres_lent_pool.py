@@ -144,6 +144,7 @@ async def test_code_that_cannot_await_uses_a_function_that_makes_the_pool(
         await asyncio.to_thread(use, app_on(postgres_url, postgres_schema, pool)[0])
 
 
+@pytest.mark.nightly
 async def test_a_pool_that_is_closed_under_the_app_is_reported_and_ends_no_node(
     postgres_url: str, postgres_schema: str
 ) -> None:

@@ -138,6 +138,7 @@ async def test_eight_processes_that_write_at_once_share_the_file_evenly(database
     assert damage(database) == "ok"
 
 
+@pytest.mark.nightly
 async def test_processes_that_open_a_new_file_together_all_succeed(database: Path, children: Children) -> None:
     writers = [await children.start("sqlite_user.py", role="write until told", path=str(database)) for _ in range(8)]
     for writer in writers:

@@ -59,6 +59,7 @@ class Breaking(MemoryStorage):
         return await super().beat(node, *args, **options)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_nodes_find_a_hidden_limit_together_follow_its_change_and_lose_nothing_in_a_crash() -> None:
     """Within 75 to 100 % of what the server allows, at most 3 % refused, a crash and a change included."""

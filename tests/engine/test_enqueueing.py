@@ -34,6 +34,7 @@ from tests.internals import app_on
 # ---------------------------------------------------------------------------------------------------------- when
 
 
+@pytest.mark.nightly
 def test_a_job_starts_after_its_delay_or_at_its_instant_and_an_instant_that_has_passed_is_now() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))

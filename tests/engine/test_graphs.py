@@ -368,6 +368,7 @@ def layered(work: Any, layers: int) -> list[Call[Any]]:
     return [call for layer in calls for call in layer]
 
 
+@pytest.mark.nightly
 def test_a_graph_of_10_000_jobs_is_stored_at_once_and_ends() -> None:
     async def main(clock: VirtualClock) -> None:
         own = Recorded(Headgate("memory://", clock=clock))
@@ -380,6 +381,7 @@ def test_a_graph_of_10_000_jobs_is_stored_at_once_and_ends() -> None:
     run_virtual(main)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 async def test_a_graph_of_10_000_jobs_in_a_database_is_stored_at_once_and_ends(make_app: MakeApp) -> None:
     own = Recorded(make_app())

@@ -107,7 +107,7 @@ RULES: list[Limit] = [
 
 
 @pytest.mark.parametrize("limit", RULES, ids=lambda limit: limit.rule.describe())
-@pytest.mark.parametrize("longest", [2.0, 8.0])
+@pytest.mark.parametrize("longest", [pytest.param(2.0, marks=pytest.mark.nightly), 8.0])
 def test_starts_measured_in_the_handler_hold_a_limit_without_a_margin_however_late_its_claims_are_answered(
     limit: Limit, longest: float
 ) -> None:

@@ -1139,6 +1139,7 @@ def test_jobs_and_plain_code_draw_on_one_budget() -> None:
     run_virtual(main)
 
 
+@pytest.mark.nightly
 def test_keys_that_share_a_capacity_are_rebalanced_for_a_new_key() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, concurrency=100)

@@ -205,6 +205,7 @@ def test_a_slot_is_free_while_a_retry_waits() -> None:
     run_virtual(main)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_job_hours_away_from_its_slot_waits_and_then_runs() -> None:
     """The fault: a job whose slot was more than an hour ahead was failed, although it was durable."""
@@ -768,6 +769,7 @@ def test_a_wall_clock_that_steps_back_an_hour_stalls_no_job_and_creates_no_budge
     run_virtual(main)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_many_new_keys_free_no_key_from_its_limit() -> None:
     """The fault: beyond a number of tracked keys, new ones ran without any limit."""

@@ -33,6 +33,7 @@ from tests.until import result_within, until
 HOUR = 3600
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_job_is_kept_as_long_as_it_or_its_task_says() -> None:
     async def main(clock: VirtualClock) -> None:

@@ -188,6 +188,7 @@ def test_a_first_instant_that_has_passed_long_ago_was_missed(misfire: Any, occur
     run_virtual(main)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lives_for", [5, 20, 290])
 def test_a_service_that_restarts_often_runs_a_schedule_at_the_first_instant_it_was_stored_with(lives_for: int) -> None:
     """The fault: a first instant that is computed at each start was put off at each, so that it never came."""
@@ -285,6 +286,7 @@ def test_a_schedule_that_is_to_run_now_does_so_at_once_where_it_is_stored() -> N
     run_virtual(main)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_schedule_keeps_its_count_and_its_rhythm_when_it_is_declared_again() -> None:
     async def main(clock: VirtualClock) -> None:
@@ -1273,6 +1275,7 @@ def test_options_of_a_single_job_are_refused_for_a_schedule() -> None:
         app.schedule(Every(hours=1))(pull.using(unique_key="x"))
 
 
+@pytest.mark.nightly
 def test_an_idle_store_is_polled_every_thirty_seconds_only() -> None:
     async def main(clock: VirtualClock) -> None:
         class Counting(MemoryStorage):

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from headgate import FixedWindow, Headgate, JobState, RateLimit, RateLimited, RetryPolicy, StrictRate, current_job
@@ -265,6 +266,7 @@ def test_a_job_that_costs_more_than_a_share_waits_for_the_store() -> None:
     run_virtual(main)
 
 
+@pytest.mark.nightly
 def test_starts_without_a_limit_whose_store_is_away_are_counted() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)

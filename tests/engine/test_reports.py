@@ -709,6 +709,7 @@ def test_an_unknown_audit_level_is_refused_at_declaration(declare: str) -> None:
         declared()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_final_jobs_are_kept_for_the_retention_of_their_state() -> None:
     async def main(clock: VirtualClock) -> None:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from headgate import Handler, Headgate, JobState, LimitRejected, RetryPolicy, StrictRate
 from headgate.clock import SECOND, to_datetime
 from headgate.jobs.event import Event, JobRetried, JobThrottled
@@ -78,6 +80,7 @@ class Session:
     """What each attempt of a job has its own of."""
 
 
+@pytest.mark.nightly
 def test_a_payload_is_decoded_when_its_job_starts() -> None:
     """The fault: a handler was made, with all that it needs, for a job that was then put off, dropped or rejected, and
     nothing of that was ever let go of."""

@@ -221,6 +221,7 @@ def test_jobs_of_chains_and_schedules_take_no_key() -> None:
 # ----------------------------------------------------------------------------------------- keys for some time
 
 
+@pytest.mark.nightly
 def test_a_task_runs_once_in_an_hour_for_each_key_although_its_jobs_are_not_kept() -> None:
     async def main(clock: VirtualClock) -> None:
         ran: list[str] = []

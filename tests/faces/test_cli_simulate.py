@@ -36,6 +36,7 @@ def answer(*words: str) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_thousands_of_jobs_over_an_hour_take_seconds() -> None:
     [found] = answer("--limit", "2/m", "--jobs", "1800", "--keys", "30", "--skew", "zipf", "--arrivals", "30/m")

@@ -95,6 +95,7 @@ def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder:
     assert call("jobs", "count", target, "--view", "throttled").stdout == "3\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_worker_has_bounds_of_child_processes_of_its_own(folder: Path, processes: str) -> None:

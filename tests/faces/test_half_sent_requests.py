@@ -171,6 +171,7 @@ def test_the_metrics_server_answers_prometheus(metrics_port: int) -> None:
         assert client.head("/metrics").content == b""
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_connection_that_sends_a_request_slowly_is_closed(
     metrics_port: int,

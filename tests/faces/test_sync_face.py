@@ -152,6 +152,7 @@ def request(method: str, address: str) -> tuple[str, str]:
         return answer.read().decode(), answer.headers["X-Process"]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
 async def test_views_of_a_forking_web_server_enqueue_read_and_cancel(server: str, place: tuple[str, str]) -> None:
     with ThreadPoolExecutor(12) as clients:

@@ -90,6 +90,7 @@ def test_basedpyright_reports_the_wrong_calls_and_no_others(tmp_path: Path) -> N
     assert reported == wrong
 
 
+@pytest.mark.nightly
 def test_every_public_function_is_fully_annotated(tmp_path: Path) -> None:
     types = basedpyright("--verifytypes", "headgate", "--ignoreexternal", cwd=tmp_path)["typeCompleteness"]
     unknown = [

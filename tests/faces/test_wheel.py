@@ -103,6 +103,7 @@ def test_the_dashboard_serves_its_page_and_modules_from_the_wheel(programs: Path
     assert {name.rpartition("/")[2] for name in loaded} == {"theme.js", "app.css", "app.js"}
 
 
+@pytest.mark.nightly
 def test_the_examples_of_the_testing_page_pass_with_it(programs: Path, project: Path) -> None:
     ran = run(programs / "python", "-m", "pytest", *ASYNCIO, ".", cwd=project)
     assert "7 passed" in ran.stdout

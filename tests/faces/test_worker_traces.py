@@ -60,6 +60,7 @@ with trace.get_tracer("shop").start_as_current_span("request"), app.sync:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_job_that_one_process_enqueues_is_traced_into_the_worker_that_runs_it(tmp_path: Path) -> None:
     (tmp_path / "project.py").write_text(APP)

@@ -14,6 +14,7 @@ import headgate
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_docs_build_without_a_warning_and_contain_every_public_name(tmp_path: Path) -> None:
     built = subprocess.run(

@@ -22,8 +22,9 @@ from headgate.clock import FARTHEST, LAST, SECOND, to_datetime
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.kinds import dump_rule, load_rule
 from headgate.limits.limit import AnyRule, Limit
+from tests.seeds import examples
 
-thorough = settings(max_examples=300)
+thorough = settings(max_examples=examples(60, 300))
 
 LARGEST = 2**63 - 1
 NOW = 1_767_268_800 * SECOND

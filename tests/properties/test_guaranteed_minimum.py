@@ -14,6 +14,7 @@ from headgate.clock import SECOND
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
+from tests.seeds import examples
 
 
 class Key(NamedTuple):
@@ -68,7 +69,7 @@ def greedy(keys: dict[str, Key], limit: RateLimit) -> list[int]:
     return instants
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(6, 12))
 @given(keys=KEYS, burst=st.sampled_from([1, 1, 5]), slots=st.sampled_from([1, 20]))
 def test_a_shared_rate_is_used_whole_and_divided_by_weight(keys: list[Key], burst: int, slots: int) -> None:
     named = {f"tenant-{number}": key for number, key in enumerate(keys)}

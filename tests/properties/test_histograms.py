@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.jobs.histogram import BOUNDS, BUCKETS, added, percentile, trimmed
+from tests.seeds import examples
 
-thorough = settings(max_examples=200)
+thorough = settings(max_examples=examples(50, 200))
 
 durations = st.lists(st.integers(0, 2 * BOUNDS[-1]) | st.integers(0, 100_000), min_size=1, max_size=60)
 fractions = st.floats(0, 1)

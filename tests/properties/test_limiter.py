@@ -21,9 +21,10 @@ from headgate.limits.standalone.rate_gate import RateGate
 from headgate.limits.strict_rate import SlidingLog, StrictRate
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.seeds import examples
 
 # A slow machine is no failure.
-thorough = settings(max_examples=100)
+thorough = settings(max_examples=examples(25, 100))
 
 rules = st.one_of(
     st.builds(Gcra, st.integers(1, 5), st.integers(1, 2000), st.integers(3, 9)),

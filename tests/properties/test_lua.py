@@ -51,7 +51,7 @@ NOON = 1_767_268_800 * SECOND
 _made = count()
 
 # Each example speaks to a server: a slow machine is no failure.
-on_a_server = settings(max_examples=examples(40, 200))
+on_a_server = settings(max_examples=examples(15, 200))
 
 costs = st.integers(1, LOWEST)
 ids = st.sampled_from(["a", "b", "c"])

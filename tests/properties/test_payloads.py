@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from headgate import PayloadError
 from headgate.tasks.payload import PayloadType
 from headgate.tasks.round_trip import first_difference
+from tests.seeds import examples
 
 
 class Colour(Enum):
@@ -142,7 +143,7 @@ def float_loses(value: int) -> bool:
     return abs(value) > 2**53
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(100, 400))
 @given(st.sampled_from(FLAT), st.sampled_from(WRAPS), st.data())
 def test_a_value_of_a_supported_type_comes_back_equal_or_is_refused(
     flat: tuple[Any, st.SearchStrategy[Any]], wrap: Wrap, data: st.DataObject
@@ -168,7 +169,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(100, 400))
 @given(anything)
 @example({1: "a", "1": "b"})
 @example({"a": {"b": (1,)}})
@@ -192,7 +193,7 @@ def is_json(value: Any) -> bool:
     return value is None or (isinstance(value, (str, float)) and not has_no_json(value))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(st.sampled_from(FLAT), st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_whatever_is_stored_is_read_or_a_payload_error(flat: tuple[Any, Any], stored: bytes) -> None:
     def work(x: Any = None) -> None: ...

@@ -33,12 +33,13 @@ from headgate.jobs.retry import RetryPolicy
 from headgate.limits.rate import Rate, parse_rate
 from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra
 from headgate.limits.strict_rate import SlidingLog
+from tests.seeds import examples
 
 # A slow machine is no failure.
 NOON = 1_767_268_800 * SECOND
 
 # A slow machine is no failure.
-thorough = settings(max_examples=100)
+thorough = settings(max_examples=examples(25, 100))
 
 TestedRule = Gcra | SlidingLog
 

@@ -30,10 +30,11 @@ from headgate.schedules.schedule import (
     without_refused,
 )
 from headgate.schedules.trigger import Trigger
+from tests.seeds import examples
 
 START = from_datetime(datetime(2026, 3, 28, 20, 0, 7, tzinfo=UTC))
 
-thorough = settings(max_examples=150)
+thorough = settings(max_examples=examples(40, 150))
 
 triggers = st.sampled_from(
     [

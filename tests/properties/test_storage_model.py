@@ -49,6 +49,7 @@ from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.limit_settings import change
 from tests.properties.storage_model import ModelJob, StorageModel
+from tests.seeds import examples
 
 # A slow machine is no failure.
 T = TypeVar("T")
@@ -730,7 +731,7 @@ class MemoryMachine(StorageMachine):
 # The store in memory is SQLite, as the one below.
 TestMemoryStorage = pytest.mark.slow(MemoryMachine.TestCase)
 TestMemoryStorage.settings = settings(
-    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "80")), stateful_step_count=40
+    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", examples(15, 80))), stateful_step_count=40
 )
 
 
@@ -746,7 +747,7 @@ class SqliteMachine(StorageMachine):
 
 TestSqliteStorage = SqliteMachine.TestCase
 TestSqliteStorage.settings = settings(
-    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", "25")), stateful_step_count=40
+    max_examples=int(os.environ.get("HEADGATE_TEST_MODEL_EXAMPLES", examples(10, 25))), stateful_step_count=40
 )
 
 

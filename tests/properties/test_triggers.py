@@ -18,6 +18,7 @@ from headgate.schedules.calendar import Calendar
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.trigger import Trigger
+from tests.seeds import examples
 
 MINUTE = timedelta(minutes=1)
 
@@ -176,7 +177,7 @@ def crons_of_days(draw: st.DrawFn) -> tuple[str, Callable[[date], bool]]:
     return f"{day} {month} {weekday}", matches
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10, 30))
 @given(crons_of_days(), st.integers(1970, 2100))
 def test_a_cron_runs_on_the_days_of_a_brute_force_search(fields: tuple[str, Callable[[date], bool]], year: int) -> None:
     text, matches = fields
@@ -206,7 +207,7 @@ def test_days_counted_in_a_month_agree_with_a_brute_force_search() -> None:
             assert_runs_at(Cron(f"0 12 * * {name}{'L' if ordinal == 'last' else f'#{nth + 1}'}"), expected)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10, 30))
 @given(st.dates(date(2020, 1, 1), date(2030, 1, 1)), st.integers(1, 40), st.sets(st.integers(0, 6), min_size=1))
 def test_every_few_days_and_weeks_are_counted_from_the_start(start: date, count: int, weekdays: set[int]) -> None:
     names = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -223,7 +224,7 @@ def test_every_few_days_and_weeks_are_counted_from_the_start(start: date, count:
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10, 30))
 @given(st.dates(date(2020, 1, 1), date(2030, 1, 1)), st.integers(1, 14), st.sets(st.integers(1, 31), min_size=1))
 def test_every_few_months_keep_their_days_and_shorten_them_where_the_month_does(
     start: date, count: int, numbers: set[int]
@@ -242,7 +243,7 @@ def test_every_few_months_keep_their_days_and_shorten_them_where_the_month_does(
         )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10, 30))
 @given(
     st.sampled_from([(zone, day) for zone, day in CHANGES if "Kwajalein" not in zone]),
     st.lists(st.integers(0, 59), min_size=1, max_size=3),
@@ -266,7 +267,7 @@ def test_six_fields_begin_with_the_second(change: tuple[str, date], seconds: lis
     assert_runs_at(Cron(f"{','.join(map(str, seconds))} 7 {hour} * * *", tz=change[0]), expected)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(30, 100))
 @given(st.integers(100_000, 10**13), st.datetimes(timezones=st.just(UTC)), st.integers(-(10**16), 10**16))
 def test_every_is_a_lattice_through_its_start(period: int, start: datetime, instant: int) -> None:
     trigger = Every(seconds=period / SECOND, start=start)

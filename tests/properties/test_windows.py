@@ -22,7 +22,7 @@ from tests.seeds import examples
 NOON = 1_767_268_800 * SECOND
 
 
-thorough = settings(max_examples=100)
+thorough = settings(max_examples=examples(25, 100))
 
 Counter = WindowCounter | SliceCounter
 
@@ -445,7 +445,7 @@ def test_a_window_with_the_state_of_another_kind_of_rule_grants_nothing_until_it
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [window_counters(), slice_counters], ids=["fixed", "sliding"])
 @given(data=st.data())
-@settings(max_examples=examples(200, 1000))
+@settings(max_examples=examples(50, 1000))
 def test_a_window_with_changed_numbers_never_grants_more_than_they_allow(
     rules: st.SearchStrategy[Any], data: st.DataObject
 ) -> None:
@@ -516,7 +516,7 @@ def play_shared(
 
 
 @given(shared_counters(), st.data())
-@settings(max_examples=examples(200, 1000))
+@settings(max_examples=examples(50, 1000))
 def test_a_dynamic_window_grants_exactly_when_a_count_of_all_starts_would(
     rule: SharedCounter, data: st.DataObject
 ) -> None:
@@ -700,7 +700,7 @@ def test_a_dynamic_window_comes_back_from_storage_as_it_was(rule: SharedCounter,
 
 @pytest.mark.slow
 @given(shared_counters(), shared_counters(), st.data())
-@settings(max_examples=examples(200, 1000))
+@settings(max_examples=examples(50, 1000))
 def test_a_dynamic_window_with_changed_numbers_never_grants_more_than_they_allow(
     old: SharedCounter, new: SharedCounter, data: st.DataObject
 ) -> None:

@@ -88,7 +88,7 @@ def occurrences(trigger: Trigger, first: int, last: int) -> list[int]:
     return found
 
 
-@settings(max_examples=examples(25, 200))
+@settings(max_examples=examples(10, 200))
 @given(case=cases(), place=st.integers(0, 9 * 1440 - 1))
 def test_a_trigger_runs_inside_of_its_windows_as_by_a_brute_force_search(
     case: tuple[str, date, Trigger, Times, set[int], list[Days]], place: int

@@ -89,6 +89,7 @@ def test_a_run_that_ends_by_an_internal_error_has_no_second_chance(tmp_path: Pat
     assert "run once more" not in ran.stdout
 
 
+@pytest.mark.nightly
 def test_processes_that_collect_other_tests_have_no_second_chance(tmp_path: Path) -> None:
     (tmp_path / "test_bad.py").write_text(
         "import os, pytest\n\n@pytest.mark.parametrize('process', [os.getpid()])\ndef test_good(process):\n    pass\n"

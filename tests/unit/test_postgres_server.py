@@ -30,6 +30,7 @@ async def test_a_test_server_that_is_not_killed_does_not_sync_to_disk(postgres_u
     await connection.close()
 
 
+@pytest.mark.nightly
 async def test_a_durable_server_still_has_what_it_committed_when_all_its_processes_were_killed(tmp_path: Path) -> None:
     with server_in(tmp_path, "max_connections=10", durable=True) as server:
         connection = await asyncpg.connect(server.url)

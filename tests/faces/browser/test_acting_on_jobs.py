@@ -73,6 +73,7 @@ async def test_a_job_is_rescheduled_and_that_is_undone(browser: Browser, shop: S
         await until(is_at_that_time)
 
 
+@pytest.mark.nightly
 async def test_a_job_is_enqueued_with_more_options(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop, who="olga") as visit:
         dialog = visit.page.get_by_role("dialog")
@@ -106,6 +107,7 @@ async def test_a_job_is_enqueued_with_more_options(browser: Browser, shop: Shop)
         visit.forget_refusals(422)
 
 
+@pytest.mark.nightly
 async def test_many_jobs_are_rescheduled_after_they_were_counted(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["send_mail"]
     jobs = [await task.using(delay=3600).enqueue("move me", {"number": number}) for number in range(4)]
@@ -194,6 +196,7 @@ async def test_final_jobs_are_deleted_by_an_admin(browser: Browser, shop: Shop) 
         await expect(button).to_have_attribute("aria-disabled", "true")
 
 
+@pytest.mark.nightly
 async def test_a_queue_is_purged_and_its_jobs_are_brought_back(browser: Browser, shop: Shop) -> None:
     await shop.app.tasks["send_mail"].using(delay=3600).enqueue_many([(f"purge me {number}",) for number in range(3)])
     waiting = await shop.app.admin.count(queue=QUEUE, state=JobState.WAITING)
@@ -224,6 +227,7 @@ async def test_a_queue_is_purged_and_its_jobs_are_brought_back(browser: Browser,
         await until(are_back)
 
 
+@pytest.mark.nightly
 async def test_a_fair_queue_shows_its_keys_and_how_it_is_declared(browser: Browser, shop: Shop) -> None:
     await shop.app.tasks["import_rows"].using(delay=3600).enqueue("later")
     await shop.app.admin.queues.pause(FAIR)

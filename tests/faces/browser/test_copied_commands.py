@@ -72,6 +72,7 @@ async def test_each_command_that_a_page_copies_works_as_it_is(browser: Browser, 
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.nightly
 async def test_a_copied_command_and_those_of_dialogs_do_what_they_say(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         page = visit.page
@@ -105,6 +106,7 @@ async def test_a_copied_command_and_those_of_dialogs_do_what_they_say(browser: B
         assert payload == '{"to":"it\'s 12345678901234567890","words":{"n":1}}'
 
 
+@pytest.mark.nightly
 async def test_a_reason_names_a_command_with_the_app(browser: Browser, shop: Shop) -> None:
     limits = shop.app.admin.limits
     await limits.pause("permits", key="warehouse")
@@ -120,6 +122,7 @@ async def test_a_reason_names_a_command_with_the_app(browser: Browser, shop: Sho
     await shop.app.admin.cancel_many([job.id])
 
 
+@pytest.mark.nightly
 async def test_an_app_without_a_known_name_is_a_placeholder(browser: Browser, shop: Shop) -> None:
     async def unnamed(route: Route) -> None:
         session = await (await route.fetch()).json()

@@ -8,7 +8,7 @@ import json
 import re
 import signal
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
@@ -127,12 +127,14 @@ def limit_page(limit: str, key: str | None = None) -> str:
 
 
 @pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize(
+    "looks", [LOOKS[:1], pytest.param(LOOKS[1:], marks=pytest.mark.nightly)], ids=["first look", "other looks"]
+)
 async def test_every_page_is_accessible_and_executes_none_of_the_data_it_shows(
-    browser: Browser, shop: Shop, screenshots: Path | None, part: int
+    browser: Browser, shop: Shop, screenshots: Path | None, part: int, looks: Sequence[tuple[str, str]]
 ) -> None:
     # What axe looks at does not depend on the store, and neither does how it looks.
     axe = (files("axe_playwright_python") / "axe.min.js").read_text() if shop.store == "sqlite" else None
-    looks = LOOKS if shop.store == "sqlite" else LOOKS[:1]
     found: list[str] = []
     shown = 0
     async with visiting(browser, shop) as visit:
@@ -161,6 +163,7 @@ async def fits(visit: Visit) -> bool:
     return bool(await visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_a_page_takes_at_most_twelve_requests_when_nothing_is_cached(browser: Browser, shop: Shop) -> None:
     asked: list[str] = []
@@ -179,6 +182,7 @@ async def test_a_page_takes_at_most_twelve_requests_when_nothing_is_cached(brows
         assert sum(url.endswith((".js", ".css")) for url in urls) == 3
 
 
+@pytest.mark.nightly
 async def test_the_card_of_a_limit_counts_all_jobs_that_wait_for_it_whatever_the_filter(
     browser: Browser, shop: Shop
 ) -> None:
@@ -194,6 +198,7 @@ async def test_the_card_of_a_limit_counts_all_jobs_that_wait_for_it_whatever_the
         await expect(visit.page.get_by_text("No matching keys")).to_be_visible()
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_keys_are_said_to_be_ranked_only_if_they_are(browser: Browser, shop: Shop) -> None:
     async def cut(route: Route) -> None:
@@ -209,6 +214,7 @@ async def test_keys_are_said_to_be_ranked_only_if_they_are(browser: Browser, sho
             await expect(visit.page.get_by_text("by limit and key")).to_be_visible()
 
 
+@pytest.mark.nightly
 async def test_a_paused_key_says_that_its_jobs_start_when_it_is_resumed(browser: Browser, shop: Shop) -> None:
     key = f"paused {uuid.uuid4()}"
     waiting = await throttled(shop, key, 2)
@@ -226,6 +232,7 @@ async def test_a_paused_key_says_that_its_jobs_start_when_it_is_resumed(browser:
         await expect(table.locator("tbody tr")).to_contain_text(re.compile(r"in \d+ min"))
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_texts_follow_the_time_zone_and_schedules_show_their_own(browser: Browser, shop: Shop) -> None:
     offset, utc = re.compile(r"\d\d:\d\d:\d\d [+\u2212]\d\d:\d\d"), re.compile(r"\d\d:\d\d:\d\d UTC")
@@ -248,6 +255,7 @@ async def test_texts_follow_the_time_zone_and_schedules_show_their_own(browser: 
         )
 
 
+@pytest.mark.nightly
 async def test_a_retry_by_an_operator_begins_a_new_count_of_attempts(browser: Browser, shop: Shop) -> None:
     job = await shop.app.tasks["fail"].enqueue("again")
     await until(lambda: is_in(shop, job.id, "failed"))
@@ -261,6 +269,7 @@ async def test_a_retry_by_an_operator_begins_a_new_count_of_attempts(browser: Br
             assert set(chips) == {"attempt 1", "attempt 1 after retry"}
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_log_lines_are_filtered_by_level(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
@@ -383,6 +392,7 @@ async def test_many_jobs_are_changed_after_they_were_counted(browser: Browser, s
             await until(functools.partial(is_in, shop, job.id, "cancelled"))
 
 
+@pytest.mark.nightly
 async def test_a_list_does_not_change_while_jobs_are_selected(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["fail"]
     picked = [await task.enqueue("pick me") for _ in range(2)]
@@ -499,6 +509,7 @@ async def test_queues_and_schedules_are_changed(browser: Browser, shop: Shop) ->
             await admin.schedules.status(gone)
 
 
+@pytest.mark.nightly
 async def test_schedules_are_created_and_edited(browser: Browser, shop: Shop) -> None:
     admin, name = shop.app.admin.schedules, f"made {uuid.uuid4()}"
     async with visiting(browser, shop, who="olga") as visit:
@@ -614,6 +625,7 @@ async def test_limits_are_changed(browser: Browser, shop: Shop) -> None:
             await expect(visit.page.get_by_role("cell", name=action, exact=True).first).to_be_visible()
 
 
+@pytest.mark.nightly
 async def test_a_limit_is_changed_for_all_its_keys_and_removed(browser: Browser, shop: Shop) -> None:
     limits = shop.app.admin.limits
     async with visiting(browser, shop) as visit:
@@ -645,6 +657,7 @@ async def test_a_limit_is_changed_for_all_its_keys_and_removed(browser: Browser,
         visit.expected.add("409")
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_keys_go_to_pages_find_jobs_pause_and_help(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
@@ -738,6 +751,7 @@ async def test_lists_are_filtered_paged_and_copied_as_a_command(browser: Browser
         await expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_a_slow_search_is_indicated_and_not_restarted_by_updates(browser: Browser, shop: Shop) -> None:
     sought = await shop.app.tasks["send_mail"].using(delay=7200).enqueue("needle")
@@ -777,6 +791,7 @@ async def test_a_slow_search_is_indicated_and_not_restarted_by_updates(browser: 
         await expect(page.get_by_text("Searching …")).to_have_count(0)
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_the_marks_of_an_axis_have_distinct_labels_for_small_values(browser: Browser, shop: Shop) -> None:
     async def source(route: Route) -> None:
@@ -794,6 +809,7 @@ async def test_the_marks_of_an_axis_have_distinct_labels_for_small_values(browse
         assert await visit.page.evaluate(AXES, 40) == [["0", "20", "40"], ["0 s", "20 s", "40 s"]]
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_colours_and_bars_are_shown_before_any_module_runs(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
@@ -836,6 +852,7 @@ async def test_updates_appear_without_a_reload_and_keep_the_focus(browser: Brows
         await expect(typed).to_have_value("half a w")
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_tags_and_annotations_of_a_job_are_shown_and_lead_to_the_jobs_with_the_tag(
     browser: Browser, shop: Shop
@@ -889,6 +906,7 @@ async def test_live_updates_are_offline_while_the_server_hangs(browser: Browser,
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
 
 
+@pytest.mark.nightly
 @of_postgres
 async def test_live_updates_are_offline_while_the_store_does_not_answer(
     browser: Browser, shop: Shop, postgres_url: str
@@ -930,6 +948,7 @@ async def test_a_store_without_live_nodes_shows_a_warning(browser: Browser, shop
         visit.expected.add("ERR_FAILED")
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_alerts_are_shown_with_what_could_not_be_delivered(browser: Browser, shop: Shop) -> None:
     async def with_alerts(route: Route) -> None:
@@ -951,6 +970,7 @@ async def test_alerts_are_shown_with_what_could_not_be_delivered(browser: Browse
         visit.expected.add("ERR_FAILED")
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_a_missing_batch_is_called_a_batch(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
@@ -1044,6 +1064,7 @@ async def test_a_viewer_sees_why_actions_are_disabled(browser: Browser, shop: Sh
     assert changes == []
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_an_operator_acts_on_jobs_and_not_on_limits(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop, who="olga") as visit:
@@ -1057,6 +1078,7 @@ async def test_an_operator_acts_on_jobs_and_not_on_limits(browser: Browser, shop
         )
 
 
+@pytest.mark.nightly
 @of_one_store
 async def test_an_unknown_address_shows_a_not_found_page(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:

@@ -69,6 +69,7 @@ async def test_a_root_cause_is_opened_and_its_jobs_are_retried(browser: Browser,
             assert [(entry.actor, entry.action) for entry in entries] == [("ada", "retry")]
 
 
+@pytest.mark.nightly
 async def test_the_page_of_a_job_leads_to_the_jobs_that_failed_for_the_same_reason(
     browser: Browser, shop: Shop
 ) -> None:
@@ -88,6 +89,7 @@ async def test_the_page_of_a_job_leads_to_the_jobs_that_failed_for_the_same_reas
         await expect(retry).to_have_attribute("title", "This needs the role operator; your role is viewer")
 
 
+@pytest.mark.nightly
 async def test_a_time_without_failures_leads_to_all_that_are_kept(browser: Browser, shop: Shop) -> None:
     async def none(route: Route) -> None:
         answer = {"items": [], "total": 0, "read": 0, "is_cut": False, "step": 120, "next": None}

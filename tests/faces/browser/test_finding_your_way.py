@@ -86,6 +86,7 @@ async def test_the_overview_leads_with_the_keys_of_limits(browser: Browser, shop
     await limits.resume(LIMIT, key=HOSTILE)
 
 
+@pytest.mark.nightly
 async def test_arrow_keys_move_in_the_map_of_many_keys(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         page = visit.page
@@ -110,6 +111,7 @@ async def test_arrow_keys_move_in_the_map_of_many_keys(browser: Browser, shop: S
             await expect(page.locator(".heat-detail")).to_contain_text(label.split(",")[0])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("keys", [5, 60, KEYS])
 async def test_the_overview_takes_at_most_three_screens_of_a_phone(browser: Browser, shop: Shop, keys: int) -> None:
     async with visiting(browser, shop) as visit:
@@ -121,6 +123,7 @@ async def test_the_overview_takes_at_most_three_screens_of_a_phone(browser: Brow
         assert await visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.nightly
 async def test_a_range_of_a_chart_leads_to_its_jobs(browser: Browser, shop: Shop) -> None:
     async def with_history(route: Route) -> None:
         answer = await route.fetch()
@@ -179,6 +182,7 @@ async def test_a_range_of_a_chart_leads_to_its_jobs(browser: Browser, shop: Shop
         assert took == 30_000
 
 
+@pytest.mark.nightly
 async def test_deploys_are_marked_in_the_charts(browser: Browser, shop: Shop) -> None:
     await store_of(shop.app).join("of-this-test", "of-this-test", release="v7.1")
     await store_of(shop.app).leave("of-this-test")
@@ -192,6 +196,7 @@ async def test_deploys_are_marked_in_the_charts(browser: Browser, shop: Shop) ->
         await expect(visit.page.locator("hg-chart svg .deploy").first).to_be_visible()
 
 
+@pytest.mark.nightly
 async def test_a_task_and_a_queue_show_their_jobs_and_failures(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         page = visit.page
@@ -287,6 +292,7 @@ async def test_one_box_finds_everything_by_keyboard_alone(browser: Browser, shop
         await until(lambda: query_of(page) == {"text": "some text"})
 
 
+@pytest.mark.nightly
 async def test_the_box_offers_what_can_be_done_with_what_it_finds(browser: Browser, shop: Shop) -> None:
     limits, queues = shop.app.admin.limits, shop.app.admin.queues
 
@@ -378,6 +384,7 @@ async def test_filters_are_typed_as_words_and_completed(browser: Browser, shop: 
         await until(lambda: query_of(page) == {"key": "acme corp", "queue": "mail"})
 
 
+@pytest.mark.nightly
 async def test_back_returns_to_where_the_list_was_left(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["send_mail"].using(delay=3600)
     await task.enqueue_many([(f"scrolled {number}",) for number in range(50)])
@@ -404,6 +411,7 @@ async def test_back_returns_to_where_the_list_was_left(browser: Browser, shop: S
         await until(functools.partial(scrolled_to, 0))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("read", "loads"), [(-1.0, 1), (0.0, 2)], ids=["before the load", "after it began"])
 async def test_the_first_live_event_loads_a_page_again_only_if_it_may_be_newer(
     browser: Browser, shop: Shop, read: float, loads: int
@@ -443,6 +451,7 @@ async def test_the_first_live_event_loads_a_page_again_only_if_it_may_be_newer(
         assert len(asked) == loads, asked
 
 
+@pytest.mark.nightly
 async def test_a_viewer_finds_tasks_and_cannot_cancel_a_batch(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["send_mail"].using(delay=3600)
     pending = await batch([task.call("a")]).enqueue()

@@ -73,6 +73,7 @@ async def test_the_graph_of_a_job_is_drawn_live_with_links_both_ways(browser: Br
         assert await axe_violations(visit, AXE) == []
 
 
+@pytest.mark.nightly
 async def test_a_graph_of_many_jobs_is_described_in_words(browser: Browser, shop: Shop) -> None:
     mail = shop.app.tasks["send_mail"]
     first = mail.using(delay=7200).call("first")
@@ -88,6 +89,7 @@ async def test_a_graph_of_many_jobs_is_described_in_words(browser: Browser, shop
     await shop.app.admin.cancel_many([stored.jobs[0].id])
 
 
+@pytest.mark.nightly
 async def test_the_largest_graph_that_is_drawn_is_laid_out_at_once(browser: Browser, shop: Shop) -> None:
     mail = shop.app.tasks["send_mail"]
     layers = [[mail.using(delay=7200).call("0") for _ in range(10)]]

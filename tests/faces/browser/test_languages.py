@@ -60,7 +60,7 @@ def english(language: str) -> re.Pattern[str]:
     return re.compile("|".join(VALUE.sub(".+?", re.escape(text)) for text in wanted if text not in translated))
 
 
-@pytest.mark.parametrize("language", ["de", "it"])
+@pytest.mark.parametrize("language", ["de", pytest.param("it", marks=pytest.mark.nightly)])
 async def test_no_page_has_a_text_in_english(browser: Browser, shop: Shop, language: str) -> None:
     untranslated = english(language)
     found: list[str] = []
@@ -85,6 +85,7 @@ async def test_no_page_has_a_text_in_english(browser: Browser, shop: Shop, langu
     assert not found, "\n".join(found)
 
 
+@pytest.mark.nightly
 async def test_the_tabs_of_jobs_have_the_same_icons_in_each_language(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         icons = visit.page.get_by_role("navigation").and_(visit.page.locator(".tabs")).locator("svg")
@@ -114,6 +115,7 @@ async def test_a_user_chooses_a_language_which_is_kept(browser: Browser, shop: S
         await expect(page.get_by_role("button", name="Enqueue", exact=True)).to_be_visible()
 
 
+@pytest.mark.nightly
 async def test_the_sign_in_page_is_in_the_language_of_the_browser(browser: Browser, shop: Shop) -> None:
     context = await browser.new_context(locale="it-CH")
     try:

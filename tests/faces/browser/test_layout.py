@@ -79,6 +79,7 @@ async def test_jobs_and_keys_are_rows_of_one_line_and_low_cards_on_a_phone(brows
             await visit.look("wide", "light")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("language", ["en", "de", "it"])
 async def test_the_header_fits_a_phone(browser: Browser, shop: Shop, language: str) -> None:
     async with visiting(browser, shop) as visit:
@@ -90,6 +91,7 @@ async def test_the_header_fits_a_phone(browser: Browser, shop: Shop, language: s
         assert await visit.page.evaluate(OUT_OF_THE_BAR) == []
 
 
+@pytest.mark.nightly
 async def test_names_of_deploys_do_not_overlap(browser: Browser, shop: Shop) -> None:
     async def source(route: Route) -> None:
         _, _, module = route.request.url.partition("/js/")
@@ -132,6 +134,7 @@ async def test_tasks_show_how_many_jobs_wait_and_enqueue_one(browser: Browser, s
         await expect(visit.page.get_by_role("button", name="Enqueue")).to_have_attribute("aria-disabled", "true")
 
 
+@pytest.mark.nightly
 async def test_batches_show_their_tasks(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         for where in ("batches", f"batches/{shop.seeds.batch}"):
@@ -140,6 +143,7 @@ async def test_batches_show_their_tasks(browser: Browser, shop: Shop) -> None:
             await expect(visit.page).to_have_url(f"{shop.base}tasks/send_mail")
 
 
+@pytest.mark.nightly
 async def test_a_new_schedule_is_in_the_time_zone_of_the_browser(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         session = await visit.page.context.new_cdp_session(visit.page)

@@ -26,6 +26,7 @@ async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
         yield shop
 
 
+@pytest.mark.nightly
 async def test_jobs_behind_thousands_of_another_queue_are_listed(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         page = visit.page
@@ -47,6 +48,7 @@ async def test_jobs_behind_thousands_of_another_queue_are_listed(browser: Browse
         await expect(page.locator(".bulk-count")).to_have_text(f"{total:,} jobs ")
 
 
+@pytest.mark.nightly
 async def test_a_list_that_read_only_a_part_of_the_jobs_says_so(browser: Browser, shop: Shop) -> None:
     async def nothing_so_far(route: Route) -> None:
         page = {"items": [], "next": shop.seeds.failed.id, "read": 5000, "reached": "2026-05-01T12:03:00Z"}
@@ -88,6 +90,7 @@ async def test_a_search_whose_time_is_over_says_what_it_covered(browser: Browser
         visit.forget_refusals(503)
 
 
+@pytest.mark.nightly
 async def test_an_audit_of_many_starts_says_which_were_checked(browser: Browser, shop: Shop) -> None:
     async def cut(route: Route) -> None:
         answer = await route.fetch()
@@ -102,6 +105,7 @@ async def test_an_audit_of_many_starts_says_which_were_checked(browser: Browser,
         await expect(said).to_be_visible()
 
 
+@pytest.mark.nightly
 async def test_a_queue_with_nothing_but_failures_is_not_idle(browser: Browser, shop: Shop) -> None:
     async def with_failures(route: Route) -> None:
         answer = await route.fetch()

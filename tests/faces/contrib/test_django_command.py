@@ -91,6 +91,7 @@ async def notes(url: str) -> set[str]:
         await connection.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_other_commands_work_on_the_app_of_a_backend(environment: Mapping[str, str], tmp_path: Path) -> None:
     def manage(*words: str) -> subprocess.CompletedProcess[str]:

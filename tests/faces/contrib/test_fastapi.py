@@ -176,6 +176,7 @@ def uvicorn(folder: Path, *options: str, worker: bool = False) -> Iterator[tuple
             server.kill()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 async def test_a_server_that_stops_finishes_its_jobs_within_the_grace(tmp_path: Path) -> None:
     with uvicorn(tmp_path, worker=True) as (server, address):
@@ -200,6 +201,7 @@ async def test_a_server_that_stops_finishes_its_jobs_within_the_grace(tmp_path: 
         assert await jobs.admin.nodes() == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 async def test_several_server_processes_share_the_jobs(tmp_path: Path) -> None:
     with uvicorn(tmp_path, "--workers", "2", worker=True) as (_, address):

@@ -52,6 +52,7 @@ def worker(environment: dict[str, str]) -> Iterator[None]:
             worker.kill()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 async def test_views_of_forked_servers_enqueue_and_handlers_have_the_application_context(
