@@ -457,6 +457,8 @@ CREATE TABLE node (
     is_stopping      INTEGER NOT NULL DEFAULT 0 CHECK (is_stopping IN (0, 1)),
     -- What the tasks that it runs may require.
     labels           TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(labels)),
+    -- The tasks that its program declares, by queue.
+    tasks            TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(tasks)),
     -- The jobs whose attempts were told to end and take a slot still.
     lingering        TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(lingering)),
     -- As on PostgreSQL, where a node may have gone while others hold jobs of its; here it is deleted at once.
