@@ -341,6 +341,8 @@ async def test_a_trigger_of_a_newer_release_is_fired_only_by_nodes_that_can_read
         ("audit_entry", "detail", BROKEN, "true"),
         ("node", "queues", BROKEN, "true"),
         ("node", "queues", WRONG, "true"),
+        ("node", "tasks", BROKEN, "true"),
+        ("node", "tasks", WRONG, "true"),
         ("jobs_history", "waits", BROKEN, "true"),
         ("jobs_history", "waits", WRONG, "true"),
         ("jobs_history", "runs", BROKEN, "true"),

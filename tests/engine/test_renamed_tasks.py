@@ -117,7 +117,7 @@ def test_a_job_of_an_unknown_task_waits_for_a_release_that_has_it() -> None:
             assert "does not declare task 'old_name'" in (await broken.admin.explain(job.id)).reason
             async with repaired.open():
                 reason = (await repaired.admin.explain(job.id)).reason
-                assert reason.startswith("no running node declares task 'old_name'")
+                assert reason.startswith("no running node that serves queue 'default' declares task 'old_name'")
         async with repaired:
             assert await repaired.job(job.id).result() == 2
 

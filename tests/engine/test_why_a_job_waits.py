@@ -10,7 +10,7 @@ import pytest
 from headgate import Headgate, StrictRate
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import app_on
+from tests.internals import app_on, node_of
 
 
 def test_a_task_with_a_limit_that_no_worker_declares_is_named_in_the_log_and_the_explanation(
@@ -36,11 +36,13 @@ def test_a_task_with_a_limit_that_no_worker_declares_is_named_in_the_log_and_the
             async with after:
                 await asyncio.sleep(10)
                 of_worker = (await after.admin.explain(job.id)).reason
-                assert of_worker.startswith("this program does not declare task 'bill', and no running node does;")
+                assert of_worker.startswith(
+                    "this program does not declare task 'bill', and no running node that serves queue 'default' does;"
+                )
                 assert "a permit is returned" not in of_worker
                 of_web = (await before.admin.explain(job.id)).reason
                 assert of_web.startswith(
-                    "no running node declares task 'bill' in queue 'default', and this program does"
+                    "no running node that serves queue 'default' declares task 'bill', and this program does"
                 )
                 (queue,) = [each for each in (await after.admin.overview()).queues if each.queue == "default"]
                 assert (queue.waiting, queue.ready, queue.throttled, queue.undeclared) == (1, 0, 0, 1)
@@ -48,6 +50,77 @@ def test_a_task_with_a_limit_that_no_worker_declares_is_named_in_the_log_and_the
     with caplog.at_level(logging.ERROR, "headgate"):
         run_virtual(main)
     assert [record.message[:23] for record in caplog.records] == ["jobs of task bill wait,"]
+
+
+def test_a_worker_that_has_stopped_declares_nothing() -> None:
+    """The fault: "its limits let it start now", for three minutes after the last worker of a release had stopped."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        before, after = (app_on(store, clock=clock) for _ in range(2))
+
+        @before.task(name="send_mail")
+        async def send_mail() -> None:
+            """Renamed in the next release."""
+
+        @after.task(name="send_message")
+        async def send_message() -> None:
+            """The new name, without an alias."""
+
+        async with after:
+            async with before:
+                await asyncio.sleep(1)
+                assert "send_mail@default" in await after.admin.declared_by_nodes()
+            async with before.open():
+                job = await send_mail.enqueue()
+                of_worker = (await after.admin.explain(job.id)).reason
+                of_web = (await before.admin.explain(job.id)).reason
+            assert of_worker.startswith("this program does not declare task 'send_mail', and no running node that")
+            assert of_web.startswith("no running node that serves queue 'default' declares task 'send_mail'")
+            (queue,) = [each for each in (await after.admin.overview()).queues if each.queue == "default"]
+            assert (queue.waiting, queue.ready, queue.undeclared) == (1, 0, 1)
+
+    run_virtual(main)
+
+
+def test_a_task_counts_as_declared_where_a_node_serves_its_queue() -> None:
+    """The fault: "it waits for a free slot", though the node that serves the queue does not have the task."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        billing, mailing = (app_on(store, clock=clock) for _ in range(2))
+        for app in (billing, mailing):
+            app.queue("mail")
+
+        @billing.task
+        async def bill() -> None:
+            """An operator has taken the other queue from its worker."""
+
+        async with billing, mailing:
+            await billing.admin.set_node_slots(node_of(billing).id, 0, queue="mail")
+            job = await bill.using(queue="mail", delay=1).enqueue()
+            await asyncio.sleep(5)
+            reason = (await billing.admin.explain(job.id)).reason
+            assert reason.startswith("no running node that serves queue 'mail' declares task 'bill'")
+
+    run_virtual(main)
+
+
+def test_a_task_that_is_declared_while_the_node_runs_counts_at_its_next_heartbeat() -> None:
+    """As in an interactive session, where the worker runs beside the cells that declare tasks."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        async with app:
+
+            @app.task
+            async def later() -> None:
+                """Declared in a later cell."""
+
+            await asyncio.sleep(30)
+            assert "later@default" in await app.admin.declared_by_nodes()
+
+    run_virtual(main)
 
 
 def test_a_task_of_another_program_is_explained_without_its_rule() -> None:

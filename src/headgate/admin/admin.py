@@ -219,7 +219,10 @@ class Admin:
         return frozenset(self._tasks)
 
     async def declared_by_nodes(self) -> frozenset[str]:
-        """Return what running nodes declare, each as `task@queue`; empty until one has noted it."""
+        """Return what running nodes declare for queues that they serve, each as `task@queue`.
+
+        A node that is stopping starts no more jobs, so it does not count.
+        """
         return await self._storage.declared_subjects()
 
     @property

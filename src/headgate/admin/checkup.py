@@ -43,7 +43,7 @@ class Checkup:
 
 
 def is_declared(task: str, queue: str, tasks: Container[str], subjects: Container[str] | None) -> bool:
-    """Return whether a running node declares the task in that queue, as far as nodes have noted what they declare.
+    """Return whether a running node that serves the queue declares the task.
 
     `subjects` is what `Store.declared_subjects` returns. If it is empty, the `tasks` of this program decide.
     """

@@ -84,8 +84,8 @@ def reason_for(
 
     No limit delays a job that no running node may take, so what nodes serve and declare comes before the limits.
     `batch` is its leader, if that is one; `leaders` are those that it counts, if it is a join. `is_known`: this program
-    declares its task; `declared` are the tasks in queues that live releases declare, as in `Store.declared_subjects`.
-    `pause` is that of its queue or of one of its limits, `turn` its place in a fair queue.
+    declares its task; `declared` is what running nodes declare, as in `Admin.declared_by_nodes`. `pause` is that of its
+    queue or of one of its limits, `turn` its place in a fair queue.
     """
     if status.state is not JobState.WAITING:
         return _other_state(record, status, nodes, now)
@@ -125,9 +125,10 @@ def _node_reason(
     # Until a release has noted what it declares, only this program is known.
     has_declared = is_declared(status.task, status.queue, (status.task,) if is_known else (), declared)
     if not is_known and not has_declared:
+        nor_nodes = f", and no running node that serves queue {status.queue!r} does" if declared else ""
         return (
-            f"this program does not declare task {status.task!r}{', and no running node does' if declared else ''}; "
-            "start a worker of a program that does, or add an alias if the task was renamed"
+            f"this program does not declare task {status.task!r}{nor_nodes}; start a worker of a program that does, or "
+            "add an alias if the task was renamed"
         )
     if not nodes:
         return "no node is running; start one with `headgate worker`"
@@ -136,8 +137,8 @@ def _node_reason(
         return unserved_text(*idle, is_any_alive=any(node_status(node, now).state == "alive" for node in nodes))
     if not has_declared:
         return (
-            f"no running node declares task {status.task!r} in queue {status.queue!r}, and this program does; start a "
-            "worker of this release that imports its module"
+            f"no running node that serves queue {status.queue!r} declares task {status.task!r}, and this program does; "
+            "start a worker of this release that imports its module"
         )
     running = [node for node in nodes if not node.is_gone and requires.issubset(node.labels)]
     if requires and not running:

@@ -132,8 +132,7 @@ class LeaseKeeper:
     async def _beat_alone(self, *, all: bool) -> Mapping[str, int]:
         sent_at = self._clock.monotonic()
         node = self._membership.id
-        beat = await self._storage.beat(
-            node,
+        beat = await self._membership.beat(
             lingering=self._attempts.lingering[:MAX_LINGERING],
             # A job that the node has not received is found by the next heartbeats. While a snapshot stays open, their
             # index leads to all jobs that have run since.

@@ -142,6 +142,7 @@ class Node:
             name=settings.name or process_name(),
             setting=NodeSetting(settings.queues, settings.slots),
             labels=settings.labels or frozenset(),
+            tasks=lambda: registry.gates().tasks,
             version=settings.version,
             release=settings.release,
             clock=clock,

@@ -55,6 +55,14 @@ class Gates:
         """The names of all gates."""
         return KnownGates([*self._gates.values(), *(each.gate for each in self._overflows)])
 
+    @cached_property
+    def tasks(self) -> Mapping[str, Sequence[str]]:
+        """The names of the tasks by queue, both sorted, so that they are the same text on all nodes of a release."""
+        tasks: dict[str, list[str]] = {}
+        for task, queue in sorted(self._gates, key=lambda each: (each[1], each[0])):
+            tasks.setdefault(queue, []).append(task)
+        return tasks
+
     def only(self, tasks: frozenset[str]) -> Gates:
         """Return the gates of these tasks."""
         gates = {(task, queue): gate for (task, queue), gate in self._gates.items() if task in tasks}

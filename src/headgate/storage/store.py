@@ -622,10 +622,6 @@ class Store:
             await self.driver.write(lambda tx: gate_notes.await_claims(tx, noted.changed), wakes=True)
         return noted.to_move
 
-    async def declared_subjects(self, *, lives: int = GATE_LIVES) -> frozenset[str]:
-        """Return the subjects, `task@queue`, of which a release has noted a gate in the last `lives` microseconds."""
-        return frozenset(await self.driver.read(lambda tx: gate_notes.declared_subjects(tx, lives), "list"))
-
     async def gates_done(self, gates: Mapping[str, str]) -> None:
         """Store that the backlog of these subjects has been moved to these gates, and no longer to others."""
         await self.driver.write(lambda tx: gate_notes.gates_done(tx, gates), is_atomic=False)
@@ -795,18 +791,20 @@ class Store:
         *,
         setting: NodeSetting | None = None,
         labels: Sequence[str] = (),
+        tasks: Mapping[str, Sequence[str]] | None = None,
         version: str = "",
         release: str | None = None,
     ) -> None:
         """Register a node with its slots, before its first claim. A registered node stays as it is.
 
-        If no other node runs its `release`, and the last deploy was of another one, this is a deploy.
+        `tasks` are the names that it declares, by queue. If no other node runs its `release`, and the last deploy was
+        of another one, this is a deploy.
         """
         driver = self.driver
         chosen = setting or NodeSetting({})
         await driver.write(
             lambda tx: nodes.join(
-                tx, node, name, driver.clock.boot_id(), chosen, labels, version, release, driver.port
+                tx, node, name, driver.clock.boot_id(), chosen, labels, tasks or {}, version, release, driver.port
             ),
             is_atomic=False,
             may_repeat=True,
@@ -816,15 +814,26 @@ class Store:
         """Return the last `count` deploys since then, oldest first."""
         return await self.driver.read(lambda tx: nodes.deploys(tx, since, count), "list")
 
+    async def declared_subjects(self) -> frozenset[str]:
+        """Return what nodes that claim declare for queues that they serve, each as `task@queue`."""
+        return frozenset(await self.driver.read(nodes.declared_subjects, "list"))
+
     async def beat(
-        self, node: str, *, lingering: Sequence[str] = (), started_since: int = 0, is_stopping: bool = False
+        self,
+        node: str,
+        *,
+        lingering: Sequence[str] = (),
+        tasks: Mapping[str, Sequence[str]] | None = None,
+        started_since: int = 0,
+        is_stopping: bool = False,
     ) -> Beat:
         """Renew a node's lease, store which jobs linger on it and that it stops, and return the jobs that it owns.
 
-        Only those that started since `started_since` (wall time in microseconds); by default all.
+        Only those that started since `started_since` (wall time in microseconds); by default all. `tasks` as in `join`,
+        if they have changed.
         """
         return await self.driver.write(
-            lambda tx: nodes.beat(tx, node, lingering, started_since, is_stopping=is_stopping), is_atomic=False
+            lambda tx: nodes.beat(tx, node, lingering, tasks, started_since, is_stopping=is_stopping), is_atomic=False
         )
 
     async def set_node(self, node: str, edit: EditNode, *, audit_record: AuditRecord | None = None) -> bool | None:

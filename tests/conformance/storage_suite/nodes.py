@@ -170,6 +170,26 @@ class NodesConformance(Conformance):
         await storage.beat(node)
         assert (await storage.upkeep(node)).setting == NodeSetting({}, is_stopping=True)
 
+    async def test_a_node_declares_its_tasks_until_it_stops_leaves_or_is_recovered(self, store_user: StoreUser) -> None:
+        storage = store_user.storage
+        await storage.leave(store_user.node)
+        assert await storage.declared_subjects() == frozenset()
+        both, mail = NodeSetting({"default": 2, "mail": 1}), NodeSetting({"mail": 1})
+        for name, setting in (("a", both), ("b", both), ("c", mail)):
+            await storage.join(f"node-{name}", name, setting=setting, tasks={"default": ["call"], "mail": ["send"]})
+        assert await storage.declared_subjects() == {"call@default", "send@mail"}
+        # What a program declares later, as in an interactive session; other heartbeats keep it.
+        await storage.beat("node-c", tasks={"default": ["call"], "mail": ["send", "sort"]})
+        await storage.beat("node-c")
+        assert await storage.declared_subjects() == {"call@default", "send@mail", "sort@mail"}
+        await storage.beat("node-a", is_stopping=True)
+        await storage.set_node("node-b", lambda setting: replace(setting, queues={"default": 0, "mail": 1}))
+        assert await storage.declared_subjects() == {"send@mail", "sort@mail"}
+        await storage.leave("node-c")
+        assert await storage.declared_subjects() == {"send@mail"}
+        await storage.recover("node-b", await beat_of(store_user, "node-b"))
+        assert await storage.declared_subjects() == frozenset()
+
     async def test_stored_times_are_those_of_the_store(self, store_user: StoreUser, clock: ManualClock) -> None:
         storage = store_user.storage
         for step in (0, 3600, -7200):

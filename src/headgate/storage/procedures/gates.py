@@ -43,11 +43,6 @@ async def note_gates(tx: Transaction, gates: Mapping[str, str], lives: int) -> N
     return NotedGates({gate.task: not gate.is_done for gate in newest}, sorted(set(changed)))
 
 
-async def declared_subjects(tx: Transaction, lives: int) -> list[str]:
-    """As `Store.declared_subjects`."""
-    return await tx.values("live_gates", now=tx.now, lives=lives)
-
-
 async def gates_done(tx: Transaction, gates: Mapping[str, str]) -> None:
     """As `Store.gates_done`."""
     await tx.execute("gates_done", own=list(gates.items()))

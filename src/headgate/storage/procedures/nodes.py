@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from headgate.clock import SECOND
 from headgate.jobs.audit import AuditRecord
+from headgate.jobs.gating import subject_of
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import is_poisonous
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import poison_error
-from headgate.storage.json_text import as_json
+from headgate.storage.json_text import as_json, optional_json
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.finish import (
     ReturnedJob,
@@ -83,6 +84,11 @@ class _Peer(_Process):
     has_arrived: bool
 
 
+class _Declaration(msgspec.Struct):
+    tasks: dict[str, list[str]]
+    queues: dict[str, int]
+
+
 class MissingNode(msgspec.Struct):
     """A node that running jobs name and that is not there: how many they are, and one of them."""
 
@@ -99,6 +105,7 @@ DEPLOYS_KEPT = 400 * 86_400 * SECOND
 """Microseconds."""
 
 _DEPLOYS = RowDecoder(DeployRecord, "deploy")
+_DECLARATIONS = RowDecoder(_Declaration, "node")
 _NODES = RowDecoder(_Node, "node")
 _MISSING = RowDecoder(MissingNode, "node")
 _PEERS = RowDecoder(_Peer, "node")
@@ -113,6 +120,7 @@ async def join(
     boot_id: str,
     setting: NodeSetting,
     labels: Sequence[str],
+    tasks: Mapping[str, Sequence[str]],
     version: str,
     release: str | None,
     port: int | None,
@@ -132,6 +140,7 @@ async def join(
         slots=setting.slots,
         is_quiet=setting.is_quiet,
         labels=as_json(labels),
+        tasks=as_json(tasks),
         version=version,
         release=release,
     )
@@ -151,14 +160,29 @@ async def deploys(tx: Transaction, since: int, count: int) -> list[DeployRecord]
     return found
 
 
-async def beat(tx: Transaction, node: str, lingering: Sequence[str], started_since: int, *, is_stopping: bool) -> Beat:
+async def beat(
+    tx: Transaction,
+    node: str,
+    lingering: Sequence[str],
+    tasks: Mapping[str, Sequence[str]] | None,
+    started_since: int,
+    *,
+    is_stopping: bool,
+) -> Beat:
     """As `Store.beat`."""
-    known = await tx.execute("beat", id=node, now=tx.now, lingering=as_json(lingering), is_stopping=is_stopping) == 1
+    changed = await tx.execute(
+        "beat",
+        id=node,
+        now=tx.now,
+        lingering=as_json(lingering),
+        tasks=optional_json(tasks),
+        is_stopping=is_stopping,
+    )
     if not tx.has_one_writer:
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
     owned = await running_on(tx, node, since=started_since)
     return Beat(
-        known=known,
+        known=changed == 1,
         owned={job.id: job.fence for job in owned},
         cancels=frozenset(job.id for job in owned if job.cancel_requested),
     )
@@ -207,6 +231,20 @@ async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
             labels=row.labels,
         )
         for row in await tx.fetch(_NODES, "nodes")
+    ]
+
+
+async def declared_subjects(tx: Transaction) -> list[str]:
+    """As `Store.declared_subjects`.
+
+    What a node declares is a column of its row, so it ends with the row: as the node leaves, or is recovered.
+    """
+    return [
+        subject_of(task, queue)
+        for each in await tx.fetch(_DECLARATIONS, "declarations")
+        for queue, tasks in each.tasks.items()
+        if each.queues.get(queue)
+        for task in tasks
     ]
 
 

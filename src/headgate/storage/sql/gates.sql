@@ -3,10 +3,6 @@
 -- name: gates
 SELECT task, signature FROM headgate.task_gate WHERE is_newest
 
--- name: live_gates
--- Return the subjects of gates that are alive, without those of schedules.
-SELECT DISTINCT task FROM headgate.task_gate WHERE last_seen > :now::bigint - :lives::bigint AND task NOT LIKE 'schedule %'
-
 -- name: gates_changed
 -- Mark the backlog of subjects whose gate is new as still to be moved, even if it was moved before.
 UPDATE headgate.task_gate SET is_done = false

@@ -3,11 +3,11 @@
 -- name: join_node
 -- Register a node; a registered node stays as it is.
 INSERT INTO headgate.node (
-    id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, queues, slots, is_quiet, labels, version,
-    release
+    id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, queues, slots, is_quiet, labels, tasks,
+    version, release
 ) VALUES (
-    :id, :name, :pid, :pid_space, :process_started, :boot_id, :now, :now, :queues, :slots, :is_quiet, :labels, :version,
-    :release
+    :id, :name, :pid, :pid_space, :process_started, :boot_id, :now, :now, :queues, :slots, :is_quiet, :labels, :tasks,
+    :version, :release
 )
 ON CONFLICT (id) DO NOTHING
 
@@ -39,12 +39,16 @@ SELECT json_group_array(port) FROM node WHERE port > 0
 WITH unsynced AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
-UPDATE headgate.node SET beat = beat + 1, beat_at = :now, lingering = :lingering, is_stopping = is_stopping OR :is_stopping
+UPDATE headgate.node
+SET beat = beat + 1, beat_at = :now, lingering = :lingering, is_stopping = is_stopping OR :is_stopping,
+    tasks = coalesce(:tasks::text, tasks)
 FROM unsynced
 WHERE id = :id AND gone IS NULL
 
 -- name: beat [sqlite]
-UPDATE node SET beat = beat + 1, beat_at = :now, lingering = :lingering, is_stopping = is_stopping OR :is_stopping
+UPDATE node
+SET beat = beat + 1, beat_at = :now, lingering = :lingering, is_stopping = is_stopping OR :is_stopping,
+    tasks = coalesce(:tasks, tasks)
 WHERE id = :id AND gone IS NULL
 
 -- name: nodes
@@ -55,6 +59,10 @@ SELECT
     pid_space, process_started, boot_id, queues, slots, is_quiet, is_stopping, labels, version, lingering, gone
 FROM headgate.node
 ORDER BY started_at, id
+
+-- name: declarations
+-- Return the tasks that nodes declare which may claim, by queue, and the slots of these nodes; equal ones once.
+SELECT DISTINCT tasks, queues FROM headgate.node WHERE gone IS NULL AND NOT is_stopping
 
 -- part: has_arrived [postgres]
 EXISTS (SELECT 1 FROM headgate.arrival WHERE id >= :arrival_floor AND jobs > 0)

@@ -539,6 +539,8 @@ CREATE TABLE headgate.node (
     is_stopping      boolean NOT NULL DEFAULT false,
     -- What the tasks that it runs may require, as JSON.
     labels           text NOT NULL DEFAULT '[]',
+    -- The tasks that its program declares, by queue, as JSON.
+    tasks            text NOT NULL DEFAULT '{}',
     -- The jobs whose attempts were told to end and take a slot still, as JSON.
     lingering        text NOT NULL DEFAULT '[]',
     -- Set when it has left or was found dead while users' transactions held jobs of its: they are taken back later.

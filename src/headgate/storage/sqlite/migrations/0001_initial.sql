@@ -210,7 +210,8 @@ CREATE TABLE job (
 -- their ranks have one order.
 CREATE INDEX job_undelayed ON job (lane, rank) WHERE waiting AND NOT delayed;
 CREATE INDEX job_delayed ON job (lane, priority, run_at) WHERE waiting AND delayed;
-CREATE INDEX job_held ON job (held) WHERE held <> 0;
+-- By id, in which they are paged: else a sweep for them would follow the primary key, over all jobs.
+CREATE INDEX job_held ON job (id) WHERE held <> 0;
 -- The few that wait in a lane without some of their draws, so that the lane does not tell what they draw on.
 CREATE INDEX job_passes ON job (passed) WHERE waiting AND (held | passed) <> 0;
 CREATE INDEX job_blocked ON job (queue) WHERE state = 'blocked';
@@ -457,6 +458,8 @@ CREATE TABLE node (
     is_stopping      INTEGER NOT NULL DEFAULT 0 CHECK (is_stopping IN (0, 1)),
     -- What the tasks that it runs may require.
     labels           TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(labels)),
+    -- The tasks that its program declares, by queue.
+    tasks            TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(tasks)),
     -- The jobs whose attempts were told to end and take a slot still.
     lingering        TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(lingering)),
     -- As on PostgreSQL, where a node may have gone while others hold jobs of its; here it is deleted at once.

@@ -56,6 +56,7 @@ export const nodes = {
             {
               name: t("Heartbeat"),
               align: "right",
+              extra: "node-age",
               cell: (node) =>
                 h(
                   "span",
@@ -96,7 +97,7 @@ export const nodes = {
               name: t("Version"),
               cell: (node) => h("span", { class: versions.length > 1 ? "warn-text num" : "num" }, node.version),
             },
-            { name: t("Started"), align: "right", cell: (node) => when(node.started_at) },
+            { name: t("Started"), align: "right", extra: "node-age", cell: (node) => when(node.started_at) },
             {
               name: t("Running"),
               align: "right",
