@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -52,6 +53,31 @@ class TestPostgresStorage(StorageConformance):
             assert len(jobs) == 2
         assert taken == 30
 
+    async def test_a_process_asks_once_about_the_types_of_a_server(
+        self, clock: ManualClock, postgres_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The fault: each session asked about bigint[] and others, in three statements for each set of them."""
+        asked: list[Any] = []
+        ask = asyncpg.Connection._introspect_types  # type: ignore[attr-defined]  # not in the stubs
+
+        async def noted(connection: Any, types: Any, timeout: float | None) -> Any:
+            asked.append(types)
+            return await ask(connection, types, timeout)
+
+        async def use() -> None:
+            storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)
+            await storage.open()
+            user = StoreUser(storage, clock)
+            user.rules = {"calls": rate(10, burst=10)}
+            await user.add(3, draws=[("calls", "a")])
+            await user.succeed(*await user.take(3))
+            await storage.close()
+
+        await use()
+        monkeypatch.setattr(asyncpg.Connection, "_introspect_types", noted)
+        await use()
+        assert asked == []
+
     async def test_a_backlog_on_many_keys_starts_while_its_arrivals_are_merged(
         self, store_user: StoreUser, postgres_url: str, postgres_schema: str
     ) -> None:
@@ -72,7 +98,7 @@ class TestPostgresStorage(StorageConformance):
             assert await connection.fetchval(unmerged) > 0
         finally:
             await connection.close()
-        while jobs := await store_user.take(1000):
+        while jobs := await store_user.take(200):
             started += jobs
         await store_user.succeed(*started)
         assert len({job.id for job in started}) == len(started) == keys + 1

@@ -59,6 +59,7 @@ def told(messages: list[AlertMessage]) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------------------- conditions
 
 
+@pytest.mark.nightly
 def test_a_queue_that_lags_is_told_once_then_repeated_and_then_its_end(stores: Stores) -> None:
     async def main(clock: VirtualClock) -> None:
         messages: list[AlertMessage] = []

@@ -106,7 +106,11 @@ RULES: list[Limit] = [
 ]
 
 
-@pytest.mark.parametrize("limit", RULES, ids=lambda limit: limit.rule.describe())
+@pytest.mark.parametrize(
+    "limit",
+    [*RULES[:2], *(pytest.param(each, marks=pytest.mark.nightly) for each in RULES[2:])],
+    ids=lambda limit: limit.rule.describe(),
+)
 @pytest.mark.parametrize("longest", [pytest.param(2.0, marks=pytest.mark.nightly), 8.0])
 def test_starts_measured_in_the_handler_hold_a_limit_without_a_margin_however_late_its_claims_are_answered(
     limit: Limit, longest: float

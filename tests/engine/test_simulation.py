@@ -14,7 +14,7 @@ from tests.seeds import seeds
 
 SEEDS = int(os.environ.get("HEADGATE_TEST_SIM_SEEDS", "150"))
 ONLY = os.environ.get("HEADGATE_TEST_SIM_SEED")
-CHUNK = 5
+CHUNK = 3
 
 
 # The first few for everybody, the rest where there is time: there they are new in each run.
@@ -52,6 +52,7 @@ def test_a_simulation_on_a_sqlite_file_loses_no_job_and_exceeds_no_limit(seed: i
     simulate(seed, steps=25, make_store=make_store)
 
 
+@pytest.mark.nightly
 def test_the_same_seed_runs_the_same_simulation() -> None:
     one, other = simulate(7), simulate(7)
     assert one.history.starts == other.history.starts

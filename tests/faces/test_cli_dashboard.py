@@ -86,6 +86,7 @@ def test_the_link_signs_in_once_and_the_server_exits_with_0_during_a_stream(
         assert process.stderr.read() == "failed sign-in of '' from '127.0.0.1'\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_several_users_sign_in_with_their_own_password_and_role(target: str, tmp_path: Path) -> None:
     hashed = CliRunner().invoke(main, ["password"], input="grace's password\n")

@@ -33,6 +33,7 @@ async def fill(app: Any) -> None:
         await app.tasks["remind"].enqueue("late@example.org")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_commands_of_the_page_run_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

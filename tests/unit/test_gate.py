@@ -66,6 +66,7 @@ def run_twice(folder: Path, *arguments: str | Path) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_in_which_tests_fail_hang_and_leak_reports_all_others_and_repeats_what_failed(tmp_path: Path) -> None:
     (tmp_path / "test_bad.py").write_text(BAD)

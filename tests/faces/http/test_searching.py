@@ -62,6 +62,7 @@ async def locked_jobs(url: str, schema: str) -> AsyncIterator[Callable[[], Any]]
         await connection.close()
 
 
+@pytest.mark.nightly
 async def test_forty_payload_searches_do_not_delay_the_overview_and_lists(app: Headgate) -> None:
     async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
         await app.tasks["answer"].enqueue_many([("why? " * 20,)] * 5000)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 from random import Random
@@ -773,6 +773,19 @@ def executor_of(url: str) -> tuple[str, str, str]:
 _HOST = re.compile(r"(?:\[(?P<bracketed>[^]]*)\]|(?P<plain>[^:]*))(?::(?P<port>\d*))?")
 
 
+_FIRST_OF_USERS = 16_384
+"""The lowest number of a type that is not PostgreSQL's own (FirstNormalObjectId)."""
+
+_own_types: dict[frozenset[int], Any] = {}
+"""What PostgreSQL has said about its own types, which are the same on each server."""
+
+
+class _NotAsked(NamedTuple):
+    """In place of the statement that would have asked."""
+
+    name: str = "not asked"
+
+
 class _Connection(asyncpg.Connection):
     """A session keeps nothing but its statements, so there is nothing to reset: one round trip less."""
 
@@ -783,6 +796,16 @@ class _Connection(asyncpg.Connection):
 
     def get_reset_query(self) -> str:
         return ""
+
+    async def _introspect_types(self, types: Collection[int], timeout: float | None) -> tuple[Any, Any]:
+        """Ask about types such as bigint[] once in a process, not in each session: it takes three statements."""
+        asked = frozenset(types)
+        if asked in _own_types:
+            return _own_types[asked], _NotAsked()
+        found, statement = await super()._introspect_types(types, timeout)  # type: ignore[misc]  # not in the stubs
+        if max(asked) < _FIRST_OF_USERS:
+            _own_types[asked] = found
+        return found, statement
 
     async def prepare_ahead(self, sql: str) -> None:
         """Prepare a statement as its first run would. The public `prepare` keeps the statement for its caller."""
