@@ -29,6 +29,7 @@ QUESTIONS: dict[str, Question] = {
     question.name: question
     for question in (
         costs.QUESTION,
+        costs.KEPT,
         throughput.QUESTION,
         enqueue.QUESTION,
         latency.QUESTION,
