@@ -22,11 +22,11 @@ BUDGETS = {
     "contrib": 3_100,
     "engine": 10_400,
     "http": 18_500,
-    "jobs": 3_600,
+    "jobs": 3_650,
     "limits": 9_600,
     "observe": 2_400,
     "schedules": 1_800,
-    "storage": 22_400,
+    "storage": 22_720,
     "tasks": 7_000,
     "testing": 1_800,
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, U
 import msgspec
 
 from headgate.errors import DeclarationError
+from headgate.jobs.identity import IdTaken
 from headgate.jobs.job import On, Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, require_list
@@ -48,7 +49,10 @@ class ChainPlan(Generic[R_co]):
         """
         client, builder = _new_builder(self)
         last = builder.add(self, NOTHING)
-        await client.enqueue_flow(*builder.flow())
+        try:
+            await client.enqueue_flow(*builder.flow())
+        except IdTaken:
+            return await self.enqueue()
         jobs = [Job[Any](id, client) for id in builder.jobs]
         while isinstance(last, PlacedBatch) and len(last.then) == 1:
             (last,) = last.then
@@ -93,7 +97,10 @@ class BatchPlan:
         """Store all jobs in one commit, with the steps after them. Raises as `Task.enqueue`, and DeclarationError."""
         client, builder = _new_builder(self)
         batch = builder.add_batch(self, NOTHING)
-        await client.enqueue_flow(*builder.flow())
+        try:
+            await client.enqueue_flow(*builder.flow())
+        except IdTaken:
+            return await self.enqueue()
         handle = _handle(batch, client)
         assert isinstance(handle, Batch)
         return handle

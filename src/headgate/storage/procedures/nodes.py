@@ -157,7 +157,7 @@ async def beat(tx: Transaction, node: str, lingering: Sequence[str], started_sin
 
 async def cancels(tx: Transaction, node: str, ids: Sequence[str]) -> frozenset[str]:
     """As `Store.cancels`."""
-    return frozenset(await tx.values("cancels", node=node, ids=ids))
+    return frozenset(await tx.ids("cancels", node=node, ids=ids))
 
 
 async def upkeep(tx: Transaction, node: str, boot_id: str, arrival_floor: int) -> Upkeep:

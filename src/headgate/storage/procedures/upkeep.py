@@ -8,6 +8,7 @@ import msgspec
 
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw, JobOptions, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import dump_permits
@@ -29,17 +30,17 @@ from headgate.storage.stored_rows import RowDecoder
 
 
 class _Prunable(msgspec.Struct, array_like=True):
-    id: str
+    id: JobId
     held: DrawSet
     draws: tuple[Draw, ...]
     terms: GateTerms | None
     lines: int
-    batch: str | None
+    batch: JobId | None
     options: JobOptions | None
 
 
 class _LockedFinalJob(msgspec.Struct, array_like=True):
-    id: str
+    id: JobId
     held: DrawSet
 
 
@@ -53,7 +54,7 @@ async def prune(tx: Transaction, since: int, before: int, count: int, states: Co
     found = await tx.fetch(_PRUNABLE, "prunable", since=since, before=before, count=count, states=sorted(states))
     if not found:
         # Batches that had no job, joins, and batches whose last jobs were deleted by several nodes at once.
-        joins = [id for id in await tx.values("prune_batches", before=before, count=count) if id is not None]
+        joins = await tx.ids("prune_batches", before=before, count=count)
         if joins:
             await tx.execute("prune_awaited_leaders", ids=joins)
     return len(await _delete(tx, found, before))
@@ -67,7 +68,7 @@ async def prune_by_own_retention(tx: Transaction, count: int) -> int:
 
 async def delete(tx: Transaction, ids: Sequence[str], before: int, audit_record: AuditRecord | None) -> Deletion:
     """As `Store.delete`."""
-    needed = frozenset(await tx.values("needed", ids=list(ids)))
+    needed = frozenset(await tx.ids("needed", ids=list(ids)))
     found = await tx.fetch(_PRUNABLE, "deletable", ids=[id for id in ids if id not in needed], before=before)
     deleted = await _delete(tx, found, before)
     if deleted:
@@ -95,7 +96,7 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     await tx.execute("prune_attempts", ids=gone)
     if any(job.lines for job in found):
         await tx.execute("prune_lines", ids=gone)
-    await tx.execute("prune_job_audit", ids=gone)
+    await tx.execute("prune_job_audit", subjects=gone)
     await remove_tags(tx, [job for job in found if job.id in set(gone)])
     await tx.execute("prune_jobs", ids=gone)
     batches = {job.batch for job in found if job.batch is not None}
@@ -142,7 +143,7 @@ async def note_folder_used(tx: Transaction, url: str) -> None:
 
 async def stored_ids(tx: Transaction, ids: Sequence[str]) -> list[str]:
     """As `Store.stored_ids`."""
-    return await tx.values("stored_ids", ids=list(ids))
+    return await tx.ids("stored_ids", ids=list(ids))
 
 
 async def pause_queue(tx: Transaction, queue: str, audit_record: AuditRecord | None, *, ends: bool = False) -> bool:
@@ -167,6 +168,6 @@ async def check(tx: Transaction) -> list[str]:
         else:
             buckets[row.draw] = PermitBucket(row.state, row.opens_at)
     holding = permits.holding_batches(bucket.state for bucket in buckets.values())
-    pending = set(await tx.values("pending_batches", ids=sorted(holding)))
+    pending = set(await tx.ids("pending_batches", ids=sorted(holding)))
     rules = LiveRules(await read_settings(tx))
     return [*found, *permits.contradictions(holders, buckets, pending, rules)]

@@ -95,7 +95,7 @@ UPDATE headgate.node SET name = :name WHERE id = :id AND gone IS NULL AND name <
 -- Return those of these jobs that run on a node and whose cancellation was requested. They are read by their ids: while a
 -- snapshot is open, an index of running jobs leads to all jobs that have run since.
 SELECT id FROM headgate.job
-WHERE id {any:ids text} AND {no index}state = 'running' AND {no index}node = :node AND cancel_requested
+WHERE id {any:ids job_id} AND {no index}state = 'running' AND {no index}node = :node AND cancel_requested
 
 -- name: lock_node
 -- Lock a node that has left or died, once it is not in the middle of a claim; no row if its heartbeat is newer than
