@@ -65,8 +65,8 @@ class LoggedApp:
 
     def __init__(self, url: str, log: str = "") -> None:
         driver = storage_at(url).driver
-        self.app = Headgate(
-            storage=_LoggingStore(driver, Path(log)) if log else Store(driver), concurrency=100, migrate=True
+        self.app = Headgate._on_store(
+            _LoggingStore(driver, Path(log)) if log else Store(driver), concurrency=100, migrate=True
         )
         self.plain: Task[[int], None] = self.app.task(name="plain")(_do_nothing)
         self.keyed: Task[[int], None] = self.app.task(name="keyed", limits=[RateLimit("1000/s", key="{key}")])(

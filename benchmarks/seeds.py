@@ -30,12 +30,13 @@ async def add_seeds(
     gate: str = "",
     queue: str = DEFAULT_QUEUE,
     tenants: int = 0,
+    number: int = 0,
 ) -> None:
     """Store jobs that wait, evenly spread over so many keys of the limit; without a limit they draw on none.
 
-    With `tenants`, the keys are those of users, evenly spread over so many.
+    With `tenants`, the keys are those of users, evenly spread over so many. `number` is an argument of the jobs.
     """
-    seeds = _seeds(jobs, keys, task, limit, prefix, gate, queue, tenants)
+    seeds = _seeds(jobs, keys, task, limit, prefix, gate, queue, tenants, number)
     while batch := list(islice(seeds, BATCH)):
         await storage.add(batch)
 
@@ -50,7 +51,7 @@ async def use_up(storage: Store, rule: AnyRule, *, task: str, limit: str, gates:
 
 
 def _seeds(
-    jobs: int, keys: int, task: str, limit: str, prefix: str, gate: str, queue: str, tenants: int
+    jobs: int, keys: int, task: str, limit: str, prefix: str, gate: str, queue: str, tenants: int, argument: int
 ) -> Iterator[NewJob]:
     clock, ids = SystemClock(), IdSource()
     for number in range(jobs):
@@ -61,7 +62,7 @@ def _seeds(
             id=ids.next(now),
             task=task,
             queue=queue,
-            payload=f'{{"key":"{key}","number":0}}',
+            payload=f'{{"key":"{key}","number":{argument}}}',
             priority=0,
             delayed=False,
             run_at=now,

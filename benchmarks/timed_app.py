@@ -33,7 +33,7 @@ class TimedStore(Store):
 def make_app(url: str, receiver: str) -> tuple[Headgate, Task[[int], None]]:
     """The app, and its task that sends its hops to `receiver`."""
     store = TimedStore(storage_at(url).driver)
-    app = Headgate(storage=store, migrate=True)
+    app = Headgate._on_store(store, migrate=True)
     send = raw_start_sender(receiver) if receiver else None
 
     @app.task(name="probe")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from headgate import Headgate
 
 if TYPE_CHECKING:
-    from headgate import Headgate
     from headgate.client import Client
     from headgate.engine.bus import EventBus
     from headgate.engine.node import Node
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from headgate.storage.store import Store
     from headgate.tasks.registry import Registry
     from headgate.testing.workbench import Workbench
+
+
+def app_on(store: Store | str, **settings: Any) -> Headgate:
+    """An app on this store, which the test has made or replaced parts of; or on the store at a URL."""
+    return Headgate(store, **settings) if isinstance(store, str) else Headgate._on_store(store, **settings)
 
 
 def store_of(app: Headgate | Workbench) -> Store:

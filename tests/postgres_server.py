@@ -77,7 +77,7 @@ class PostgresServer:
 
     def _make_cluster(self) -> None:
         self._base = _folder_of_server()
-        command = ["cp", "-a", str(made_cluster() / "data"), str(self._base / "data")]
+        command = ["cp", "-a", str(made_cluster(self._programs) / "data"), str(self._base / "data")]
         subprocess.run(command, check=True, cwd=self._base, **unprivileged())
 
     def _has_started(self) -> bool:
@@ -181,11 +181,14 @@ def _folder_of_server() -> Path:
 
 
 @functools.cache
-def made_cluster() -> Path:
-    """A folder with a cluster in `data` that has never run, for servers to copy: initdb takes ten times as long."""
+def made_cluster(programs: Path) -> Path:
+    """A folder with a cluster in `data` that has never run, for servers of these programs to copy.
+
+    initdb takes ten times as long.
+    """
     base = _folder_of_server()
     atexit.register(shutil.rmtree, base, ignore_errors=True)
-    command = [str(programs() / "initdb"), "-D", str(base / "data"), "-U", "postgres", "-A", "trust"]
+    command = [str(programs / "initdb"), "-D", str(base / "data"), "-U", "postgres", "-A", "trust"]
     command += ["-E", "UTF8", "--locale=C", "--no-sync"]
     environment = {**ENVIRONMENT, "HOME": str(base)}
     done = subprocess.run(command, env=environment, cwd=base, capture_output=True, check=False, **unprivileged())

@@ -27,6 +27,9 @@ def main(arguments: list[str]) -> int:
     failed = _failed()
     if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failed) <= MOST:
         return code
+    if not all("::" in name for name in failed):
+        # Files that could not be collected, or differently by each process: nothing else has run.
+        return code
     print(f"\n{len(failed)} failed; they run once more, alone.", flush=True)
     code = _run(*arguments, "-n", "0", "--last-failed", "--last-failed-no-failures", "none")
     once = sorted(set(failed) - set(_failed()))

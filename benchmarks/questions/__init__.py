@@ -2,6 +2,7 @@
 
 from benchmarks.question import Question
 from benchmarks.questions import (
+    backlog,
     budget,
     claims,
     costs,
@@ -16,6 +17,7 @@ from benchmarks.questions import (
     idle,
     latency,
     limiting,
+    memory,
     neighbours,
     postgres_enqueue,
     postgres_latency,
@@ -37,6 +39,7 @@ QUESTIONS: dict[str, Question] = {
         waiting.DEEP,
         waiting.WIDE,
         idle.QUESTION,
+        memory.QUESTION,
         budget.QUESTION,
         neighbours.QUESTION,
         limiting.DECISIONS,
@@ -50,6 +53,10 @@ QUESTIONS: dict[str, Question] = {
         postgres_latency.QUESTION,
         postgres_neighbours.QUESTION,
         claims.QUESTION,
+        backlog.SQLITE,
+        backlog.SQLITE_LONE,
+        backlog.POSTGRES,
+        backlog.POSTGRES_LONE,
         waiting.POSTGRES_DEEP,
         waiting.POSTGRES_WIDE,
         fair.SQLITE,

@@ -80,9 +80,8 @@ class Headgate:
     """Durable background jobs with a budget per key.
 
     `url` is the store of the jobs: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database`
-    or `memory://` (default: `$HEADGATE_URL`; without either, DeclarationError). Instead, `storage` is your own
-    `headgate.storage.store.Store`, which the app opens and closes. From `concurrency` to `listen_url` the arguments are
-    settings: `headgate.settings.Settings` describes each, and they are also read from `HEADGATE_*`.
+    or `memory://` (default: `$HEADGATE_URL`; without either, DeclarationError). From `concurrency` to `listen_url` the
+    arguments are settings: `headgate.settings.Settings` describes each, and they are also read from `HEADGATE_*`.
 
     `pool` is your own asyncpg pool for the database of `url`, or an async function that makes one when the app is
     opened; `connections` then has no effect. A pool that you pass stays open; one that the function makes is closed
@@ -95,8 +94,7 @@ class Headgate:
     first one first. `old_codecs` only decode what was stored with them. `large_payloads` is the folder for those that
     are too large for the database: `PayloadFolder("s3://bucket/jobs")`.
 
-    `clock` and `random` are for tests: with both, a run is reproducible. Raises DeclarationError for invalid settings,
-    and for a `url` together with a `storage`.
+    `clock` and `random` are for tests: with both, a run is reproducible. Raises DeclarationError for invalid settings.
 
     Declaring needs no connection. To enqueue and read: `async with app.open():`. To also run jobs in this process:
     `async with app:`. A worker process: `await app.run()`, or `headgate worker module:app`.
@@ -111,7 +109,6 @@ class Headgate:
         self,
         url: str | None = None,
         *,
-        storage: Store | None = None,
         imports: Sequence[str] = (),
         concurrency: int | None = None,
         slots: int | None = None,
@@ -184,21 +181,16 @@ class Headgate:
             }
         )
         self._payload_folder = _checked_folder(large_payloads, self._settings.max_payload)
-        if storage is not None and url is not None:
-            raise DeclarationError("pass the url of a store, or storage=, not both")
-        if storage is not None and pool is not None:
-            raise DeclarationError("pass pool= to the store that you pass as storage=, not to the app")
-        if storage is None:
-            url = storage_url() if url is None else url
-            storage = choose_storage(
-                url,
-                self._clock,
-                synchronous=self._settings.synchronous,
-                schema=self._settings.schema,
-                listen_url=self._settings.listen_url,
-                connections=self._settings.connections,
-                pool=pool,
-            )
+        url = storage_url() if url is None else url
+        storage = choose_storage(
+            url,
+            self._clock,
+            synchronous=self._settings.synchronous,
+            schema=self._settings.schema,
+            listen_url=self._settings.listen_url,
+            connections=self._settings.connections,
+            pool=pool,
+        )
         self._registry = Registry(
             retry=self._settings.retry,
             timeout=self._settings.timeout,
@@ -208,6 +200,13 @@ class Headgate:
         )
         self._ids = IdSource(random)
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
+
+    @classmethod
+    def _on_store(cls, storage: Store, **settings: Any) -> Self:
+        """Return an app on this store, for measurements and the tests of Headgate."""
+        app = cls("memory://", **settings)
+        app._wire(storage, address_of(None, storage), app._clock, app._bus, history=app._settings.history)
+        return app
 
     def _wire(self, storage: Store, address: StoreAddress, clock: Clock, bus: EventBus, *, history: bool) -> None:
         """Connect the declarations to this store, clock and bus."""

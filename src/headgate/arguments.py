@@ -122,6 +122,26 @@ def parse_until(until: object, name: str, where: str, now: int) -> int:
     return parse_wait(until, name, where)
 
 
+def require_storable(text: object, what: str) -> None:
+    """Raise DeclarationError for text that no database can hold: with NUL, or with half of a surrogate pair."""
+    if not isinstance(text, str):
+        return
+    if "\x00" in text:
+        raise unstorable(f"{what} {text!r:.80} has NUL")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise unstorable(f"{what} {text!r:.80} has half of a surrogate pair") from None
+
+
+def unstorable(what: str) -> DeclarationError:
+    """Return the error about a text that cannot be stored: which it is, and what it has."""
+    return DeclarationError(
+        f"{what}, so no database can store it or find it; leave that character out, or decode the text again from its "
+        "bytes, in their own encoding"
+    )
+
+
 def parse_count(value: object, name: str, where: str = "", *, least: int = 1, most: int = LARGEST_COUNT) -> int:
     """Return a whole number from `least` to `most`. Raises DeclarationError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

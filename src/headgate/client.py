@@ -15,6 +15,7 @@ from headgate.admin.actor import this_process
 from headgate.admin.batches import cancel_batch
 from headgate.admin.nodes import Unserved, unserved
 from headgate.admin.schedules import SchedulesAdmin
+from headgate.arguments import require_storable
 from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.batch_watch import wait_for_batch
@@ -325,14 +326,17 @@ class Client:
 
     def job(self, job_id: str) -> Job[Any]:
         """Return the handle of a job; it reads nothing."""
+        require_storable(job_id, "job id")
         return Job(job_id, self)
 
     def batch(self, batch_id: str) -> Batch:
         """Return the handle of a batch, without its jobs; it reads nothing."""
+        require_storable(batch_id, "batch id")
         return Batch(batch_id, (), self)
 
     def schedule(self, name: str) -> Schedule[Any]:
         """Return the handle of a schedule; it reads nothing."""
+        require_storable(name, "schedule")
         return Schedule(name, self)
 
     async def job_result(self, job_id: str, timeout: float | None) -> Any:

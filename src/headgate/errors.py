@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
+from typing import TypeVar
+
+E = TypeVar("E", bound=Exception)
+
+USER_CODE_ERRORS = (Exception, SystemExit, asyncio.CancelledError, GeneratorExit)
+"""What a plain function of the user (a trigger, a backoff, a key) may raise. Uncaught, the last three would end the
+node or the program. Such a function awaits nothing, so a CancelledError is its own and does not cancel the caller."""
 
 
 class HeadgateError(Exception):
@@ -223,10 +231,6 @@ class LeaderNotSucceeded(HeadgateError):
     """Why a job was cancelled: the job or batch that it follows did not succeed."""
 
 
-class LeaderSucceeded(HeadgateError):
-    """Why a job was cancelled: it runs only if the job or batch that it follows does not succeed."""
-
-
 class ResultUnavailable(HeadgateError):
     """An argument is the result of a job that did not succeed, has been pruned, or keeps no result; the job fails."""
 
@@ -265,6 +269,15 @@ class JobCancelled(HeadgateError):
 
     def __init__(self, job_id: str, reason: str | None = None) -> None:
         super().__init__(f"job {job_id} was cancelled" + ("" if reason is None else f": {reason}"))
+        self.job_id = job_id
+        self.reason = reason
+
+
+class JobSkipped(HeadgateError):
+    """`job.result()` of a job that was skipped: it was not needed. `reason` names what it follows."""
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(f"job {job_id} was skipped: {reason}")
         self.job_id = job_id
         self.reason = reason
 
@@ -324,3 +337,18 @@ class GateClosed(HeadgateError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__("this gate is closed; make a new one to go on")
+
+
+def own_error(error: E) -> E:
+    """Return an error like this one, with its traceback and its cause, for one of several callers that it concerns.
+
+    The invariant: what one caller raises, no other one does. An object that several raise collects the frames and the
+    notes of all of them.
+    """
+    kind = type(error)
+    # Errors of other packages are made from other arguments than their own. Those of Python have only these.
+    own = kind(*error.args) if kind.__module__ == "builtins" else kind.__new__(kind, *error.args)
+    own.__dict__.update(error.__dict__)
+    own.__cause__, own.__context__ = error.__cause__, error.__context__
+    own.__suppress_context__ = error.__suppress_context__
+    return own.with_traceback(error.__traceback__)

@@ -70,9 +70,9 @@ class Settings:
     "postgresql://…"): the store of the limits that count starts, unless they set `store=` (default: with the jobs).
     `migrate` (True for SQLite and memory, False for PostgreSQL): whether opening the app makes the tables, or brings
     them up to date; `headgate migrate` and `await app.migrate()` do it in any case.
-    On PostgreSQL: `schema` ("headgate") is the schema of the tables; `connections` (8) is the most connections that a
-    process opens; `listen_url`, for a URL through PgBouncer, is a direct URL of the database, which wakes nodes at once
-    instead of polling.
+    On PostgreSQL: `schema` ("headgate") is the schema of the tables, which `?schema=` of a URL names, too;
+    `connections` (8) is the most connections that a process opens; `listen_url`, for a URL through PgBouncer, is a
+    direct URL of the database, which wakes nodes at once instead of polling.
     """
 
     concurrency: int | None = None

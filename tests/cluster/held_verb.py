@@ -453,7 +453,7 @@ async def main(url: str, schema: str, words: str, seconds: float) -> dict[str, A
         contradictions: list[str] = []
 
         async def is_consistent() -> bool:
-            contradictions[:] = await store_of(left.app).check()
+            contradictions[:] = [each.seen for each in await store_of(left.app).check()]
             return not contradictions
 
         with contextlib.suppress(AssertionError):

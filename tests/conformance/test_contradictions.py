@@ -1,32 +1,46 @@
-"""What `check()` finds of permits in a damaged store; the damage is written past the storage."""
+"""What `check()` and `check_indexes()` find in a damaged store; the damage is written past the storage."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
+from headgate.jobs.job import JobOptions
 from headgate.limits.concurrency import dump_permits, load_permits
+from headgate.storage.facts import Contradiction, IndexFacts
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.store_user import StoreUser, at_once
+from tests.conformance.storage_suite.store_user import StoreUser, at_once, strict
 from tests.conformance.storage_suite.ties import MUTEX, hold
 from tests.internals import writer_of
+from tests.postgres_server import server_in
 
 NOBODY = dump_permits(load_permits(None))
 
 
-class Overwritable(NamedTuple):
-    """A store, and how to write the stored state of its bucket "mutex:a" past all verbs."""
+class Damaged(NamedTuple):
+    """A store, and how to run statements on its tables past all verbs."""
 
     store_user: StoreUser
-    overwrite: Callable[[str], Awaitable[None]]
+    run: Callable[[str], Awaitable[None]]
+
+    async def overwrite(self, state: str) -> None:
+        """Write the stored state of the bucket "mutex:a"."""
+        await self.run(f"UPDATE headgate.bucket SET state = '{state}' WHERE limit_name = 'mutex'")
+
+    async def found(self) -> Contradiction:
+        """The only contradiction."""
+        (found,) = await self.store_user.storage.check(self.store_user.rules)
+        assert found.advice
+        return found
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -38,33 +52,33 @@ def server(request: pytest.FixtureRequest) -> tuple[str, str, str]:
 
 
 @pytest_asyncio.fixture
-async def store(server: tuple[str, str, str], tmp_path: Path) -> AsyncIterator[Overwritable]:
+async def store(server: tuple[str, str, str], tmp_path: Path) -> AsyncIterator[Damaged]:
     kind, url, schema = server
     clock = ManualClock()
     storage: Store
     if kind == "sqlite":
         storage = sqlite = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
 
-        async def overwrite(state: str) -> None:
-            writer_of(sqlite.driver).execute("UPDATE bucket SET state = ? WHERE limit_name = 'mutex'", (state,))
+        async def run(sql: str) -> None:
+            writer_of(sqlite.driver).execute(sql.replace("headgate.", ""))
 
     else:
         storage = PostgresStorage(url, clock, schema=schema, own_time=True)
 
-        async def overwrite(state: str) -> None:
+        async def run(sql: str) -> None:
             connection = await asyncpg.connect(url)
-            await connection.execute(f"UPDATE {schema}.bucket SET state = $1 WHERE limit_name = 'mutex'", state)
+            await connection.execute(sql.replace("headgate.", f"{schema}."))
             await connection.close()
 
     await storage.open()
     store_user = StoreUser(storage, clock)
     store_user.rules = {"mutex": at_once()}
     await storage.join(store_user.node, "a")
-    yield Overwritable(store_user, overwrite)
+    yield Damaged(store_user, run)
     await storage.close()
 
 
-async def test_a_batch_that_holds_a_permit_although_it_is_final_is_found(store: Overwritable) -> None:
+async def test_a_batch_that_holds_a_permit_although_it_is_final_is_found(store: Damaged) -> None:
     store_user = store.store_user
     batch, _ = await hold(store_user, 1)
     (job,) = await store_user.take()
@@ -74,11 +88,11 @@ async def test_a_batch_that_holds_a_permit_although_it_is_final_is_found(store: 
     await store_user.storage.cancel(job.id)
     assert list(await store_user.storage.check()) == []
     await store.overwrite(held)
-    (found,) = await store_user.storage.check()
+    found = (await store.found()).seen
     assert f"is held by batch {batch}, which is final" in found
 
 
-async def test_a_batch_that_holds_a_permit_although_it_is_gone_is_found(store: Overwritable) -> None:
+async def test_a_batch_that_holds_a_permit_although_it_is_gone_is_found(store: Damaged) -> None:
     store_user = store.store_user
     batch, _ = await hold(store_user, 1)
     (job,) = await store_user.take()
@@ -90,11 +104,11 @@ async def test_a_batch_that_holds_a_permit_although_it_is_gone_is_found(store: O
     assert await store_user.storage.prune(store_user.clock.now()) == 1
     assert await store_user.storage.batch(batch) is None
     await store.overwrite(held)
-    (found,) = await store_user.storage.check()
+    found = (await store.found()).seen
     assert f"is held by batch {batch}" in found
 
 
-async def test_a_bucket_that_waits_for_a_permit_without_a_holder_is_found(store: Overwritable) -> None:
+async def test_a_bucket_that_waits_for_a_permit_without_a_holder_is_found(store: Damaged) -> None:
     store_user = store.store_user
     await hold(store_user, 1)
     (job,) = await store_user.take()
@@ -103,11 +117,11 @@ async def test_a_bucket_that_waits_for_a_permit_without_a_holder_is_found(store:
     assert await store_user.take() == []
     assert list(await store_user.storage.check()) == []
     await store.overwrite(NOBODY)
-    (found,) = await store_user.storage.check()
+    found = (await store.found()).seen
     assert "opens when a permit is returned, but has no holder" in found
 
 
-async def test_a_paused_bucket_without_holders_is_not_a_contradiction(store: Overwritable) -> None:
+async def test_a_paused_bucket_without_holders_is_not_a_contradiction(store: Damaged) -> None:
     store_user = store.store_user
     await store_user.add(2, draws=MUTEX)
     job = await store_user.take_one()
@@ -118,3 +132,149 @@ async def test_a_paused_bucket_without_holders_is_not_a_contradiction(store: Ove
     await store_user.unset(pause)
     assert len(await store_user.take()) == 1
     assert list(await store_user.storage.check()) == []
+
+
+async def test_a_job_of_a_node_that_does_not_exist_is_found_and_upkeep_lets_it_wait_again(store: Damaged) -> None:
+    """The fault: nothing took it back, as nobody watched the lease of its node."""
+    store_user = store.store_user
+    storage = store_user.storage
+    await storage.join("node-b", "b")
+    await store_user.add(draws=MUTEX)
+    job = await store_user.take_one()
+    assert await storage.add_missing_nodes() == 0
+    await store.run(f"DELETE FROM headgate.node WHERE id = '{store_user.node}'")
+    found = await store.found()
+    assert found.seen == f"1 job (as {job.id}) runs on node {store_user.node}, which does not exist"
+    assert "let a worker run" in found.advice
+    assert await storage.add_missing_nodes() == 1
+    (dead,) = [peer for peer in (await storage.upkeep("node-b")).peers if peer.is_gone]
+    recovered = await storage.recover(dead.id, dead.beat)
+    assert recovered is not None
+    assert list(recovered.returned) == [job.id]
+    assert await storage.check() == []
+    assert await store_user.take_ids(node="node-b") == [job.id]
+
+
+async def a_job_behind_a_limit(store: Damaged, **options: Any) -> str:
+    """Add a job that waits for the limit "rate:a"; its lane and its bucket are stored."""
+    store_user = store.store_user
+    store_user.rules["rate"] = strict(1)
+    ids = await store_user.add(2, draws=[("rate", "a")], **options)
+    (started,) = await store_user.take()
+    await store_user.succeed(started)
+    assert await store_user.storage.check(store_user.rules) == []
+    (waiting,) = set(ids) - {started.id}
+    return waiting
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ("""draws = '[["rate","b"]]'""", "rate:b"),
+        ("queue = 'other'", "queue 'other'"),
+        ("""terms = '{"patience":0}'""", "draws rate:a [true,[]]"),
+        ("passed = 1", "draws none"),
+    ],
+)
+async def test_a_job_that_waits_in_another_lane_than_its_own_is_found(store: Damaged, change: str, part: str) -> None:
+    job = await a_job_behind_a_limit(store)
+    await store.run(f"UPDATE headgate.job SET {change} WHERE id = '{job}'")
+    found = await store.found()
+    assert f"1 job (as {job}) of lane" in found.seen
+    assert part in found.seen
+    assert "with queue 'default' and draws rate:a" in found.seen
+
+
+async def test_a_lane_in_another_queue_is_found(store: Damaged) -> None:
+    await a_job_behind_a_limit(store)
+    await store.run("UPDATE headgate.lane SET queue = 'other' WHERE waiting = 1")
+    found = await store.found()
+    assert "is stored with queue 'other' and draws rate:a, which is another lane" in found.seen
+
+
+async def test_a_tag_by_which_its_job_is_not_found_any_more_is_found(store: Damaged) -> None:
+    job = await a_job_behind_a_limit(store, options=JobOptions(tags=("blue", "vip")))
+    await store.run(f"DELETE FROM headgate.job_tag WHERE tag = 'vip' AND job = '{job}'")
+    found = await store.found()
+    assert found.seen == f"job {job} is not found by its tag vip"
+    await store.run(found.advice.replace(" job_tag", " headgate.job_tag"))
+    assert await store.store_user.storage.check() == []
+
+
+@pytest.mark.parametrize("state", ["", "nonsense", "1:strict:x", "1:concurrency:{"])
+async def test_a_bucket_with_a_state_that_cannot_be_read_is_found(store: Damaged, state: str) -> None:
+    await a_job_behind_a_limit(store)
+    await store.run(f"UPDATE headgate.bucket SET state = '{state}'")
+    found = await store.found()
+    assert found.seen.startswith("bucket rate:a has a state that cannot be read")
+    assert found.advice == "headgate limits reset rate --key a"
+
+
+@pytest.mark.parametrize("column", ["closed_until", "opens_at"])
+async def test_a_bucket_that_is_closed_until_the_year_9999_is_found(store: Damaged, column: str) -> None:
+    await a_job_behind_a_limit(store)
+    await store.run(f"UPDATE headgate.bucket SET {column} = 253370764800000000")
+    found = await store.found()
+    assert found.seen.startswith("bucket rate:a is closed for ")
+    assert found.advice == "headgate limits reset rate --key a"
+
+
+async def test_a_bucket_under_another_name_is_found(store: Damaged) -> None:
+    await a_job_behind_a_limit(store)
+    await store.run("UPDATE headgate.bucket SET key = 'b'")
+    assert "bucket rate:b has the id of another bucket" in (await store.found()).seen
+
+
+async def test_an_index_of_a_file_that_lacks_a_row_is_found(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "jobs.db", ManualClock(), synchronous="OFF")
+    await storage.open()
+    store_user = StoreUser(storage, ManualClock())
+    assert await storage.check_indexes() == IndexFacts()
+    connection = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+    connection.execute("PRAGMA writable_schema = ON")
+    row = connection.execute("SELECT * FROM sqlite_schema WHERE name = 'job_undelayed'").fetchone()
+    connection.execute("DELETE FROM sqlite_schema WHERE name = 'job_undelayed'")
+    connection.execute("PRAGMA schema_version = 1000")
+    await store_user.add()
+    connection.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", row)
+    connection.execute("PRAGMA schema_version = 1001")
+    connection.close()
+    found = await storage.check_indexes()
+    await storage.close()
+    assert any("missing from index job_undelayed" in each.seen for each in found.contradictions)
+    assert all("REINDEX" in each.advice for each in found.contradictions)
+
+
+@pytest.mark.slow
+async def test_an_index_of_a_server_that_lacks_a_row_is_found_if_amcheck_is_there(tmp_path: Path) -> None:
+    with server_in(tmp_path) as server:
+        storage = PostgresStorage(server.url, ManualClock(), schema="jobs", own_time=True)
+        await storage.open()
+        unchecked = (await storage.check_indexes()).unchecked
+        assert unchecked is not None
+        assert "CREATE EXTENSION amcheck" in unchecked.advice
+        connection = await asyncpg.connect(server.url)
+        await connection.execute("CREATE SCHEMA tools; CREATE EXTENSION amcheck SCHEMA tools")
+        assert await storage.check_indexes() == IndexFacts()
+        unready = "UPDATE pg_index SET indisready = {} WHERE indexrelid = 'jobs.job_undelayed'::regclass"
+        await connection.execute(unready.format("false"))
+        await StoreUser(storage, ManualClock()).add()
+        await connection.execute(unready.format("true"))
+        (found,) = (await storage.check_indexes()).contradictions
+        assert 'lacks matching index tuple within index "job_undelayed"' in found.seen
+        await connection.execute(found.advice)
+        assert await storage.check_indexes() == IndexFacts()
+        await connection.execute(
+            "CREATE ROLE plain LOGIN; GRANT USAGE ON SCHEMA jobs TO plain; "
+            "GRANT ALL ON ALL TABLES IN SCHEMA jobs TO plain"
+        )
+        await connection.close()
+        await storage.close()
+        storage = PostgresStorage(
+            server.url.replace("postgres@", "plain@"), ManualClock(), schema="jobs", own_time=True
+        )
+        await storage.open()
+        unchecked = (await storage.check_indexes()).unchecked
+        await storage.close()
+        assert unchecked is not None
+        assert "may not" in unchecked.seen

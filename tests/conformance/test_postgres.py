@@ -77,6 +77,39 @@ class TestPostgresStorage(StorageConformance):
         await store_user.succeed(*started)
         assert len({job.id for job in started}) == len(started) == keys + 1
 
+    async def test_a_merge_writes_a_lane_once_for_all_its_jobs(
+        self, store_user: StoreUser, postgres_url: str, postgres_schema: str
+    ) -> None:
+        """The fault: where keys take turns in a backlog, each merge wrote as many lanes as it merged jobs."""
+        keys, each = 600, 5
+        store_user.rules = {"calls": rate(10_000, burst=10_000)}
+        for _ in range(each):
+            await store_user.storage.add([store_user.new(draws=[("calls", f"{key}")]) for key in range(keys)])
+        connection = await asyncpg.connect(postgres_url)
+        try:
+            await connection.execute(
+                f"""
+                SET search_path = "{postgres_schema}";
+                CREATE TABLE written (lane text);
+                CREATE FUNCTION note_write() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN INSERT INTO "{postgres_schema}".written VALUES (new.id); RETURN NULL; END $$;
+                CREATE TRIGGER note_write AFTER INSERT OR UPDATE ON lane FOR EACH ROW EXECUTE FUNCTION note_write();
+                """
+            )
+            started = [*(await store_user.claim(10)).jobs]
+            assert len(started) == 10
+            assert await connection.fetchval("SELECT count(*) FROM arrival") == (keys - claimer.FIRST_PORTION) * each
+            visited = len({job.draws for job in started})
+            assert await connection.fetchval("SELECT count(*) FROM written") == claimer.FIRST_PORTION + visited
+            while jobs := await store_user.take(1000):
+                started += jobs
+            await store_user.succeed(*started)
+            assert len({job.id for job in started}) == len(started) == keys * each
+            # A merge, and a claim for every four jobs that start.
+            assert await connection.fetchval("SELECT count(*) FROM written") <= keys * (1 + each)
+        finally:
+            await connection.close()
+
     async def test_arrivals_wake_nodes_until_they_are_merged(self, store_user: StoreUser) -> None:
         """The fault: where a notification was lost, a job was found by the next poll, which is five seconds apart."""
         assert not (await store_user.storage.upkeep()).has_arrived

@@ -206,6 +206,3 @@ def test_a_pool_without_its_database_is_refused(postgres_url: str) -> None:
             Headgate(url, pool=make_pool)
     with pytest.raises(DeclarationError, match="neither an asyncpg pool nor an async function"):
         Headgate(postgres_url, pool="pool")
-    storage = PostgresStorage(postgres_url, ManualClock())
-    with pytest.raises(DeclarationError, match="pass pool= to the store"):
-        Headgate(storage=storage, pool=make_pool)

@@ -14,6 +14,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from tests.durability.worker import print_line
+from tests.internals import app_on
 
 
 def store(options: dict[str, Any]) -> Store:
@@ -24,7 +25,7 @@ def store(options: dict[str, Any]) -> Store:
 
 
 def make_app(options: dict[str, Any]) -> Headgate:
-    app = Headgate(storage=store(options), heartbeat=0.2, lease=2)
+    app = app_on(store(options), heartbeat=0.2, lease=2)
 
     @app.task(name="step")
     async def step(place: int) -> int:

@@ -22,6 +22,7 @@ from headgate.jobs.event import Event, LeaseNotRenewed, NodeDeclaredDead, NodeLo
 from headgate.storage.choice import choose_storage
 from headgate.storage.records import Claim, Claimed
 from tests.durability.worker import print_line
+from tests.internals import app_on
 
 
 class Visit(msgspec.Struct):
@@ -71,7 +72,7 @@ def guarded_app(url: str, run_log: Path, *, freezes: bool = False, **settings: A
             return claimed
 
         storage.claim = claim
-    app = Headgate(storage=storage, retry=RetryPolicy(retries=0), **settings)
+    app = app_on(storage, retry=RetryPolicy(retries=0), **settings)
 
     def write(word: str) -> None:
         job = current_job()

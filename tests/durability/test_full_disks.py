@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageFailed
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
 from tests.durability.stores import allow_all_pages, allow_no_more_pages, claim_for, new_job, open_store
+from tests.internals import app_on
 from tests.until import patient, result_within
 
 SMALL = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"')
@@ -75,7 +75,7 @@ async def test_one_large_write_on_a_full_disk_does_not_block_small_ones_for_ever
 
 async def test_an_ending_on_a_full_disk_is_repeated_until_there_is_room(database: Path) -> None:
     storage = SqliteStorage(database, SystemClock())
-    app = Headgate(storage=storage)
+    app = app_on(storage)
     runs: list[int] = []
     failed = asyncio.Event()
     app.subscribe(lambda _event: failed.set(), StorageFailed)

@@ -8,13 +8,14 @@ from random import Random
 
 import pytest
 
-from headgate import Headgate, Job, StrictRate
+from headgate import Job, StrictRate
 from headgate.clock import SystemClock
 from headgate.jobs.job import JobState
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
 from tests.durability.run_log import count_endings, damage, endings, most_in_a_window, read_run_log, runs_by_job
 from tests.durability.worker import MARGIN, PER, RATE
+from tests.internals import app_on
 from tests.until import result_within
 
 ROUNDS = 10
@@ -28,7 +29,7 @@ class Enqueuer:
 
     def __init__(self, path: Path) -> None:
         self.storage = SqliteStorage(path, SystemClock())
-        self.app = Headgate(storage=self.storage)
+        self.app = app_on(self.storage)
 
         @self.app.task(limits=[StrictRate(RATE, per=PER, margin=MARGIN, key="{key}", name="calls")])
         async def record(key: str) -> None: ...

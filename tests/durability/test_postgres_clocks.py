@@ -1,12 +1,18 @@
-"""Machines whose clocks are an hour off: the clock of the server decides what is due and which lease has ended."""
+"""Machines whose clocks are an hour off: the clock of the server decides what is due and which lease has ended.
+
+And a server whose clock steps: no limit opens early.
+"""
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
+import asyncpg
 import pytest
 
+from headgate import Headgate, StrictRate
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.event import ClockSkewed, NodeDeclaredDead, NodeLost
 from tests.durability.work import Work
@@ -88,3 +94,46 @@ async def test_a_job_that_expires_does_so_by_the_server_s_clock(postgres: Postgr
         expires_at = datetime.now(UTC) + timedelta(minutes=30)
         job = await local.gated.using(expires_at=expires_at).enqueue("acme")
         await remote.has_run(job, seconds=5)
+
+
+SHIFTED_CLOCK = """
+    CREATE SCHEMA shifted;
+    CREATE TABLE shifted.step (by interval NOT NULL);
+    CREATE FUNCTION shifted.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+        'SELECT pg_catalog.clock_timestamp() + (SELECT coalesce(sum(by), interval ''0'') FROM shifted.step)';
+"""
+
+
+@pytest.mark.parametrize("step", [0.9, 0.2])
+async def test_no_step_of_the_servers_clock_opens_a_strict_rate_early(postgres: PostgresServer, step: float) -> None:
+    """Steps of 0.9 s, of which none counted as a step, opened windows 0.86 s early."""
+    count, per = 3, 1.5
+    starts: list[float] = []
+    connection = await asyncpg.connect(postgres.url)
+    await connection.execute(SHIFTED_CLOCK)
+    # Statements of the workers find this clock before the server's own.
+    url = f"{postgres.url}?search_path=shifted,pg_catalog"
+
+    def made() -> Headgate:
+        app = Headgate(url, heartbeat=0.25)
+
+        @app.task(name="call", limits=[StrictRate(count, per=per)])
+        async def call() -> None:
+            starts.append(time.monotonic())
+
+        return app
+
+    def has_started(jobs: int) -> bool:
+        return len(starts) >= jobs
+
+    first, second = made(), made()
+    try:
+        async with first, second:
+            await first.tasks["call"].enqueue_many([()] * (5 * count))
+            for window in range(1, 6):
+                await until(partial(has_started, window * count), 20)
+                await connection.execute("INSERT INTO shifted.step VALUES ($1)", timedelta(seconds=step))
+        gaps = [later - earlier for earlier, later in zip(starts, starts[count:], strict=False)]
+        assert min(gaps) >= per
+    finally:
+        await connection.close()

@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from headgate import Headgate, JobState, LeaderNotFound
+from headgate import JobState, LeaderNotFound
 from headgate.clock import SystemClock
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob, Origin
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Claim, Room
 from tests.durability.postgres import ask
+from tests.internals import app_on
 from tests.until import becomes, until
 
 pytestmark = [pytest.mark.nightly]
@@ -49,7 +50,7 @@ async def watched(postgres_url: str, postgres_schema: str) -> AsyncIterator[Comm
 
 async def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(watched: CommitCounter) -> None:
     """The fault: each job was four round trips one after the other, and there was no way to store many at once."""
-    app = Headgate(storage=watched.storage)
+    app = app_on(watched.storage)
 
     @app.task
     async def work(number: int) -> int:
@@ -85,7 +86,7 @@ async def test_an_enqueue_that_is_refused_leaves_the_others_their_few_commits(wa
 
 async def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commits(watched: CommitCounter) -> None:
     """The fault: a scheduler waited for one write for each job that was due."""
-    app = Headgate(storage=watched.storage, concurrency=1000)
+    app = app_on(watched.storage, concurrency=1000)
     started: list[int] = []
     all_started = asyncio.Event()
 

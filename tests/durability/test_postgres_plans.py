@@ -334,7 +334,7 @@ async def charts_read_their_own_curves(store_user: StoreUser) -> None:
     await storage.add_history(places, uses)
     await ask(
         store_user.url,
-        "INSERT INTO headgate.history_note SELECT 'mail', 'task 1', 1e15, 0, 0, 1 FROM generate_series(0, 999) AS n",
+        "INSERT INTO headgate.history_note SELECT 'mail', 'task 1', 1e15, 0, 0, 1, 0 FROM generate_series(0, 999) AS n",
     )
     assert await storage.gather_history(500) == 500
     assert await storage.prune_history(60, 2, 500) == 500
@@ -349,7 +349,7 @@ async def charts_read_their_own_curves(store_user: StoreUser) -> None:
 
 JOBS_HISTORY = """
 INSERT INTO headgate.jobs_history
-SELECT 60, 'mail', 'task ' || n % 1000, n / 1000, 1, 1, 1, 0, 0, 0, 5, 5, '[1]', '[1]'
+SELECT 60, 'mail', 'task ' || n % 1000, n / 1000, 1, 1, 1, 0, 0, 0, 0, 5, 5, '[1]', '[1]'
 FROM generate_series(0, 59999) AS n
 """
 

@@ -19,7 +19,7 @@ from tests.durability import process_bodies as bodies
 from tests.durability import slow_bodies
 from tests.durability.processes import Children
 from tests.engine import hooked_bodies
-from tests.internals import node_of, registry_of, store_of
+from tests.internals import app_on, node_of, registry_of, store_of
 from tests.until import patient, result_within, until
 
 pytestmark = pytest.mark.nightly
@@ -418,7 +418,7 @@ async def test_a_payload_of_an_older_release_is_upgraded_before_a_child_gets_it(
 
     def older(attempts: int) -> None: ...
 
-    older_app = Headgate(storage=store_of(app))
+    older_app = app_on(store_of(app))
     older_app.queue("computing")
     stored = older_app.task(name="die", queue="computing")(older)
     async with older_app.open():

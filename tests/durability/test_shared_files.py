@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
 from tests.durability.run_log import damage
 from tests.durability.stores import claim_for, new_job, on_writer, open_store
+from tests.internals import app_on
 from tests.until import patient, result_within, until
 
 
@@ -29,7 +29,7 @@ async def test_while_a_lock_holder_is_stopped_writers_wait_readers_continue_and_
     database: Path, tmp_path: Path, children: Children, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = SqliteStorage(database, SystemClock())
-    app = Headgate(storage=storage)
+    app = app_on(storage)
 
     @app.task
     async def wait_for_word(key: str) -> Any: ...

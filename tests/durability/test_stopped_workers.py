@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.jobs.job import JobState
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Child, Children
 from tests.durability.run_log import count_endings, endings, read_run_log, runs_by_job
+from tests.internals import app_on
 from tests.until import result_within
 
 pytestmark = pytest.mark.nightly
@@ -27,7 +27,7 @@ class ParentApp:
 
     def __init__(self, path: Path) -> None:
         self.storage = SqliteStorage(path, SystemClock())
-        self.app = Headgate(storage=self.storage)
+        self.app = app_on(self.storage)
 
         @self.app.task
         async def wait_for_word(key: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, JobState
+from headgate import JobState
 from headgate.clock import SECOND
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob, Origin
@@ -22,7 +22,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.durability.stores import NODE, claim_for, new_job, open_store
-from tests.internals import writer_of
+from tests.internals import app_on, writer_of
 
 RULES: dict[str, AnyRule] = {"hourly": StrictRate(1, per=3600, margin=0).rule}
 
@@ -66,7 +66,7 @@ def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(tmp_path:
 
     async def main(clock: VirtualClock) -> None:
         store = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def work(number: int) -> int:
@@ -96,7 +96,7 @@ def test_charts_cost_no_statement_for_a_job_and_one_every_ten_seconds_for_a_proc
 ) -> None:
     async def main(clock: VirtualClock) -> None:
         store = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         about: list[str] = []
 
         @app.task(limits=[StrictRate(1000, per=60, name="plenty", key="{number}")])
@@ -127,7 +127,7 @@ def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commits(tmp_
 
     async def main(clock: VirtualClock) -> None:
         store = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
-        app = Headgate(storage=store, clock=clock, concurrency=1000)
+        app = app_on(store, clock=clock, concurrency=1000)
         started: list[int] = []
         all_started = asyncio.Event()
 

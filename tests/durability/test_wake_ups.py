@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.processes import Children
+from tests.internals import app_on
 from tests.until import result_within
 
 pytestmark = pytest.mark.nightly
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.nightly
 async def start_elsewhere(database: Path, children: Children, count: int, **ways: Any) -> None:
     """Enqueue so many jobs, one after the other, for a worker process that learns of them in one way only."""
     storage = SqliteStorage(database, SystemClock())
-    app = Headgate(storage=storage)
+    app = app_on(storage)
 
     @app.task
     async def wait_for_word(key: str) -> Any: ...

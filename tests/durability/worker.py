@@ -36,6 +36,7 @@ from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.storage.sqlite.reader import Reader
 from headgate.storage.store import Store
+from tests.internals import app_on
 
 RATE = 6
 PER = 1.0
@@ -132,7 +133,7 @@ class HoldingDriver(SqliteDriver):
 
 
 def make_app(storage: Store, run_log: Path, points: Points, **settings: Any) -> Headgate:
-    app = Headgate(storage=storage, **settings)
+    app = app_on(storage, **settings)
     proceed = asyncio.Event()
 
     def write_down(key: str) -> None:

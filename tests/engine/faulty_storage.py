@@ -14,7 +14,10 @@ from headgate.storage.records import Amendment, Claim, Claimed
 from headgate.storage.store import Store
 
 FAULTY = frozenset(
-    {"add", "claim", "finish", "beat", "cancel", "recover", "upkeep", "cancels", "expire", "leave", "amend"}
+    {
+        *("add", "claim", "finish", "beat", "cancel", "recover", "upkeep", "cancels", "expire", "leave", "amend"),
+        "move_starts",
+    }
 )
 
 
@@ -106,6 +109,7 @@ class History:
         self.starts: list[tuple[int, str, str, int]] = []
         self.charges: dict[Draw, list[tuple[int, int]]] = {}
         self.moved: dict[tuple[Draw, int], int] = {}
+        self._charged_at: dict[tuple[str, int], int] = {}
 
     def note(self, verb: str, arguments: Sequence[Any], result: Any, limit_now: int) -> None:
         if verb == "add":
@@ -121,12 +125,17 @@ class History:
             claimed: Claimed = result
             for job in claimed.jobs:
                 self.starts.append((limit_now, job.id, claim.node, job.fence))
+                self._charged_at[job.id, job.fence] = job.charged_at
                 for index, draw in enumerate(job.draws):
                     cost = 1 if job.costs is None else job.costs[index]
                     self.charges.setdefault(draw, []).append((job.charged_at, cost))
         elif verb == "amend":
             for amendment in arguments[0]:
                 self.amend(amendment)
+        elif verb == "move_starts":
+            for start in arguments[1]:
+                if (at := result.get((start.id, start.fence))) is not None:
+                    self.moved.update(((draw, at), self._charged_at[start.id, start.fence]) for draw in start.draws)
 
     def amend(self, amendment: Amendment) -> None:
         """Starts stay where they were charged: a move may come too late for windows as short as the line is slow."""

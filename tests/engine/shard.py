@@ -26,7 +26,7 @@ from headgate.limits.concurrency import Semaphore, load_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule
 from headgate.storage.admission import BucketVisit
-from headgate.storage.records import Amendment, Claim, Claimed
+from headgate.storage.records import Amendment, Claim, Claimed, StartMove
 from headgate.storage.sqlite.memory import MemoryStorage
 
 BATCH = 10
@@ -94,6 +94,8 @@ class InKeyTime(Rule[Any], frozen=True):
     ahead: int
 
     kind: ClassVar[str] = "in key time"
+    # The rule that nodes declare does not replace it.
+    family: ClassVar[str] = "in key time"
 
     @property
     def period(self) -> int:
@@ -109,6 +111,9 @@ class InKeyTime(Rule[Any], frozen=True):
 
     def grants(self, state: Any, now: int, most: int) -> int:
         return int(self.real.grants(state, now + self.ahead, most))
+
+    def counts_until(self, charged_at: int) -> int:
+        return int(self.real.counts_until(charged_at + self.ahead)) - self.ahead
 
     def amend(self, state: Any, charged_at: int, cost: int, started_at: int, actual: int) -> Any:
         return self.real.amend(state, charged_at + self.ahead, cost, started_at + self.ahead, actual)
@@ -234,20 +239,33 @@ class Shard(MemoryStorage):
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         """Those of keys are in key time, and wanted by who has the key's buckets."""
         for amendment in amendments:
-            key = amendment.draw.key
-            ahead = 0
-            if key:
-                place = self.executor_of(key)
-                if place.owner != self.name:
-                    raise KeyMoved(key, place)
-                if place.to is not None and self._is_drained(key):
-                    raise KeyInTransit(f"{key!r} is packed")
-                ahead = place.ahead
-            limit = amendment.draw.limit
+            draw = amendment.draw
+            ahead = self._ahead_of(draw.key)
             in_shard_time = replace(
                 amendment, charged_at=amendment.charged_at - ahead, started_at=amendment.started_at - ahead
             )
-            await super().amend([in_shard_time], {limit: _in_key_time(rules[limit], ahead)})
+            await super().amend([in_shard_time], {draw.limit: _in_key_time(rules[draw.limit], ahead)})
+
+    async def move_starts(
+        self, node: str, starts: Sequence[StartMove], rules: Mapping[str, AnyRule]
+    ) -> Mapping[tuple[str, int], int]:
+        in_key_time = {
+            draw.limit: _in_key_time(rules[draw.limit], self._ahead_of(draw.key))
+            for start in starts
+            for draw in start.draws
+        }
+        return await super().move_starts(node, starts, in_key_time)
+
+    def _ahead_of(self, key: str) -> int:
+        """How far the time of a key is ahead of this shard's. Raises KeyMoved or KeyInTransit if it is not here."""
+        if not key:
+            return 0
+        place = self.executor_of(key)
+        if place.owner != self.name:
+            raise KeyMoved(key, place)
+        if place.to is not None and self._is_drained(key):
+            raise KeyInTransit(f"{key!r} is packed")
+        return place.ahead
 
     async def cancel(
         self, job_id: str, *, audit_record: AuditRecord | None = None, waiting_only: bool = False

@@ -22,13 +22,13 @@ from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.limit import AnyRule, Limit
-from headgate.storage.records import Amendment
+from headgate.storage.records import Amendment, StartMove
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import START, VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import FAULTY, Faults, FaultyStorage, History
 from tests.engine.shard import KeyInTransit, KeyMoved, Place, Shard, hash_home, key_of
-from tests.internals import bus_of, new_node
+from tests.internals import app_on, bus_of, new_node
 
 T = TypeVar("T")
 
@@ -234,6 +234,7 @@ class Starts(History):
         self.finished: set[tuple[str, int]] = set()
         self.fetched: dict[str, tuple[int, int]] = {}
         self._charged: dict[tuple[Draw, int], list[int]] = {}
+        self._moves: dict[tuple[str, int], dict[Draw, tuple[int, int]]] = {}
 
     def note(self, verb: str, arguments: Sequence[Any], result: Any, limit_now: int) -> None:
         match verb:
@@ -245,6 +246,10 @@ class Starts(History):
             case "amend":
                 for amendment in arguments[0]:
                     self.amend(amendment)
+            case "move_starts":
+                for start in arguments[1]:
+                    if (at := result.get((start.id, start.fence))) is not None:
+                        self.move(start, at)
             case "finish":
                 for ending, was_written in zip(arguments[1], result, strict=True):
                     # A repeat after a lost reply is returned as written, too.
@@ -263,9 +268,20 @@ class Starts(History):
             if draw.key:
                 self.charges.setdefault(draw, []).append((now, 1))
                 self._charged.setdefault((draw, charged_at), []).append(now)
+                ahead = 0 if elsewhere is None else elsewhere.ahead
+                self._moves.setdefault((job.id, job.fence), {})[draw] = charged_at, ahead
             else:
                 # When, and how long after it was fetched.
                 self.fetched[job.id] = now, 0 if elsewhere is None else job.charged_at + elsewhere.ahead - elsewhere.at
+
+    def move(self, start: StartMove, at: int) -> None:
+        """A start stays where it was charged; what amends it later names the instant to which it was moved."""
+        moves = self._moves.get((start.id, start.fence), {})
+        for draw in start.draws:
+            if draw in moves:
+                charged_at, ahead = moves[draw]
+                self.amend(Amendment(draw, charged_at, 1, at + ahead, 1))
+                moves[draw] = at + ahead, ahead
 
     def amend(self, amendment: Amendment) -> None:
         """A start stays where it was charged, unless it came to count as nothing."""
@@ -319,8 +335,8 @@ class ShardSimulation:
         return ShardConnection(name, shard, self.faults, self.random, self.history, stalls=stalls)
 
     def app(self, name: str, shard: str, storage: Any) -> tuple[Headgate, dict[str, Task[..., None]]]:
-        app = Headgate(
-            storage=storage,
+        app = app_on(
+            storage,
             clock=self.shards[shard].clock,
             random=Random(self.random.random()),
             retry=RetryPolicy(retries=2, base=1),

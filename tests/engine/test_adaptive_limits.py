@@ -17,7 +17,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import client_of, node_of
+from tests.internals import app_on, client_of, node_of
 
 MINUTE = 60 * SECOND
 
@@ -68,7 +68,7 @@ def test_nodes_find_a_hidden_limit_together_follow_its_change_and_lose_nothing_i
         server = Server(clock, 120)
 
         def program() -> Headgate:
-            app = Headgate(storage=storage, clock=clock)
+            app = app_on(storage, clock=clock)
 
             @app.task(name="call", limits=[AdaptiveRate("600/m", min="6/m", climb=900, name="api")])
             async def call() -> None:

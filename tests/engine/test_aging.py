@@ -12,6 +12,7 @@ from headgate import Every, Headgate
 from headgate.clock import SECOND
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
+from tests.internals import app_on
 
 
 def seconds(clock: VirtualClock) -> float:
@@ -77,7 +78,7 @@ def test_a_deploy_gives_new_jobs_the_aging_and_waiting_ones_keep_theirs() -> Non
         ran: list[str] = []
 
         def release(aging: float | None) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
             app.queue("default", concurrency=1, aging=aging)
 
             @app.task(name="work")

@@ -31,7 +31,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import new_node, node_of, registry_of
+from tests.internals import app_on, new_node, node_of, registry_of
 
 ONCE = RetryPolicy(retries=0)
 
@@ -65,7 +65,7 @@ def test_a_queue_that_lags_is_told_once_then_repeated_and_then_its_end(stores: S
         at: list[float] = []
 
         def made() -> Headgate:
-            app = Headgate(storage=stores(clock), clock=clock)
+            app = app_on(stores(clock), clock=clock)
             app.queue("mail", concurrency=1)
 
             async def page(message: AlertMessage) -> None:
@@ -108,7 +108,7 @@ def test_a_queue_that_lags_is_told_once_then_repeated_and_then_its_end(stores: S
 def test_a_flapping_condition_is_one_alert(stores: Stores) -> None:
     async def main(clock: VirtualClock) -> None:
         messages: list[AlertMessage] = []
-        app = Headgate(storage=stores(clock), clock=clock)
+        app = app_on(stores(clock), clock=clock)
         app.alert(messages.append, on="waiting(default) > 2", name="many")
 
         @app.task
@@ -175,13 +175,13 @@ def test_a_lost_node_an_overdue_schedule_and_a_limit_without_its_store_are_told(
         store = MemoryStorage(clock)
         messages: list[AlertMessage] = []
         buckets = Away(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         app.alert(messages.append, on=("node_lost", "schedule_overdue", "limit_unavailable"), name="ops")
 
         @app.task(limits=[StrictRate("100/m", name="api", store=buckets, on_store_error="wait")])
         async def call() -> None: ...
 
-        other = Headgate(storage=store, clock=clock)
+        other = app_on(store, clock=clock)
 
         @other.schedule(Every(minutes=10))
         @other.task(name="hourly")
@@ -270,7 +270,7 @@ def test_what_a_node_was_sending_when_it_died_is_sent_by_another_under_the_same_
         sent: list[str] = []
 
         def made(*, dies: bool) -> Headgate:
-            app = Headgate(storage=stores(clock), clock=clock)
+            app = app_on(stores(clock), clock=clock)
 
             async def page(message: AlertMessage) -> None:
                 begun.append(message.id)
@@ -322,7 +322,7 @@ def test_an_error_in_one_message_delays_only_that_message_and_ends_no_node() -> 
     async def main(clock: VirtualClock) -> None:
         messages: list[AlertMessage] = []
         failures: list[StorageFailed] = []
-        app = Headgate(storage=Refusing(clock), clock=clock)
+        app = app_on(Refusing(clock), clock=clock)
         app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
         app.alert(messages.append, on="waiting > 0", name="ops")
         for queue in ("first", "second"):
@@ -364,7 +364,7 @@ def test_a_condition_that_cannot_be_read_hides_no_other_and_ends_no_alert() -> N
         store = Slow(clock)
         messages: list[AlertMessage] = []
         failures: list[StorageFailed] = []
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
         app.alert(messages.append, on=("waiting > 0", "waiting > 1", "queue_lag > 60", "node_lost"), name="ops")
         app.queue("mail")
@@ -422,7 +422,7 @@ def test_a_store_that_is_away_stops_no_alert_for_good() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Failing(clock)
         messages: list[AlertMessage] = []
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         def page(message: AlertMessage) -> None:
             messages.append(message)

@@ -18,6 +18,7 @@ from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 from tests.until import patient, result_within
 
 
@@ -47,7 +48,7 @@ def test_when_opening_fails_one_waiter_tries_again_and_the_others_wait_for_it() 
 
     async def main(clock: VirtualClock) -> None:
         store = SlowOpeningStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         async def use() -> None:
             async with app.open():
@@ -86,7 +87,7 @@ def test_an_app_whose_store_could_not_be_closed_is_open_on_no_loop_any_more() ->
         async def close(self) -> None:
             raise OSError("the disk is gone")
 
-    app = Headgate(storage=UnclosableStorage(SystemClock()))
+    app = app_on(UnclosableStorage(SystemClock()))
 
     async def use() -> None:
         async with app.open():

@@ -27,6 +27,7 @@ from headgate import (
 from headgate.clock import SECOND
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 from tests.until import result_within
 
 
@@ -380,7 +381,7 @@ def test_a_deploy_does_not_take_permits_from_a_batch() -> None:
         storage = MemoryStorage(clock)
 
         def release(*limits: RateLimit) -> tuple[Headgate, Task[[int], None]]:
-            app = Headgate(storage=storage, clock=clock)
+            app = app_on(storage, clock=clock)
 
             @app.task(name="work", limits=limits)
             async def work(number: int) -> None:

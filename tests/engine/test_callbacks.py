@@ -29,7 +29,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
-from tests.internals import new_node, node_of
+from tests.internals import app_on, new_node, node_of
 from tests.until import result_within
 
 
@@ -96,7 +96,7 @@ def test_no_callback_is_called_before_the_ending_is_stored() -> None:
 
     async def main(clock: VirtualClock) -> None:
         store = UnwritableStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def work() -> int:
@@ -119,7 +119,7 @@ def test_no_callback_is_called_before_the_ending_is_stored() -> None:
 def test_no_callback_is_called_for_a_refused_ending() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         runs: list[int] = []
 
         @app.task
@@ -402,7 +402,7 @@ def test_the_callback_of_a_dropped_job_gets_its_typed_error() -> None:
 def test_misfit_payloads_and_unstorable_results_call_on_error() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        old, app = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        old, app = app_on(store, clock=clock), app_on(store, clock=clock)
 
         @old.task(name="work")
         async def work_of_old(number: str) -> None: ...
@@ -431,7 +431,7 @@ def test_misfit_payloads_and_unstorable_results_call_on_error() -> None:
 def test_callbacks_of_a_poisonous_job_run_on_the_node_that_recovers_it() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def bomb() -> None:

@@ -16,7 +16,7 @@ from headgate.errors import PayloadError
 from headgate.jobs.event import AttemptLingers
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import node_of
+from tests.internals import app_on, node_of
 from tests.until import patient, result_within
 
 
@@ -230,7 +230,7 @@ def test_a_handler_is_cancelled_once_so_that_it_can_clean_up() -> None:
 
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app, elsewhere = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        app, elsewhere = app_on(store, clock=clock), app_on(store, clock=clock)
         cleaned: list[int] = []
 
         @app.task
@@ -355,7 +355,7 @@ def test_a_shutdown_returns_a_job_without_spending_an_attempt_even_if_its_handle
         store = MemoryStorage(clock)
 
         def make() -> Headgate:
-            app = Headgate(storage=store, clock=clock, grace=1)
+            app = app_on(store, clock=clock, grace=1)
 
             @app.task(name="work", retry=RetryPolicy(retries=0))
             async def work() -> str:
@@ -388,7 +388,7 @@ async def test_a_thread_can_read_that_its_job_was_cancelled(asked: str) -> None:
     # In real time: virtual time does not advance while a thread works.
     store = MemoryStorage(SystemClock())
     # No heartbeat comes before the test ends: a node elsewhere hears of it by itself, within a second.
-    app, other = Headgate(storage=store, heartbeat=300, lease=900), Headgate(storage=store)
+    app, other = app_on(store, heartbeat=300, lease=900), app_on(store)
     has_begun, has_seen, give_up = threading.Event(), threading.Event(), threading.Event()
 
     @app.task

@@ -28,6 +28,7 @@ from headgate.jobs.event import Event, JobEnqueued
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.faulty_storage import FaultyStorage
+from tests.internals import app_on
 from tests.until import result_within
 
 
@@ -347,7 +348,7 @@ def test_no_step_is_lost_when_connections_of_nodes_fail(seed: int, tmp_path: Pat
 
         def node(number: int) -> Headgate:
             storage = FaultyStorage(f"n{number}", shared, faults, random, history)
-            app = Headgate(storage=cast(Store, storage), clock=clock, random=random)
+            app = app_on(cast(Store, storage), clock=clock, random=random)
 
             @app.task(retry=RetryPolicy(retries=50, base=0.1), name="step")
             async def step(name: str) -> None:
@@ -359,7 +360,7 @@ def test_no_step_is_lost_when_connections_of_nodes_fail(seed: int, tmp_path: Pat
             return app
 
         one, two = node(1), node(2)
-        enqueuer = Headgate(storage=shared, clock=clock, random=random)
+        enqueuer = app_on(shared, clock=clock, random=random)
 
         @enqueuer.task(name="step")
         async def step(name: str) -> None: ...

@@ -11,6 +11,7 @@ import pytest
 from headgate import FixedWindow, Headgate, RateLimit, SlidingWindow, StrictRate
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 from tests.until import result_within
 
 KINDS = [StrictRate, RateLimit, FixedWindow, SlidingWindow]
@@ -25,7 +26,7 @@ class Releases:
         self.started: list[float] = []
 
     def release(self, limit: Any, *, of_queue: bool = False) -> Headgate:
-        app = Headgate(storage=self.store, clock=self.clock)
+        app = app_on(self.store, clock=self.clock)
         if of_queue:
             app.queue("default", limits=[limit])
 
@@ -113,7 +114,7 @@ def test_jobs_of_a_limit_that_a_deploy_removed_start_soon_whenever_they_are_enqu
     async def main(clock: VirtualClock) -> None:
         releases = Releases(clock)
         older = releases.release(StrictRate("2/h", key="{tenant}", name="old"))
-        newer = Headgate(storage=releases.store, clock=clock)
+        newer = app_on(releases.store, clock=clock)
 
         @newer.task(name="call")
         async def call(tenant: str) -> None: ...

@@ -8,6 +8,7 @@ from typing import Any
 from headgate import Headgate, RateLimit, StrictRate
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 from tests.until import result_within
 
 
@@ -20,7 +21,7 @@ class Releases:
         self.started: list[float] = []
 
     def release(self, limit: Any) -> Headgate:
-        app = Headgate(storage=self.store, clock=self.clock)
+        app = app_on(self.store, clock=self.clock)
         app.limit("api", limit)
 
         @app.task(name="call", limits=["api"])

@@ -12,6 +12,7 @@ from headgate.clock import SECOND, from_datetime
 from headgate.jobs.event import ClockSkewed, Event, JobEnqueued, JobStarted
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
+from tests.internals import app_on
 
 HOUR = 3600
 
@@ -31,7 +32,7 @@ def test_a_node_whose_clock_is_an_hour_off_starts_nothing_early_or_late(wrong: i
         started: list[tuple[str, float]] = []
 
         def made(app_clock: VirtualClock) -> Headgate:
-            app = Headgate(storage=store, clock=app_clock, retry=RetryPolicy(retries=1, base=30, jitter=False))
+            app = app_on(store, clock=app_clock, retry=RetryPolicy(retries=1, base=30, jitter=False))
 
             @app.task(name="work")
             async def work(what: str) -> None:
@@ -70,7 +71,7 @@ def test_a_node_whose_clock_is_an_hour_off_starts_nothing_early_or_late(wrong: i
 
 def test_an_instant_given_by_a_user_is_in_the_time_of_the_store() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, -HOUR))
+        app = app_on(MemoryStorage(clock), clock=beside(clock, -HOUR))
         started: list[int] = []
 
         @app.task
@@ -89,7 +90,7 @@ def test_an_instant_given_by_a_user_is_in_the_time_of_the_store() -> None:
 @pytest.mark.parametrize("wrong", [-HOUR, HOUR])
 def test_events_of_a_node_with_a_wrong_clock_have_the_time_of_the_store(wrong: int) -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, wrong))
+        app = app_on(MemoryStorage(clock), clock=beside(clock, wrong))
 
         @app.task(limits=[StrictRate("1/m")])
         async def work() -> None: ...
@@ -117,7 +118,7 @@ def test_events_of_a_node_with_a_wrong_clock_have_the_time_of_the_store(wrong: i
 
 def test_a_node_whose_clock_is_ahead_deletes_no_job_before_its_retention() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, 30 * 24 * HOUR), retention=HOUR)
+        app = app_on(MemoryStorage(clock), clock=beside(clock, 30 * 24 * HOUR), retention=HOUR)
 
         @app.task
         async def work() -> None: ...
@@ -138,7 +139,7 @@ def test_a_clock_that_is_more_than_5_s_off_is_reported_once_until_it_is_right_ag
 ) -> None:
     async def main(clock: VirtualClock) -> None:
         wrong = beside(clock, -7200)
-        app = Headgate(storage=MemoryStorage(clock), clock=wrong)
+        app = app_on(MemoryStorage(clock), clock=wrong)
         received: list[Event] = []
         app.subscribe(received.append, ClockSkewed)
 
@@ -164,7 +165,7 @@ def test_a_clock_that_is_more_than_5_s_off_is_reported_once_until_it_is_right_ag
 
 def test_a_correct_clock_is_not_reported() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, 4))
+        app = app_on(MemoryStorage(clock), clock=beside(clock, 4))
         received: list[Event] = []
         app.subscribe(received.append, ClockSkewed)
         async with app:
@@ -177,7 +178,7 @@ def test_a_correct_clock_is_not_reported() -> None:
 def test_events_have_the_time_of_the_process_that_publishes_them() -> None:
     async def main(clock: VirtualClock) -> None:
         own = beside(clock, HOUR)
-        app = Headgate(storage=MemoryStorage(clock), clock=own)
+        app = app_on(MemoryStorage(clock), clock=own)
         received: list[Event] = []
         app.subscribe(received.append, JobEnqueued, JobStarted)
 
@@ -194,7 +195,7 @@ def test_events_have_the_time_of_the_process_that_publishes_them() -> None:
 
 def test_a_step_of_the_stores_clock_wakes_a_node_for_the_delayed_jobs_that_are_due_now() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, 0))
+        app = app_on(MemoryStorage(clock), clock=beside(clock, 0))
         started = asyncio.Event()
 
         @app.task

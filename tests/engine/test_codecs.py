@@ -37,7 +37,7 @@ from headgate.jobs.event import Event, ScheduleFailed, ScheduleSuperseded
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import store_of
+from tests.internals import app_on, store_of
 from tests.until import result_within, until
 
 SECRET = "hunter2-swordfish"
@@ -45,10 +45,6 @@ OLD, NEW = AesGcm("2026-05", AesGcm.new_key()), AesGcm("2026-11", AesGcm.new_key
 ONCE = RetryPolicy(retries=0)
 
 Run = Callable[[], Awaitable[Any]]
-
-
-def app_on(store: Any, **settings: Any) -> Headgate:
-    return Headgate(store, **settings) if isinstance(store, str) else Headgate(storage=store, **settings)
 
 
 def declare_pay(app: Headgate, **options: Any) -> Any:
@@ -191,7 +187,7 @@ def test_jobs_from_before_the_codec_run_and_those_from_after_it_run_without_it_b
             {"old_codecs": [OLD, NEW]},
         ]
         for codecs in releases:
-            app = Headgate(storage=store, clock=clock, **codecs)
+            app = app_on(store, clock=clock, **codecs)
             pay = declare_pay(app)
             async with app.open():
                 jobs.append((await pay.enqueue("acme", SECRET)).id)
@@ -208,7 +204,7 @@ def test_jobs_from_before_the_codec_run_and_those_from_after_it_run_without_it_b
 def test_a_job_that_a_node_cannot_decode_is_tried_again_and_then_kept_for_a_retry(lacking: dict[str, Any]) -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        able, unable = Headgate(storage=store, clock=clock, codec=NEW), Headgate(storage=store, clock=clock, **lacking)
+        able, unable = app_on(store, clock=clock, codec=NEW), app_on(store, clock=clock, **lacking)
         pay = declare_pay(able)
         called: list[str] = []
         unable.task(name="pay")(called.append)
@@ -232,7 +228,7 @@ def test_a_job_that_a_node_cannot_decode_is_tried_again_and_then_kept_for_a_retr
         async with unable.open():
             with pytest.raises(PayloadError, match="what task 'pay' returned cannot be decoded"):
                 await result_within(unable.job(job.id), 5)
-        stranger = Headgate(storage=store, clock=clock, **lacking)
+        stranger = app_on(store, clock=clock, **lacking)
         async with stranger.open():
             with pytest.raises(PayloadError, match=f"the result of job {job.id} cannot be decoded"):
                 await result_within(stranger.job(job.id), 5)
@@ -240,10 +236,76 @@ def test_a_job_that_a_node_cannot_decode_is_tried_again_and_then_kept_for_a_retr
     run_virtual(main)
 
 
+class Exiting:
+    """A codec that ends the program, as code that was written for a script does."""
+
+    name = "exiting"
+
+    def __init__(self) -> None:
+        self.fails_to: set[str] = set()
+
+    def encode(self, data: bytes) -> bytes:
+        self._exit("encode")
+        return data[::-1]
+
+    def decode(self, data: bytes) -> bytes:
+        self._exit("decode")
+        return data[::-1]
+
+    def _exit(self, verb: str) -> None:
+        if verb in self.fails_to:
+            raise SystemExit(f"cannot {verb}")
+
+
+def test_a_codec_that_raises_system_exit_fails_its_payload_and_not_the_program() -> None:
+    async def main(clock: VirtualClock) -> None:
+        codec = Exiting()
+        app = app_on(MemoryStorage(clock), clock=clock, codec=codec)
+        pay = declare_pay(app)
+        async with app.open():
+            codec.fails_to = {"encode"}
+            with pytest.raises(PayloadError, match="SystemExit: cannot encode"):
+                await pay.enqueue("acme", "4111")
+            codec.fails_to = set()
+            first = await pay.enqueue("acme", "4111")
+            codec.fails_to = {"decode"}
+            assert len((await app.admin.page()).jobs) == 1
+            async with app:
+                with pytest.raises(JobFailed, match="SystemExit: cannot decode"):
+                    await result_within(first, 3600)
+                codec.fails_to = set()
+                assert await result_within(await pay.enqueue("acme", "4111"), 60) == "acme paid 0 with 4111"
+
+    run_virtual(main)
+
+
+def test_an_upgrade_that_raises_system_exit_fails_its_job_and_not_the_program() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        old, new = app_on(store, clock=clock), app_on(store, clock=clock)
+
+        @old.task(name="pay")
+        async def pay(card: str) -> None: ...
+
+        def leave(stored: dict[str, Any]) -> dict[str, Any]:
+            raise SystemExit("cannot upgrade")
+
+        @new.task(name="pay", upgrade=leave, retry=ONCE)
+        async def pay_more(number: int) -> int:
+            return number
+
+        async with old.open(), new:
+            with pytest.raises(JobFailed, match="SystemExit: cannot upgrade"):
+                await result_within(new.job((await pay.enqueue("4111")).id), 3600)
+            assert await result_within(await pay_more.enqueue(7), 60) == 7
+
+    run_virtual(main)
+
+
 def test_a_job_that_one_node_cannot_decode_runs_on_another_meanwhile() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        able, unable = Headgate(storage=store, clock=clock, codec=NEW), Headgate(storage=store, clock=clock)
+        able, unable = app_on(store, clock=clock, codec=NEW), app_on(store, clock=clock)
         pay = declare_pay(able)
         declare_pay(unable)
         async with unable:
@@ -260,7 +322,7 @@ def test_a_job_that_one_node_cannot_decode_runs_on_another_meanwhile() -> None:
 def test_an_app_without_the_tasks_returns_decoded_results_with_the_codec() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(storage=store, clock=clock, codec=NEW)
+        app = app_on(store, clock=clock, codec=NEW)
         pay = declare_pay(app)
         async with app:
             job = await pay.enqueue("acme", SECRET)
@@ -270,7 +332,7 @@ def test_an_app_without_the_tasks_returns_decoded_results_with_the_codec() -> No
             assert record.result is not None
             assert is_encoded(record.result)
             assert app.admin.decoded(record.payload) == f'{{"tenant":"acme","card":"{SECRET}"}}'
-        reader = Headgate(storage=store, clock=clock, old_codecs=[NEW])
+        reader = app_on(store, clock=clock, old_codecs=[NEW])
         async with reader.open():
             assert await result_within(reader.job(job.id), 5) == f"acme paid 0 with {SECRET}"
 
@@ -280,7 +342,7 @@ def test_an_app_without_the_tasks_returns_decoded_results_with_the_codec() -> No
 def test_an_upgrade_gets_the_decoded_arguments_and_its_errors_show_none() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        before, after = (Headgate(storage=store, clock=clock, codec=NEW, retry=ONCE) for _ in range(2))
+        before, after = (app_on(store, clock=clock, codec=NEW, retry=ONCE) for _ in range(2))
 
         @before.task(name="pay")
         async def paid(number: str) -> None: ...
@@ -391,7 +453,7 @@ def test_a_schedule_whose_key_was_lost_is_stored_anew_by_the_code_that_declares_
 def test_a_schedule_that_a_node_cannot_decode_is_left_to_others_and_loses_no_limit() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        able, unable = Headgate(storage=store, clock=clock, codec=NEW), Headgate(storage=store, clock=clock)
+        able, unable = app_on(store, clock=clock, codec=NEW), app_on(store, clock=clock)
         limits = [StrictRate("1/h", key="{tenant}")]
         pay = declare_pay(able, limits=limits)
         declare_pay(unable, limits=limits)
@@ -453,7 +515,7 @@ async def test_a_child_process_gets_arguments_in_clear_and_its_result_is_encoded
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStorage(SystemClock())
-    app = Headgate(storage=store, codec=[Zlib(1), NEW], retry=ONCE)
+    app = app_on(store, codec=[Zlib(1), NEW], retry=ONCE)
     process = app.task(process=True)(reveal)
     wrong = app.task(process=True)(miscount)
     done: list[object] = []
@@ -472,7 +534,7 @@ async def test_a_child_process_gets_arguments_in_clear_and_its_result_is_encoded
             await result_within(bad, 30)
         assert "miscount' returned" in str(failed.value)
         assert SECRET not in repr(await app.admin.job(bad.id))
-    unable = Headgate(storage=store)
+    unable = app_on(store)
     unable.task(process=True)(reveal)
     async with app.open():
         job = await process.enqueue(SECRET)

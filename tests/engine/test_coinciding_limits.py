@@ -12,14 +12,14 @@ from headgate import Concurrency, DeclarationError, Headgate, Mutex, PayloadErro
 from headgate.clock import SystemClock
 from headgate.jobs.terms import PermitTerms
 from headgate.storage.sqlite.memory import MemoryStorage
-from tests.internals import store_of
+from tests.internals import app_on, store_of
 from tests.until import patient, result_within
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
     if request.param == "memory":
-        return Headgate(storage=MemoryStorage(SystemClock()))
+        return app_on(MemoryStorage(SystemClock()))
     if request.param == "sqlite":
         return Headgate(f"sqlite:///{tmp_path / 'jobs.db'}")
     schema = request.getfixturevalue("postgres_schema")

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, JobState, current_job
+from headgate import JobState, current_job
 from headgate.jobs.event import NodeCrashed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 PARTS = {
     "claims": "claim",
@@ -48,7 +49,7 @@ def test_a_crash_of_any_part_ends_the_whole_node_and_is_raised_immediately(
 
     async def main(clock: VirtualClock) -> None:
         store = Breaking(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         received: list[Any] = []
         went_on: list[str] = []
         app.subscribe(received.append, NodeCrashed)
@@ -103,7 +104,7 @@ def test_an_embedded_node_that_cannot_start_raises() -> None:
 
     async def main(clock: VirtualClock) -> None:
         store = Breaking(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         received: list[Any] = []
         went_on: list[str] = []
         app.subscribe(received.append, NodeCrashed)
@@ -125,7 +126,7 @@ def test_an_embedded_node_that_cannot_start_raises() -> None:
 def test_a_block_that_its_node_has_ended_can_clean_up_and_its_error_is_kept() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Breaking(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         cleaned: list[str] = []
 
         async def clean_up(error: BaseException | None) -> None:
@@ -157,7 +158,7 @@ def test_a_block_that_its_node_has_ended_can_clean_up_and_its_error_is_kept() ->
 
 def test_a_block_that_is_cancelled_from_outside_raises_only_the_cancellation() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=Breaking(clock), clock=clock)
+        app = app_on(Breaking(clock), clock=clock)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5), app:
                 await asyncio.sleep(100)

@@ -33,25 +33,9 @@ from headgate.jobs.event import (
 )
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
-from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import BAD_ANSWERS, MISDEEDS, BadBuckets, hanging, raising, returning
-from tests.internals import node_of
 from tests.until import result_within
-
-
-class OwnStorage:
-    """A storage that is nothing of ours by descent; it counts what is asked of it."""
-
-    is_in_process = False
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self._inner = MemoryStorage(clock)
-        self.asked: set[str] = set()
-
-    def __getattr__(self, verb: str) -> Any:
-        self.asked.add(verb)
-        return getattr(self._inner, verb)
 
 
 class OwnBuckets:
@@ -67,31 +51,6 @@ class OwnBuckets:
 
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._inner, verb)
-
-
-def test_an_app_works_on_a_custom_storage() -> None:
-    async def main(clock: VirtualClock) -> None:
-        store: Any = OwnStorage(clock)
-        app = Headgate(storage=store, clock=clock)
-        app.queue("mail", global_concurrency=1)
-
-        @app.task(queue="mail", limits=[StrictRate("1/m", key="{tenant}", margin=0)])
-        async def send(tenant: str) -> str:
-            return tenant
-
-        async with app:
-            jobs = await send.enqueue_many([("acme",), ("acme",), ("globex",)])
-            assert [await job.result() for job in jobs] == ["acme", "acme", "globex"]
-            assert 60 * SECOND <= clock.monotonic() < 61 * SECOND
-        assert store.asked >= {"open", "join", "add", "claim", "finish", "beat", "upkeep", "evict", "leave", "close"}
-        # A worker may serve it, too: it does not say of itself that only this process sees its jobs.
-        worker = Headgate(storage=store, clock=clock)
-        running = asyncio.ensure_future(worker.run(handle_signals=False))
-        await asyncio.sleep(1)
-        node_of(worker).stop()
-        await running
-
-    run_virtual(main)
 
 
 def test_limits_are_kept_in_a_custom_store() -> None:

@@ -12,6 +12,7 @@ from headgate.clock import SECOND
 from headgate.engine.drain import Drain
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 
 class DrainApps:
@@ -23,7 +24,7 @@ class DrainApps:
         self.ran: Counter[str] = Counter()
 
     def app(self) -> Headgate:
-        app = Headgate(storage=self.store, clock=self.clock, retry=RetryPolicy(retries=2, base=20, jitter=False))
+        app = app_on(self.store, clock=self.clock, retry=RetryPolicy(retries=2, base=20, jitter=False))
         app.queue("mail")
 
         @app.task
@@ -117,7 +118,7 @@ def test_a_drain_of_all_jobs_waits_for_delayed_and_limited_ones() -> None:
 def test_a_drain_does_not_wait_for_jobs_that_this_node_cannot_run(until: Drain) -> None:
     async def main(clock: VirtualClock) -> None:
         apps = DrainApps(clock)
-        app, older = apps.app(), Headgate(storage=apps.store, clock=clock)
+        app, older = apps.app(), app_on(apps.store, clock=clock)
 
         @older.task
         async def forgotten() -> None: ...

@@ -28,6 +28,7 @@ from headgate.jobs.job import NewJob
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.options import EnqueueOptions
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 # ---------------------------------------------------------------------------------------------------------- when
 
@@ -225,7 +226,7 @@ def test_an_unavailable_store_raises_at_enqueue_and_nothing_is_stored() -> None:
                 return await super().add(jobs, batches)
 
         store = Away(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         ran: list[int] = []
 
         @app.task

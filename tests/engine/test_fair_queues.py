@@ -10,10 +10,11 @@ import pytest
 from headgate import DeclarationError, Headgate, PayloadError, StrictRate, header
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 
 def made(store: MemoryStorage, clock: VirtualClock, started: list[str], **queue: object) -> Headgate:
-    app = Headgate(storage=store, clock=clock)
+    app = app_on(store, clock=clock)
     app.queue("default", concurrency=2, **queue)  # type: ignore[arg-type]  # each test has options of its own
 
     @app.task(name="work")
@@ -179,7 +180,7 @@ def test_nothing_else_may_have_a_name_of_an_order() -> None:
 
 def test_a_tenant_with_many_users_gets_as_many_turns_as_one_with_a_single_user() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=clock)
+        app = app_on(MemoryStorage(clock), clock=clock)
         app.queue("default", concurrency=2, fair_by=["{tenant}", "{user}"])
         started: list[str] = []
 

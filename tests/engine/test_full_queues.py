@@ -27,12 +27,12 @@ from headgate.admin import JobQuery
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.queue import WhenFull
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import store_of
+from tests.internals import app_on, store_of
 from tests.until import patient, result_within
 
 
 def made(clock: VirtualClock, when_full: WhenFull, max_backlog: int = 3, **options: Any) -> Headgate:
-    app = Headgate(storage=MemoryStorage(clock), clock=clock, retry=RetryPolicy(retries=2))
+    app = app_on(MemoryStorage(clock), clock=clock, retry=RetryPolicy(retries=2))
     app.queue("mail", concurrency=1, max_backlog=max_backlog, when_full=when_full, **options)
 
     @app.task(name="send", queue="mail")
@@ -174,7 +174,7 @@ def test_jobs_of_a_full_queue_fall_back_to_the_default_one_and_keep_their_limits
 
 def test_a_retry_is_never_refused_for_a_full_queue() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=clock, retry=RetryPolicy(retries=2))
+        app = app_on(MemoryStorage(clock), clock=clock, retry=RetryPolicy(retries=2))
         app.queue("mail", max_backlog=1, when_full="raise")
         tries: list[int] = []
 
@@ -195,7 +195,7 @@ def test_a_retry_is_never_refused_for_a_full_queue() -> None:
 
 def test_all_tasks_of_a_queue_draw_on_its_limits_each_with_its_own_arguments() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=clock)
+        app = app_on(MemoryStorage(clock), clock=clock)
         app.limit("api", RateLimit("100/s"))
         app.queue("mail", limits=[StrictRate("2/m", key="{tenant}", margin=0), "api"])
 
@@ -260,7 +260,7 @@ def test_mistakes_are_reported_when_a_queue_is_declared() -> None:
 
 def test_queue_limits_do_not_apply_to_a_task_without_their_arguments() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=clock)
+        app = app_on(MemoryStorage(clock), clock=clock)
         app.queue("mail", limits=[StrictRate("2/m", key="{tenant}")])
 
         @app.task

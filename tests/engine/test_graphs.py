@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from headgate import Headgate, Mutex, RetryPolicy, batch, chain, current_job
-from headgate.errors import BatchClosed, BatchNotFound, DeclarationError, JobCancelled, JobFailed, LeaderNotFound
+from headgate import Headgate, Mutex, RetryPolicy, batch, chain, current_job, result_of
+from headgate.errors import (
+    BatchClosed,
+    BatchNotFound,
+    DeclarationError,
+    JobCancelled,
+    JobFailed,
+    JobSkipped,
+    LeaderNotFound,
+)
 from headgate.jobs.state import JobState
 from headgate.tasks.task import Call
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -61,11 +70,10 @@ def test_on_says_which_end_of_all_leaders_a_call_needs(name: str, ran: list[str]
         async with own.app:
             stored = await batch([a, b, *calls]).enqueue()
             status = await stored.wait(timeout=60)
-            assert status.cancelled == 1
+            assert (status.skipped, status.cancelled) == ((1, 0) if name == "a" else (0, 1))
             needless = stored.jobs[3 if name == "a" else 2]
-            with pytest.raises(JobCancelled) as caught:
+            with pytest.raises(JobSkipped if name == "a" else JobCancelled):
                 await needless.result()
-            assert ("runs only if" in str(caught.value)) == (name == "a")
         assert own.ran == ran
 
     run_virtual(main)
@@ -278,6 +286,36 @@ def test_a_graph_that_cannot_be_is_refused() -> None:
             assert len(await app.admin.jobs()) == 1
 
     run_virtual(main)
+
+
+async def test_a_graph_in_which_everything_went_right_has_succeeded(make_app: MakeApp) -> None:
+    """Its branch for failures is skipped with what follows, and nothing is cancelled or has an error."""
+    own = Recorded(make_app())
+
+    @own.app.task
+    async def joined(names: list[str]) -> str:
+        return "+".join(names)
+
+    a, b = own.work.call("a"), own.work.call("b")
+    sorry = own.work.call("sorry").after(a, b, on="failure")
+    told = own.work.call("told").after(sorry)
+    inner = batch([a, b, sorry, told])
+    async with own.app:
+        stored = await batch([inner, joined.call(result_of(inner))]).enqueue()
+        # What was skipped has no result.
+        assert await result_within(stored, 15) == ["a", "b", "a+b"]
+        found = {status.batch: status for status in await own.app.admin.batches()}
+        counted = {id: (each.state, each.succeeded, each.skipped, each.cancelled) for id, each in found.items()}
+        assert counted == {None: (JobState.SUCCEEDED, 2, 0, 0), stored.id: (JobState.SUCCEEDED, 2, 2, 0)}
+        for job, why in zip(stored.jobs[2:4], ("it runs only if ", f"it follows {stored.jobs[2].id}, "), strict=True):
+            shown = await own.app.admin.job(job.id)
+            assert (shown.record.state, shown.record.error) == (JobState.SKIPPED, None)
+            assert (await own.app.admin.explain(job.id)).reason.startswith(f"it was skipped: {why}")
+            with pytest.raises(JobSkipped, match=f"^job {job.id} was skipped: {why}"):
+                await job.result()
+        assert (await own.app.admin.count(state=JobState.SKIPPED)) == (await own.app.admin.counts())[0].skipped == 2
+        graph = await own.app.admin.graph(stored.id)
+        assert Counter(node.state for node in graph.nodes if node.task) == {"succeeded": 3, "skipped": 2}
 
 
 async def test_a_graph_in_a_database_runs_what_the_ends_of_its_jobs_allow(make_app: MakeApp) -> None:

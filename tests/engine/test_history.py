@@ -26,7 +26,7 @@ from headgate.jobs.job import ClaimedJob, Draw
 from headgate.storage.records import Amendment
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import client_of
+from tests.internals import app_on, client_of
 
 ONCE = RetryPolicy(retries=0)
 GAP = "writing history, of which some is lost: charts will have a gap"
@@ -67,7 +67,7 @@ def counts(points: Sequence[JobsPoint]) -> dict[str, int]:
 def test_the_history_of_two_nodes_adds_up_in_steps_of_every_length() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        apps = [Headgate(storage=store, clock=clock, concurrency=2, retry=ONCE) for _ in range(2)]
+        apps = [app_on(store, clock=clock, concurrency=2, retry=ONCE) for _ in range(2)]
         tasks = []
         for app in apps:
             app.queue("mail", concurrency=2)
@@ -180,7 +180,7 @@ def test_waits_count_from_when_a_job_was_due_and_runs_from_its_claim() -> None:
 def test_a_process_that_only_enqueues_is_counted_when_it_closes() -> None:
     async def main(clock: VirtualClock) -> None:
         store = RecordingStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -344,7 +344,7 @@ def test_a_charge_that_is_amended_in_another_store_is_counted_now() -> None:
 def test_a_process_writes_once_in_ten_seconds_and_never_while_nothing_happens() -> None:
     async def main(clock: VirtualClock) -> None:
         store = RecordingStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -367,7 +367,7 @@ def test_a_process_writes_once_in_ten_seconds_and_never_while_nothing_happens() 
 def test_a_killed_process_loses_at_most_ten_seconds_of_history() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -386,7 +386,7 @@ def test_a_killed_process_loses_at_most_ten_seconds_of_history() -> None:
 def test_a_store_that_takes_no_history_delays_nothing_and_loses_none_for_minutes() -> None:
     async def main(clock: VirtualClock) -> None:
         store = RecordingStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -409,7 +409,7 @@ def test_a_store_that_takes_no_history_delays_nothing_and_loses_none_for_minutes
 def test_a_history_write_without_a_reply_is_counted_once() -> None:
     async def main(clock: VirtualClock) -> None:
         store = RecordingStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -431,7 +431,7 @@ def test_a_history_write_without_a_reply_is_counted_once() -> None:
 def test_during_an_outage_five_minutes_of_history_are_kept_and_the_rest_is_counted_as_lost() -> None:
     async def main(clock: VirtualClock) -> None:
         store = RecordingStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -458,7 +458,7 @@ def test_history_that_the_store_refuses_is_reported_and_harms_nothing() -> None:
     async def main(clock: VirtualClock) -> None:
         store = RecordingStorage(clock)
         store.refusal = TypeError("no such verb")
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def work() -> int:
@@ -483,7 +483,7 @@ def test_closing_waits_two_seconds_for_a_store_that_hangs() -> None:
             await asyncio.sleep(3600)
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=Hanging(clock), clock=clock)
+        app = app_on(Hanging(clock), clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -500,7 +500,7 @@ def test_closing_waits_two_seconds_for_a_store_that_hangs() -> None:
 def test_without_history_nothing_is_counted_or_written() -> None:
     async def main(clock: VirtualClock) -> None:
         store = RecordingStorage(clock)
-        app = Headgate(storage=store, clock=clock, history=False)
+        app = app_on(store, clock=clock, history=False)
 
         @app.task(limits=[StrictRate("15/m", name="calls")])
         async def work() -> None:
@@ -521,7 +521,7 @@ def test_without_history_nothing_is_counted_or_written() -> None:
 def test_short_steps_are_deleted_after_an_hour_and_longer_ones_are_kept() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task(limits=[StrictRate("15/m", name="calls")])
         async def work() -> None: ...

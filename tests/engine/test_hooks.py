@@ -40,7 +40,7 @@ from headgate.storage.records import JobFilter
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine import hooked_bodies
-from tests.internals import new_node, registry_of, store_of
+from tests.internals import app_on, new_node, registry_of, store_of
 from tests.until import result_within
 
 Enqueue = Callable[[], Awaitable[None]]
@@ -172,7 +172,7 @@ async def test_a_failure_to_store_is_raised_even_if_a_function_suppresses_it() -
         async def add(self, *args: Any, **kwargs: Any) -> Any:
             raise StorageUnavailable("down")
 
-    app = Headgate(storage=Down(SystemClock()))
+    app = app_on(Down(SystemClock()))
     seen: list[str] = []
 
     @app.around_enqueue

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from headgate import Headgate
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import StorageFailed
-from headgate.storage.records import Dropped
+from headgate.jobs.event import NodeLost, StorageFailed
+from headgate.jobs.gating import Gates
+from headgate.storage.records import Claim, Dropped, Room
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import store_of
+from tests.internals import app_on, store_of, writer_of
 from tests.until import result_within
 
 
@@ -24,11 +24,40 @@ class UnexpirableStorage(MemoryStorage):
         raise StorageUnavailable("lock timeout")
 
 
+def test_a_job_of_a_node_that_does_not_exist_runs_within_a_minute() -> None:
+    """The fault: a job stayed running for ever whose node was not stored any more, as nobody watched its lease."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = app_on(store, clock=clock)
+        lost: list[Any] = []
+        app.subscribe(lost.append, NodeLost)
+
+        @app.task
+        async def work() -> str:
+            return "done"
+
+        async with app.open():
+            job = await work.enqueue()
+            await store.join("ghost", "ghost")
+            writer = writer_of(store.driver)
+            ((gate,),) = writer.execute("SELECT gate FROM job")
+            gates = Gates({(work.name, "default"): gate})
+            claimed = await store.claim(Claim("ghost", {"default": Room(1, True)}, {}, frozenset([work.name]), gates))
+            assert [each.id for each in claimed.jobs] == [job.id]
+            writer.execute("DELETE FROM node")
+        async with app:
+            assert await result_within(job, 60) == "done"
+        assert [(event.node, event.returned) for event in lost] == [("ghost", 1)]
+
+    run_virtual(main)
+
+
 def test_old_history_is_deleted_although_no_job_can_expire() -> None:
     """The fault: one late job that was locked for long kept all that was old, for as long."""
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=UnexpirableStorage(clock), clock=clock, retention=5)
+        app = app_on(UnexpirableStorage(clock), clock=clock, retention=5)
         failures: list[Any] = []
         app.subscribe(failures.append, StorageFailed)
 

@@ -14,6 +14,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing import manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
+from tests.internals import app_on
 from tests.until import result_within
 
 
@@ -48,7 +49,7 @@ class Releases:
 
 
 def in_memory(clock: VirtualClock) -> MakeApp:
-    return partial(Headgate, storage=MemoryStorage(clock), clock=clock)
+    return partial(app_on, MemoryStorage(clock), clock=clock)
 
 
 def test_only_nodes_with_the_labels_of_a_task_run_its_jobs() -> None:

@@ -50,7 +50,7 @@ from headgate.jobs.encoded import codecs_of, is_in_folder
 from headgate.jobs.event import Event, JobNotMigrated, StorageFailed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import client_of, store_of
+from tests.internals import app_on, client_of, store_of
 from tests.until import patient, result_within
 
 ONCE = RetryPolicy(retries=0)
@@ -229,7 +229,7 @@ async def test_a_payload_that_may_replace_that_of_another_job_stays_in_the_datab
 def test_limits_of_a_new_release_read_the_keys_of_waiting_jobs_from_the_folder() -> None:
     async def main(clock: VirtualClock) -> None:
         store, folder = MemoryStorage(clock), Folder()
-        before, after = (Headgate(storage=store, clock=clock, large_payloads=folder) for _ in range(2))
+        before, after = (app_on(store, clock=clock, large_payloads=folder) for _ in range(2))
         old = declare_echo(before)
         declare_echo(after, limits=[StrictRate("1/h", key="{times}", name="by-times")])
         async with before.open():
@@ -245,17 +245,17 @@ def test_limits_of_a_new_release_read_the_keys_of_waiting_jobs_from_the_folder()
 def test_of_a_backlog_only_the_payloads_that_its_new_limits_read_are_loaded_and_few_at_once() -> None:
     async def main(clock: VirtualClock) -> None:
         store, folder = MemoryStorage(clock), Folder()
-        old = Headgate(storage=store, clock=clock, large_payloads=folder)
+        old = app_on(store, clock=clock, large_payloads=folder)
         echo = declare_echo(old)
         async with old.open():
             await echo.using(delay=86400).enqueue_many([(LARGE, number) for number in range(60)])
         folder.done.clear()
-        constant = Headgate(storage=store, clock=clock, large_payloads=folder)
+        constant = app_on(store, clock=clock, large_payloads=folder)
         declare_echo(constant, limits=[RateLimit("1/h"), RateLimit("5/h", key="all", name="all")])
         async with constant:
             await asyncio.sleep(60)
         assert folder.done == []
-        by_times = Headgate(storage=store, clock=clock, large_payloads=folder)
+        by_times = app_on(store, clock=clock, large_payloads=folder)
         declare_echo(by_times, limits=[RateLimit("1/h", key="{times}", name="by-times")])
         loading, most = 0, 0
         load = LargePayloads.load
@@ -285,7 +285,7 @@ def test_a_backlog_moves_while_the_folder_is_away_but_for_the_jobs_that_need_it(
     async def main(clock: VirtualClock) -> None:
         store, folder = MemoryStorage(clock), Folder()
         received: list[Event] = []
-        old, new = (Headgate(storage=store, clock=clock, large_payloads=folder) for _ in range(2))
+        old, new = (app_on(store, clock=clock, large_payloads=folder) for _ in range(2))
         new.subscribe(received.append, StorageFailed, JobNotMigrated)
         echo = declare_echo(old)
         declare_echo(new, limits=[StrictRate("1/h", key="{times}", name="by-times")])
@@ -342,7 +342,7 @@ def test_jobs_with_damaged_references_cannot_be_read_and_do_not_keep_others_from
     async def main(clock: VirtualClock) -> None:
         store, folder = MemoryStorage(clock), Folder()
         received: list[Event] = []
-        old, new, same = (Headgate(storage=store, clock=clock, large_payloads=folder) for _ in range(3))
+        old, new, same = (app_on(store, clock=clock, large_payloads=folder) for _ in range(3))
         new.subscribe(received.append, JobNotMigrated)
         echo = declare_echo(old)
         declare_echo(same)
@@ -376,7 +376,7 @@ def test_jobs_with_damaged_references_cannot_be_read_and_do_not_keep_others_from
 def test_a_job_whose_object_is_missing_is_tried_again_and_then_kept_for_a_retry() -> None:
     async def main(clock: VirtualClock) -> None:
         folder = Folder()
-        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        app = app_on(MemoryStorage(clock), clock=clock, large_payloads=folder)
         echo = declare_echo(app)
         async with app.open():
             job = await echo.enqueue(LARGE)
@@ -405,7 +405,7 @@ def test_a_job_whose_object_is_missing_is_tried_again_and_then_kept_for_a_retry(
 def test_while_the_folder_is_away_jobs_wait_without_an_attempt_and_others_run() -> None:
     async def main(clock: VirtualClock) -> None:
         folder = Folder()
-        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        app = app_on(MemoryStorage(clock), clock=clock, large_payloads=folder)
         echo = declare_echo(app)
         async with app:
             folder.is_away = True
@@ -435,7 +435,7 @@ def test_while_the_folder_is_away_jobs_wait_without_an_attempt_and_others_run() 
 def test_a_result_that_the_folder_does_not_take_stays_in_the_database() -> None:
     async def main(clock: VirtualClock) -> None:
         folder = Folder()
-        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        app = app_on(MemoryStorage(clock), clock=clock, large_payloads=folder)
         runs: list[int] = []
 
         @app.task
@@ -519,7 +519,7 @@ def let_each_take(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def test_after_a_write_that_fails_no_other_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(clock: VirtualClock) -> None:
         folder = Folder()
-        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        app = app_on(MemoryStorage(clock), clock=clock, large_payloads=folder)
         echo = declare_echo(app)
         async with app.open():
             let_each_take(monkeypatch, 0.01)
@@ -535,7 +535,7 @@ def test_after_a_write_that_fails_no_other_starts(monkeypatch: pytest.MonkeyPatc
 def test_many_writes_may_take_longer_together_than_one_of_them_may(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(clock: VirtualClock) -> None:
         folder = Folder(timeout=1)
-        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        app = app_on(MemoryStorage(clock), clock=clock, large_payloads=folder)
         echo = declare_echo(app)
         async with app.open():
             let_each_take(monkeypatch, 0.6)
@@ -550,7 +550,7 @@ def test_jobs_wait_while_the_disk_of_the_folder_is_not_mounted(tmp_path: Path) -
     async def main(clock: VirtualClock) -> None:
         mounted, away = tmp_path / "mnt" / "headgate", tmp_path / "away"
         mounted.parent.mkdir()
-        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=Folder(f"file://{mounted}"))
+        app = app_on(MemoryStorage(clock), clock=clock, large_payloads=Folder(f"file://{mounted}"))
         echo = declare_echo(app)
         async with app.open():
             job = await echo.enqueue(LARGE)
@@ -685,8 +685,8 @@ def test_a_store_of_objects_can_be_used_after_a_fork(tmp_path: Path) -> None:
 def test_objects_are_deleted_when_their_jobs_have_been_pruned_and_never_before() -> None:
     async def main(clock: VirtualClock) -> None:
         folder = Folder()
-        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
-        other = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        app = app_on(MemoryStorage(clock), clock=clock, large_payloads=folder)
+        other = app_on(MemoryStorage(clock), clock=clock, large_payloads=folder)
         echo, echo_of_other = declare_echo(app), declare_echo(other)
         async with app.open(), other.open():
             kept = await echo_of_other.enqueue(LARGE)
@@ -797,7 +797,7 @@ async def test_a_sweep_leaves_a_day_of_which_it_may_delete_nothing_and_ends_afte
 def test_a_list_may_take_longer_than_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(clock: VirtualClock) -> None:
         folder = Folder(timeout=0.2)
-        app = Headgate(storage=MemoryStorage(clock), clock=clock, large_payloads=folder)
+        app = app_on(MemoryStorage(clock), clock=clock, large_payloads=folder)
         async with app.open():
             let_each_take(monkeypatch, 1.5)
             assert await app.admin.sweep_large_payloads() == 0

@@ -13,6 +13,7 @@ from headgate import (
     DynamicWindow,
     FixedWindow,
     Headgate,
+    JobCancelled,
     RateLimit,
     RetryPolicy,
     SlidingWindow,
@@ -20,13 +21,17 @@ from headgate import (
     current_job,
 )
 from headgate.clock import SECOND
-from headgate.engine.late_start import TOLERATED
+from headgate.engine.late_start import MOVES, TOLERATED
 from headgate.errors import StorageUnavailable
 from headgate.limits.limit import AnyRule, Limit
-from headgate.storage.records import Amendment, Claim, Claimed
+from headgate.storage.records import Claim, Claimed, StartMove
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.test_promises import counted
+from tests.internals import app_on
+
+LATEST = SECOND // 100
+"""Half of the margin of a strict rate: how long after its charge a start may happen (µs)."""
 
 
 class SlowStore(MemoryStorage):
@@ -36,6 +41,9 @@ class SlowStore(MemoryStorage):
     next_delay: float | None = None
     postponed = 0
     fails = 0
+    slow_moves = 0.0
+    lost_replies = 0
+    moves = 0
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
@@ -48,12 +56,20 @@ class SlowStore(MemoryStorage):
             await asyncio.sleep(self._random.uniform(0, self.longest) if delay is None else delay)
         return claimed
 
-    async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
+    async def move_starts(
+        self, node: str, starts: Sequence[StartMove], rules: Mapping[str, AnyRule]
+    ) -> Mapping[tuple[str, int], int]:
+        self.moves += 1
         if self.fails:
             self.fails -= 1
             raise StorageUnavailable("not now")
-        self.postponed += sum(amendment.actual > 0 for amendment in amendments)
-        await super().amend(amendments, rules)
+        moved = await super().move_starts(node, starts, rules)
+        self.postponed += len(moved)
+        await asyncio.sleep(self._random.uniform(0.8, 1) * self.slow_moves)
+        if self.lost_replies:
+            self.lost_replies -= 1
+            raise StorageUnavailable("it happened, but the reply was lost")
+        return moved
 
 
 def test_starts_measured_in_the_handler_hold_a_strict_limit_however_slow_the_store_is() -> None:
@@ -63,7 +79,7 @@ def test_starts_measured_in_the_handler_hold_a_strict_limit_however_slow_the_sto
         store = SlowStore(clock)
         store.longest = 2.0
         store.fails = 3
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         starts: list[int] = []
 
         @app.task(limits=[StrictRate("5/10s", key="{tenant}")])
@@ -101,7 +117,7 @@ def test_starts_measured_in_the_handler_hold_a_limit_without_a_margin_however_la
         store = SlowStore(clock)
         store.longest = longest
         # One node waits for its reply while the others claim.
-        apps = [Headgate(storage=store, clock=clock) for _ in range(3)]
+        apps = [app_on(store, clock=clock) for _ in range(3)]
         starts: list[int] = []
         for app in apps:
             app.limit("calls", limit)
@@ -127,7 +143,7 @@ def test_starts_that_are_a_little_late_write_nothing_more(limit: Limit) -> None:
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         store.longest = 0.99 * TOLERATED / SECOND if not limit.rule.margin else 0.009
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task(limits=[limit])
         async def call(tenant: str) -> None: ...
@@ -135,7 +151,7 @@ def test_starts_that_are_a_little_late_write_nothing_more(limit: Limit) -> None:
         async with app:
             await call.enqueue_many([("acme",)] * 20)
             await asyncio.sleep(60)
-        assert store.postponed == 0
+        assert store.moves == 0
 
     run_virtual(main)
 
@@ -143,7 +159,7 @@ def test_starts_that_are_a_little_late_write_nothing_more(limit: Limit) -> None:
 def test_a_job_charged_half_a_window_ago_is_returned_without_spending_an_attempt() -> None:
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         starts: list[tuple[int, int]] = []
 
         @app.task(limits=[StrictRate("3/10s", key="{tenant}")], retry=RetryPolicy(retries=0))
@@ -166,7 +182,7 @@ def test_on_time_starts_write_nothing_more() -> None:
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
         store.longest = 0.009
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task(limits=[StrictRate("5/10s", key="{tenant}")])
         async def call(tenant: str) -> None: ...
@@ -174,6 +190,170 @@ def test_on_time_starts_write_nothing_more() -> None:
         async with app:
             await call.enqueue_many([("acme",)] * 20)
             await asyncio.sleep(60)
-        assert store.postponed == 0
+        assert store.moves == 0
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("slow_moves", [0.0, 0.4])
+@pytest.mark.parametrize("kind", ["coroutine", "thread", "chunk"])
+def test_a_late_start_is_stored_before_its_handler_is_called(kind: str, slow_moves: float) -> None:
+    """The fault: a worker that was killed a moment after a late start left the early charge, which soon made room."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.next_delay, store.slow_moves = 8.0, slow_moves
+        app = app_on(store, clock=clock)
+        app.limit("api", StrictRate(3, per=20))
+        called: list[int] = []
+
+        if kind == "coroutine":
+
+            @app.task(name="call", limits=["api"])
+            async def call(number: int) -> None:
+                called.append(store.limit_now())
+                await asyncio.sleep(60)
+
+        elif kind == "thread":
+
+            @app.task(name="call", limits=["api"])
+            def call_in_thread(number: int) -> None:
+                called.append(store.limit_now())
+
+        else:
+
+            @app.chunked(3, wait=0.1, name="call", limits=["api"])
+            async def call_chunk(numbers: list[int]) -> None:
+                called.extend([store.limit_now()] * len(numbers))
+                await asyncio.sleep(60)
+
+        async with app:
+            await app.tasks["call"].enqueue_many([(number,) for number in range(3)])
+            await asyncio.sleep(15)
+            # What is stored now is all that another node would know of these starts.
+            stored = sorted(start.started_at for start in await store.starts("api", None, 0))
+            late = [start - charge for start, charge in zip(sorted(called), stored, strict=True)]
+            assert max(late) <= LATEST
+            assert len(called) == 3
+            assert await most_available(app) == 0
+        assert store.postponed >= 3
+        # Starts that are late together share their commits.
+        assert store.moves <= 3
+
+    run_virtual(main)
+
+
+async def most_available(app: Headgate) -> int:
+    return max(bucket.available or 0 for bucket in await app.admin.limits.list("api"))
+
+
+def test_a_late_start_is_moved_once_whether_the_reply_of_the_store_is_lost_or_not() -> None:
+    """The fault would be: a charge that was moved is moved from its old instant again, where it is not any more."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.next_delay, store.lost_replies = 4.0, 2
+        app = app_on(store, clock=clock)
+        app.limit("api", StrictRate(3, per=20))
+        called: list[int] = []
+
+        @app.task(limits=["api"])
+        async def call() -> None:
+            called.append(store.limit_now())
+
+        async with app:
+            await call.enqueue_many([()] * 5)
+            await asyncio.sleep(60)
+            stored = sorted(start.started_at for start in await store.starts("api", None, 0))
+        assert len(called) == 5
+        assert [start - charge for start, charge in zip(called, stored, strict=True)] == [0] * 5
+        assert store.moves == 3
+        assert counted(called, 20 * SECOND) == 3
+
+    run_virtual(main)
+
+
+def test_a_charge_of_which_it_is_unknown_whether_it_was_moved_stays_when_its_job_is_returned() -> None:
+    """The fault would be: it is given back at its old instant, and takes another job's charge with it."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.next_delay, store.lost_replies = 4.0, MOVES
+        app = app_on(store, clock=clock)
+        app.limit("api", FixedWindow(3, per=60))
+        attempts: list[int] = []
+
+        @app.task(limits=["api"])
+        async def call() -> None:
+            attempts.append(current_job().attempt)
+
+        async with app:
+            await call.enqueue_many([()] * 4)
+            await asyncio.sleep(40)
+            # All three are still counted, and none of them has started.
+            assert attempts == []
+            assert await most_available(app) == 0
+            await asyncio.sleep(120)
+        assert attempts == [1] * 4
+
+    run_virtual(main)
+
+
+def test_a_slow_store_spends_no_timeout_of_a_job_that_starts_late() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.next_delay, store.slow_moves = 1.0, 3.0
+        app = app_on(store, clock=clock)
+        attempts: list[int] = []
+
+        @app.task(limits=[StrictRate("5/10s")], timeout=2, retry=RetryPolicy(retries=0))
+        async def call() -> None:
+            attempts.append(current_job().attempt)
+
+        async with app:
+            job = await call.enqueue()
+            await job.result(timeout=60)
+        assert attempts == [1]
+
+    run_virtual(main)
+
+
+def test_a_late_start_that_its_users_cancel_meanwhile_does_not_happen() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.next_delay, store.slow_moves = 1.0, 3.0
+        app = app_on(store, clock=clock)
+        called: list[int] = []
+
+        @app.task(limits=[StrictRate("5/10s")])
+        async def call() -> None:
+            called.append(1)
+
+        async with app:
+            job = await call.enqueue()
+            await asyncio.sleep(2)
+            await job.cancel()
+            with pytest.raises(JobCancelled):
+                await job.result(timeout=60)
+        assert called == []
+
+    run_virtual(main)
+
+
+def test_a_start_whose_charge_cannot_be_moved_is_returned_without_spending_an_attempt() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.next_delay, store.fails = 1.0, MOVES
+        app = app_on(store, clock=clock)
+        attempts: list[int] = []
+
+        @app.task(limits=[StrictRate("5/10s")])
+        async def call() -> None:
+            attempts.append(current_job().attempt)
+
+        async with app:
+            job = await call.enqueue()
+            await job.result(timeout=60)
+        assert attempts == [1]
 
     run_virtual(main)

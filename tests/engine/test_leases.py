@@ -20,6 +20,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.faulty_storage import Faults, FaultyStorage, History
+from tests.internals import app_on
 from tests.until import result_within, until
 
 Span = tuple[float, float, str]
@@ -62,7 +63,7 @@ class Cluster:
 
     def app(self, name: str, **limits: Any) -> Headgate:
         line: Any = FaultyStorage(name, self.store, self.faults, Random(1), self.history)
-        app = Headgate(storage=line, clock=self.clock, retry=RetryPolicy(retries=0))
+        app = app_on(line, clock=self.clock, retry=RetryPolicy(retries=0))
         callee = self.callee
 
         @app.task(limits=[Mutex("door")])
@@ -212,7 +213,7 @@ def test_a_claim_answered_after_the_lease_starts_only_jobs_that_the_node_still_o
 
     async def main(clock: VirtualClock) -> None:
         store = LateReplies(clock)
-        app = Headgate(storage=store, clock=clock, retry=RetryPolicy(retries=0))
+        app = app_on(store, clock=clock, retry=RetryPolicy(retries=0))
         starts: list[tuple[str, int]] = []
 
         @app.task(limits=[Concurrency(5)])
@@ -246,7 +247,7 @@ def test_a_node_whose_lease_has_run_out_claims_nothing_until_a_heartbeat_has_suc
 
     async def main(clock: VirtualClock) -> None:
         store = LateReplies(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         starts: list[int] = []
 
         @app.task
@@ -274,7 +275,7 @@ async def test_a_thread_can_read_that_its_lease_is_lost_and_keeps_its_permit_unt
     store = MemoryStorage(clock)
     faults = Faults()
     line: Any = FaultyStorage("one", store, faults, Random(1), History())
-    app = Headgate(storage=line, clock=clock, heartbeat=10, lease=60, retry=RetryPolicy(retries=0))
+    app = app_on(line, clock=clock, heartbeat=10, lease=60, retry=RetryPolicy(retries=0))
     received = asyncio.Event()
     noticed, began = threading.Event(), threading.Event()
     tokens: list[int] = []

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import FailingLeaveStorage
-from tests.internals import new_node
+from tests.internals import app_on, new_node
 from tests.until import result_within
 
 ONCE = RetryPolicy(retries=1, base=1, jitter=False)
@@ -168,6 +169,54 @@ def test_a_permit_that_is_held_while_running_is_free_while_its_job_snoozes() -> 
     run_virtual(main)
 
 
+@pytest.mark.parametrize(
+    ("limits", "is_returned"),
+    [
+        ([], True),
+        ([Mutex("order")], True),
+        ([Mutex("order", hold="until_final")], True),
+        ([Mutex("another", hold="until_success")], True),
+        ([Mutex("order", hold="until_success"), Concurrency(5)], False),
+    ],
+)
+@pytest.mark.parametrize("fails_late", [False, True])
+def test_a_deploy_that_removes_a_limit_releases_the_permits_of_failed_jobs(
+    limits: list[Limit], is_returned: bool, fails_late: bool
+) -> None:
+    """Another task waited for such a permit for as long as the failed job was kept."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        seen: list[str] = []
+
+        def release(limits: list[Limit]) -> Headgate:
+            app = app_on(store, clock=clock, retry=RetryPolicy(retries=0))
+
+            @app.task(name="work", limits=limits)
+            async def work(seconds: float) -> None:
+                await asyncio.sleep(seconds)
+                raise RuntimeError
+
+            @app.task(name="other", limits=[Mutex("order")])
+            async def other() -> None:
+                seen.append("other")
+
+            return app
+
+        before, after = release([Mutex("order", hold="until_success")]), release(limits)
+        async with before:
+            failed = await before.tasks["work"].enqueue(100 if fails_late else 0)
+            await asyncio.sleep(1)
+            await before.tasks["other"].enqueue()
+            async with after:
+                await asyncio.sleep(200)
+                assert (await failed.status()).state is JobState.FAILED
+                assert seen == (["other"] if is_returned else [])
+                assert await store.check() == []
+
+    run_virtual(main)
+
+
 def test_a_permit_held_until_success_is_kept_after_a_failure_until_a_reset() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
@@ -235,7 +284,7 @@ def test_a_crashed_holders_permit_returns_with_its_lease() -> None:
         ran: list[tuple[str, str]] = []
 
         def app(name: str) -> Headgate:
-            made = Headgate(storage=store, clock=clock, lease=30, heartbeat=5)
+            made = app_on(store, clock=clock, lease=30, heartbeat=5)
 
             @made.task(name="work", limits=[Mutex("resource")])
             async def work(job: str) -> None:
@@ -461,6 +510,37 @@ def test_on_limit_applies_again_to_a_retry_without_budget() -> None:
             with pytest.raises(JobFailed, match="LimitRejected"):
                 await job.result()
             assert clock.monotonic() - began < 5 * SECOND
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("rule", [StrictRate, RateLimit, FixedWindow, SlidingWindow])
+def test_a_job_whose_limit_opens_exactly_at_the_end_of_its_max_wait_runs(rule: Any) -> None:
+    """Such a job was accepted by the prediction, and then failed by the claim, which comes no earlier."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        options = {"burst": 1} if rule is RateLimit else {"margin": 0} if rule is StrictRate else {}
+        starts: list[float] = []
+
+        for name, max_wait in (("enough", 60), ("short", 59.99)):
+
+            @app.task(name=name, limits=[rule("1/m", name=name, max_wait=max_wait, **options)])
+            async def work() -> None:
+                starts.append(clock.monotonic() / SECOND)
+
+        async with app:
+            # The windows of a fixed window begin at full minutes.
+            await asyncio.sleep(60 - clock.now() / SECOND % 60)
+            starts.clear()
+            first, second = await app.tasks["enough"].enqueue_many([(), ()])
+            _, refused = await app.tasks["short"].enqueue_many([(), ()])
+            assert (await refused.status()).state is JobState.FAILED
+            with pytest.raises(JobFailed, match=r"longer than its max_wait of 59.99 s"):
+                await refused.result()
+            await second.result()
+            assert (await first.status()).state is JobState.SUCCEEDED
+            assert starts[-1] - starts[0] == pytest.approx(60, abs=0.5)
 
     run_virtual(main)
 
@@ -940,7 +1020,7 @@ def test_enqueue_predicts_a_start_on_request() -> None:
 def test_explain_says_what_a_job_waits_for_if_it_is_not_a_limit() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(storage=store, clock=clock, concurrency=1)
+        app = app_on(store, clock=clock, concurrency=1)
 
         @app.task
         async def work(seconds: float) -> None:
@@ -1120,7 +1200,7 @@ def test_a_deploy_that_changes_limits_or_keys_moves_the_backlog_and_an_old_worke
         started: Counter[tuple[str, str]] = Counter()
 
         def release(name: str, *limits: Limit) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.task(name="call", limits=limits)
             async def call(tenant: str, region: str) -> None:
@@ -1164,7 +1244,7 @@ def test_a_rollback_takes_the_backlog_back_once_the_newer_release_is_gone(surviv
         started: Counter[str] = Counter()
 
         def release(name: str, *limits: Limit) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.task(name="call", limits=limits)
             async def call(tenant: str) -> None:
@@ -1201,7 +1281,7 @@ def test_a_waiting_job_whose_current_cost_cannot_be_computed_is_not_started() ->
         received: list[Event] = []
 
         def release(cost: int | Callable[[dict[str, int]], int]) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
             app.subscribe(received.append, JobNotMigrated)
 
             @app.task(name="ask", limits=[StrictRate("10/h", name="tokens", cost=cost)])

@@ -42,7 +42,7 @@ from headgate.jobs.event import (
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
-from tests.internals import new_node, node_of, store_of
+from tests.internals import app_on, new_node, node_of, store_of
 from tests.until import patient, result_within
 
 
@@ -158,7 +158,7 @@ def test_an_ending_that_cannot_be_stored_is_stored_later_and_the_job_runs_once()
 
     async def main(clock: VirtualClock) -> None:
         store = UnwritableStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         ran: list[int] = []
         failure: list[Event] = []
         app.subscribe(failure.append, StorageFailed)
@@ -274,7 +274,7 @@ def test_a_user_cancels_a_running_job_and_it_is_not_retried() -> None:
 def test_another_node_gets_a_cancellation_within_a_second() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        runner, asker = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        runner, asker = app_on(store, clock=clock), app_on(store, clock=clock)
 
         @runner.task
         async def work() -> None:
@@ -449,7 +449,7 @@ def test_shutdown_finishes_jobs_and_returns_the_rest_without_spending_an_attempt
         ended: list[str] = []
 
         def app() -> Headgate:
-            made = Headgate(storage=store, clock=clock, grace=10)
+            made = app_on(store, clock=clock, grace=10)
 
             @made.task(name="work")
             async def work(seconds: float) -> None:
@@ -477,7 +477,7 @@ def test_shutdown_finishes_jobs_and_returns_the_rest_without_spending_an_attempt
 def test_a_node_that_was_declared_dead_drops_its_jobs_and_its_late_results_are_refused() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         events: list[Event] = []
         app.subscribe(events.append, NodeDeclaredDead, EndingRefused, JobFinished)
         runs: list[int] = []
@@ -507,7 +507,7 @@ def test_a_node_that_was_declared_dead_drops_its_jobs_and_its_late_results_are_r
 def test_a_job_that_keeps_killing_its_node_is_failed_as_poisonous() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def bomb() -> None:
@@ -534,7 +534,7 @@ def test_a_job_that_keeps_killing_its_node_is_failed_as_poisonous() -> None:
 def test_jobs_of_an_undeclared_task_wait_and_are_reported_once() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        newer, older = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        newer, older = app_on(store, clock=clock), app_on(store, clock=clock)
         events: list[Event] = []
         older.subscribe(events.append, TaskUnknown)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate import FixedWindow, Headgate, JobState, Mutex, current_job
+from headgate import FixedWindow, JobState, Mutex, current_job
 from headgate.errors import StorageUnavailable
 from headgate.storage.records import Claim, Claimed, Room
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import new_node, registry_of
+from tests.internals import app_on, new_node, registry_of
 
 
 class LostReplyStorage(MemoryStorage):
@@ -30,7 +30,7 @@ class LostReplyStorage(MemoryStorage):
 
 async def run_one(clock: VirtualClock, storage: LostReplyStorage) -> list[int]:
     """The attempts that a job with a budget and a mutex comes to, and that its budget was charged once."""
-    app = Headgate(storage=storage, clock=clock, heartbeat=5)
+    app = app_on(storage, clock=clock, heartbeat=5)
     attempts: list[int] = []
 
     @app.task(limits=[FixedWindow("10/d", key="{key}", name="daily"), Mutex("doc:{key}")])
@@ -71,7 +71,7 @@ def test_a_returned_job_that_is_claimed_again_is_not_returned_during_that_claim(
 
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
 
         @app.task
         async def work() -> None: ...

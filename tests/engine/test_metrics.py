@@ -23,7 +23,7 @@ from headgate.observe import tally
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import bus_of, store_of
+from tests.internals import app_on, bus_of, store_of
 from tests.until import patient, result_within, until
 
 
@@ -151,14 +151,14 @@ def test_no_job_is_lost_from_the_count_however_many_come_at_once() -> None:
 def test_names_that_this_program_does_not_declare_share_one_label() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
-        theirs = Headgate(storage=storage, clock=clock)
+        theirs = app_on(storage, clock=clock)
         for number in range(5):
             theirs.queue(f"tenant-{number}")
 
             @theirs.task(name=f"job-{number}", queue=f"tenant-{number}", aliases=[f"old-{number}"])
             async def work() -> None: ...
 
-        ours = Headgate(storage=storage, clock=clock)
+        ours = app_on(storage, clock=clock)
         metrics = measured(ours, store=True)
 
         @ours.task(name="job-0", aliases=["old-0"])
@@ -279,7 +279,7 @@ def test_a_scrape_has_all_counters_while_the_store_is_unavailable(how: str, capl
 
     async def main(clock: VirtualClock) -> None:
         storage = FailingStorage(clock)
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
         metrics = measured(app, store=True, deadline=2, max_age=0)
 
         @app.task
@@ -307,7 +307,7 @@ def test_a_scrape_has_all_counters_while_the_store_is_unavailable(how: str, capl
 def test_the_store_is_read_once_for_scrapes_that_come_close_together() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = FailingStorage(clock)
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
         metrics = measured(app, store=True, max_age=5)
         async with app.open():
             await asyncio.gather(*(metrics.refresh() for _ in range(10)))

@@ -15,7 +15,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import new_node
+from tests.internals import app_on, new_node
 from tests.until import result_within
 
 Stores = Callable[[VirtualClock], Store]
@@ -44,7 +44,7 @@ def test_a_node_that_starts_takes_nothing_from_those_that_are_alive(stores: Stor
         received: list[Event] = []
 
         def made(name: str) -> Headgate:
-            app = Headgate(storage=stores(clock), clock=clock)
+            app = app_on(stores(clock), clock=clock)
             app.subscribe(received.append, NodeLost, EndingRefused)
 
             @app.task(name="work")
@@ -87,7 +87,7 @@ def test_nodes_that_start_and_end_all_the_time_run_each_job_once(stores: Stores)
         started: list[Event] = []
 
         def made() -> Headgate:
-            app = Headgate(storage=stores(clock), clock=clock, concurrency=3)
+            app = app_on(stores(clock), clock=clock, concurrency=3)
             app.subscribe(started.append, JobStarted)
 
             @app.task(name="work")
@@ -122,7 +122,7 @@ def test_the_jobs_of_a_dead_node_are_recovered_when_its_lease_ends_and_not_befor
         starts: list[float] = []
 
         def made() -> Headgate:
-            app = Headgate(storage=store, clock=clock, heartbeat=heartbeat, lease=lease)
+            app = app_on(store, clock=clock, heartbeat=heartbeat, lease=lease)
 
             @app.task(name="work")
             async def work() -> None:

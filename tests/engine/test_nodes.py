@@ -17,7 +17,7 @@ from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from headgate.version import __version__
-from tests.internals import node_of, registry_of
+from tests.internals import app_on, node_of, registry_of
 from tests.until import result_within
 
 HOUR = 3600
@@ -35,7 +35,7 @@ def test_one_job_after_another_takes_one_claim_each() -> None:
                 return await super().claim(claim)
 
         store = Counting(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def call() -> None:
@@ -65,7 +65,7 @@ def test_an_idle_node_claims_only_after_changes() -> None:
                 return await super().claim(claim)
 
         store = Counting(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
         starts: list[int] = []
 
         @app.task(limits=[StrictRate("1/h", key="{tenant}")])

@@ -27,7 +27,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing import manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
-from tests.internals import client_of
+from tests.internals import app_on, client_of
 from tests.until import result_within, until
 
 HOUR = 3600
@@ -79,7 +79,7 @@ def test_each_job_is_kept_as_long_as_it_or_its_task_says() -> None:
 def test_an_app_may_keep_no_final_jobs_but_those_that_others_still_follow() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        other, app = (Headgate(storage=store, clock=clock, retention=kept) for kept in (None, {"succeeded": 0}))
+        other, app = (app_on(store, clock=clock, retention=kept) for kept in (None, {"succeeded": 0}))
 
         @app.task(retry=RetryPolicy(retries=0))
         async def work(*, fails: bool = False) -> str:

@@ -12,7 +12,7 @@ from headgate import Headgate, JobCancelled, JobFailed, JobState, Mutex, RetryPo
 from headgate.clock import SystemClock
 from headgate.jobs.event import AttemptLingers
 from headgate.storage.sqlite.memory import MemoryStorage
-from tests.internals import node_of
+from tests.internals import app_on, node_of
 from tests.until import patient
 
 
@@ -62,7 +62,7 @@ async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(
 async def test_a_node_that_ends_waits_for_no_thread_because_of_its_permits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was held back is recorded then, and not left to be taken for a job that never ended."""
     monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
-    app = Headgate(storage=MemoryStorage(SystemClock()))
+    app = app_on(MemoryStorage(SystemClock()))
     release, received = threading.Event(), asyncio.Event()
 
     def on_lingering(_event: Any) -> None:

@@ -11,7 +11,7 @@ from headgate.clock import SECOND
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import new_node, node_of, store_of
+from tests.internals import app_on, new_node, node_of, store_of
 
 HOUR = 3600
 
@@ -68,7 +68,7 @@ def test_promise_1_budgets_survive_a_restart_and_are_shared_by_all_nodes() -> No
         stamp: list[str] = []
 
         def app(name: str) -> Headgate:
-            made = Headgate(storage=store, clock=clock, concurrency=4)
+            made = app_on(store, clock=clock, concurrency=4)
 
             @made.task(name="call", limits=[StrictRate("10/m", key="{tenant}", margin=0)])
             async def call(tenant: str) -> None:
@@ -148,7 +148,7 @@ def test_promise_4_a_dead_nodes_jobs_are_run_by_another_within_the_lease_and_not
         ran: list[tuple[str, float]] = []
 
         def app(name: str) -> Headgate:
-            made = Headgate(storage=store, clock=clock)
+            made = app_on(store, clock=clock)
 
             @made.task(name="work")
             async def work() -> None:
@@ -222,7 +222,7 @@ def test_start_empty_paces_from_the_first_job_across_a_restart() -> None:
         began = clock.monotonic()
 
         def app() -> Headgate:
-            made = Headgate(storage=store, clock=clock)
+            made = app_on(store, clock=clock)
 
             @made.task(name="call", limits=[RateLimit("15/m", key="{tenant}", start_empty=True)])
             async def call(tenant: str) -> None:

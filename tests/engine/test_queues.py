@@ -25,7 +25,7 @@ from headgate.jobs.event import Event, JobsMigrated
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import FailingLeaveStorage
-from tests.internals import new_node, node_of, registry_of
+from tests.internals import app_on, new_node, node_of, registry_of
 
 # -------------------------------------------------------------------------------------------------------- pauses
 
@@ -36,7 +36,7 @@ def test_a_paused_queue_starts_nothing_on_any_node_and_continues_at_once_when_it
         started: list[tuple[str, int]] = []
 
         def made() -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
             app.queue("mail")
 
             @app.task(name="send", queue="mail")
@@ -84,7 +84,7 @@ def test_a_paused_queue_starts_nothing_on_any_node_and_continues_at_once_when_it
 
 def test_a_pause_is_kept_without_any_node() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=clock)
+        app = app_on(MemoryStorage(clock), clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -104,7 +104,7 @@ def test_a_pause_is_kept_without_any_node() -> None:
 def test_an_undeclared_queue_can_be_paused_only_if_it_has_jobs() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        old, new = app_on(store, clock=clock), app_on(store, clock=clock)
         old.queue("legacy")
 
         @old.task(queue="legacy")
@@ -172,7 +172,7 @@ class CountingApps:
         self.doomed: set[str] = set()
 
     def app(self, name: str, global_concurrency: int | None, **settings: Any) -> Headgate:
-        app = Headgate(storage=self.store, clock=self.clock, **settings)
+        app = app_on(self.store, clock=self.clock, **settings)
         app.queue("mail", global_concurrency=global_concurrency)
 
         async def work(number: int) -> None:

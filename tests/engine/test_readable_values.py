@@ -11,6 +11,7 @@ from headgate.admin import SlowCounts
 from headgate.storage.records import QueueCounts
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 from tests.until import result_within
 
 
@@ -60,7 +61,7 @@ def test_waits_are_shown_in_readable_units() -> None:
 def test_the_first_overview_counts_waiting_jobs_and_names_unknown_tasks() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app, other = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        app, other = app_on(store, clock=clock), app_on(store, clock=clock)
 
         @app.task
         async def known() -> None: ...
@@ -79,7 +80,7 @@ def test_the_first_overview_counts_waiting_jobs_and_names_unknown_tasks() -> Non
 def test_an_overview_does_not_wait_for_counts_and_says_how_old_they_are() -> None:
     async def main(clock: VirtualClock) -> None:
         store = _SlowToCount(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.task
         async def known() -> None: ...
@@ -92,12 +93,12 @@ def test_an_overview_does_not_wait_for_counts_and_says_how_old_they_are() -> Non
             assert clock.now() - began_at <= 500_000
             assert (first.counted_at, first.totals.waiting, first.failed_last_hour) == (None, None, None)
             assert [(queue.queue, queue.is_paused) for queue in first.queues] == [("default", True)]
-            await asyncio.sleep(10)
+            await asyncio.sleep(8)
             await known.enqueue()
             await app.admin.queues.resume("default")
             second = await app.admin.overview(counts)
             assert second.counted_at is not None
-            assert second.now - second.counted_at >= timedelta(seconds=9)
+            assert second.now - second.counted_at >= timedelta(seconds=7)
             assert (second.totals.waiting, second.totals.ready, second.failed_last_hour) == (3, 3, 0)
             assert [queue.is_paused for queue in second.queues] == [False]
             await counts.close()
@@ -108,7 +109,7 @@ def test_an_overview_does_not_wait_for_counts_and_says_how_old_they_are() -> Non
 
 def test_nothing_in_an_overview_was_read_after_its_instant() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=_SlowToCount(clock), clock=clock)
+        app = app_on(_SlowToCount(clock), clock=clock)
 
         @app.task
         async def known() -> None: ...

@@ -32,6 +32,7 @@ from headgate.jobs.event import Event, JobFailure, JobFinished, OccurrencesSkipp
 from headgate.schedules.schedule import MOST_COUNTED
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
+from tests.internals import app_on
 
 HOUR = 3600
 TEN_MINUTES = Every(minutes=10)
@@ -194,7 +195,7 @@ def test_a_service_that_restarts_often_runs_a_schedule_at_the_first_instant_it_w
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
         while clock.monotonic() < 1000 * SECOND:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
             in_five_minutes = to_datetime(clock.now()) + timedelta(minutes=5)
 
             @app.schedule(TEN_MINUTES, name="report", first=in_five_minutes)
@@ -290,7 +291,7 @@ def test_a_schedule_keeps_its_count_and_its_rhythm_when_it_is_declared_again() -
         store, journal = MemoryStorage(clock), Journal(clock)
 
         def release(trigger: Any = TEN_MINUTES, **options: Any) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.schedule(trigger, name="report", **options)
             async def report() -> None:
@@ -445,7 +446,7 @@ def test_occurrences_missed_while_no_node_ran(misfire: Any, made_up: list[float]
         store, occurrences, skipped = MemoryStorage(clock), list[int](), list[Event]()
 
         def release() -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
             app.subscribe(skipped.append, OccurrencesSkipped)
 
             @app.schedule(Cron("0 * * * *"), misfire=misfire)
@@ -493,7 +494,7 @@ def test_a_year_of_missed_seconds_is_skipped_without_iterating() -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
 
         def release() -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.schedule(Counting())
             async def tick() -> None:
@@ -664,7 +665,7 @@ def test_an_occurrence_that_was_skipped_stays_skipped_when_its_schedule_is_decla
         store, journal = MemoryStorage(clock), Journal(clock)
 
         def declared(every: Every) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.schedule(every)
             @app.task
@@ -800,6 +801,56 @@ def test_clocks_that_step_back_double_nothing_and_clocks_that_step_forward_miss_
     run_virtual(main)
 
 
+@pytest.mark.parametrize("ahead", [7200, 365 * 86400])
+@pytest.mark.parametrize("trigger", [Every(minutes=10), Cron("*/10 * * * *")])
+def test_a_clock_that_jumps_ahead_and_back_silences_no_schedule(ahead: int, trigger: Any) -> None:
+    """Its next occurrence was at the wrong date, maybe in years."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(trigger)
+        async def pull() -> None:
+            journal.note()
+
+        @app.task
+        async def push() -> None: ...
+
+        async with app:
+            by_operator = await push.schedule("by operator", trigger).enqueue()
+            await asyncio.sleep(1300)
+            clock.step_wall(ahead)
+            await asyncio.sleep(30)
+            clock.step_wall(-ahead)
+            runs = (await by_operator.status()).runs
+            journal.starts.clear()
+            await asyncio.sleep(1800)
+            assert len(journal.starts) == 3
+            assert (await by_operator.status()).runs == runs + 3
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("first", ["after", "now", at(300)])
+def test_a_schedule_that_was_declared_while_the_clock_was_ahead_begins_when_it_is_right(first: Any) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=10), first=first, max_runs=4)
+        async def pull() -> None:
+            journal.note()
+
+        clock.step_wall(365 * 86400)
+        async with app:
+            await asyncio.sleep(1)
+            clock.step_wall(-365 * 86400)
+            journal.starts.clear()
+            await asyncio.sleep(1300)
+            assert len(journal.starts) in (2, 3)
+
+    run_virtual(main)
+
+
 def test_a_lost_write_of_the_advance_cannot_stop_the_series() -> None:
     """Where the run and the advance are two writes, a store that fails between them ends the series for good."""
 
@@ -816,7 +867,7 @@ def test_a_lost_write_of_the_advance_cannot_stop_the_series() -> None:
                     raise StorageUnavailable("no")
                 return await super().fire(fired)
 
-        app, journal = Headgate(storage=Flaky(clock), clock=clock), Journal(clock)
+        app, journal = app_on(Flaky(clock), clock=clock), Journal(clock)
 
         @app.schedule(Every(minutes=1))
         async def pull() -> None:
@@ -836,7 +887,7 @@ def test_many_nodes_enqueue_each_occurrence_once() -> None:
         store, occurrences = MemoryStorage(clock), list[int]()
 
         def made() -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.schedule(Every(seconds=10), overlap="allow")
             async def pull() -> None:
@@ -857,7 +908,7 @@ def test_many_nodes_enqueue_each_occurrence_once() -> None:
 def test_a_node_fires_only_schedules_whose_task_it_has() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
-        knowing, other = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        knowing, other = app_on(store, clock=clock), app_on(store, clock=clock)
 
         @knowing.task
         async def pull() -> None:
@@ -895,7 +946,7 @@ def test_a_custom_trigger_is_run_by_nodes_that_declare_it_and_its_errors_are_rep
                 return "squares"
 
         trigger = Squares()
-        knowing, other = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        knowing, other = app_on(store, clock=clock), app_on(store, clock=clock)
         knowing.subscribe(received.append, ScheduleFailed)
 
         @knowing.schedule(trigger)
@@ -1020,7 +1071,7 @@ def test_an_occurrence_that_moves_to_the_limits_of_a_new_release_is_still_skippe
         store = MemoryStorage(clock)
 
         def release(*limits: StrictRate) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.schedule(Every(minutes=1), until=at(200))
             @app.task(limits=limits)
@@ -1046,7 +1097,7 @@ def test_the_limits_of_an_occurrence_are_those_of_the_release_that_fires_it() ->
         store, journal = MemoryStorage(clock), Journal(clock)
 
         def release(rate: str) -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.task(limits=[StrictRate(rate, key="{tenant}", margin=0)])
             async def pull(tenant: str) -> None:
@@ -1115,7 +1166,7 @@ def test_impossible_schedules_are_refused_at_declaration(options: dict[str, Any]
 def test_an_occurrence_with_a_misfit_payload_fails_instead_of_bypassing_its_limits() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        old, new = app_on(store, clock=clock), app_on(store, clock=clock)
 
         @old.task(name="pull", limits=[StrictRate("1/s", key="{tenant}")])
         async def before(tenant: str) -> None: ...
@@ -1142,7 +1193,7 @@ def test_an_occurrence_with_a_misfit_payload_fails_instead_of_bypassing_its_limi
 def test_a_schedule_of_a_renamed_task_continues_under_its_alias() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
-        old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        old, new = app_on(store, clock=clock), app_on(store, clock=clock)
 
         @old.task
         async def pull() -> None: ...
@@ -1191,7 +1242,7 @@ def test_all_missed_occurrences_run_one_after_another() -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
 
         def release() -> Headgate:
-            app = Headgate(storage=store, clock=clock)
+            app = app_on(store, clock=clock)
 
             @app.schedule(Every(minutes=10), misfire="run_all")
             async def report() -> None:
@@ -1232,7 +1283,7 @@ def test_an_idle_store_is_polled_every_thirty_seconds_only() -> None:
                 return await super().due_schedules(*args, **options)
 
         store = Counting(clock)
-        app = Headgate(storage=store, clock=clock)
+        app = app_on(store, clock=clock)
 
         @app.schedule(Every(days=1))
         async def pull() -> None: ...

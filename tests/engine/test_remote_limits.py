@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from headgate import FixedWindow, Headgate, JobState, RateLimit, RateLimited, RetryPolicy, StrictRate, current_job
+from headgate.admin import LimitSummary
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
@@ -20,7 +21,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import client_of, registry_of
+from tests.internals import app_on, client_of, registry_of
 from tests.until import result_within
 
 
@@ -176,7 +177,7 @@ def test_while_the_store_is_unavailable_all_nodes_of_a_database_use_one_share() 
         failures: list[Event] = []
 
         def program() -> Headgate:
-            app = Headgate(storage=storage, clock=clock)
+            app = app_on(storage, clock=clock)
             limit = StrictRate(
                 "40/m", key="{tenant}", name="api", store=shared, on_store_error="share", sharers=4, margin=0
             )
@@ -223,7 +224,7 @@ def test_a_share_that_cannot_be_read_is_asked_again_and_ends_no_node() -> None:
         shared.is_away = True
         storage = Failing(clock)
         failures: list[StorageFailed] = []
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
         app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
 
         @app.task(limits=[RateLimit("10/s", name="api", store=shared, on_store_error="share", sharers=2)])
@@ -291,6 +292,13 @@ def test_starts_without_a_limit_whose_store_is_away_are_counted() -> None:
             assert (decided("api", "unlimited"), decided("api", "granted")) == (20, 5)
             assert (await app.admin.history.limit("api")).unlimited == 20
             assert (await app.admin.history.limit("own")).unlimited == 0
+            assert list(await app.admin.limits.summary("own", "api")) == [
+                LimitSummary("api", keys=1, is_exact=True, unlimited=20),
+                LimitSummary("own", keys=1, is_exact=True, unlimited=0),
+            ]
+            await asyncio.sleep(86_400)
+            (api,) = await app.admin.limits.summary("api")
+            assert api.unlimited == 0
 
     run_virtual(main)
 

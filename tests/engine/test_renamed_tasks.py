@@ -15,6 +15,7 @@ from headgate.jobs.event import Event, JobFinished, JobsMigrated, TaskUnknown
 from headgate.jobs.identity import job_number
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 from tests.until import result_within
 
 
@@ -26,7 +27,7 @@ class Invoice(pydantic.BaseModel):
 def test_jobs_stored_under_an_alias_run_with_the_current_task_and_keep_their_name() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        older, newer = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        older, newer = app_on(store, clock=clock), app_on(store, clock=clock)
         events: list[Event] = []
         newer.subscribe(events.append, JobFinished, TaskUnknown)
         seen: list[str] = []
@@ -63,7 +64,7 @@ def test_jobs_stored_under_an_alias_run_with_the_current_task_and_keep_their_nam
 def test_the_backlog_under_an_alias_is_moved_to_the_current_limits() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        older, newer = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        older, newer = app_on(store, clock=clock), app_on(store, clock=clock)
         moved: list[JobsMigrated] = []
         newer.subscribe(moved.append, JobsMigrated)  # type: ignore[arg-type]
         started: list[float] = []
@@ -91,7 +92,7 @@ def test_the_backlog_under_an_alias_is_moved_to_the_current_limits() -> None:
 def test_a_job_of_an_unknown_task_waits_for_a_release_that_has_it() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        before, broken, repaired = (Headgate(storage=store, clock=clock) for _ in range(3))
+        before, broken, repaired = (app_on(store, clock=clock) for _ in range(3))
         alarms: list[Event] = []
         broken.subscribe(alarms.append, TaskUnknown)
 
@@ -162,7 +163,7 @@ def with_page(stored: dict[str, Any]) -> dict[str, Any]:
 def test_old_arguments_are_upgraded_and_stay_stored_as_they_were() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        older, newer = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
+        older, newer = app_on(store, clock=clock), app_on(store, clock=clock)
 
         @older.task
         async def scan(tenant: str, pages: int) -> int:
@@ -186,7 +187,7 @@ def test_old_arguments_are_upgraded_and_stay_stored_as_they_were() -> None:
 def test_a_failing_upgrade_uses_five_tries_and_keeps_the_stored_payload() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        older, newer, fixed = (Headgate(storage=store, clock=clock) for _ in range(3))
+        older, newer, fixed = (app_on(store, clock=clock) for _ in range(3))
 
         @older.task(name="scan")
         async def old_scan(pages: int) -> int:

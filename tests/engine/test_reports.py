@@ -24,6 +24,7 @@ from headgate.jobs.report import LONGEST_LINE, LONGEST_MESSAGE, PLACES, AttemptR
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.handle import JobProgress
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 app_log = logging.getLogger("shop.orders")
 
@@ -62,7 +63,7 @@ async def messages(app: Headgate, job_id: str) -> list[str]:
 def test_progress_is_stored_once_a_second() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
         received: list[Event] = []
         app.subscribe(received.append, JobProgressed)
 
@@ -96,7 +97,7 @@ def test_progress_is_stored_once_a_second() -> None:
 def test_the_progress_of_many_jobs_is_one_report() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
 
         @app.task
         async def work() -> None:
@@ -247,7 +248,7 @@ def test_lines_below_info_are_not_kept_unless_they_are_asked_for() -> None:
 def test_the_first_thousand_lines_are_kept_and_one_counts_the_rest() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        app = Headgate(storage=storage, clock=clock, retry=RetryPolicy(retries=1, base=1))
+        app = app_on(storage, clock=clock, retry=RetryPolicy(retries=1, base=1))
 
         @app.task
         async def work() -> None:
@@ -398,7 +399,7 @@ def test_logs_are_kept_when_an_attempt_fails_times_out_or_is_cancelled() -> None
 def test_logs_are_kept_when_the_node_is_asked_to_stop() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
-        app = Headgate(storage=storage, clock=clock, grace=0)
+        app = app_on(storage, clock=clock, grace=0)
 
         @app.task
         async def work() -> None:
@@ -423,7 +424,7 @@ def test_logs_are_kept_when_the_node_is_asked_to_stop() -> None:
 def test_an_unavailable_store_loses_no_line() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
 
         @app.task
         async def work() -> None:
@@ -447,7 +448,7 @@ def test_an_unavailable_store_loses_no_line() -> None:
 def test_a_node_that_was_declared_dead_writes_nothing_to_jobs_of_another() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
         freed = threading.Event()
 
         @app.task
@@ -551,7 +552,7 @@ def test_a_report_that_the_store_cannot_keep_is_dropped_with_one_warning_and_end
             return await super().report(node, reports, most_lines)
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=RefusingStorage(clock), clock=clock)
+        app = app_on(RefusingStorage(clock), clock=clock)
         dropped: list[ReportDropped] = []
         app.subscribe(dropped.append, ReportDropped)  # type: ignore[arg-type]  # told of this kind only
 
@@ -588,7 +589,7 @@ def test_a_job_that_logs_all_the_time_delays_no_ending() -> None:
                 return await super().report(node, reports, most_lines)
 
         storage = Patient(clock)
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
 
         @app.task
         async def talk() -> None:
@@ -655,7 +656,7 @@ def test_what_the_garbage_collector_logs_while_a_line_is_taken_freezes_nothing_a
 def test_a_job_without_progress_and_logs_writes_no_report() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -750,7 +751,7 @@ def test_a_hundred_thousand_final_jobs_are_pruned_in_portions() -> None:
                 return pruned
 
         storage = Pruned(clock)
-        app = Headgate(storage=storage, clock=clock, retention=3600, concurrency=20_000)
+        app = app_on(storage, clock=clock, retention=3600, concurrency=20_000)
 
         @app.task
         async def work() -> None: ...

@@ -20,15 +20,11 @@ from headgate.jobs.event import (
 )
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
-from tests.internals import store_of
+from tests.internals import app_on, store_of
 from tests.until import becomes, patient
 
 HOURLY = Every(hours=1)
 TOLD = (ScheduleOverdue, ScheduleRenamed, ScheduleSuperseded, ScheduleTooFast, ScheduleFailed)
-
-
-def app_on(store: Any, **settings: Any) -> Headgate:
-    return Headgate(store, **settings) if isinstance(store, str) else Headgate(storage=store, **settings)
 
 
 def before(store: Any, trigger: Any = HOURLY, **options: Any) -> Headgate:
@@ -187,7 +183,7 @@ def test_a_schedule_that_an_older_release_stored_last_is_corrected_within_a_minu
 def test_a_schedule_that_is_not_of_the_code_or_declared_otherwise_is_not_taken_over() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        older = Headgate(storage=store, clock=clock)
+        older = app_on(store, clock=clock)
 
         @older.task
         async def invoice() -> None: ...
@@ -240,7 +236,7 @@ def test_a_restarted_worker_of_an_older_release_does_not_restore_its_trigger() -
                     assert [type(event) for event in received] == [ScheduleSuperseded]
             # The newer release was rolled back: when none of it has run for three minutes, the older one holds.
             await asyncio.sleep(300)
-            async with (reader := Headgate(storage=store, clock=clock)).open():
+            async with (reader := app_on(store, clock=clock)).open():
                 assert await trigger(reader) == old.describe()
 
     run_virtual(main)
@@ -264,7 +260,7 @@ def test_an_overdue_schedule_of_an_undeclared_task_is_reported_once() -> None:
         store, received = MemoryStorage(clock), list[Event]()
         async with before(store, Every(minutes=10), clock=clock):
             await asyncio.sleep(10)
-        other = Headgate(storage=store, clock=clock)
+        other = app_on(store, clock=clock)
         other.subscribe(received.append, *TOLD)
         async with other:
             await asyncio.sleep(595)
@@ -293,7 +289,7 @@ def test_an_overdue_schedule_with_an_undeclared_custom_trigger_is_reported_once(
         store, received = MemoryStorage(clock), list[Event]()
         async with before(store, Tens(), clock=clock):
             await asyncio.sleep(10)
-        other = Headgate(storage=store, clock=clock)
+        other = app_on(store, clock=clock)
         other.subscribe(received.append, *TOLD)
 
         @other.task

@@ -12,6 +12,7 @@ from headgate import DeclarationError, Headgate, StrictRate
 from headgate.storage.admission import divided
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 Numbers = tuple[int, int]
 
@@ -34,7 +35,7 @@ class Running:
 
 
 def made(clock: VirtualClock, running: Running, slots: int | None, weights: dict[str, int]) -> Headgate:
-    app = Headgate(storage=MemoryStorage(clock), clock=clock, slots=slots)
+    app = app_on(MemoryStorage(clock), clock=clock, slots=slots)
     for queue, weight in weights.items():
         app.queue(queue, concurrency=10, weight=weight)
 

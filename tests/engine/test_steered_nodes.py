@@ -14,7 +14,7 @@ from headgate.jobs.event import Event, NodeChanged, NodeStopped, NodeStopping
 from headgate.storage.records import NodeSetting
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import node_of
+from tests.internals import app_on, node_of
 
 SOON = 1.1
 """Seconds within which a node has read what it is set to do."""
@@ -25,7 +25,7 @@ class Steered:
 
     def __init__(self, clock: VirtualClock) -> None:
         self.store = MemoryStorage(clock)
-        self.app = Headgate(storage=self.store, clock=clock, name="steered", concurrency=4)
+        self.app = app_on(self.store, clock=clock, name="steered", concurrency=4)
         self.app.queue("mail", concurrency=2)
         self.running = 0
         self.events: list[Event] = []

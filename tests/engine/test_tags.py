@@ -14,6 +14,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.attempt_context import AttemptContext
 from headgate.tasks.context import JobContext, current_jobs
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 
 async def annotations_of(app: Headgate, id: str) -> Mapping[str, Any]:
@@ -198,7 +199,7 @@ def test_annotations_that_could_not_be_stored_at_once_are_stored_later() -> None
 
     async def main(clock: VirtualClock) -> None:
         storage = LockedStorage(clock)
-        app = Headgate(storage=storage, clock=clock)
+        app = app_on(storage, clock=clock)
 
         @app.task
         async def work() -> None:

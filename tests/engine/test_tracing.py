@@ -24,6 +24,7 @@ from headgate.observe.tracing import OpenTelemetry
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine import traced_bodies
+from tests.internals import app_on
 from tests.until import result_within
 
 
@@ -453,7 +454,7 @@ def test_an_enqueue_that_fails_is_an_error_of_its_span(traced: Traced) -> None:
             raise StorageUnavailable("no room")
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=FailingAddStorage(clock), clock=clock)
+        app = app_on(FailingAddStorage(clock), clock=clock)
         app.instrument(traced.instrument)
 
         @app.task

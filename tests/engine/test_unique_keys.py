@@ -10,11 +10,12 @@ from headgate import DeclarationError, DuplicateJob, Headgate, batch, chain
 from headgate.jobs.event import Event, JobEnqueued, JobReplaced
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 
 def test_handles_and_events_show_whether_a_job_was_stored_kept_or_replaced() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=clock)
+        app = app_on(MemoryStorage(clock), clock=clock)
 
         @app.task
         async def sync(page: int) -> int:

@@ -15,6 +15,7 @@ from headgate.jobs.lifecycle import Ending, Finished
 from headgate.storage.records import Amendment
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 from tests.until import result_within
 
 
@@ -45,7 +46,7 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_reported() -> No
     """It once ended every node that took the job."""
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=BoundedStorage(clock), clock=clock)
+        app = app_on(BoundedStorage(clock), clock=clock)
         failures: list[Event] = []
         app.subscribe(failures.append, StorageFailed)
 
@@ -71,7 +72,7 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_reported() -> No
 def test_a_job_whose_ending_the_store_cannot_hold_fails_alone(away: int) -> None:
     async def main(clock: VirtualClock) -> None:
         storage = BoundedStorage(clock)
-        app = Headgate(storage=storage, clock=clock, concurrency=10)
+        app = app_on(storage, clock=clock, concurrency=10)
 
         @app.task
         async def work(word: str) -> str:

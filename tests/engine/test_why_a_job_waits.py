@@ -10,6 +10,7 @@ import pytest
 from headgate import Headgate, StrictRate
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 
 def test_a_task_with_a_limit_that_no_worker_declares_is_named_in_the_log_and_the_explanation(
@@ -19,7 +20,7 @@ def test_a_task_with_a_limit_that_no_worker_declares_is_named_in_the_log_and_the
 
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        before, after = (Headgate(storage=store, clock=clock) for _ in range(2))
+        before, after = (app_on(store, clock=clock) for _ in range(2))
 
         @before.task(name="bill", limits=[StrictRate("1/h", key="{tenant}")])
         async def bill(tenant: str) -> None:
@@ -52,7 +53,7 @@ def test_a_task_with_a_limit_that_no_worker_declares_is_named_in_the_log_and_the
 def test_a_task_of_another_program_is_explained_without_its_rule() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        worker, other = (Headgate(storage=store, clock=clock) for _ in range(2))
+        worker, other = (app_on(store, clock=clock) for _ in range(2))
 
         @worker.task(name="bill", limits=[StrictRate("1/h", key="{tenant}")])
         async def bill(tenant: str) -> None:
@@ -73,7 +74,7 @@ def test_a_queue_that_no_running_node_serves_is_the_reason() -> None:
 
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app, other = (Headgate(storage=store, clock=clock) for _ in range(2))
+        app, other = (app_on(store, clock=clock) for _ in range(2))
         app.queue("mail")
 
         @app.task(queue="mail", limits=[StrictRate("1/h")])

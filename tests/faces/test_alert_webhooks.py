@@ -28,7 +28,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser
-from tests.internals import registry_of
+from tests.internals import app_on, registry_of
 
 
 class Received(NamedTuple):
@@ -120,7 +120,7 @@ async def test_a_webhook_that_refuses_gets_the_same_signed_message_again(
     storage: Store, clock: ManualClock, receiver: Receiver
 ) -> None:
     secret = "whsec_" + base64.b64encode(b"0123456789abcdef").decode()
-    app = Headgate(storage=storage, clock=clock)
+    app = app_on(storage, clock=clock)
     app.alert(receiver.url, on="node_lost", name="ops", secret=secret)
     alerter = alerter_of(app, storage, clock)
     await lose_a_node(storage)
@@ -152,7 +152,7 @@ async def test_a_webhook_that_refuses_gets_the_same_signed_message_again(
 
 
 async def test_every_kind_of_condition_is_read_from_each_database(storage: Store, clock: ManualClock) -> None:
-    app = Headgate(storage=storage, clock=clock)
+    app = app_on(storage, clock=clock)
     app.task(name="work")(lambda: None)
     conditions = ("queue_lag > 4.5", "waiting > 1", "failures > 2/m", "failures(work) > 1/h", "node_lost")
     app.alert(print, on=(*conditions, "schedule_overdue", "queue_lag > 5", "waiting > 2", "failures > 3/m"))
@@ -174,7 +174,7 @@ async def test_a_webhook_that_nobody_serves_is_an_error_of_the_alert_alone(
     storage: Store, clock: ManualClock, receiver: Receiver
 ) -> None:
     receiver.close()
-    app = Headgate(storage=storage, clock=clock)
+    app = app_on(storage, clock=clock)
     app.alert(receiver.url, on="node_lost", name="ops")
     alerter = alerter_of(app, storage, clock)
     await lose_a_node(storage)
@@ -194,7 +194,7 @@ async def test_nodes_send_each_message_once_and_that_of_a_dead_node_again(storag
             dying.set()
             await asyncio.Event().wait()
 
-    app = Headgate(storage=storage, clock=clock)
+    app = app_on(storage, clock=clock)
     app.alert(page, on="node_lost")
     first, second = alerter_of(app, storage, clock), alerter_of(app, storage, clock)
     await lose_a_node(storage)

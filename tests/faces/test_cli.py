@@ -331,6 +331,7 @@ def test_show_prints_the_limit_of_a_throttled_job_and_its_start(project: Project
         "succeeded": 2,
         "failed": 0,
         "cancelled": 0,
+        "skipped": 0,
         "lag": 0.0,
         "paused_at": None,
         "is_paused": False,
@@ -534,6 +535,7 @@ from headgate import Headgate
 from headgate.clock import SECOND, SystemClock
 from headgate.storage.records import Blocker
 from headgate.storage.sqlite.storage import SqliteStorage
+from tests.internals import app_on
 
 
 class BlockedStorage(SqliteStorage):
@@ -541,7 +543,7 @@ class BlockedStorage(SqliteStorage):
         return [Blocker("long transaction", 4711, self.now() - 600 * SECOND, "reports: SELECT 1")]
 
 
-app = Headgate(storage=BlockedStorage("jobs.db", SystemClock()))
+app = app_on(BlockedStorage("jobs.db", SystemClock()))
 """
 
 

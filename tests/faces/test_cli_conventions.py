@@ -33,6 +33,7 @@ import asyncio
 from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.storage.sqlite.memory import MemoryStorage
+from tests.internals import app_on
 
 
 class UncountableStorage(MemoryStorage):
@@ -42,7 +43,7 @@ class UncountableStorage(MemoryStorage):
         return await super().counts(finals=finals)
 
 
-app = Headgate(storage=UncountableStorage(SystemClock()))
+app = app_on(UncountableStorage(SystemClock()))
 """
 
 Make = Callable[[str], str]

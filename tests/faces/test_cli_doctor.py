@@ -22,8 +22,9 @@ from tests.redis_server import server_in
 def project(path: Path, url: str = "sqlite:///jobs.db") -> str:
     name = f"examined_{uuid.uuid4().hex}"
     (path / f"{name}.py").write_text(
-        f"from headgate import Headgate\napp = Headgate({url!r}, schema='s_{name[-12:]}')\n"
-        "old = Headgate(storage=app._storage)\n"
+        "from headgate import Headgate\nfrom tests.internals import app_on\n"
+        f"app = Headgate({url!r}, schema='s_{name[-12:]}')\n"
+        "old = app_on(app._storage)\n"
         "@app.task\nasync def sync() -> None: ...\n@old.task\nasync def renamed() -> None: ...\n"
     )
     return f"{name}:app"

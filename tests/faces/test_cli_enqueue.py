@@ -151,13 +151,13 @@ def test_retention_results_retries_and_audit_are_options_too(project: Project) -
     records = {job.record.task: job.record for job in project.stored()}
     record, forever = records["sync"], records["only"].options
     assert record.options is not None
-    assert record.options.retention == RetentionTerms(0, 30 * 86400, 7 * 86400)
+    assert record.options.retention == RetentionTerms(0, 30 * 86400, 7 * 86400, 7 * 86400)
     assert record.options.retry is not None
     assert (record.options.keep_result, record.options.retry.retries, record.audit.word) == (False, 0, "errors")
     assert record.expires_at is not None
     assert abs(record.expires_at - record.enqueued_at - 7200 * 10**6) < 10**6
     assert forever is not None
-    assert forever.retention == RetentionTerms(None, None, None)
+    assert forever.retention == RetentionTerms(None, None, None, None)
     refused = project.enqueue("sync", "--payload", '{"tenant": "y"}', "--retention", "running=1h")
     assert (refused.exit_code, "retention has no entry 'running'" in refused.stderr) == (1, True)
 

@@ -368,10 +368,10 @@ def test_a_job_shows_the_options_that_differ_from_its_task(project: Project) -> 
     (shown,) = answer("jobs", "show", id)
     assert (shown["unique_key"], shown["timeout"], shown["retry"]["retries"], shown["batch"]) == ("k-1", 7.0, 9, None)
     assert shown["expires_at"] is not None
-    assert shown["retention"] == {"succeeded": 0, "failed": None, "cancelled": 604800}
+    assert shown["retention"] == {"succeeded": 0, "failed": None, "cancelled": 604800, "skipped": 604800}
     assert shown["enqueued_by"] == process_name()
     text = call("jobs", "show", id).output
-    kept = "0 s if succeeded, forever if failed, 604800 s if cancelled"
+    kept = "0 s if succeeded, forever if failed, 604800 s if cancelled, 604800 s if skipped"
     for words in ("enqueued by", process_name(), "unique key", "k-1", "timeout", "7 s", '"retries":9', "expires", kept):
         assert words in text, words
 
@@ -413,7 +413,7 @@ def test_a_batch_is_found_by_its_id(project: Project) -> None:
     id, then = project.do(work)
     for verb in ("show", "explain"):
         assert (
-            f"1 of 3 jobs final (0 succeeded, 0 failed, 1 cancelled); headgate jobs list --batch {id}"
+            f"1 of 3 jobs final (0 succeeded, 0 failed, 1 cancelled, 0 skipped); headgate jobs list --batch {id}"
             in call("jobs", verb, id).output
         )
         (printed,) = answer("jobs", verb, id)
@@ -618,11 +618,14 @@ def test_status_prints_what_an_operator_needs(project: Project) -> None:
     printed = answer("status")
     waiting = {each["queue"]: each for each in printed["waiting"]}
     assert waiting["mail"]["failed_last_hour"] == 1
-    assert {name: waiting["default"][name] for name in ("scheduled", "throttled", "ready", "blocked")} == {
+    assert {
+        name: waiting["default"][name] for name in ("scheduled", "throttled", "ready", "blocked", "undeclared")
+    } == {
         "scheduled": 1,
         "throttled": 0,
-        "ready": 3,
+        "ready": 1,
         "blocked": 0,
+        "undeclared": 2,
     }
     assert printed["unknown_tasks"] == [{"task": "removed", "queue": "default", "jobs": 2}]
     text = call("status").output

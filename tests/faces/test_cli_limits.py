@@ -72,6 +72,8 @@ def test_an_unused_key_is_reported_and_an_unknown_limit_is_refused(target: str) 
 def test_a_list_has_a_gauge_for_each_key_and_finds_keys_by_how_they_begin(target: str) -> None:
     listed = call("list", target).output
     assert "█████" in listed or "#####" in listed
+    assert "\nsync:rate: 2 keys tracked\n" in listed
+    assert "mutex:" not in listed
     found = json.loads(call("list", target, "--prefix", "ac", "--json").stdout)
     assert [each["key"] for each in found] == ["acme"]
     assert json.loads(call("list", target, "--key", "ac*", "--json").stdout) == []

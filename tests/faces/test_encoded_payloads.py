@@ -20,6 +20,7 @@ from headgate.http.auth import Role
 from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import browser
 from tests.faces.one_module import OneModule, answer, call, go_into
+from tests.internals import app_on
 from tests.until import patient, result_within
 
 SECRET = "hunter2-swordfish"
@@ -164,7 +165,7 @@ def test_a_worker_writes_no_value_to_its_output(project: OneModule) -> None:
 
 
 def make_app(store: MemoryStorage, **settings: Any) -> Headgate:
-    app = Headgate(storage=store, retry=RetryPolicy(retries=0), **settings)
+    app = app_on(store, retry=RetryPolicy(retries=0), **settings)
 
     @app.task
     async def pay(card: str, password: str) -> dict[str, str]:
@@ -255,7 +256,7 @@ def test_what_is_in_a_folder_is_shown_as_such_and_read_only_with_decode(
 async def test_the_dashboard_never_shows_what_is_in_a_folder() -> None:
     pytest.importorskip("fsspec")
     folder = PayloadFolder("memory://dashboard", above=100)
-    app = Headgate(storage=MemoryStorage(SystemClock()), large_payloads=folder)
+    app = app_on(MemoryStorage(SystemClock()), large_payloads=folder)
 
     @app.task
     async def pay(card: str) -> str:

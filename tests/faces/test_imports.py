@@ -78,7 +78,7 @@ def test_a_limiter_loads_no_engine_storage_or_command_line() -> None:
     modules = loaded("from headgate import Limiter") - loaded("import asyncio, msgspec")
     assert len(modules) <= MOST_OF_LIMITER, sorted(modules)
     parts = {name.split(".")[1] for name in modules if name.startswith("headgate.")}
-    assert parts == {"arguments", "clock", "errors", "limits", "plural", "urls"}
+    assert parts == {"arguments", "clock", "errors", "escaping", "limits", "plural", "urls"}
 
 
 def test_type_checkers_and_programs_find_each_public_name_in_the_same_module() -> None:

@@ -15,6 +15,7 @@ from headgate.errors import DeclarationError, ScheduleDeclared, ScheduleExists, 
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.one_module import OneModule, answer, call, go_into
+from tests.internals import app_on
 from tests.until import until
 
 
@@ -116,11 +117,11 @@ async def test_what_is_invalid_is_refused_and_stores_nothing(app: Headgate) -> N
 def test_a_schedule_of_an_operator_survives_releases_that_do_not_declare_it() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        async with declare(Headgate(storage=store, clock=clock)) as app:
+        async with declare(app_on(store, clock=clock)) as app:
             await app.admin.schedules.create("acme", "sync", Every(minutes=1), {"tenant": "acme"})
             await asyncio.sleep(90)
         for _ in range(2):
-            async with declare(Headgate(storage=store, clock=clock)) as app:
+            async with declare(app_on(store, clock=clock)) as app:
                 await asyncio.sleep(130)
                 status = await app.admin.schedules.status("acme")
                 assert (status.is_declared, status.problem) == (False, None)

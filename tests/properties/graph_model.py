@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-State = Literal["blocked", "waiting", "succeeded", "failed", "cancelled", "unrun", "unneeded"]
-"""A job that runs counts as waiting. "unrun" and "unneeded" are cancelled: its leaders did not end as it needs."""
+State = Literal["blocked", "waiting", "succeeded", "failed", "cancelled", "skipped", "unrun"]
+"""A job that runs counts as waiting. "unrun" is cancelled because of its leaders."""
+
+
+def together(ends: Sequence[str | None]) -> str | None:
+    """How a batch ends whose members, or a join whose leaders, end so; None while one of them is not final."""
+    if None in ends:
+        return None
+    for worst in ("failed", "cancelled", "succeeded", "skipped"):
+        if worst in ends:
+            return worst
+    return "succeeded"
 
 
 class Node:
@@ -25,15 +35,12 @@ class Node:
 
     @property
     def end(self) -> str | None:
-        """How it ended: succeeded, failed or cancelled; None while it is not final."""
+        """How it ended: succeeded, failed, cancelled or skipped; None while it is not final."""
         if self.members is not None:
-            ends = [member.end for member in self.members]
-            if None in ends:
-                return None
-            return "failed" if "failed" in ends else "cancelled" if "cancelled" in ends else "succeeded"
+            return together([member.end for member in self.members])
         if self.state in ("blocked", "waiting"):
             return None
-        return self.state if self.state in ("succeeded", "failed") else "cancelled"
+        return "cancelled" if self.state == "unrun" else self.state
 
     def follows_only(self, leader: Node) -> bool:
         return bool(self.leaders) and all(each is leader for each in self.leaders)
@@ -45,8 +52,13 @@ class Node:
     @property
     def may_run(self) -> bool:
         """Whether its leaders, which are final, ended as it needs."""
-        have_succeeded = all(leader.end == "succeeded" for leader in self.leaders)
-        return self.on == "final" or not self.leaders or have_succeeded == (self.on == "success")
+        ends = {"success": ("succeeded",), "failure": ("failed", "cancelled")}
+        return self.on == "final" or not self.leaders or self.led_to in ends[self.on]
+
+    @property
+    def led_to(self) -> str | None:
+        """How its leaders ended, taken together."""
+        return together([leader.end for leader in self.leaders])
 
 
 def settle(nodes: Sequence[Node]) -> None:
@@ -56,7 +68,8 @@ def settle(nodes: Sequence[Node]) -> None:
         changed = False
         for node in nodes:
             if node.members is None and node.state == "blocked" and not node.is_held_back:
-                node.state = "waiting" if node.may_run else "unneeded" if node.on == "failure" else "unrun"
+                went_wrong = node.led_to in ("failed", "cancelled")
+                node.state = "waiting" if node.may_run else "unrun" if went_wrong else "skipped"
                 changed = True
             elif node.state == "unrun" and node.is_held_back:
                 node.state = "blocked"
@@ -64,8 +77,8 @@ def settle(nodes: Sequence[Node]) -> None:
 
 
 def retry(node: Node) -> bool:
-    """Retry a job that failed or was cancelled; False if that is refused."""
-    if not node.is_held_back and not node.may_run:
+    """Retry a final job; False if that is refused."""
+    if node.state == "skipped" or (not node.is_held_back and not node.may_run):
         return False
     node.state = "blocked" if node.is_held_back else "waiting"
     return True

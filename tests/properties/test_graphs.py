@@ -18,7 +18,7 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, On
-from headgate.storage.following import LEADER_NOT_SUCCEEDED, LEADER_SUCCEEDED
+from headgate.storage.following import LEADER_NOT_SUCCEEDED
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.store import Store
@@ -332,11 +332,12 @@ class GraphUser:
                 record = await self._store_user.record(node.id)
                 state = "blocked" if record.is_blocked else str(record.state)
                 known = {"running": "waiting"}.get(state, state)
-                assert known == {"unrun": "cancelled", "unneeded": "cancelled"}.get(node.state, node.state)
-                if node.state in ("unrun", "unneeded"):
+                assert known == {"unrun": "cancelled"}.get(node.state, node.state)
+                if node.state == "unrun":
                     assert record.error is not None
-                    expected = LEADER_NOT_SUCCEEDED if node.state == "unrun" else LEADER_SUCCEEDED
-                    assert record.error.type == expected
+                    assert record.error.type == LEADER_NOT_SUCCEEDED
+                elif node.state == "skipped":
+                    assert record.error is None
             else:
                 batch = await self._store_user.storage.batch(node.id)
                 assert batch is not None

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import Headgate, RateLimit
+from headgate import RateLimit
 from headgate.clock import SECOND
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 
 class Key(NamedTuple):
@@ -36,7 +37,7 @@ def played(keys: dict[str, Key], limit: RateLimit, slots: int) -> list[Start]:
     starts: list[Start] = []
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(storage=MemoryStorage(clock), clock=clock)
+        app = app_on(MemoryStorage(clock), clock=clock)
         weights = {name: key.weight for name, key in keys.items()}
         app.queue("default", concurrency=slots, fair_by="{tenant}", weights=weights)
         app.limit("partner", limit)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from headgate import Calendar, Cron, Every
 from headgate.clock import SECOND, from_datetime
 from headgate.schedules.schedule import (
+    DAY,
     LATE,
     MAX_PER_COMMIT,
     MOST_COUNTED,
@@ -22,6 +23,8 @@ from headgate.schedules.schedule import (
     due,
     first_progress,
     resume,
+    set_back,
+    skip_next,
     upcoming,
     updated_progress,
     without_refused,
@@ -200,6 +203,55 @@ def test_declared_again_it_fires_nothing_twice_whatever_its_trigger_and_the_cloc
     resumed = resume(again, rules, after, stepped)
     assert resumed.next_at is not None
     assert resumed.next_at > stepped
+
+
+@thorough
+@given(triggers, looks, st.integers(0, 20 * 365 * 86400 * SECOND))
+def test_set_back_it_waits_two_periods_and_a_day_at_most_and_else_repeats_nothing(
+    trigger: Trigger, waits: list[int], step: int
+) -> None:
+    rules = ScheduleRules("{}", misfire="run_once", overlap="allow")
+    _, course, ahead = life(rules, trigger, waits)
+    now = ahead - step
+    back = set_back(course, rules, trigger, now)
+    second = trigger.next_after(trigger.next_after(now) or 0)
+    first = trigger.next_after(now)
+    assert first is not None
+    assert second is not None
+    assert back.next_at is not None
+    if back != course:
+        assert back.next_at == first
+        assert step > LATE
+    assert back.next_at <= now + 2 * DAY + (second - first) + LATE
+    assert set_back(back, rules, trigger, now) == back
+
+
+def test_what_is_set_back_keeps_its_end_and_what_was_skipped_by_hand() -> None:
+    trigger, now = Every(minutes=10, start=datetime(2026, 1, 1, tzinfo=UTC)), START
+    year = 365 * DAY
+    later = ScheduleProgress(now - DAY, now + year + SECOND, now + year, runs=3)
+    assert set_back(later, ScheduleRules("{}", max_runs=3), trigger, now).next_at is None
+    over = replace(later, next_at=None)
+    assert set_back(over, ScheduleRules("{}", until=now + 2 * year), trigger, now).next_at == trigger.next_after(now)
+    assert set_back(over, ScheduleRules("{}", until=now), trigger, now).next_at is None
+    rules = ScheduleRules("{}")
+    skipped = skip_next(first_progress(rules, trigger, now), rules, trigger)
+    assert set_back(skipped, rules, trigger, now) == skipped
+    # A first occurrence that was requested for an instant stays; one that was "now" is now.
+    declared = ScheduleProgress(now + year, now + 2 * year)
+    requested = ScheduleRules("{}", first_at=now + 2 * year)
+    assert set_back(declared, requested, trigger, now).next_at == now + 2 * year
+    at_once = ScheduleRules("{}", first_at=now + year)
+    assert set_back(replace(declared, next_at=now + year), at_once, trigger, now).next_at == now
+
+
+def test_a_daily_schedule_that_is_set_back_by_hours_repeats_nothing() -> None:
+    trigger, rules, now = Cron("0 0 * * *"), ScheduleRules("{}"), START
+    midnight = trigger.next_after(now)
+    assert midnight is not None
+    fired = ScheduleProgress(now - DAY, trigger.next_after(midnight), midnight)
+    assert set_back(fired, rules, trigger, midnight - 3600 * SECOND) == fired
+    assert set_back(fired, rules, trigger, midnight - 2 * DAY).next_at == midnight - DAY
 
 
 def test_a_trigger_that_does_not_advance_is_an_error() -> None:

@@ -15,7 +15,15 @@ from headgate.admin.findings import Finding, findings_of
 from headgate.admin.pauses import Pause
 from headgate.cli.process_facts import ProcessFacts, process_facts, process_findings
 from headgate.clock import from_datetime
-from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts, StoreFacts, TableFacts
+from headgate.storage.facts import (
+    Contradiction,
+    IndexFacts,
+    MemoryFacts,
+    PostgresFacts,
+    SqliteFacts,
+    StoreFacts,
+    TableFacts,
+)
 from headgate.storage.records import Blocker, WaitingCount
 
 NOW = datetime(2026, 5, 1, 8, tzinfo=UTC)
@@ -191,14 +199,21 @@ def test_problems_of_jobs_and_schedules_are_found() -> None:
                 Blocker("long transaction", 72, from_datetime(NOW - timedelta(seconds=9)), "a short one"),
                 Blocker("blocks", 73, since, "psql keeps 3 waiting"),
             ],
-            contradictions=["job 1 waits in no lane"],
+            contradictions=[Contradiction("job 1 waits in no lane")],
+            indexes=IndexFacts(
+                contradictions=(Contradiction("row 1 is missing", "REINDEX"),),
+                unchecked=Contradiction("no amcheck", "CREATE EXTENSION amcheck"),
+            ),
         )
     )
     assert bad(found) == [
-        ("warning", "tasks"), ("warning", "blockers"), ("problem", "blockers"), ("problem", "integrity")
+        ("warning", "tasks"), ("warning", "blockers"), ("problem", "blockers"), ("problem", "integrity"),
+        ("problem", "indexes"), ("warning", "indexes"),
     ]  # fmt: skip
     received = {each.seen: each.advice or "" for each in found}
     assert "pg_terminate_backend(73)" in received["for 600 s: psql keeps 3 waiting"]
+    assert received["row 1 is missing"] == "REINDEX"
+    assert received["not checked: no amcheck"] == "CREATE EXTENSION amcheck"
     assert (
         "headgate jobs cancel --task sync"
         in received["12 jobs of task 'sync', which this app does not declare, are waiting"]

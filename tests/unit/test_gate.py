@@ -87,3 +87,13 @@ def test_a_run_that_ends_by_an_internal_error_has_no_second_chance(tmp_path: Pat
     ran = run_twice(tmp_path)
     assert ran.returncode == pytest.ExitCode.INTERNAL_ERROR, ran.stdout + ran.stderr
     assert "run once more" not in ran.stdout
+
+
+def test_processes_that_collect_other_tests_have_no_second_chance(tmp_path: Path) -> None:
+    (tmp_path / "test_bad.py").write_text(
+        "import os, pytest\n\n@pytest.mark.parametrize('process', [os.getpid()])\ndef test_good(process):\n    pass\n"
+    )
+    ran = run_twice(tmp_path, "-n", "2")
+    assert "Different tests were collected" in ran.stdout, ran.stdout + ran.stderr
+    assert ran.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "run once more" not in ran.stdout

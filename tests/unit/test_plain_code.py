@@ -17,7 +17,7 @@ from headgate.clock import SystemClock
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import client_of
+from tests.internals import app_on, client_of
 from tests.until import patient, until_now
 
 THREAD = "headgate-sync"
@@ -172,7 +172,7 @@ class Breaking(MemoryStorage):
 
 def test_a_node_that_crashes_in_the_background_is_raised_at_the_end_of_the_block() -> None:
     storage = Breaking(SystemClock())
-    app = Headgate(storage=storage)
+    app = app_on(storage)
     with pytest.raises(ExceptionGroup) as crashed, app:
         until_now(lambda: storage.is_broken)
     assert "a mistake in a part of the node" in str(crashed.value.exceptions)

@@ -172,15 +172,13 @@ def test_the_url_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPa
     assert type(Headgate("sqlite:///jobs.db")._storage).__name__ == "SqliteStorage"
 
 
-def test_a_custom_store_can_be_passed_in_place_of_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADGATE_URL", "sqlite:///jobs.db")
-    storage = MemoryStorage(SystemClock())
-    assert Headgate(storage=storage)._storage is storage
-    with pytest.raises(DeclarationError, match="not both"):
-        Headgate("memory://", storage=storage)
-    url: Any = storage
-    with pytest.raises(DeclarationError, match="storage="):
-        Headgate(url)
+def test_an_app_has_a_url_and_no_store_of_ones_own() -> None:
+    make: Any = Headgate
+    store: Any = MemoryStorage(SystemClock())
+    with pytest.raises(TypeError, match="storage"):
+        make(storage=store)
+    with pytest.raises(DeclarationError, match="is not text; use sqlite:///path or postgresql://host/database"):
+        Headgate(store)
 
 
 @pytest.mark.parametrize(

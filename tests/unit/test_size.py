@@ -16,17 +16,17 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 3_000,  # the modules beside the packages
-    "admin": 5_300,
+    "": 3_100,  # the modules beside the packages
+    "admin": 5_400,
     "cli": 8_000,
     "contrib": 3_100,
-    "engine": 10_400,
+    "engine": 10_600,
     "http": 18_500,
-    "jobs": 3_650,
+    "jobs": 3_700,
     "limits": 9_600,
     "observe": 2_400,
-    "schedules": 1_800,
-    "storage": 22_720,
+    "schedules": 1_900,
+    "storage": 23_400,
     "tasks": 7_000,
     "testing": 1_800,
 }

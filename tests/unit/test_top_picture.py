@@ -16,7 +16,7 @@ NOW = datetime(2026, 5, 1, 8, 0, 5, tzinfo=UTC)
 
 
 def queue(name: str, *, waiting: int = 0, lag: float = 0.0) -> QueueOverview:
-    return QueueOverview(name, waiting, waiting, 0, 0, 0, 0, 0, 0, 0, None, lag, None, False)
+    return QueueOverview(name, waiting, waiting, 0, 0, 0, 0, 0, 0, 0, 0, None, lag, None, False)
 
 
 def overview(*queues: QueueOverview, ended: int = 0, throttled: int = 0) -> Overview:
@@ -41,7 +41,7 @@ def shown(look: LiveSnapshot | None, view: LiveView, width: int = 120) -> list[s
 
 def point(seconds_ago: int, **counts: int) -> JobsPoint:
     at = datetime.fromtimestamp((NOW.timestamp() - seconds_ago) // 10 * 10, UTC)
-    nothing = dict.fromkeys(("enqueued", "started", "succeeded", "failed", "cancelled", "retried"), 0)
+    nothing = dict.fromkeys(("enqueued", "started", "succeeded", "failed", "cancelled", "skipped", "retried"), 0)
     empty = dict.fromkeys(("wait_p50", "wait_p95", "wait_p99", "wait_max", "run_p50", "run_p95", "run_p99", "run_max"))
     return JobsPoint(at=at, **{**nothing, **counts}, **empty)  # type: ignore[arg-type]
 

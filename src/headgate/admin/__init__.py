@@ -10,7 +10,7 @@ from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, Fai
 from headgate.admin.find import Found
 from headgate.admin.history import Deploy, HistoryAdmin, JobsPoint, JobsReport, LimitHistory, LimitPoint, RateBound
 from headgate.admin.holders import PermitHolder
-from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitMap, LimitsAdmin, LimitTotals
+from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitMap, LimitsAdmin, LimitSummary, LimitTotals
 from headgate.admin.listed import BatchDetails, ListedJob, ListedPage
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
@@ -53,6 +53,7 @@ __all__ = [
     "LimitInfo",
     "LimitMap",
     "LimitPoint",
+    "LimitSummary",
     "LimitTotals",
     "LimitsAdmin",
     "ListedJob",

@@ -43,7 +43,7 @@ from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.set_rules import SetRules
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import TimelineEntry, timeline
-from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant
+from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant, require_storable
 from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.engine.large_payloads import LargePayloads
 from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobHeld, JobNotFound
@@ -159,6 +159,7 @@ class Admin:
 
     def by(self, actor: str) -> Self:
         """Return a copy for another actor: `app.admin.by("ada@dashboard").cancel(id)`."""
+        require_storable(actor, "actor")
         other = copy(self)
         other.actor = actor
         other.queues, other.limits, other.schedules = copy(self.queues), copy(self.limits), copy(self.schedules)
@@ -265,7 +266,8 @@ class Admin:
     async def checkup(self, *, deep: bool = False) -> Checkup:
         """Return the facts for `headgate doctor`; `headgate.admin.findings.findings_of` evaluates them.
 
-        `deep` also checks whether jobs, lanes and buckets agree, and reads all of them.
+        `deep` also checks whether jobs, nodes, lanes and buckets agree, and indexes with their tables; it reads all of
+        them.
         """
         waiting = await self.waiting()
         return Checkup(
@@ -278,7 +280,8 @@ class Admin:
             overdue=await self.schedules.overdue(),
             blockers=await self.blockers(),
             alerts=await self.alerts(),
-            contradictions=await self._storage.check() if deep else None,
+            contradictions=await self._storage.check(self._registry.rules) if deep else None,
+            indexes=await self._storage.check_indexes() if deep else None,
         )
 
     async def jobs(

@@ -11,7 +11,7 @@ from headgate.admin.alerts import AlertStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.pauses import Pause
 from headgate.jobs.gating import subject_of
-from headgate.storage.facts import StoreFacts
+from headgate.storage.facts import Contradiction, IndexFacts, StoreFacts
 from headgate.storage.records import Blocker, WaitingCount
 from headgate.tasks.schedule import ScheduleStatus
 
@@ -21,7 +21,7 @@ class Checkup:
     """The facts at one moment, `now` in the store's time.
 
     `unknown_tasks` are the waiting jobs of tasks that this app does not declare. `pauses` are those that jobs wait for.
-    `contradictions` is None if they were not searched.
+    `contradictions` and `indexes` are None if they were not searched.
     """
 
     now: datetime
@@ -33,7 +33,8 @@ class Checkup:
     overdue: Sequence[ScheduleStatus]
     blockers: Sequence[Blocker]
     alerts: Sequence[AlertStatus]
-    contradictions: Sequence[str] | None
+    contradictions: Sequence[Contradiction] | None
+    indexes: IndexFacts | None = None
 
     @property
     def ready(self) -> int:

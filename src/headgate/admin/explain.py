@@ -17,7 +17,8 @@ from headgate.jobs.job import JobRecord, JobState
 from headgate.limits.key import shown_key
 from headgate.observe.log import unserved_text
 from headgate.plural import counted
-from headgate.storage.records import NodeRecord, TiedJob
+from headgate.storage.following import skipped_because
+from headgate.storage.records import FINAL_STATES, NodeRecord, TiedJob
 from headgate.tasks.handle import JobStatus
 
 _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
@@ -192,7 +193,7 @@ def _named(batch: BatchRecord) -> str:
 
 
 def _several(join: BatchRecord, leaders: Sequence[TiedJob]) -> str:
-    open = [each.id for each in leaders if each.state not in ("succeeded", "failed", "cancelled")]
+    open = [each.id for each in leaders if each.state not in FINAL_STATES]
     shown = "" if not open else f", not yet {', '.join(open[:3])}{', …' if len(open) > 3 or join.pending > 3 else ''}"
     return f"{join.total} jobs or batches ({join.total - join.pending} of {join.total} final{shown})"
 
@@ -208,6 +209,8 @@ def _other_state(record: JobRecord, status: JobStatus, nodes: Sequence[NodeRecor
                 f"{node.heartbeat_age:.0f} s; another node takes it if that one is dead"
             )
         return f"it runs on {record.node}, attempt {status.attempt}"
+    if status.state is JobState.SKIPPED:
+        return f"it was skipped: {skipped_because(record.origin)}"
     error = "" if status.error is None else f": {status.error.type}: {status.error.message}"
     return f"it {_ENDED[status.state]}{error}"
 

@@ -397,11 +397,19 @@ def _of_alerts(alerts: Sequence[AlertStatus]) -> Iterator[Finding]:
 def _of_integrity(checkup: Checkup) -> Iterator[Finding]:
     if checkup.contradictions is None:
         return
-    for contradiction in checkup.contradictions:
-        advice = "report it, with the release and what happened before"
-        yield Finding("problem", "integrity", contradiction, advice)
+    for seen, advice in checkup.contradictions:
+        yield Finding("problem", "integrity", seen, advice)
     if not checkup.contradictions:
-        yield Finding("ok", "integrity", "jobs, lanes and buckets agree")
+        yield Finding("ok", "integrity", "jobs, nodes, lanes and buckets agree")
+    if (indexes := checkup.indexes) is None:
+        return
+    for seen, advice in indexes.contradictions:
+        yield Finding("problem", "indexes", seen, advice)
+    if indexes.unchecked is not None:
+        seen, advice = indexes.unchecked
+        yield Finding("warning", "indexes", f"not checked: {seen}", advice)
+    elif not indexes.contradictions:
+        yield Finding("ok", "indexes", "all have the rows of their tables")
 
 
 def _as_numbers(version: str) -> tuple[int, ...]:

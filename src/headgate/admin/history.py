@@ -29,7 +29,7 @@ class JobsPoint:
     how long attempts took, from claim to end, with any outcome. Half of them took no longer than `…_p50`, 95 of 100 no
     longer than `…_p95`, 99 of 100 no longer than `…_p99` (estimated, to a tenth or so), and none longer than `…_max`.
     `retried` counts attempts that failed and are tried again; `cancelled` and `failed` also count jobs that ended
-    without running.
+    without running, as `skipped` ones do.
     """
 
     at: datetime
@@ -38,6 +38,7 @@ class JobsPoint:
     succeeded: int
     failed: int
     cancelled: int
+    skipped: int
     retried: int
     wait_p50: float | None
     wait_p95: float | None
@@ -195,6 +196,7 @@ def _point(row: JobsStep) -> JobsPoint:
         row.succeeded,
         row.failed,
         row.cancelled,
+        row.skipped,
         row.retried,
         *_durations(row.waits, row.wait_max),
         *_durations(row.runs, row.run_max),

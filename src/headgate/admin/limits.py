@@ -14,9 +14,10 @@ from headgate.admin.holders import PermitHolder, holders_of
 from headgate.admin.pauses import scope_text
 from headgate.admin.set_rules import SetRule, SetRules
 from headgate.arguments import parse_instant, parse_until
-from headgate.clock import Duration, to_datetime
+from headgate.clock import SECOND, Duration, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.audit import AuditRecord
+from headgate.jobs.history import KEPT_FOR, LIMIT_STEPS, step_at
 from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket, BucketStore, check_rule
 from headgate.limits.key import bucket_key
@@ -32,6 +33,9 @@ from headgate.suggestion import did_you_mean
 
 AUDITED_AT_ONCE = 250_000
 """How many starts an audit reads at once; no more are in memory, however many are stored."""
+
+MOST_KEYS = 10_000
+"""Up to how many keys of a limit are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,20 @@ class LimitTotals:
 
     waiting: Mapping[str, int]
     is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSummary:
+    """How many keys of a limit are tracked, and how often it failed open in the last 24 hours.
+
+    A key is tracked while part of its budget is used, or jobs wait for it; of over 10,000 keys, 10,000 are counted, and
+    it is not `is_exact`. `unlimited` jobs started without the limit, because its own store was unavailable.
+    """
+
+    limit: str
+    keys: int
+    is_exact: bool
+    unlimited: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +183,17 @@ class LimitsAdmin:
         """Return how many jobs wait for each limit, for all its keys."""
         found = await self._storage.waiting_by_limit()
         return LimitTotals({each.limit: each.jobs for each in found.counts if each.jobs}, found.is_exact)
+
+    async def summary(self, *limits: str) -> Sequence[LimitSummary]:
+        """Return how many keys these limits track, and how often they failed open; default: all declared ones."""
+        step = LIMIT_STEPS[-1]
+        since = step_at(self._storage.now() - KEPT_FOR[step] * SECOND, step) + step * SECOND
+        names = sorted(set(limits or self._rules))
+        found = await self._storage.limit_figures(names, step=step, since=since, most=MOST_KEYS + 1)
+        return [
+            LimitSummary(each.limit, min(each.keys, MOST_KEYS), each.keys <= MOST_KEYS, each.unlimited)
+            for each in found
+        ]
 
     async def paused(self, draws: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
         """Return those of these, each a limit and a key, on which nothing starts because they are paused."""

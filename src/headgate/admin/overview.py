@@ -44,6 +44,7 @@ class JobTotals:
     succeeded: int | None = 0
     failed: int | None = 0
     cancelled: int | None = 0
+    skipped: int | None = 0
     undeclared: int | None = 0
 
 
@@ -65,6 +66,7 @@ class QueueOverview:
     succeeded: int | None
     failed: int | None
     cancelled: int | None
+    skipped: int | None
     oldest: float | None
     lag: float
     paused_at: datetime | None
@@ -238,6 +240,7 @@ def queue_overview(queue: QueueStatus, views: Mapping[CountedView, int]) -> Queu
         succeeded=queue.succeeded,
         failed=queue.failed,
         cancelled=queue.cancelled,
+        skipped=queue.skipped,
         oldest=queue.oldest,
         lag=queue.lag,
         paused_at=queue.paused_at,
@@ -286,10 +289,18 @@ def with_finals(
     for name in sorted(named.keys() | counted.keys()):
         queue = named.get(name) or queue_overview(QueueStatus(name, 0, 0, 0, 0, 0), {})
         if finals is None:
-            found.append(replace(queue, succeeded=None, failed=None, cancelled=None))
+            found.append(replace(queue, succeeded=None, failed=None, cancelled=None, skipped=None))
         else:
             each = counted.get(name) or QueueCounts(name, 0, 0, 0, 0, 0)
-            found.append(replace(queue, succeeded=each.succeeded, failed=each.failed, cancelled=each.cancelled))
+            found.append(
+                replace(
+                    queue,
+                    succeeded=each.succeeded,
+                    failed=each.failed,
+                    cancelled=each.cancelled,
+                    skipped=each.skipped,
+                )
+            )
     return found
 
 
@@ -310,6 +321,7 @@ def _totals(queues: Sequence[QueueOverview], *, is_counted: bool) -> JobTotals:
         succeeded=total("succeeded"),
         failed=total("failed"),
         cancelled=total("cancelled"),
+        skipped=total("skipped"),
     )
 
 

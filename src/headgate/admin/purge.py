@@ -18,7 +18,7 @@ from headgate.storage.store import Store
 CHUNK = 200
 """How many jobs are deleted in one commit at most, so that other writes do not wait long for it."""
 
-FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED)
 
 ALL_QUEUES = "*"
 

@@ -83,6 +83,7 @@ class QueueStatus:
     succeeded: int
     failed: int
     cancelled: int
+    skipped: int = 0
     oldest: float | None = None
     lag: float = 0.0
     paused_at: datetime | None = None
@@ -95,7 +96,7 @@ class QueueStatus:
     @property
     def has_jobs(self) -> bool:
         """Whether it has jobs in any state."""
-        return any((self.waiting, self.running, self.succeeded, self.failed, self.cancelled))
+        return any((self.waiting, self.running, self.succeeded, self.failed, self.cancelled, self.skipped))
 
 
 class QueuesAdmin:
@@ -226,6 +227,7 @@ def _status(
         succeeded=counts.succeeded,
         failed=counts.failed,
         cancelled=counts.cancelled,
+        skipped=counts.skipped,
         oldest=None if record.oldest_at is None else max(0, now - record.oldest_at) / SECOND,
         lag=0.0 if record.ready_at is None else max(0, now - record.ready_at) / SECOND,
         paused_at=None if record.paused_at is None else to_datetime(record.paused_at),

@@ -79,7 +79,19 @@ def print_batches(found: Sequence[BatchDetails]) -> None:
     """Print batches as a table."""
     print_table(
         "Batches",
-        ("id", "tasks", "state", "jobs", "pending", "succeeded", "failed", "cancelled", "enqueued", "finished"),
+        (
+            "id",
+            "tasks",
+            "state",
+            "jobs",
+            "pending",
+            "succeeded",
+            "failed",
+            "cancelled",
+            "skipped",
+            "enqueued",
+            "finished",
+        ),
         [
             (
                 each.id,
@@ -90,6 +102,7 @@ def print_batches(found: Sequence[BatchDetails]) -> None:
                 each.succeeded,
                 each.failed,
                 each.cancelled,
+                each.skipped,
                 each.enqueued_at,
                 each.finished_at,
             )

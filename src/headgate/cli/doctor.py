@@ -28,7 +28,9 @@ _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("
 
 @click.command()
 @takes_app
-@click.option("--deep", is_flag=True, help="Also check that jobs, lanes and buckets agree; reads all of them.")
+@click.option(
+    "--deep", is_flag=True, help="Also check that jobs, nodes, lanes, buckets and indexes agree; reads all of them."
+)
 @click.option("--quiet", is_flag=True, help="Only warnings and problems.")
 @json_option
 def doctor(target: str, deep: bool, quiet: bool, as_json: bool) -> None:
@@ -75,7 +77,7 @@ def _with_target(finding: Finding, target: str) -> Finding:
     if finding.advice is None:
         return finding
     advice = re.sub(
-        r"\bheadgate (\w+ (?:resume|unset)|worker) ", rf"headgate \1 {shlex.quote(target)} ", finding.advice
+        r"\bheadgate (\w+ (?:reset|resume|unset)|worker) ", rf"headgate \1 {shlex.quote(target)} ", finding.advice
     )
     return replace(finding, advice=advice)
 

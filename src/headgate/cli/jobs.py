@@ -472,7 +472,7 @@ def _batch_line(batch: BatchStatus) -> str:
     state = batch.state or "pending"
     return (
         f"{batch.id} is a batch, {state}: {batch.total - batch.pending} of {counted(batch.total, 'job')} final "
-        f"({batch.succeeded} succeeded, {batch.failed} failed, {batch.cancelled} cancelled); "
+        f"({batch.succeeded} succeeded, {batch.failed} failed, {batch.cancelled} cancelled, {batch.skipped} skipped); "
         f"headgate jobs list --batch {batch.id} lists them"
     )
 

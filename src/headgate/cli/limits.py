@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from math import ceil
@@ -10,7 +11,7 @@ from typing import Literal, NamedTuple
 import click
 import msgspec
 
-from headgate.admin import Admin, Audited, BucketStatus
+from headgate.admin import Admin, Audited, BucketStatus, LimitSummary
 from headgate.admin.history import LimitHistory
 from headgate.admin.holders import describe_holders
 from headgate.admin.pauses import command_to_end, whose
@@ -48,9 +49,10 @@ def list_(target: str, limit: str | None, key: str | None, prefix: str | None, c
     """List limits by key: waiting jobs, starts that count now, starts left, and when the next one may go.
 
     Keys with the most waiting jobs come first. `used` and `available` are empty for limits that the app does not
-    declare.
+    declare. Below, for each limit: how many keys it tracks, and how many jobs of the last 24 hours started without it
+    because its own store was unavailable.
     """
-    found, now = ask_with_time(target, partial(_list, limit=limit, key=key, prefix=prefix, count=count))
+    (found, summary), now = ask_with_time(target, partial(_list, limit=limit, key=key, prefix=prefix, count=count))
     if as_json:
         print_json(found)
         return
@@ -73,6 +75,12 @@ def list_(target: str, limit: str | None, key: str | None, prefix: str | None, c
         ],
         empty="no key has used its budget",
     )
+    for each in summary:
+        if not each.keys and not each.unlimited:
+            continue
+        keys = counted(each.keys, "key") if each.is_exact else f"more than {each.keys:,} keys"
+        unlimited = f"; {counted(each.unlimited, 'start')} without it in 24 h, because its store was unavailable"
+        click.echo(printable(f"{each.limit}: {keys} tracked{unlimited if each.unlimited else ''}"))
 
 
 @limits.command()
@@ -328,8 +336,9 @@ def audit(target: str, words: tuple[str], key: str | None, as_json: bool) -> Non
 
 async def _list(
     admin: Admin, *, limit: str | None, key: str | None, prefix: str | None, count: int
-) -> list[BucketStatus]:
-    return list(await admin.limits.list(limit, key=key, prefix=prefix, count=count))
+) -> tuple[list[BucketStatus], Sequence[LimitSummary]]:
+    found = list(await admin.limits.list(limit, key=key, prefix=prefix, count=count))
+    return found, await admin.limits.summary(*([] if limit is None else [limit]))
 
 
 async def _show(admin: Admin, *, limit: str, key: str, span: float) -> tuple[BucketStatus | None, LimitHistory, int]:

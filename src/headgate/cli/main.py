@@ -41,7 +41,8 @@ COMMANDS: Mapping[str, Lazy] = {
         "headgate.cli.nodes", "List, quiet, resume, rename and stop worker processes, and change their slots."
     ),
     "audit": Lazy(
-        "headgate.cli.audit", "Show changes by people to jobs, limits, queues, schedules and nodes, newest first."
+        "headgate.cli.audit",
+        "Show changes by people to jobs, limits, queues, schedules and nodes, and their sign-ins, newest first.",
     ),
     "schedules": Lazy(
         "headgate.cli.schedules", "List, create, edit, pause, resume, trigger, skip and remove schedules."

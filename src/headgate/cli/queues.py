@@ -137,7 +137,7 @@ def print_queues(found: Sequence[QueueStatus | QueueOverview]) -> None:
     """Print queues as a table."""
     print_table(
         "Queues",
-        ("queue", "waiting", "running", "succeeded", "failed", "cancelled", "oldest", "lag", "note"),
+        ("queue", "waiting", "running", "succeeded", "failed", "cancelled", "skipped", "oldest", "lag", "note"),
         [
             (
                 q.queue,
@@ -146,6 +146,7 @@ def print_queues(found: Sequence[QueueStatus | QueueOverview]) -> None:
                 q.succeeded,
                 q.failed,
                 q.cancelled,
+                q.skipped,
                 lasting(q.oldest),
                 lasting(q.lag),
                 _note(q),

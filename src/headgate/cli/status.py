@@ -199,5 +199,5 @@ async def _waiting(admin: Admin, seen: Overview) -> list[WaitingStatus]:
 
 def _has_jobs(queue: QueueOverview) -> bool:
     """Return whether the queue has jobs, as far as they are counted."""
-    finals = (queue.succeeded, queue.failed, queue.cancelled)
+    finals = (queue.succeeded, queue.failed, queue.cancelled, queue.skipped)
     return any((queue.waiting, queue.running)) or any(count != 0 for count in finals)

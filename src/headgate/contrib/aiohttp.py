@@ -38,9 +38,8 @@ class LimitedRequests:
     """Sends each request when the limiter allows it, and none under a key while its server refuses requests.
 
     `key` is the key of the budget (default: the request's host): a text, or a function of the request. The permit of a
-    `Concurrency` is held until the connection of the answer is released: it has been read, or closed. Use
-    `async with session.get(…)`: aiohttp itself keeps the connection of an answer that you drop unread, so its permit is
-    kept, too.
+    `Concurrency` is held until the answer has been read or closed, or is garbage-collected: an answer that you drop
+    unread closes its connection. So keep the answer while you read its `content`.
 
     With a `timeout` (seconds, a timedelta, or "5m") a request that would start later raises
     `aiohttp.ConnectionTimeoutError`; nothing is sent then. The wait also counts in the `total` of aiohttp's own
@@ -84,7 +83,7 @@ class LimitedRequests:
                 self._limiter.release(key)
             raise
         if self._holds_permits:
-            self._release_with(response, key)
+            response = self._owner_of_permit(response, key)
         seconds = closed_for(response.status, response.headers, to_datetime(self._clock.now()))
         if seconds > 0:
             try:
@@ -100,9 +99,18 @@ class LimitedRequests:
                 raise
         return response
 
-    def _release_with(self, response: aiohttp.ClientResponse, key: str) -> None:
-        # An answer that was short enough has been read already, and has no connection any more.
+    def _owner_of_permit(self, response: aiohttp.ClientResponse, key: str) -> aiohttp.ClientResponse:
+        """Return the answer as an object whose end returns the permit: it is read, closed, or garbage-collected.
+
+        The connection returns the permit, once, when it is released. aiohttp releases it when the answer is collected,
+        but while there is something to read, the connection itself refers to the answer, so it never is. The returned
+        object shares all attributes of that answer, and only the caller refers to it.
+        """
         if response.connection is None:
+            # An answer that was short enough has been read already, and has no connection any more.
             self._limiter.release(key)
-        else:
-            response.connection.add_callback(partial(self._limiter.release, key))
+            return response
+        response.connection.add_callback(partial(self._limiter.release, key))
+        owner: aiohttp.ClientResponse = object.__new__(type(response))
+        owner.__dict__ = response.__dict__
+        return owner

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.enqueuer import require_key
-from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.engine.large_payloads import LargePayloads, call_all
-from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
+from headgate.errors import USER_CODE_ERRORS, FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed, TaskUnknown
 from headgate.jobs.gating import LIMIT_SUBJECT, GateChange, GatedJob, subject_of
@@ -173,8 +172,20 @@ class BacklogMigrator:
             for task in await self._storage.tasks_of_other_limits(frozenset(self._registry.rules)):
                 self.note_task(task)
         self._has_met_unknown_lanes = False
+        await self._release_failed()
         moved = await self._move(self._tasks_of(self._newest), self._newest, unknown_only=True)
         self._sweep_soon = SWEEP_SOON if moved else min(2 * self._sweep_soon, SWEEP_EVERY)
+
+    async def _release_failed(self) -> None:
+        """Release permits of failed jobs that jobs of this release would not keep: no success may ever return them."""
+        tasks, after, own = self._tasks_of(self._newest), "", self._registry.gates().names
+        while tasks and (page := await self._storage.failed_holders(tasks, other_than=own, after=after, count=PAGE)):
+            after = page[-1].id
+            moves = [move for job in page if (move := self._move_of(job, self._newest)) is not None]
+            calls = [partial(self._change_of_large, move) for move in moves if self._needs_folder(move)]
+            found = [self._change(move) for move in moves if not self._needs_folder(move)]
+            found += await call_all(calls, at_once=LOADED_AT_ONCE)
+            await self._storage.release_failed([change for change in found if change is not None])
 
     def _until(self, seconds: float) -> int:
         """Return the microseconds until the last sweep is so many seconds ago; 0 if it is."""

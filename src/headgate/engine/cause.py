@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headgate.clock import to_datetime
-from headgate.errors import JobExpired, LeaderNotSucceeded, LeaderSucceeded, LimitRejected
+from headgate.errors import JobExpired, LeaderNotSucceeded, LimitRejected
 from headgate.jobs.job import JobError
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED
-from headgate.storage.following import LEADER_NOT_SUCCEEDED, LEADER_SUCCEEDED
+from headgate.storage.following import LEADER_NOT_SUCCEEDED
 from headgate.tasks.signals import Cancel
 
 CANCELLED_BY_HANDLER = "headgate.Cancel"
@@ -19,8 +19,6 @@ def cause_of(error: JobError) -> Exception | None:
         return JobExpired(error.message)
     if error.type == LEADER_NOT_SUCCEEDED:
         return LeaderNotSucceeded(error.message)
-    if error.type == LEADER_SUCCEEDED:
-        return LeaderSucceeded(error.message)
     if error.type == CANCELLED_BY_HANDLER:
         return Cancel(error.message)
     if error.type != REJECTED or error.data is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor as Pool
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from headgate.clock import SECOND, Clock, Timer
 from headgate.engine.error_text import describe_error
+from headgate.engine.late_start import StartDecision
 from headgate.engine.threads import in_thread
 from headgate.errors import PayloadError
 from headgate.jobs.job import JobError
@@ -28,8 +29,11 @@ class Member(Protocol):
     @property
     def context(self) -> JobContext: ...
 
-    def prepare_start(self) -> bool:
-        """Do the last step before the handler is called; return False if it is too late for the limits."""
+    @property
+    def start_decision(self) -> StartDecision: ...
+
+    def begin(self) -> None:
+        """Note that the handler is called now."""
         ...
 
 
@@ -81,12 +85,22 @@ class _Collecting:
 
 
 class ChunkCalls:
-    """Collects attempts by task. `slots_of` returns how many jobs of a queue can run here: no chunk gets larger."""
+    """Collects attempts by task. `slots_of` returns how many jobs of a queue can run here: no chunk gets larger.
 
-    def __init__(self, clock: Clock, pool: Pool, slots_of: Callable[[str], int]) -> None:
+    `move_late` moves the charges of attempts that start together, if that is later than one of them was charged.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        pool: Pool,
+        slots_of: Callable[[str], int],
+        move_late: Callable[[Sequence[Any]], Awaitable[None]],
+    ) -> None:
         self._clock = clock
         self._pool = pool
         self._slots_of = slots_of
+        self._move_late = move_late
         # Calls are made in the context of the node, not in that of the attempt that happens to be the last.
         self._context = contextvars.copy_context()
         self._collecting: dict[str, _Collecting] = {}
@@ -135,8 +149,11 @@ class ChunkCalls:
 
     async def _call(self, mine: _Collecting) -> None:
         ready: list[_Place] = []
+        if any(place.member.start_decision is StartDecision.LATE for place in mine.places):
+            await self._move_late([place.member for place in mine.places])
         for place in list(mine.places):
-            if place.member.prepare_start():
+            if place.member.start_decision is StartDecision.ON_TIME:
+                place.member.begin()
                 ready.append(place)
             else:
                 _answer(place, ChunkAnswer(is_late=True))

@@ -7,8 +7,7 @@ import asyncio
 from headgate.clock import SECOND, Clock
 from headgate.engine.bus import EventBus
 from headgate.engine.declaration import Code, declare, signature, warn_if_too_fast
-from headgate.engine.error_text import USER_CODE_ERRORS
-from headgate.errors import StorageUnavailable
+from headgate.errors import USER_CODE_ERRORS, StorageUnavailable
 from headgate.jobs.event import ScheduleFailed, ScheduleRenamed, ScheduleSuperseded
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from types import TracebackType
 
 from headgate.jobs.job import JobError, truncated_error
-
-USER_CODE_ERRORS = (Exception, SystemExit, asyncio.CancelledError, GeneratorExit)
-"""What a plain function of the user (a trigger, a backoff, a key) may raise. Uncaught, the last three would end the
-node or the program. Such a function awaits nothing, so a CancelledError is its own and does not cancel the caller."""
-
 
 FRAMES = 20
 """How many frames of a traceback are kept."""

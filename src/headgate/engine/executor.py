@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from headgate.engine.children import ChildCall, Children
 from headgate.engine.chunk_calls import CallError, ChunkCalls, MismatchedResults
 from headgate.engine.error_text import describe_error
 from headgate.engine.large_payloads import LargePayloads
+from headgate.engine.late_start import StartDecision
 from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
 from headgate.engine.store_completion import StoreCompletion, TransactionRefused
@@ -94,7 +95,8 @@ class AttemptDependencies:
     completion: StoreCompletion
     results: StoreResults
     chunks: ChunkCalls
-    may_start: Callable[[RunningAttempt], bool]
+    decide_start: Callable[[RunningAttempt], StartDecision]
+    move_late: Callable[[Sequence[RunningAttempt]], Awaitable[None]]
     on_linger: Callable[[RunningAttempt], None]
     around: Sequence[AroundAttempt] = ()
     tracing: Tracing | None = None
@@ -315,7 +317,7 @@ class RunningAttempt:
                 result = await task.function(*arguments, **named)
             elif task.chunk is not None:
                 result = await self._in_chunk(arguments, named)
-            elif not self.prepare_start():
+            elif not await self.prepare_start():
                 return Interrupted()
             elif task.is_async:
                 result = await self._function()(*arguments, **named)
@@ -424,7 +426,7 @@ class RunningAttempt:
             return self.result
         if task.chunk is not None:
             return await self._in_chunk(arguments, named)
-        if not self.prepare_start():
+        if not await self.prepare_start():
             raise _TooLate
         if task.is_async:
             return await self._function()(*arguments, **named)
@@ -457,17 +459,36 @@ class RunningAttempt:
                 self._child_failure = outcome
                 raise self.error
 
-    def prepare_start(self) -> bool:
+    @property
+    def start_decision(self) -> StartDecision:
+        """Whether the limits of the job allow it to start now."""
+        return self._dependencies.decide_start(self) if self.job.draws else StartDecision.ON_TIME
+
+    async def prepare_start(self) -> bool:
         """Do the last step before the handler is called; return False if it is too late for the limits."""
-        if self.job.draws and not self._dependencies.may_start(self):
+        decision = self.start_decision
+        if decision is StartDecision.LATE:
+            try:
+                await self._dependencies.move_late([self])
+            except asyncio.CancelledError:
+                if self.cause is not CancelledBy.TIMEOUT:
+                    raise
+                # The store was too slow, not the handler: the attempt is not spent.
+                return False
+            decision = self.start_decision
+        if decision is not StartDecision.ON_TIME:
             return False
+        self.begin()
+        return True
+
+    def begin(self) -> None:
+        """Note that the handler is called now."""
         self.is_called = True
         task = self.task
         if task.handler is not None:
             self.handler = task.handler()
         if task.callbacks.exist and task.callbacks.wants(CallbackKind.STARTED):
             self._dependencies.callback_runner.submit(task, CallbackKind.STARTED, self.context, handler=self.handler)
-        return True
 
     def _function(self) -> Callable[..., Any]:
         function: Callable[..., Any] = self.task.function if self.handler is None else self.handler.run
@@ -505,7 +526,7 @@ class RunningAttempt:
         async with ResourceStack() as stack:
             try:
                 resources = await self._dependencies.resources.open_for_attempt(self.task.needs, stack)
-                if not self.prepare_start():
+                if not await self.prepare_start():
                     raise _TooLate
                 if self.task.executor is Executor.LOOP:
                     result = await self._function()(*arguments, **named, **resources)
@@ -535,7 +556,7 @@ class RunningAttempt:
         call = self._dependencies.children.begin(task.function.__module__)
         try:
             await self._shielded(in_thread(self._dependencies.pool, call.prepare))
-            if not self.prepare_start():
+            if not await self.prepare_start():
                 call.drop()
                 return Interrupted()
             request = child_messages.AttemptRequest(

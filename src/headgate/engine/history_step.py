@@ -121,6 +121,7 @@ class JobCounts:
             self.succeeded,
             self.failed,
             self.cancelled,
+            0,  # no attempt ends so
             self.retried,
             self.wait_max,
             self.run_max,

@@ -125,6 +125,7 @@ class Housekeeper:
             await sleep(self._clock, PAUSE)
 
     async def _prune(self) -> None:
+        await self._storage.add_missing_nodes()
         while await self._storage.evict(1000) >= 1000:
             await sleep(self._clock, PAUSE)
         for kept_for, states in self._kept_for.items():

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from headgate.jobs.job import Draw, JobState, NewJob
+from headgate.jobs.terms import CLAIM_TIME
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import demand_of
 from headgate.storage.endings import rejection_error
@@ -28,11 +29,8 @@ async def reject_over_max_wait(storage: Store, rules: Mapping[str, AnyRule], job
     """Return the jobs; those that cannot start within their `max_wait` carry a rejection and are stored as final."""
     # A job that may not wait at all is rejected by its claim, which decides exactly.
     late = await late_starts(storage, rules, jobs, lambda job: job.give_up_at is not None)
-    now = storage.now()
     return [
-        job
-        if start is None
-        else replace(job, rejection=rejection_error(start.waits_for, start.starts_at, (job.give_up_at or now) - now))
+        job if start is None else replace(job, rejection=rejection_error(start.waits_for, start.starts_at, job.terms))
         for job, start in zip(jobs, late, strict=True)
     ]
 
@@ -61,7 +59,8 @@ async def late_starts(
         if starts_at is None:
             is_late = job.give_up_at is None
         else:
-            is_late = starts_at - limit_now > (0 if job.give_up_at is None else job.give_up_at - now)
+            # Its limits have to open by then. They may do so at that very moment: it gives up only after a claim.
+            is_late = starts_at - limit_now > (0 if job.give_up_at is None else job.give_up_at - CLAIM_TIME - now)
         if is_late:
             late[-1] = LateStart(None if starts_at is None else now + starts_at - limit_now, waits_for)
         else:

@@ -165,7 +165,9 @@ class Node:
             history_writer=history_writer,
         )
         self._fetcher = Fetcher(storage, remote_limits, clock=clock, bus=bus, ids=ids)
-        charges = ChargeRouter(self.recorder, self._fetcher, history_writer, remote_limits)
+        charges = ChargeRouter(
+            storage, registry, self.recorder, self._fetcher, history_writer, remote_limits, clock=clock, bus=bus
+        )
         if pool is None:
             # It starts a thread only if none is idle. Each runs an attempt, so the slots bound them, whatever they are.
             pool = ThreadPoolExecutor(MOST_SLOTS, thread_name_prefix="headgate-job")

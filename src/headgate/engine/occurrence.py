@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from headgate.engine.error_text import USER_CODE_ERRORS
+from headgate.errors import USER_CODE_ERRORS
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob, Origin, truncated_error
 from headgate.jobs.scheduled import ScheduledCall

@@ -12,9 +12,10 @@ from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import takes_permit
 from headgate.engine.charge_router import ChargeRouter
-from headgate.engine.error_text import USER_CODE_ERRORS, summarize_error
+from headgate.engine.error_text import summarize_error
 from headgate.engine.executor import RunningAttempt
 from headgate.engine.recorder import Recorder, Then
+from headgate.errors import USER_CODE_ERRORS
 from headgate.jobs.event import RetryPolicyFailed
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned, decide, succeeded

@@ -7,16 +7,24 @@ from functools import partial
 from random import Random
 from typing import Literal
 
+from msgspec.structs import replace
+
 from headgate.clock import SECOND, Clock, Timer, sleep
 from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.declaration import trigger_of
 from headgate.engine.declarer import Declarer
-from headgate.engine.error_text import USER_CODE_ERRORS
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.max_wait import late_starts, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
-from headgate.errors import HeadgateError, LeaderNotFound, StorageUnavailable, UnknownTask, UnreadableSchedule
+from headgate.errors import (
+    USER_CODE_ERRORS,
+    HeadgateError,
+    LeaderNotFound,
+    StorageUnavailable,
+    UnknownTask,
+    UnreadableSchedule,
+)
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.event import (
     JobEnqueued,
@@ -26,7 +34,7 @@ from headgate.jobs.event import (
 )
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob
-from headgate.schedules.schedule import LATE, DueOccurrences, due, occurrences_per_commit, without_refused
+from headgate.schedules.schedule import LATE, DueOccurrences, due, occurrences_per_commit, set_back, without_refused
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
@@ -78,7 +86,7 @@ class Recurring:
                 try:
                     if self._declarer.is_due:
                         await self._publish_overdue()
-                        await self._declarer.declare()
+                        await self._declare()
                         self._without_trigger -= self._declarer.stored
                     doing = "enqueueing occurrences"
                     next_at = await self._fire_due()
@@ -118,8 +126,33 @@ class Recurring:
     async def fire_now(self) -> int | None:
         """Store the declared schedules and enqueue due occurrences, once; return when the next is due (None: never)."""
         if self._declarer.is_due:
-            await self._declarer.declare()
+            await self._declare()
         return await self._fire_due()
+
+    async def _declare(self) -> None:
+        await self._set_back()
+        await self._declarer.declare()
+
+    async def _set_back(self) -> None:
+        """Let schedules continue that a clock which was ahead has carried far beyond now."""
+        now, beyond = self._storage.now(), ""
+        unable = frozenset(self._without_trigger | self._declarer.broken)
+        while found := await self._storage.schedules_ahead(
+            self._registry.names, after=now + LATE, unable=unable, beyond=beyond
+        ):
+            for record in found:
+                try:
+                    trigger = trigger_of(record, self._triggers)
+                    if trigger is None or record.unreadable is not None:
+                        continue
+                    course = set_back(record.course, record.rules, trigger, now)
+                except USER_CODE_ERRORS as error:  # including errors of a custom trigger, and rows of a newer version
+                    self._declarer.mark_broken(record.name, error)
+                    continue
+                if course != record.course:
+                    # If another node writes it first, that node has done the same.
+                    await self._storage.put_schedule(replace(record, course=course), replaces=record.revision)
+            beyond = found[-1].name
 
     async def _fire_due(self) -> int | None:
         """Fire everything that is due; return when the next occurrence is due."""

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from headgate.engine.cause import cause_of
-from headgate.errors import AttemptFailed, JobCancelled, JobFailed
+from headgate.errors import AttemptFailed, JobCancelled, JobFailed, JobSkipped
 from headgate.jobs.job import JobRecord, JobState
+from headgate.storage.following import skipped_because
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.task import Task
 
@@ -16,13 +17,15 @@ from headgate.tasks.task import Task
 def result_of(record: JobRecord, task: Task[Any, Any] | None, codecs: Codecs = NO_CODECS) -> Any:
     """Return the result of the handler, of its annotated type if the task is known.
 
-    Raises JobFailed, JobCancelled, and PayloadError if it cannot be decoded.
+    Raises JobFailed, JobCancelled, JobSkipped, and PayloadError if it cannot be decoded.
     """
     match record.state:
         case JobState.CANCELLED:
             # A job that was cancelled between two attempts has the error of the first; that is not the reason.
             reason = None if record.error is None else cause_of(record.error)
             raise JobCancelled(record.id, None if reason is None else str(reason)) from reason
+        case JobState.SKIPPED:
+            raise JobSkipped(record.id, skipped_because(record.origin))
         case JobState.FAILED:
             error = record.error
             assert error is not None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Sequence
 from concurrent.futures import Executor as Pool
 from functools import partial
 from typing import Any
 
-from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge, takes_permit
@@ -18,7 +18,7 @@ from headgate.engine.chunk_calls import ChunkCalls
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.executor import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
 from headgate.engine.large_payloads import LargePayloads
-from headgate.engine.late_start import StartDecision, decide_start
+from headgate.engine.late_start import MOVE_AGAIN, MOVES, StartDecision, decide_start
 from headgate.engine.outcome_recorder import OutcomeRecorder
 from headgate.engine.own_lease import OwnLease
 from headgate.engine.reporter import Reporter
@@ -91,8 +91,9 @@ class RunningAttempts:
             reporter,
             StoreCompletion(storage),
             StoreResults(storage, registry.codecs, large_payloads),
-            ChunkCalls(clock, pool, slots.most_in),
-            self._may_start,
+            ChunkCalls(clock, pool, slots.most_in, self._move_late),
+            self._decide_start,
+            self._move_late,
             self._note_lingering,
             registry.hooks.around_attempt,
             tracing,
@@ -152,20 +153,39 @@ class RunningAttempts:
             )
         attempt.start().add_done_callback(partial(self._attempt_ended, attempt))
 
-    def _may_start(self, attempt: RunningAttempt) -> bool:
-        """Check a job with limits before its handler is called; False returns the job without spending the attempt."""
+    def _decide_start(self, attempt: RunningAttempt) -> StartDecision:
+        """Return whether the handler of a job with limits may be called now."""
         if not self._own_lease.holds(self._clock.monotonic()):
-            return False
-        now = self._storage.limit_now()
-        match decide_start(attempt.job, self._registry.rules, now):
-            case StartDecision.ON_TIME:
-                return True
-            case StartDecision.LATE:
-                assert attempt.charge is not None
-                attempt.charge.start_late(now)
-                return True
-            case StartDecision.TOO_LATE:
-                return False
+            return StartDecision.TOO_LATE
+        moved_to = None if attempt.charge is None else attempt.charge.moved_to
+        return decide_start(attempt.job, self._registry.rules, self._storage.limit_now(), moved_to)
+
+    async def _move_late(self, attempts: Sequence[RunningAttempt]) -> None:
+        """Move the charges of attempts that are about to start together, until none of them is late.
+
+        The call must wait for the commit, which takes time as well. So from the second time on, the charges move to
+        an instant ahead, twice as far as the commit took before, and this waits for that instant. An attempt that is
+        not on time afterwards must not start.
+        """
+        ahead = 0
+        for _ in range(MOVES):
+            decisions = [
+                (attempt.charge, self._decide_start(attempt))
+                for attempt in attempts
+                if attempt.charge is not None and attempt.cause is None
+            ]
+            if not any(decision is StartDecision.LATE for _, decision in decisions):
+                return
+            charges = [charge for charge, decision in decisions if decision is not StartDecision.TOO_LATE]
+            await self._charges.move(charges, ahead)
+            moved_to = max([charge.moved_to for charge in charges if charge.moved_to is not None], default=None)
+            if moved_to is None:
+                # The store failed, or another transaction has locked the jobs.
+                await sleep(self._clock, MOVE_AGAIN)
+                continue
+            since = self._storage.limit_now() - moved_to
+            await sleep(self._clock, max(0, -since) / SECOND)
+            ahead = max(ahead, 2 * since)
 
     def _attempt_ended(self, attempt: RunningAttempt, done: asyncio.Task[Outcome]) -> None:
         thread = attempt.thread

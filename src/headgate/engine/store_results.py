@@ -54,6 +54,8 @@ class StoreResults:
         while ids:
             records = {record.id: record for record in await self._storage.final(ids)}
             for each in ids:
+                if each in records and records[each].state is JobState.SKIPPED:
+                    continue
                 if each not in records:
                     raise ResultUnavailable(
                         f"argument {argument!r} are the results of batch {id}, and its job {each} is not final"
@@ -64,7 +66,7 @@ class StoreResults:
 
     async def _result(self, record: JobRecord, argument: str) -> msgspec.Raw:
         if record.state is not JobState.SUCCEEDED:
-            how = "failed" if record.state is JobState.FAILED else "was cancelled"
+            how = "failed" if record.state is JobState.FAILED else f"was {record.state}"
             raise ResultUnavailable(f"argument {argument!r} is the result of job {record.id}, which {how}")
         if record.result is None:
             raise ResultUnavailable(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitMap, LimitTotals
+from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitMap, LimitSummary, LimitTotals
 from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
@@ -115,6 +115,17 @@ class SettingView(msgspec.Struct, frozen=True):
     set_at: datetime | None
 
 
+class LimitsPage(msgspec.Struct, frozen=True):
+    """A page of keys; `next` is the cursor of the next page, null at the end. `limits` are those that are listed.
+
+    Without a filter these are all that the app declares, and those of the keys of this page.
+    """
+
+    items: Sequence[BucketStatus]
+    limits: Sequence[LimitSummary]
+    next: str | None = None
+
+
 class LimitRules(msgspec.Struct, frozen=True):
     """The rule of a limit as the code declares it, null if this app does not, and the settings made at run time."""
 
@@ -174,8 +185,8 @@ class AuditedPage(msgspec.Struct, frozen=True):
     is_cut: bool
 
 
-async def limits(caller: Caller, query: LimitsQuery) -> Page[BucketStatus]:
-    """Return limits by key, those with most waiting jobs first.
+async def limits(caller: Caller, query: LimitsQuery) -> LimitsPage:
+    """Return limits by key, those with most waiting jobs first, and how many keys each limit tracks.
 
     If jobs wait for more than 5,000 keys, they are ordered by limit and key.
     """
@@ -186,7 +197,13 @@ async def limits(caller: Caller, query: LimitsQuery) -> Page[BucketStatus]:
         after=None if query.before is None else from_cursor(query.before, BucketPlace),
         count=query.count,
     )
-    return Page(found, to_cursor(found[-1].place) if len(found) == query.count else None)
+    declared = [] if query.limit is not None else [each.limit for each in caller.admin.limits.all_declared()]
+    names = {*declared, *(each.limit for each in found), *([] if query.limit is None else [query.limit])}
+    return LimitsPage(
+        items=found,
+        limits=await caller.admin.limits.summary(*names) if names else [],
+        next=to_cursor(found[-1].place) if len(found) == query.count else None,
+    )
 
 
 async def limit_map(caller: Caller, query: LimitMapQuery) -> LimitMap:

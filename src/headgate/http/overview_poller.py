@@ -87,7 +87,7 @@ class OverviewPoller:
         took = self._clock.monotonic() - began_at
         before = self._seen
         tag = hashlib.sha256(
-            msgspec.json.encode(replace(overview, now=_NO_TIME, finals_at=None, counted_at=None))
+            msgspec.json.encode(replace(overview, now=_NO_TIME, finals_at=None, counted_at=None, tasks_at=None))
         ).hexdigest()[:16]
         seen = OverviewReading(overview, tag, 0 if before is None else before.revision + (tag != before.tag))
         # Unless something was changed meanwhile: then another read follows.

@@ -39,6 +39,7 @@ class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
     succeeded: int
     failed: int
     cancelled: int
+    skipped: int
     enqueued_at: int
     finished_at: int | None
     batch: JobId | None = None
@@ -47,12 +48,18 @@ class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def ended_as(self) -> JobState | None:
-        """The final state: succeeded if all its jobs did; None while it is not final."""
-        return None if self.pending else ended_as(self.failed, self.cancelled)
+        """The final state; None while it is not final."""
+        return None if self.pending else ended_as(self.succeeded, self.failed, self.cancelled, self.skipped)
 
 
-def ended_as(failed: int, cancelled: int) -> JobState:
-    """Return the final state of a batch with so many failed and cancelled jobs."""
+def ended_as(succeeded: int, failed: int, cancelled: int, skipped: int) -> JobState:
+    """Return the final state of a batch with so many members in each.
+
+    It is failed if one of them is, else cancelled if one of them is. Skipped members change nothing, unless all are
+    skipped: then the batch is, too, and so is what needs its success.
+    """
     if failed:
         return JobState.FAILED
-    return JobState.CANCELLED if cancelled else JobState.SUCCEEDED
+    if cancelled:
+        return JobState.CANCELLED
+    return JobState.SKIPPED if skipped and not succeeded else JobState.SUCCEEDED

@@ -48,6 +48,7 @@ class JobsStep(msgspec.Struct, frozen=True, array_like=True):
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
+    skipped: int = 0
     retried: int = 0
     wait_max: int = 0
     run_max: int = 0
@@ -66,6 +67,7 @@ class JobsStep(msgspec.Struct, frozen=True, array_like=True):
             self.succeeded + other.succeeded,
             self.failed + other.failed,
             self.cancelled + other.cancelled,
+            self.skipped + other.skipped,
             self.retried + other.retried,
             max(self.wait_max, other.wait_max),
             max(self.run_max, other.run_max),

@@ -25,7 +25,7 @@ MAX_PRIORITY = 9
 """Priorities are 0 (default) to 9; in a lane the higher starts first, unless its queue has aging."""
 
 On = Literal["success", "failure", "final"]
-"""After which end of its leader a job runs: that succeeded, that did not, or it is final in any way."""
+"""After which end of its leader a job runs: it succeeded, it failed or was cancelled, or it is final in any way."""
 
 OnConflict = Literal["keep", "replace", "raise", "cancel_running"]
 """What happens to the next job under a unique key."""
@@ -55,6 +55,7 @@ class RetentionTerms(msgspec.Struct, frozen=True, gc=False):
     succeeded: int | None
     failed: int | None
     cancelled: int | None
+    skipped: int | None
 
 
 class JobOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -91,9 +92,9 @@ class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What a job belongs to: a chain, a batch or a schedule.
 
     A job that `follows` a job or a batch (an id) is blocked until that is final; then it runs if that ended as `on`
-    says, and is cancelled otherwise. `batch` is the batch that it is part of. `schedule` is the schedule that enqueued
-    it for the instant `occurs_at` (wall microseconds). `results` are arguments that are not in its payload: by name,
-    the job or batch whose result each is, or several.
+    says, and is cancelled or skipped otherwise. `batch` is the batch that it is part of. `schedule` is the schedule
+    that enqueued it for the instant `occurs_at` (wall microseconds). `results` are arguments that are not in its
+    payload: by name, the job or batch whose result each is, or several.
     """
 
     follows: str | None = None

@@ -6,6 +6,7 @@
        └────────────────────────────┘
          retry, snooze, return, recovery
 
+A job that waits may also be failed (rejected, expired), cancelled, or skipped with what it follows.
 An ending is written only if the job still runs with the same node and fence, so a late one has no effect.
 """
 
@@ -34,13 +35,17 @@ from headgate.jobs.outcome import (
 from headgate.jobs.retry import RetryPolicy
 
 FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
-    JobState.WAITING: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
+    JobState.WAITING: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.FAILED, JobState.SKIPPED}),
     JobState.RUNNING: frozenset({JobState.WAITING, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
     JobState.SUCCEEDED: frozenset(),
     JobState.FAILED: frozenset({JobState.WAITING}),
     JobState.CANCELLED: frozenset({JobState.WAITING}),
+    JobState.SKIPPED: frozenset(),
 }
-"""The states that may follow each state. Only an operator's retry leaves a final state; nothing leaves succeeded."""
+"""The states that may follow each state. Only an operator's retry leaves a final state.
+
+Nothing leaves succeeded. So nothing leaves skipped either: the end that the job needs cannot come any more.
+"""
 
 POISONOUS_AFTER = 3
 """A job is failed when this many of its running attempts have ended with a dead node."""

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+import msgspec
+
 from headgate.arguments import parse_seconds
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
@@ -20,7 +22,7 @@ OwnRetention = Duration | Mapping[str, Duration]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long jobs are kept after they have succeeded, failed or been cancelled (7 days each), in seconds.
+    """How long jobs are kept after they have succeeded, failed, been cancelled or skipped (7 days each), in seconds.
 
     It may be 0: a job is deleted by the next pruning, but not before the jobs that follow it have ended. A job is
     deleted with its attempts, its log lines and its audit entries. Audit entries of limits, queues and schedules are
@@ -30,6 +32,7 @@ class Retention:
     succeeded: float = 7 * DAY
     failed: float = 7 * DAY
     cancelled: float = 7 * DAY
+    skipped: float = 7 * DAY
     audit: float = 90 * DAY
 
     def __post_init__(self) -> None:
@@ -41,12 +44,12 @@ class Retention:
 
     def of(self, state: JobState) -> float:
         """Return the seconds for which a job in this final state is kept."""
-        return {JobState.SUCCEEDED: self.succeeded, JobState.FAILED: self.failed}.get(state, self.cancelled)
+        return float(getattr(self, state.value))
 
     @property
     def terms(self) -> RetentionTerms:
         """The same as it is stored with a job that has its own retention."""
-        return RetentionTerms(math.ceil(self.succeeded), math.ceil(self.failed), math.ceil(self.cancelled))
+        return RetentionTerms(*(math.ceil(getattr(self, state)) for state in RetentionTerms.__struct_fields__))
 
     @property
     def own_terms(self) -> RetentionTerms | None:
@@ -54,7 +57,8 @@ class Retention:
 
         Only the pruning of jobs with their own retention spares those that others still follow.
         """
-        return None if self.succeeded and self.failed and self.cancelled else self.terms
+        terms = self.terms
+        return terms if 0 in msgspec.structs.astuple(terms) else None
 
 
 DEFAULT_RETENTION = Retention()
@@ -73,7 +77,7 @@ def retention_of(given: Retention | Duration | Mapping[str, Duration]) -> Retent
             return Retention(**{name: _seconds(name, value) for name, value in given.items()})
         case _:
             seconds = _seconds("all jobs", given)
-            return Retention(seconds, seconds, seconds)
+            return Retention(seconds, seconds, seconds, seconds)
 
 
 def parse_retention(text: str) -> Retention:
@@ -96,7 +100,7 @@ def own_retention(given: OwnRetention, otherwise: RetentionTerms, where: str) ->
     """
     if not isinstance(given, Mapping):
         kept = _own_seconds(given, "retention", where)
-        return RetentionTerms(kept, kept, kept)
+        return RetentionTerms(kept, kept, kept, kept)
     states = RetentionTerms.__struct_fields__
     for state in given:
         if state not in states:

@@ -8,10 +8,14 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from headgate.clock import SECOND
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, draws_where, intersection, without
 from headgate.jobs.state import JobState
 
 T = TypeVar("T")
+
+CLAIM_TIME = SECOND
+"""How long a job whose limits open at the end of its `max_wait` may take to start after that (µs)."""
 
 
 class PermitTerms(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +43,8 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     """The terms of one job.
 
     `holds` has an entry for each draw, None for a rate; it is empty if no draw is on permits. A retry is not charged
-    for the draws in `free_retries`. `patience` is how long the job may wait (µs; 0: not at all). With `cancels` a
+    for the draws in `free_retries`. `patience` is how long the job may wait until it starts (µs; 0: not at all): its
+    `max_wait`, within which its limits have to open, and `CLAIM_TIME` for the claim after that. With `cancels` a
     rejected job is cancelled instead of failed. With `skips` it is cancelled if it is rejected or expires before an
     attempt was spent: an occurrence of a schedule that does not run is no failure.
     """
@@ -49,6 +54,11 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     patience: int | None = None
     cancels: bool = False
     skips: bool = False
+
+    @property
+    def max_wait(self) -> int:
+        """How long its limits may take to open (µs); 0: not at all, or without a bound."""
+        return max(0, (self.patience or 0) - CLAIM_TIME)
 
     @property
     def discards(self) -> bool:

@@ -16,6 +16,8 @@ from headgate.schedules.trigger import Trigger
 LATE = 60 * SECOND
 """An occurrence that is overdue for this long is a misfire (microseconds)."""
 
+DAY = 86400 * SECOND
+
 FARTHEST_INSTANT = 1 << 62
 """The bound of instants that fit a database."""
 
@@ -120,6 +122,33 @@ def skip_next(progress: ScheduleProgress, rules: ScheduleRules, trigger: Trigger
     if progress.next_at is None:
         return progress
     return replace(progress, next_at=_before(_after(trigger, progress.next_at), rules.until))
+
+
+def set_back(progress: ScheduleProgress, rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
+    """Return the progress of a schedule that a clock which was ahead has carried beyond now; else the progress itself.
+
+    No occurrence is fired or skipped before it is due, and no schedule is declared in the future. So a `last_at` or a
+    `started_at` beyond now proves that the clock has been set back. By up to two periods, or a day if that is less, the
+    schedule waits until then and repeats nothing. By more, it continues now.
+    """
+    following = _after(trigger, now)
+    second = None if following is None else _after(trigger, following)
+    period = DAY if following is None or second is None else second - following
+    accepted = now + max(LATE, min(2 * period, DAY))
+    last_at, started_at, next_at = progress.last_at, progress.started_at, progress.next_at
+    if max(started_at, last_at or 0) <= accepted:
+        return progress
+    latest = _latest(trigger, now)
+    if last_at is not None and last_at > accepted:
+        is_over = rules.max_runs is not None and progress.runs >= rules.max_runs
+        last_at, next_at = latest, None if is_over else _before(following, rules.until)
+    elif last_at is None and next_at is not None:
+        # Its first occurrence was computed from the wrong instant, unless it is one that the user requested.
+        next_at = now if rules.first_at == started_at else min(next_at, rules.first_at or following or next_at)
+    # The trigger counts from there as before.
+    return replace(
+        progress, started_at=min(started_at, now if latest is None else latest), next_at=next_at, last_at=last_at
+    )
 
 
 def occurrences_per_commit(jobs: int, schedules: int) -> int:

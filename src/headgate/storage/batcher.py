@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from headgate.errors import own_error
+
 W = TypeVar("W")
 
 Commit = Callable[[Sequence[W]], Awaitable[Sequence[Any]]]
@@ -15,7 +17,7 @@ class Batcher(Generic[W]):
     """Passes writes to `commit` in groups, at once when idle, and returns to each caller its own result.
 
     `commit` returns one result for each write, in order. A result that is an exception is raised for its caller only;
-    an exception that `commit` itself raises is raised for all callers of the group.
+    of an exception that `commit` itself raises, each caller of the group gets one of its own.
     """
 
     def __init__(self, commit: Commit[W], most: int = 1000) -> None:
@@ -63,7 +65,7 @@ class Batcher(Generic[W]):
         except BaseException as error:
             for _, done in group:
                 if not done.done():
-                    done.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+                    done.set_exception(own_error(error) if isinstance(error, Exception) else asyncio.CancelledError())
             if not isinstance(error, Exception):
                 raise
             return

@@ -34,7 +34,7 @@ def choose_storage(
             'database, too: Headgate("postgresql://host/database", pool=…)'
         )
     if not isinstance(url, str):
-        raise DeclarationError(f"storage URL {url!r:.80} is not text; pass a store of your own as Headgate(storage=…)")
+        raise DeclarationError(f"storage URL {url!r:.80} is not text; use sqlite:///path or postgresql://host/database")
     scheme, separator, path = url.partition("://")
     match scheme if separator else "":
         case "memory":
@@ -83,7 +83,7 @@ def _postgres(
 
 
 def address_of(url: str | None, storage: Store) -> StoreAddress:
-    """Return the address of a store. A store that was passed without a `url` is shown by the name of its class."""
+    """Return the address of a store. One without a `url` is shown by the name of its class."""
     if storage.driver.file is not None:
         return address_of_file(storage.driver.file)
     return StoreAddress(type(storage).__name__ if url is None else displayed_url(url))

@@ -129,9 +129,12 @@ class LaneVisit:
 class ClaimPlan:
     """One claim at one instant: `now` in wall time, `limit_now` in limit time."""
 
-    def __init__(self, claim: Claim, now: int, limit_now: int, newest: Mapping[str, str]) -> None:
+    def __init__(
+        self, claim: Claim, now: int, limit_now: int, newest: Mapping[str, str], passed: Mapping[str, int]
+    ) -> None:
         self.claim = claim
         self.newest = newest
+        self._passed = passed
         self.known = claim.known(newest)
         """The gates of jobs that may start on this node."""
         self.rooms = claim.rooms
@@ -164,7 +167,7 @@ class ClaimPlan:
 
     def at(self, now: int, limit_now: int) -> ClaimPlan:
         """Return the same plan at a later instant, for a store that waits for locks before it reads the lanes."""
-        later = ClaimPlan(self.claim, now, limit_now, self.newest)
+        later = ClaimPlan(self.claim, now, limit_now, self.newest, self._passed)
         later.unknown, later.gate_mismatches = self.unknown, self.gate_mismatches
         later.has_unknown_lanes, later._page_was_full = self.has_unknown_lanes, self._page_was_full
         later._lowest_turns, later._outside, later.groups = self._lowest_turns, self._outside, self.groups
@@ -300,8 +303,8 @@ class ClaimPlan:
         lowest = None if row.group_id is None else self.groups[row.group_id].first
         if lowest is None:
             known = None if row.group_id is not None else self._lowest_turns.get(row.queue)
-            # In an empty line, not below the present time: claims may have passed those places.
-            lowest = known or max(row.turn or 0, self.limit_now)
+            # In an empty line it keeps its turn: those that wait for one bucket keep their order.
+            lowest = known or max(row.turn or self.limit_now, self._passed.get(row.queue, 0))
         if row.turn is None:
             return first_turn(lowest)
         return returning_turn(row.turn, lowest) if row.id in self._outside else row.turn
@@ -337,8 +340,7 @@ class ClaimPlan:
                     group.step = order.step(draw.key) if order is not None else STEP
             if group.first is None:
                 # None of its lanes is in line.
-                lowest = self._lowest_turns.get(row.queue)
-                group.turn = returning_turn(group.turn, self.limit_now if lowest is None else lowest)
+                group.turn = returning_turn(group.turn, self._lowest_turns.get(row.queue, group.turn))
             if row.group_most and read[row.group_id] >= row.group_most:
                 group.is_complete = False
 
@@ -577,7 +579,7 @@ class ClaimPlan:
             assert closed is not None
             assert visit.view is not None
             opens_at = self._in_wall_time(visit.view.opens_at)
-            yield head, head.terms.rejected_as(head.attempt), rejection_error(closed.draw, opens_at, 0)
+            yield head, head.terms.rejected_as(head.attempt), rejection_error(closed.draw, opens_at, None)
         if visit.view is not None and visit.view.failed is not None:
             # A limit was lowered below the cost of a job, so the job would wait for ever.
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)

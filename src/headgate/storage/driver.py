@@ -6,17 +6,19 @@ rows where several clients write at once. Where there is only one writer, a proc
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
+from headgate.arguments import unstorable
 from headgate.clock import Clock
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
-from headgate.storage.facts import StoreFacts
+from headgate.storage.facts import IndexFacts, StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.stored_rows import RowDecoder
 
@@ -200,6 +202,10 @@ class Driver(ABC):
         """As `Store.facts`."""
 
     @abstractmethod
+    async def check_indexes(self) -> IndexFacts:
+        """As `Store.check_indexes`."""
+
+    @abstractmethod
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
         """Run a procedure that only reads. It may run again after a lost connection."""
 
@@ -256,6 +262,25 @@ class Driver(ABC):
     @abstractmethod
     async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
         """As `Store.finish`."""
+
+
+@contextlib.contextmanager
+def refusing_unstorable() -> Iterator[None]:
+    """Raise DeclarationError instead of the driver's own error about a text that no database can hold.
+
+    Calls that make something check the text before; this is for the others, of which each passes a text to look for.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, UnicodeEncodeError):
+                raise unstorable(f"{cause.object!r:.80} has half of a surrogate pair") from error
+            if getattr(cause, "sqlstate", None) == "22021":
+                raise unstorable("a text that was passed has NUL") from error
+            cause = cause.__cause__
+        raise
 
 
 def has_woken(wakes: Wakes, result: Any) -> bool:

@@ -29,17 +29,17 @@ EXPIRED_ERROR = JobError(type="headgate.errors.JobExpired", message="the job was
 REJECTED = "headgate.errors.LimitRejected"
 
 
-def rejection_error(draw: Draw | None, opens_at: int | None, patience: int) -> JobError:
+def rejection_error(draw: Draw | None, opens_at: int | None, terms: GateTerms | None) -> JobError:
     """Return the error of a job that waited for its limits longer than allowed; `opens_at` is wall time, if known."""
     waited_for = "its limits" if draw is None else f"key {draw.key!r} of limit {draw.limit!r}"
     until = "" if opens_at is None else f" until {to_datetime(opens_at):%Y-%m-%d %H:%M:%S} UTC"
-    if patience == 0:
+    if terms is None or not terms.patience:
         option = "on_limit"
         said = f"{waited_for} had nothing left{until}, and on_limit does not let the job wait"
     else:
         option = "max_wait"
         kept = "kept" if opens_at is None else "would keep"
-        said = f"{waited_for} {kept} the job waiting{until}, longer than its max_wait of {patience / SECOND:g} s"
+        said = f"{waited_for} {kept} the job waiting{until}, longer than its max_wait of {terms.max_wait / SECOND:g} s"
     data: dict[str, str | int | None] = {"opens_at": opens_at, "option": option}
     if draw is not None:
         data |= {"limit": draw.limit, "key": draw.key}
@@ -60,7 +60,7 @@ def late_ending(
     """
     if terms is None or give_up_at is None or (expires_at is not None and expires_at <= min(now, give_up_at)):
         return JobState.FAILED if terms is None else terms.expires_as(attempts), EXPIRED_ERROR
-    return terms.rejected_as(attempts), rejection_error(behind, None, terms.patience or 0)
+    return terms.rejected_as(attempts), rejection_error(behind, None, terms)
 
 
 class DroppedRow(msgspec.Struct):

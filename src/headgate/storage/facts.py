@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -73,6 +74,20 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True, tag="postgresql",
     fsync: bool
     synchronous_commit: str
     tables: Sequence[TableFacts]
+
+
+class Contradiction(NamedTuple):
+    """What is damaged in a store, and what to do about it."""
+
+    seen: str
+    advice: str = "report it, with the release and what happened before"
+
+
+class IndexFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether indexes have the rows of their tables; `unchecked` is why that is not known, and how it can be."""
+
+    contradictions: tuple[Contradiction, ...] = ()
+    unchecked: Contradiction | None = None
 
 
 StoreFacts = MemoryFacts | SqliteFacts | PostgresFacts

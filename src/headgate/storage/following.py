@@ -9,10 +9,9 @@ from typing import NamedTuple
 from headgate.errors import IllegalTransition, LeaderNotFound, LeaderNotRetried
 from headgate.jobs.batch import NewBatch, ended_as
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import JobError, JobState, NewJob
+from headgate.jobs.job import JobError, JobState, NewJob, Origin
 
 LEADER_NOT_SUCCEEDED = "LeaderNotSucceeded"
-LEADER_SUCCEEDED = "LeaderSucceeded"
 
 
 FOLLOWERS_AT_ONCE = 1000
@@ -147,18 +146,20 @@ def leader_error(leader: str, ended: JobState, cause: LeaderError | None = None)
     )
 
 
-def not_needed_error(leader: str) -> JobError:
-    """Return the error of a job that is cancelled because its leader succeeded, and it runs only otherwise."""
-    return JobError(
-        type=LEADER_SUCCEEDED,
-        message=f"it runs only if {leader}, which it follows, does not succeed, and that succeeded",
-        data={"leader": leader, "ended": JobState.SUCCEEDED.value},
-    )
+def skipped_because(origin: Origin | None) -> str:
+    """Return why a job of this origin was skipped; None: it cannot be read."""
+    return "it was not needed" if origin is None else _unneeded(origin.follows, origin.on)
+
+
+def _unneeded(leader: str | None, on: str) -> str:
+    if on == "failure":
+        return f"it runs only if {leader}, which it follows, fails or is cancelled"
+    return f"it follows {leader}, which was skipped"
 
 
 def not_succeeded(ends: Mapping[str, JobState | None]) -> list[str]:
-    """Return those of these leaders that are final and did not succeed, in the order of their ids."""
-    return sorted(id for id, end in ends.items() if end is not None and end is not JobState.SUCCEEDED)
+    """Return those of these leaders that failed or were cancelled, in the order of their ids."""
+    return sorted(id for id, end in ends.items() if end is not None and end.is_failure)
 
 
 def not_retried(job_id: str, leader: str, ended: JobState, cause: LeaderError | None) -> LeaderNotRetried:
@@ -171,21 +172,23 @@ def not_retried(job_id: str, leader: str, ended: JobState, cause: LeaderError | 
     )
 
 
-def not_needed(job_id: str, leader: str) -> IllegalTransition:
-    """Return the error for retrying a job that runs only if its leader does not succeed, after that succeeded."""
-    return IllegalTransition(
-        f"job {job_id} runs only if {leader}, which it follows, does not succeed, and that succeeded"
-    )
+def not_needed(job_id: str, leader: str, on: str) -> IllegalTransition:
+    """Return the error for retrying a job that is not needed after the end of its leader."""
+    return IllegalTransition(f"job {job_id} is not needed: {_unneeded(leader, on)}")
 
 
 def may_run_after(on: str, ended: JobState) -> bool:
     """Whether a follower may run after its leader has ended so; `on` is the outcome that it needs."""
-    return on == "final" or (ended is JobState.SUCCEEDED) == (on == "success")
+    return on == "final" or (ended.is_failure if on == "failure" else ended is JobState.SUCCEEDED)
 
 
-def unrun_error(on: str, leader: str, ended: JobState, cause: LeaderError | None = None) -> JobError:
-    """Return the error of a job that may not run after its leader has ended so."""
-    return not_needed_error(leader) if on == "failure" else leader_error(leader, ended, cause)
+def unrun_state(ended: JobState) -> JobState:
+    """Return the final state of a follower that may not run after its leader has ended so.
+
+    It is cancelled if something went wrong, so that somebody has to act: the leader failed or was cancelled. Otherwise
+    it is skipped, because it is not needed.
+    """
+    return JobState.CANCELLED if ended.is_failure else JobState.SKIPPED
 
 
 def depths(order: Iterable[tuple[str, str]]) -> dict[str, int]:
@@ -297,10 +300,11 @@ class _Ends:
                     continue
                 counted = self.counted[counting]
                 counted.append(state)
-                if state is not JobState.SUCCEEDED:
+                if state.is_failure:
                     self._note_cause(self.batches[counting], id, state)
                 if len(counted) == self.batches[counting].total and not self.batches[counting].grows:
-                    left.append((counting, _batch_end(counted), self.batches[counting].batch))
+                    end = ended_as(*batch_count(counting, counted)[1:])
+                    left.append((counting, end, self.batches[counting].batch))
 
     def _note_cause(self, batch: NewBatch, member: str, state: JobState) -> None:
         cause = self.causes.get(member)
@@ -333,11 +337,8 @@ def _place(job: NewJob, ended: _Ends) -> FollowerPlacement:
         return FollowerPlacement(JobState.WAITING, is_blocked=True)
     if may_run_after(on, end):
         return FollowerPlacement(JobState.WAITING)
-    return FollowerPlacement(JobState.CANCELLED, error=unrun_error(on, leader, end, ended.causes.get(leader)))
-
-
-def _batch_end(states: Sequence[JobState]) -> JobState:
-    return ended_as(states.count(JobState.FAILED), states.count(JobState.CANCELLED))
+    error = leader_error(leader, end, ended.causes.get(leader)) if end.is_failure else None
+    return FollowerPlacement(unrun_state(end), error=error)
 
 
 class BatchCount(NamedTuple):
@@ -347,17 +348,13 @@ class BatchCount(NamedTuple):
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.succeeded + self.failed + self.cancelled
+    skipped: int = 0
 
 
 def batch_count(id: str, states: Sequence[JobState]) -> BatchCount:
     """Return what members that ended in these states add to the counts of a batch."""
-    return BatchCount(
-        id, states.count(JobState.SUCCEEDED), states.count(JobState.FAILED), states.count(JobState.CANCELLED)
-    )
+    ends = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED)
+    return BatchCount(id, *(states.count(state) for state in ends))
 
 
 def batch_counts(ended: Iterable[tuple[str | None, JobState]]) -> list[BatchCount]:

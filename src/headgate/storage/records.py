@@ -151,6 +151,19 @@ class Amendment(msgspec.Struct, frozen=True, array_like=True):
     is_refused: bool = False
 
 
+class StartMove(msgspec.Struct, frozen=True, array_like=True):
+    """A claimed job that is about to start later than it was charged, with the buckets and the costs of its start.
+
+    It counts from `ahead` microseconds after the instant at which the store moves it.
+    """
+
+    id: str
+    fence: int
+    draws: Sequence[Draw]
+    costs: Sequence[int]
+    ahead: int = 0
+
+
 class NodeSetting(msgspec.Struct, frozen=True):
     """What a node is set to do: at its start, and later by operators.
 
@@ -248,6 +261,7 @@ class QueueCounts(msgspec.Struct, frozen=True, array_like=True):
     succeeded: int
     failed: int
     cancelled: int
+    skipped: int = 0
 
 
 class QueueRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -354,7 +368,7 @@ JobView = Literal["scheduled", "throttled", "ready", "blocked"]
 CountedView = Literal["scheduled", "throttled", "ready", "blocked", "running"]
 """The same for counts, which may include running jobs."""
 
-FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+FINAL_STATES = frozenset(state for state in JobState if state.is_final)
 
 
 class JobName(msgspec.Struct, frozen=True):
@@ -445,6 +459,14 @@ class WaitingByLimit(msgspec.Struct, frozen=True):
 
     counts: Sequence[LimitWaiting]
     is_exact: bool
+
+
+class LimitFigures(msgspec.Struct, frozen=True, array_like=True):
+    """How many keys of a limit have a stored state, and how many starts since an instant were not charged to it."""
+
+    limit: str
+    keys: int
+    unlimited: int
 
 
 class TiedJob(msgspec.Struct, frozen=True):

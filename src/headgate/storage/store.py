@@ -31,7 +31,7 @@ from headgate.jobs.report import AttemptReport, LogLine
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.driver import Driver, ReadKind
-from headgate.storage.facts import StoreFacts
+from headgate.storage.facts import Contradiction, IndexFacts, StoreFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
@@ -77,6 +77,7 @@ from headgate.storage.records import (
     JobGraph,
     JobName,
     JobPage,
+    LimitFigures,
     NodeRecord,
     NodeSetting,
     QueueCounts,
@@ -84,6 +85,7 @@ from headgate.storage.records import (
     QueueRecord,
     RecordedStart,
     Recovered,
+    StartMove,
     StoredError,
     Ties,
     Upkeep,
@@ -233,6 +235,19 @@ class Store:
         refunds = any(amendment.actual < amendment.cost for amendment in amendments)
         await self.driver.write(
             lambda tx: limits.amend(tx, amendments, rules, self.driver.live), wakes=refunds, has_rows=True
+        )
+
+    async def move_starts(
+        self, node: str, starts: Sequence[StartMove], rules: Mapping[str, AnyRule]
+    ) -> Mapping[tuple[str, int], int]:
+        """Count jobs that the node is about to start from now on, in their buckets and their rows.
+
+        Returns, by id and fence, the limit time at which each counts. Left out and unchanged are jobs that the node no
+        longer owns under that fence, jobs that another transaction has locked, and jobs whose charge may have made room
+        for others by now. A repeated move counts the start once, at the later instant.
+        """
+        return await self.driver.write(
+            lambda tx: limits.move_starts(tx, node, starts, rules, self.driver.live), has_rows=True
         )
 
     async def cancel(
@@ -537,6 +552,13 @@ class Store:
         """Return how many keys of each limit have a stored state; limits without are left out. It reads all of them."""
         return await self.driver.read(listing.keys_by_limit, "scan")
 
+    async def limit_figures(self, limits: Sequence[str], *, step: int, since: int, most: int) -> Sequence[LimitFigures]:
+        """Return figures of these limits, by name: their keys, counted to `most`, and what was not charged since then.
+
+        `since` is the beginning of a step of `step` seconds of the history.
+        """
+        return await self.driver.read(lambda tx: listing.limit_figures(tx, limits, step, since, most), "scan")
+
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
         """Store starts that were fetched from another store, in place of earlier ones, and wake the lanes behind."""
         await self.driver.write(lambda tx: limits.deposit(tx, deposits), wakes=True)
@@ -637,6 +659,19 @@ class Store:
             lambda tx: listing.gated_jobs(tx, tasks, unknown_to, other_than, ids, after, count), kind
         )
 
+    async def failed_holders(
+        self, tasks: frozenset[str], *, other_than: KnownGates, after: str = "", count: int = 100
+    ) -> Sequence[GatedJob]:
+        """Return failed jobs of these tasks that hold permits and carry other gates than these, by id."""
+        return await self.driver.read(lambda tx: listing.failed_holders(tx, tasks, other_than, after, count), "list")
+
+    async def release_failed(self, jobs: Sequence[GateChange]) -> int:
+        """Release the permits that failed jobs would not keep under their new draws and terms; return of how many.
+
+        The jobs themselves stay as they are.
+        """
+        return await self.driver.write(lambda tx: waiting.release_failed(tx, jobs), wakes=True, is_atomic=False)
+
     async def change_gates(self, jobs: Sequence[GateChange]) -> int:
         """Move jobs that are still waiting to the lanes of their new draws. Returns how many were moved.
 
@@ -717,6 +752,20 @@ class Store:
         """Return schedules due before then and not paused, of other tasks than these or in `unable`."""
         return await self.driver.read(
             lambda tx: schedules.overdue_schedules(tx, before, tasks, unable, count), "engine"
+        )
+
+    async def schedules_ahead(
+        self,
+        tasks: frozenset[str],
+        *,
+        after: int,
+        unable: frozenset[str] = frozenset(),
+        beyond: str = "",
+        count: int = 100,
+    ) -> Sequence[ScheduleRecord]:
+        """Return schedules of these tasks that were declared or had an occurrence after then, by name, `beyond` one."""
+        return await self.driver.read(
+            lambda tx: schedules.schedules_ahead(tx, after, tasks, unable, beyond, count), "engine"
         )
 
     async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
@@ -811,6 +860,13 @@ class Store:
                 lambda tx: nodes.recover(tx, node, beat, held), wakes=lambda recovered: recovered is not None
             )
         )
+
+    async def add_missing_nodes(self) -> int:
+        """Add the nodes that running jobs name and that are not there, as dead ones; `recover` takes their jobs back.
+
+        Returns how many.
+        """
+        return await self.driver.write(nodes.add_missing_nodes, is_atomic=False, may_repeat=True)
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         """End up to `count` waiting jobs whose `expires_at` or `give_up_at` has passed."""
@@ -984,9 +1040,16 @@ class Store:
         """Return facts about the store and the machine that it runs on."""
         return await self.driver.facts()
 
-    async def check(self) -> Sequence[str]:
-        """Return a sentence for each contradiction between jobs, lanes and buckets."""
-        return await self.driver.read(upkeep.check, "scan")
+    async def check(self, declared: Mapping[str, AnyRule] | None = None) -> Sequence[Contradiction]:
+        """Return the contradictions between jobs, nodes, lanes and buckets, and rows that do not agree with themselves.
+
+        The states of buckets are read by the rules of their limits: those set at run time, else those `declared`.
+        """
+        return await self.driver.read(lambda tx: upkeep.check(tx, declared or {}), "scan")
+
+    async def check_indexes(self) -> IndexFacts:
+        """Return whether indexes have the rows of their tables; all tables and indexes are read for it."""
+        return await self.driver.check_indexes()
 
 
 def _kind(filter: JobFilter) -> ReadKind:

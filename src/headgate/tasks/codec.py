@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from headgate.errors import DeclarationError, PayloadError
+from headgate.errors import USER_CODE_ERRORS, DeclarationError, PayloadError
 from headgate.jobs.encoded import FOLDER, is_encoded, read_encoded, write_encoded
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -118,10 +118,10 @@ class Codecs:
 def _called(function: Callable[[bytes], bytes], data: bytes, problem: str) -> bytes:
     try:
         returned: Any = function(data)
-    except Exception as error:
+    except USER_CODE_ERRORS as error:
         try:
             message = str(error)
-        except Exception:  # the error's own code may fail, too
+        except USER_CODE_ERRORS:  # the error's own code may fail, too
             message = ""
         raise PayloadError(f"{problem}: {type(error).__name__}{message and ': '}{message}") from error
     if not isinstance(returned, bytes):

@@ -44,8 +44,8 @@ class ChainPlan(Generic[R_co]):
     async def enqueue(self) -> Chain[R_co]:
         """Store all jobs in one commit; each is blocked until the step before it has succeeded.
 
-        When one fails or is cancelled, those after it are cancelled. Raises what `Task.enqueue` raises, and
-        DeclarationError for calls of several apps.
+        When a step fails or is cancelled, those after it are cancelled. When a step is skipped, those after it are
+        skipped. Raises what `Task.enqueue` raises, and DeclarationError for calls of several apps.
         """
         client, builder = _new_builder(self)
         last = builder.add(self, NOTHING)

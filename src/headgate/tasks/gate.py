@@ -12,7 +12,7 @@ from headgate.arguments import LARGEST_COUNT
 from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
 from headgate.jobs.draw_set import draws_where
 from headgate.jobs.job import Draw
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.terms import CLAIM_TIME, GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.described_callable import described_callable
 from headgate.limits.key import (
@@ -284,6 +284,7 @@ def _terms(
         return None
     # If one limit cancels and another discards, the job fails: a failure is reported, a cancellation is not.
     no_wait = [limit.wait_terms.on_limit for limit in limits if limit.patience == 0]
+    patience = patience and patience + CLAIM_TIME
     return GateTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"})
 
 

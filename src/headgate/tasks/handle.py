@@ -31,17 +31,17 @@ class JobProgress:
 class JobStatus:
     """A job as it is now. Instants are aware UTC datetimes.
 
-    `state` is waiting, running, succeeded, failed or cancelled. While the job waits behind a closed limit, `waits_for`
-    is that limit, as (limit, key), and `throttled_until` is when it opens (None: when a permit comes back). For a
-    waiting job with limits, `position` is how many starts of its lane it is away (1 is next; None beyond 100,000),
-    `predicted_start` is when its limits will let it start if nothing changes (None if that depends on others, as on the
-    turns of a fair queue), and `lane_waiting` is how many jobs wait in the same lane, this one included. A waiting job
-    whose `run_at` is ahead is `is_scheduled`. `progress` is what its handler reported last. A job that `is_blocked`
-    waits until the job or batch that it `follows` (an id) is final; it is in no lane before that. `enqueued_by` is the
-    process that enqueued it, as `host:pid`, or the node of its schedule. `deferrals` is how many of its starts a limit
-    delayed, without a wait that still lasts. `tags` are those of its task and its call, `annotations` what its handler
-    has noted. `unreadable` names the parts of its stored row that cannot be read, with the reason: its attempts fail
-    with a `PayloadError` until they are repaired.
+    `state` is waiting, running, succeeded, failed, cancelled or skipped. While the job waits behind a closed limit,
+    `waits_for` is that limit, as (limit, key), and `throttled_until` is when it opens (None: when a permit comes back).
+    For a waiting job with limits, `position` is how many starts of its lane it is away (1 is next; None beyond
+    100,000), `predicted_start` is when its limits will let it start if nothing changes (None if that depends on others,
+    as on the turns of a fair queue), and `lane_waiting` is how many jobs wait in the same lane, this one included. A
+    waiting job whose `run_at` is ahead is `is_scheduled`. `progress` is what its handler reported last. A job that
+    `is_blocked` waits until the job or batch that it `follows` (an id) is final; it is in no lane before that.
+    `enqueued_by` is the process that enqueued it, as `host:pid`, or the node of its schedule. `deferrals` is how many
+    of its starts a limit delayed, without a wait that still lasts. `tags` are those of its task and its call,
+    `annotations` what its handler has noted. `unreadable` names the parts of its stored row that cannot be read, with
+    the reason: its attempts fail with a `PayloadError` until they are repaired.
     """
 
     id: str
@@ -154,8 +154,8 @@ class Job(Generic[R_co]):
         """Wait until the job has succeeded, and return what its handler returned.
 
         Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: no timeout). Raises JobFailed,
-        JobCancelled, TimeoutError, JobNotFound; PayloadError for a result that another release has stored and that does
-        not fit the current annotation.
+        JobCancelled, JobSkipped, TimeoutError, JobNotFound; PayloadError for a result that another release has stored
+        and that does not fit the current annotation.
         """
         result: R_co = await self._client.job_result(self.id, wait_seconds(timeout, "job.result"))
         return result

@@ -10,7 +10,7 @@ from typing import Any, NotRequired, Self, TypedDict
 
 import msgspec
 
-from headgate.errors import DeclarationError, PayloadError
+from headgate.errors import USER_CODE_ERRORS, DeclarationError, PayloadError
 from headgate.jobs.encoded import is_encoded
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.tasks.annotations import annotations_of
@@ -152,7 +152,7 @@ class PayloadType:
         given = self.bind(args, kwargs)
         try:
             payload = to_sorted_json(given) if is_declared else to_json(given)
-        except Exception as error:  # the code of a model or a class can raise anything
+        except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             raise self._unwritable_argument(given, error) from None
         if len(payload) > self._max_payload:
             raise PayloadError(
@@ -163,7 +163,7 @@ class PayloadType:
             raise PayloadError(f"the arguments of {self._where} are nested too deeply, over {MAX_DEPTH} levels")
         try:
             back = self._read_back(payload)
-        except Exception as error:  # here too
+        except USER_CODE_ERRORS as error:  # here too
             raise PayloadError(self._mismatch(error)) from None
         if self._untyped or not equal(given, back):
             self._require_survival(given, back)
@@ -186,7 +186,7 @@ class PayloadType:
         payload = self._codecs.decode(payload, self._arguments_text)
         try:
             given = decoder(TypedDict("Payload", self._kinds, total=False)).decode(payload)  # type: ignore[operator]
-        except Exception as error:  # the code of a model or a class can raise anything
+        except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             raise PayloadError(self._mismatch(error)) from None
         return KnownArguments({**self._defaults, **given}, frozenset(later))
 
@@ -199,7 +199,7 @@ class PayloadType:
             payload = self._codecs.decode(payload, self._arguments_text)
         try:
             decoded = self._decode(payload)
-        except Exception as error:  # the code of a model or a class can raise anything
+        except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             decoded = self._upgraded(payload, error)
         return self._as_call(decoded)
 
@@ -220,7 +220,7 @@ class PayloadType:
             raise PayloadError(f"{self._where} lacks argument {missing}")
         try:
             return self._as_call(self._decode(text))
-        except Exception as error:  # the code of a model or a class can raise anything
+        except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             raise PayloadError(self._mismatch(error)) from None
 
     def _as_call(self, decoded: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -240,7 +240,7 @@ class PayloadType:
         """Return a call of `decode` or `as_call` as arguments by name."""
         return {**dict(zip(self._positional_only, positional, strict=False)), **named}
 
-    def _upgraded(self, payload: str, misfit: Exception) -> Any:
+    def _upgraded(self, payload: str, misfit: BaseException) -> Any:
         """Return the arguments that the task's own upgrade makes of a payload that does not fit."""
         if is_encoded(payload):
             # Without codecs, only a payload that does not fit is looked at.
@@ -255,7 +255,7 @@ class PayloadType:
             if not isinstance(stored, dict):
                 raise TypeError(f"the stored arguments are not a JSON object: {self._shown(stored)}")
             return self._decode(to_json(self._upgrade(stored)))
-        except Exception as error:
+        except USER_CODE_ERRORS as error:
             raise PayloadError(
                 f"the stored arguments of {self._where} do not fit its signature ({self._message(misfit)}), and its "
                 f"upgrade does not help: {type(error).__name__}: {self._message(error)}; after a fix, "
@@ -292,7 +292,7 @@ class PayloadType:
             return "null"
         try:
             encoded = to_json(result)
-        except Exception as error:  # the code of a model or a class can raise anything
+        except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             path, cause = unwritable_part(result, "it") or ("it", error)
             raise PayloadError(
                 f"what {self._where} returned cannot be stored as JSON: {self._at(path, 'it')}{self._message(cause)}"
@@ -328,7 +328,7 @@ class PayloadType:
             return self._result.decode(self._codecs.decode(result, self._result_text))
         except PayloadError:
             raise
-        except Exception as error:  # the code of a model or a class can raise anything
+        except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             raise PayloadError(
                 f"what {self._where} returned does not fit its annotation: {self._message(error)}"
             ) from None
@@ -368,7 +368,7 @@ class PayloadType:
             f".using({using}).enqueue({', '.join(given)})"
         )
 
-    def _unwritable_argument(self, given: Mapping[str, Any], error: Exception) -> PayloadError:
+    def _unwritable_argument(self, given: Mapping[str, Any], error: BaseException) -> PayloadError:
         """Return an error that names the argument that cannot be stored, and the part of it."""
         for name, value in given.items():
             if results_in(value):
@@ -385,7 +385,7 @@ class PayloadType:
                 )
         return PayloadError(f"the arguments of {self._where} cannot be stored as JSON: {self._message(error)}")
 
-    def _mismatch(self, error: Exception) -> str:
+    def _mismatch(self, error: BaseException) -> str:
         """Return which argument does not fit its annotation, and which part of it."""
         found = _MISFIT.fullmatch(str(error)) if isinstance(error, msgspec.ValidationError) else None
         if found is None:
@@ -419,7 +419,7 @@ class PayloadType:
             return
         try:
             back = self._result.decode(encoded)
-        except Exception as error:  # the code of a model or a class can raise anything
+        except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             raise PayloadError(
                 f"what {self._where} returned does not fit its annotation: {self._message(error)}"
             ) from None
@@ -441,7 +441,7 @@ class PayloadType:
         """Return where in an argument the problem is; empty if it is the argument itself, or the path has values."""
         return "" if path == name or self.hides_values else f"at {path}: "
 
-    def _message(self, error: Exception) -> str:
+    def _message(self, error: BaseException) -> str:
         if isinstance(error, RecursionError):
             return "it is nested too deeply"
         if not self._is_harmless(error):
@@ -452,7 +452,7 @@ class PayloadType:
             # The error's own code may fail, too.
             return type(error).__name__
 
-    def _is_harmless(self, error: Exception) -> bool:
+    def _is_harmless(self, error: BaseException) -> bool:
         """Return whether the text of an error may be shown: whether values may be, or it has only types and names."""
         return not self.hides_values or (
             isinstance(error, msgspec.ValidationError) and str(error).startswith(_WITHOUT_VALUES)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from headgate.errors import USER_CODE_ERRORS
 from headgate.tasks.values import to_json
 
 MAX_DEPTH = 100
@@ -30,7 +31,7 @@ def equal(before: Any, after: Any) -> bool:
     """Return whether two values compare as equal; False if they cannot be compared."""
     try:
         return bool(before == after)
-    except Exception:  # their own comparison can raise anything
+    except USER_CODE_ERRORS:  # their own comparison can raise anything
         return False
 
 
@@ -45,13 +46,13 @@ def first_difference(before: Any, after: Any, *, loose: bool = False, path: str 
     return next((difference for difference in found if difference is not None), None)
 
 
-def unwritable_part(value: Any, path: str = "") -> tuple[str, Exception] | None:
+def unwritable_part(value: Any, path: str = "") -> tuple[str, BaseException] | None:
     """Return the innermost part of a value without a JSON form, and why; None if all of it has one."""
     try:
         to_json(value)
     except RecursionError as error:
         return path, error
-    except Exception as error:  # the code of a model or a class can raise anything
+    except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
         inner = (unwritable_part(part, path + step) for step, part in _parts(value))
         return next((found for found in inner if found is not None), (path, error))
     return None

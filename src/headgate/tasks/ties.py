@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from headgate.clock import Duration, to_datetime
+from headgate.errors import JobSkipped
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobState
 from headgate.tasks.handle import Job, wait_seconds
@@ -26,9 +28,9 @@ class BatchStatus:
     """A batch as it is now. Instants are aware UTC datetimes.
 
     `pending` of its `total` members are not final: its jobs, and the batches in it, each as one. `state` is None while
-    any is pending; then it is succeeded if all have succeeded, failed if one has failed, else cancelled. A retried job
-    makes the batch pending again. `batch` is the id of the batch that it is in, `schedule` the name of the schedule of
-    which it is an occurrence.
+    any is pending; then it is failed if one has failed, else cancelled if one was cancelled, else succeeded. Skipped
+    members change nothing, but the batch is skipped if all are. A retried job makes the batch pending again. `batch` is
+    the id of the batch that it is in, `schedule` the name of the schedule of which it is an occurrence.
     """
 
     id: str
@@ -38,6 +40,7 @@ class BatchStatus:
     succeeded: int
     failed: int
     cancelled: int
+    skipped: int
     enqueued_at: datetime
     finished_at: datetime | None
     batch: str | None = None
@@ -54,6 +57,7 @@ def batch_status(record: BatchRecord) -> BatchStatus:
         succeeded=record.succeeded,
         failed=record.failed,
         cancelled=record.cancelled,
+        skipped=record.skipped,
         enqueued_at=to_datetime(record.enqueued_at),
         finished_at=None if record.finished_at is None else to_datetime(record.finished_at),
         batch=record.batch,
@@ -105,9 +109,16 @@ class Batch:
         return await self._client.add_to_batch(self.id, calls)
 
     async def result(self, timeout: Duration | None = None) -> list[Any]:
-        """Wait for all jobs and return their results, in order. Raises as `Job.result` for the first without one."""
+        """Wait for all jobs and return their results, in order, without those of jobs that were skipped.
+
+        Raises as `Job.result` for the first job that failed or was cancelled.
+        """
         await self.wait(timeout)
-        return [await job.result() for job in await self._stored_jobs()]
+        results = []
+        for job in await self._stored_jobs():
+            with contextlib.suppress(JobSkipped):
+                results.append(await job.result())
+        return results
 
     async def cancel(self) -> int:
         """Cancel its jobs, those of the batches in it, and what follows it; return how many were not final.
@@ -137,7 +148,7 @@ class Chain(Generic[R_co]):
     async def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the last step and return its result; for a batch, those of its jobs.
 
-        Raises JobCancelled if a step before it did not succeed, and what `Job.result` raises.
+        Raises JobCancelled or JobSkipped if a step before it did not succeed, and what `Job.result` raises.
         """
         result: Any = await self.last.result(timeout)
         return cast(R_co, result)

@@ -1,12 +1,6 @@
-"""The tests that every store has to pass; each attacks one promise of the Storage protocol.
+"""The tests that a store has to pass with each driver; each attacks one promise of `headgate.storage.store.Store`.
 
-    class TestMyStorage(StorageConformance):
-        @pytest_asyncio.fixture
-        async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
-            storage = MyStorage(clock)
-            await storage.open()
-            yield storage
-            await storage.close()
+A subclass of `StorageConformance` has a fixture `storage` that yields an open store and closes it.
 
 Time stands still unless a test moves it. After each test the store's own `check()` has to find nothing.
 """

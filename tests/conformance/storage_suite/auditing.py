@@ -275,7 +275,7 @@ class AuditingConformance(Conformance):
     async def test_a_job_with_its_own_retention_is_pruned_by_that(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        own = JobOptions(retention=RetentionTerms(succeeded=0, failed=60, cancelled=None))
+        own = JobOptions(retention=RetentionTerms(succeeded=0, failed=60, cancelled=None, skipped=None))
         succeeded, failed, cancelled, running = await store_user.add(4, options=own)
         (usual,) = await store_user.add()
         jobs = {job.id: job for job in await store_user.take(5)}
@@ -307,7 +307,7 @@ class AuditingConformance(Conformance):
     async def test_a_job_is_not_pruned_by_its_own_retention_before_those_that_may_read_its_result(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        own = JobOptions(retention=RetentionTerms(0, 0, 0))
+        own = JobOptions(retention=RetentionTerms(0, 0, 0, 0))
         first = store_user.new(options=own)
         part = replace(store_user.new(options=own), origin=Origin(batch="some-batch"))
         followers = [

@@ -32,18 +32,18 @@ class BatchesConformance(Conformance):
     async def test_a_batch_counts_how_its_jobs_end(self, store_user: StoreUser, clock: ManualClock) -> None:
         started = clock.now()
         batch, ids = await add_batch(store_user, 4)
-        assert await batch_of(store_user, batch) == BatchRecord(batch, 4, 4, 0, 0, 0, started, None)
+        assert await batch_of(store_user, batch) == BatchRecord(batch, 4, 4, 0, 0, 0, 0, started, None)
         jobs = await store_user.take()
         assert [job.id for job in jobs] == ids
         assert jobs[0].origin == Origin(batch=batch)
         clock.advance(1)
         await store_user.succeed(jobs[0], jobs[1])
         await store_user.fail(jobs[2])
-        assert await batch_of(store_user, batch) == BatchRecord(batch, 4, 1, 2, 1, 0, started, None)
+        assert await batch_of(store_user, batch) == BatchRecord(batch, 4, 1, 2, 1, 0, 0, started, None)
         await store_user.give_back(jobs[3])
         await store_user.storage.cancel(ids[3])
         record = await batch_of(store_user, batch)
-        assert record == BatchRecord(batch, 4, 0, 2, 1, 1, started, clock.now())
+        assert record == BatchRecord(batch, 4, 0, 2, 1, 1, 0, started, clock.now())
         assert record.ended_as is JobState.FAILED
 
     async def test_followers_of_a_batch_are_released_by_the_last_of_its_jobs(self, store_user: StoreUser) -> None:
@@ -102,7 +102,7 @@ class BatchesConformance(Conformance):
 
     async def test_an_empty_batch_is_final_immediately(self, store_user: StoreUser, clock: ManualClock) -> None:
         batch, _ = await add_batch(store_user, 0)
-        assert await batch_of(store_user, batch) == BatchRecord(batch, 0, 0, 0, 0, 0, clock.now(), clock.now())
+        assert await batch_of(store_user, batch) == BatchRecord(batch, 0, 0, 0, 0, 0, 0, clock.now(), clock.now())
         after = await follow(store_user, batch)
         assert await store_user.take_ids() == [after]
 

@@ -22,12 +22,14 @@ def at(steps: int) -> int:
 
 class ChartsConformance(Conformance):
     async def test_the_counts_of_several_nodes_in_one_step_are_added_up(self, store_user: StoreUser) -> None:
-        await store_user.storage.add_history([JobsStep(10, "q", "t", AT, 1, 2, 3, 4, 5, 6, 70, 8, (1, 0, 2), (5,))], ())
         await store_user.storage.add_history(
-            [JobsStep(10, "q", "t", AT, 10, 20, 30, 40, 50, 60, 7, 80, (4,), (0, 9))], ()
+            [JobsStep(10, "q", "t", AT, 1, 2, 3, 4, 5, 9, 6, 70, 8, (1, 0, 2), (5,))], ()
+        )
+        await store_user.storage.add_history(
+            [JobsStep(10, "q", "t", AT, 10, 20, 30, 40, 50, 90, 60, 7, 80, (4,), (0, 9))], ()
         )
         (both,) = await store_user.storage.jobs_history(10, "q", "t", AT)
-        assert both == JobsStep(10, "q", "t", AT, 11, 22, 33, 44, 55, 66, 70, 80, (5, 0, 2), (5, 9))
+        assert both == JobsStep(10, "q", "t", AT, 11, 22, 33, 44, 55, 99, 66, 70, 80, (5, 0, 2), (5, 9))
 
     async def test_empty_histograms_are_added_up_as_well(self, store_user: StoreUser) -> None:
         empty = JobsStep(10, "q", "t", AT, enqueued=1)

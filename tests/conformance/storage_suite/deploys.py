@@ -72,6 +72,24 @@ class DeploysConformance(Conformance):
         clock.advance(GATE_LIVES / SECOND)
         assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": True, "other": False}
 
+    async def test_gates_that_a_clock_which_was_ahead_has_noted_are_not_the_newest_until_its_date(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        clock.step_wall(365 * 86400)
+        assert await storage.note_gates({"work": "a"}) == {"work": True}
+        clock.advance(1)
+        assert await storage.note_gates({"work": "b"}) == {"work": True}
+        clock.advance(1)
+        await storage.note_gates({"work": "a"})
+        clock.step_wall(-365 * 86400)
+        # The order is kept, and a newer release is newer.
+        assert await storage.note_gates({"work": "a"}) == {}
+        assert await storage.note_gates({"work": "c"}) == {"work": True}
+        assert await storage.note_gates({"work": "b"}) == {}
+        clock.advance(GATE_LIVES / SECOND)
+        assert await storage.note_gates({"work": "b"}) == {"work": True}
+
     async def test_the_newest_declaration_of_a_limit_is_in_force_and_opens_what_waits(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from headgate.errors import BatchClosed, IllegalTransition, LeaderNotFound
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.history import ALL
 from headgate.jobs.job import JobState, NewJob, Origin
 from headgate.storage.following import FOLLOWERS_AT_ONCE
-from headgate.storage.records import TiedJob
+from headgate.storage.records import JobFilter, TiedJob
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser
 from tests.conformance.storage_suite.ties import (
@@ -39,6 +40,10 @@ async def join(store_user: StoreUser, leaders: list[str], on: On = "success") ->
     jobs, batch = joined(store_user, leaders, on)
     await store_user.storage.add(jobs, [batch])
     return jobs[0].id
+
+
+async def states(store_user: StoreUser, *ids: str) -> list[JobState]:
+    return [(await store_user.record(id)).state for id in ids]
 
 
 async def release_all(store_user: StoreUser) -> int:
@@ -84,16 +89,77 @@ class JoinsConformance(Conformance):
         await store_user.succeed(await store_user.take_one())
         assert await store_user.take_ids() == [after]
 
-    async def test_on_failure_needs_one_leader_that_did_not_succeed(self, store_user: StoreUser) -> None:
+    async def test_on_failure_needs_one_leader_that_failed_or_was_cancelled(self, store_user: StoreUser) -> None:
         one, other = await store_user.add_one(), await store_user.add_one()
         wanted, needless = await join(store_user, [one, other], "failure"), await follow(store_user, one, "failure")
         first, second = await store_user.take()
         await store_user.succeed(first)
-        assert (await why(store_user, needless))[:2] == (JobState.CANCELLED, "LeaderSucceeded")
-        with pytest.raises(IllegalTransition, match="runs only if"):
+        assert (await why(store_user, needless)) == (JobState.SKIPPED, None, None)
+        with pytest.raises(IllegalTransition, match="is skipped; only a failed or cancelled one can be retried"):
             await store_user.storage.retry(needless)
         await store_user.fail(second)
         assert await store_user.take_ids() == [wanted]
+
+    async def test_what_needs_the_end_of_a_skipped_job_is_skipped_with_it(self, store_user: StoreUser) -> None:
+        one = await store_user.add_one()
+        skipped = await follow(store_user, one, "failure")
+        unneeded = [await follow(store_user, skipped), await follow(store_user, skipped, "failure")]
+        in_any_case = await follow(store_user, skipped, "final")
+        await store_user.succeed(await store_user.take_one())
+        assert await states(store_user, skipped, *unneeded) == [JobState.SKIPPED] * 3
+        # What is added later is what it would be if it had been there.
+        late = [await follow(store_user, skipped), await follow(store_user, skipped, "failure")]
+        assert await states(store_user, *late) == [JobState.SKIPPED] * 2
+        assert await store_user.take_ids() == [in_any_case]
+        assert (await store_user.counts()).skipped == 5
+        assert list(await store_user.storage.check()) == []
+
+    async def test_skipped_leaders_do_not_keep_others_from_having_succeeded(self, store_user: StoreUser) -> None:
+        one = await store_user.add_one()
+        skipped = [await follow(store_user, one, "failure") for _ in range(2)]
+        merged, needless = (
+            await join(store_user, [one, skipped[0]]),
+            await join(store_user, [one, skipped[0]], "failure"),
+        )
+        of_skipped = await join(store_user, skipped)
+        await store_user.succeed(await store_user.take_one())
+        assert await states(store_user, needless, of_skipped) == [JobState.SKIPPED] * 2
+        assert await store_user.take_ids() == [merged]
+
+    async def test_skipped_jobs_are_counted_in_their_batch_the_charts_and_the_lists(
+        self, store_user: StoreUser
+    ) -> None:
+        one = await store_user.add_one()
+        batch = new_batch_id(store_user)
+        new = [following(store_user, one, "failure", batch=batch), following(store_user, one, "final", batch=batch)]
+        ids = [job.id for job in new]
+        last = following(store_user, batch)
+        await store_user.storage.add([*new, last], [NewBatch(batch, len(new), store_user.clock.now())])
+        await store_user.succeed(await store_user.take_one())
+        assert await states(store_user, *ids) == [JobState.SKIPPED, JobState.WAITING]
+        await store_user.succeed(await store_user.take_one())
+        found = await batch_of(store_user, batch)
+        assert (found.pending, found.succeeded, found.skipped, found.ended_as) == (0, 1, 1, JobState.SUCCEEDED)
+        assert await store_user.take_ids() == [last.id]
+        for order in (False, True):
+            page = await store_user.storage.jobs(JobFilter(state=JobState.SKIPPED, oldest_first=order))
+            assert [record.id for record in page] == [ids[0]]
+        while await store_user.storage.gather_history(1):
+            pass
+        (row,) = await store_user.storage.jobs_history(10, ALL, ALL, 0)
+        assert (row.skipped, row.cancelled) == (1, 0)
+
+    async def test_a_follower_that_is_cancelled_before_its_leader_is_skipped_is_not_retried(
+        self, store_user: StoreUser
+    ) -> None:
+        one = await store_user.add_one()
+        skipped = await follow(store_user, one, "failure")
+        after = await follow(store_user, skipped)
+        await store_user.storage.cancel(after)
+        await store_user.succeed(await store_user.take_one())
+        with pytest.raises(IllegalTransition, match=f"is not needed: it follows {skipped}, which was skipped"):
+            await store_user.storage.retry(after)
+        assert (await store_user.record(after)).state is JobState.CANCELLED
 
     async def test_leaders_that_are_final_already_are_counted_at_once(self, store_user: StoreUser) -> None:
         (first,) = await store_user.add()

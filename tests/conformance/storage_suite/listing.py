@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
+from headgate.jobs.history import LimitStep
 from headgate.jobs.job import Draw, JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.procedures import listing
@@ -18,6 +19,7 @@ from headgate.storage.records import (
     BucketRecord,
     JobCount,
     JobFilter,
+    LimitFigures,
     LimitWaiting,
     NodeSetting,
     ViewCount,
@@ -356,6 +358,19 @@ class ListingConformance(Conformance):
             cut = await store_user.storage.waiting_by_limit()
         assert not cut.is_exact
         assert 0 < sum(each.jobs for each in cut.counts) < 7
+
+    async def test_the_keys_of_a_limit_are_counted_and_the_starts_without_it(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "day": strict(1)}
+        await store_user.add(1, draws=[("api", "a")])
+        await store_user.add(1, draws=[("api", "b"), ("day", "a")])
+        await store_user.take()
+        steps = [LimitStep(60, "api", None, at * 60 * SECOND, 0, at) for at in (1, 2, 3)]
+        await store_user.storage.add_history([], [*steps, LimitStep(60, "api", "a", 180 * SECOND, 5, 0)])
+        limits, since = ["unused", "day", "api"], 120 * SECOND
+        found = await store_user.storage.limit_figures(limits, step=60, since=since, most=5)
+        assert list(found) == [LimitFigures("api", 2, 5), LimitFigures("day", 1, 0), LimitFigures("unused", 0, 0)]
+        (cut,) = await store_user.storage.limit_figures(["api"], step=60, since=since, most=1)
+        assert cut == LimitFigures("api", 1, 5)
 
     async def test_jobs_and_keys_are_found_by_how_they_begin(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(1)}

@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 import pytest
 
 from headgate.clock import SECOND
+from headgate.jobs.gating import NO_GATES, GateChange, KnownGates
 from headgate.jobs.job import ClaimedJob, Draw, JobState
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
+from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import HoldUntil
 from headgate.limits.rule import NEVER
@@ -462,6 +464,37 @@ class PermitsConformance(Conformance):
         assert await store_user.storage.reset(Draw("mutex", "orders")) == 0
         assert (await store_user.record(job.id)).held == 0
         assert await store_user.take_ids() == [waiting]
+
+    async def test_a_permit_held_until_success_is_returned_when_a_new_gate_does_not_have_it(
+        self, store_user: StoreUser
+    ) -> None:
+        storage = store_user.storage
+        store_user.rules = {"mutex": at_once()}
+        await store_user.add(draws=MUTEX, hold="until_success")
+        job = await store_user.take_one()
+        (waiting,) = await store_user.add(draws=MUTEX)
+        tasks = frozenset({"work"})
+        assert list(await storage.failed_holders(tasks, other_than=NO_GATES)) == []
+        draws = (Draw("mutex", "orders"),)
+        without = GateChange(job.id, draws, (), None, None)
+        # It is not failed yet.
+        assert await storage.release_failed([without]) == 0
+        await store_user.fail(job)
+        (holder,) = await storage.failed_holders(tasks, other_than=NO_GATES)
+        assert (holder.id, holder.draws) == (job.id, draws)
+        assert list(await storage.failed_holders(tasks, other_than=KnownGates([holder.gate]))) == []
+        assert list(await storage.failed_holders(frozenset({"other"}), other_than=NO_GATES)) == []
+        assert list(await storage.failed_holders(tasks, other_than=NO_GATES, after=job.id)) == []
+        same = GateTerms((PermitTerms("until_success"),))
+        assert await storage.release_failed([GateChange(job.id, draws, draws, None, same)]) == 0
+        assert await store_user.take() == []
+        assert await storage.release_failed([without]) == 1
+        assert await storage.release_failed([without]) == 0
+        assert (await store_user.record(job.id)).held == 0
+        assert await store_user.take_ids() == [waiting]
+        # A retried one waits for a permit, like any other.
+        await storage.retry(job.id)
+        assert await store_user.take() == []
 
     async def test_a_permit_held_until_success_is_returned_when_the_failed_job_is_pruned(
         self, store_user: StoreUser, clock: ManualClock

@@ -33,7 +33,7 @@ class PurgingConformance(Conformance):
     async def test_deleted_jobs_are_selected_by_their_end_and_not_by_their_retention(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
-        forever = store_user.new(options=JobOptions(retention=RetentionTerms(None, None, None)))
+        forever = store_user.new(options=JobOptions(retention=RetentionTerms(None, None, None, None)))
         await store_user.storage.add([forever])
         (second,) = await store_user.add(1)
         [one, two] = await store_user.take(2)

@@ -459,6 +459,29 @@ class SchedulesConformance(Conformance):
         assert await overdue(unable=frozenset({"unable"}), count=1) == ["other"]
         assert list(await store_user.storage.overdue_schedules(WORK, before=clock.now() + SECOND)) == []
 
+    async def test_schedules_that_a_clock_has_carried_ahead_are_found(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        own = ScheduleUser(store_user, clock)
+        await own.put("right")
+        await own.put("fired")
+        clock.step_wall(86400)
+        await own.put("declared")
+        await own.put("other", task="other")
+        record = await own.read("fired")
+        fired = own.fired(record, jobs=0)
+        assert await store_user.storage.fire([fired]) == [True]
+        clock.step_wall(-86400)
+
+        async def ahead(**options: Any) -> list[str]:
+            after = clock.now() + 60 * SECOND
+            return [each.name for each in await store_user.storage.schedules_ahead(WORK, after=after, **options)]
+
+        assert await ahead() == ["declared", "fired"]
+        assert await ahead(count=1) == ["declared"]
+        assert await ahead(beyond="declared") == ["fired"]
+        assert await ahead(unable=frozenset({"fired"})) == ["declared"]
+
     async def test_watchers_are_woken(self, store_user: StoreUser, clock: ManualClock) -> None:
         own = ScheduleUser(store_user, clock)
         woken: list[int] = []

@@ -15,7 +15,7 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.endings import EXPIRED_ERROR
-from headgate.storage.records import Amendment, QueueCounts, RecordedStart
+from headgate.storage.records import Amendment, QueueCounts, RecordedStart, StartMove
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import (
@@ -458,6 +458,59 @@ class TermsConformance(Conformance):
         await store_user.storage.amend([Amendment(ACME, job.charged_at, 1, job.charged_at, 0)], store_user.rules)
         assert woken
         unwatch()
+
+    async def test_a_late_start_is_moved_in_its_bucket_and_its_row_in_one_commit(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        ids = await store_user.add(2, draws=API)
+        job = await store_user.take_one()
+        clock.advance(20)
+        move = store_user.storage.move_starts
+        start = StartMove(job.id, job.fence, [ACME], [1])
+        # An attempt that the node no longer owns changes nothing.
+        stale = StartMove(job.id, job.fence - 1, [ACME], [1])
+        assert await move(store_user.node, [stale], store_user.rules) == {}
+        assert await move("other", [start], store_user.rules) == {}
+        assert await store_user.storage.starts("api", None, 0) == [RecordedStart("acme", job.charged_at, 1)]
+        moved = await move(store_user.node, [start, stale], store_user.rules)
+        at = job.charged_at + 20 * SECOND
+        assert moved == {(job.id, job.fence): at}
+        assert await store_user.storage.starts("api", None, 0) == [RecordedStart("acme", at, 1)]
+        clock.advance(59)
+        assert await store_user.take() == []
+        clock.advance(1)
+        assert await store_user.take_ids() == ids[1:]
+
+    async def test_a_late_start_that_is_moved_again_counts_once_and_at_the_later_instant(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """As after a lost reply: the store knows where it counts, whatever its node believes."""
+        store_user.rules = {"api": strict(2)}
+        ids = await store_user.add(4, draws=API)
+        first, _ = await store_user.take(2)
+        start = StartMove(first.id, first.fence, [ACME], [1], 5 * SECOND)
+        for _ in range(2):
+            clock.advance(10)
+            await store_user.storage.move_starts(store_user.node, [start], store_user.rules)
+        clock.advance(40)
+        # The other one has left the window; this one counts from 25 s on.
+        assert await store_user.take_ids() == ids[2:3]
+        clock.advance(24)
+        assert await store_user.take() == []
+        clock.advance(1)
+        assert await store_user.take_ids() == ids[3:]
+
+    async def test_a_late_start_is_not_moved_once_its_charge_may_have_made_room(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(1, draws=API)
+        job = await store_user.take_one()
+        clock.advance(60)
+        start = StartMove(job.id, job.fence, [ACME], [1])
+        assert await store_user.storage.move_starts(store_user.node, [start], store_user.rules) == {}
+        assert await store_user.storage.starts("api", None, 0) == [RecordedStart("acme", job.charged_at, 1)]
 
     async def test_a_settled_cost_replaces_the_charged_one(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"tokens": strict(10)}

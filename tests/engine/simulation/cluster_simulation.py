@@ -44,7 +44,7 @@ from tests.engine.simulation.job_checker import WATCHED, CheckedConnection, JobC
 from tests.engine.simulation.recurring import Recurring
 from tests.engine.simulation.ties import Ties
 from tests.engine.simulation.unique_keys import UniqueKeys
-from tests.internals import bus_of, new_node
+from tests.internals import app_on, bus_of, new_node
 
 LIMITS: tuple[Limit, ...] = (
     StrictRate("3/10s", key="{key}"),
@@ -109,8 +109,8 @@ class ClusterSimulation:
         storage = CheckedConnection(
             name, self.store, self.faults, random, self.history, job_checker=self.job_checker, charts=self.charts
         )
-        app = Headgate(
-            storage=cast(Store, storage),
+        app = app_on(
+            cast(Store, storage),
             clock=self.own_clock(),
             random=random,
             retry=RetryPolicy(retries=2, base=1),

@@ -68,7 +68,7 @@ class JobChecker:
         before = dict(self.jobs)
         new, batches = _new(verb, arguments, result)
         for batch in batches:
-            self.batches.setdefault(batch, BatchRecord(batch, 0, 1, 0, 0, 0, 0, None))
+            self.batches.setdefault(batch, BatchRecord(batch, 0, 1, 0, 0, 0, 0, 0, None))
         self.changed = set()
         if self.is_exact:
             await self._read(self.jobs.keys() | set(new) if verb == "retry" else self._open | set(new))

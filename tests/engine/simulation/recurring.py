@@ -120,6 +120,10 @@ class Recurring:
                         job.id for job in change.before.values() if is_of(job, record.name) and job.state.is_final
                     }
                 known = self._records.get(record.name)
+                if known is not None and is_set_back(record, known):
+                    # A clock was ahead. Where the schedule continues, it has been before.
+                    self._ages[record.name] += 1
+                    self._firsts[record.name].add(record.course.next_at)
                 if known is not None and known.paused_at is not None and record.paused_at is None:
                     self._resumed_at[record.name] = (self._simulation.store.now(), self._simulation.clock.monotonic())
                 await self._read(record.name)
@@ -240,13 +244,18 @@ class Recurring:
     async def settle(self) -> None:
         """When nothing goes wrong any more, each occurrence comes; then all schedules end."""
         begin = self._simulation.store.now()
-        before = dict(self._records)
+        before, ages = dict(self._records), dict(self._ages)
         await asyncio.sleep(90)
         end = self._simulation.store.now() - SECOND
         for name, record in before.items():
             rules, course = record.rules, record.course
             is_cut = rules.max_runs is not None or rules.until is not None or rules.overlap == "skip"
-            if is_cut or record.paused_at is not None or not self._job_checker.is_exact:
+            if (
+                is_cut
+                or record.paused_at is not None
+                or not self._job_checker.is_exact
+                or ages[name] < self._ages[name]
+            ):
                 continue
             assert course.next_at is not None, f"{record} is over"
             assert self._records[name].course.started_at == course.started_at
@@ -273,6 +282,12 @@ class Recurring:
             occurrence = (job.origin.schedule, occurs_at(job))
             assert occurrence not in seen or self._ages[occurrence[0]] > 1, f"{occurrence} was enqueued twice"
             seen.add(occurrence)
+
+
+def is_set_back(record: ScheduleRecord, known: ScheduleRecord) -> bool:
+    return record.course.started_at < known.course.started_at or (record.course.last_at or 0) < (
+        known.course.last_at or 0
+    )
 
 
 def is_of(job: JobRecord, schedule: str) -> bool:

@@ -149,6 +149,10 @@ class Ties:
         elif is_left_behind(job):
             require(on == "success" and ended in (JobState.FAILED, JobState.CANCELLED), f"{said}, on {on}: {ended}")
             require(job.attempt == 0 and job.fence == 0, f"{said}, and ran")
+        elif job.state is JobState.SKIPPED:
+            unneeded = (JobState.SKIPPED,) if on == "success" else (JobState.SUCCEEDED, JobState.SKIPPED)
+            require(on != "final" and ended in unneeded, f"{said}, on {on}: {ended}")
+            require(job.attempt == 0 and job.fence == 0, f"{said}, and ran")
         elif job.state is JobState.CANCELLED or has_expired(job):
             # A waiting job may be cancelled or expire, also while it is blocked.
             pass
@@ -200,6 +204,7 @@ class Ties:
                 JobState.SUCCEEDED: found.succeeded,
                 JobState.FAILED: found.failed,
                 JobState.CANCELLED: found.cancelled,
+                JobState.SKIPPED: found.skipped,
             }
             assert +Counter(counted) == counts, f"{found} counts otherwise than its jobs are: {counts}"
             assert found.total == counts.total(), f"{found} has other jobs: {counts}"
@@ -218,7 +223,7 @@ class Ties:
         if is_bad:
             if job.id in self._simulation.retried:
                 return
-            is_right = job.state is JobState.CANCELLED or has_expired(job)
+            is_right = job.state in (JobState.CANCELLED, JobState.SKIPPED) or has_expired(job)
             assert is_right, f"job {job.id} is {job.state}; what it follows {ended}"
             assert not any(id == job.id for _, id, _, _ in self._simulation.history.starts), f"job {job.id} has run"
         elif is_left_behind(job):

@@ -69,7 +69,10 @@ of_postgres = pytest.mark.parametrize("shop", ["postgres"], indirect=True)
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sqlite", "postgres"])
+# The pages are the same on both databases, and the answers that they show are compared in tests/faces/http.
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.nightly)]
+)
 async def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
     folder = tmp_path_factory.mktemp("shop")
     if request.param == "sqlite":
@@ -187,6 +190,7 @@ async def test_the_card_of_a_limit_counts_all_jobs_that_wait_for_it_whatever_the
             await visit.go(where)
             card = visit.page.locator("a.card").filter(has_text=re.compile("1 per h"))
             await expect(card).to_contain_text(f"{totals.waiting[LIMIT]} jobs waiting")
+            await expect(card).to_contain_text(re.compile(r", \d+ keys?$"))
         await expect(visit.page.get_by_text("No matching keys")).to_be_visible()
 
 

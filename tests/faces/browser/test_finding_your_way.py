@@ -129,7 +129,7 @@ async def test_a_range_of_a_chart_leads_to_its_jobs(browser: Browser, shop: Shop
         nothing = dict.fromkeys(
             (f"{kind}_{of}" for kind in ("wait", "run") for of in ("p50", "p95", "p99", "max")), 0.5
         )
-        counts = dict.fromkeys(("enqueued", "started", "failed", "cancelled", "retried"), 0)
+        counts = dict.fromkeys(("enqueued", "started", "failed", "cancelled", "skipped", "retried"), 0)
         found["points"] = [
             {"at": f"{await visit.page.evaluate(f'new Date({now // 10_000 * 10_000 - 10_000 * step}).toISOString()')}",
              "succeeded": 5, **counts, **nothing}

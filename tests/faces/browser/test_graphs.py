@@ -12,7 +12,7 @@ from playwright.async_api import Browser, expect
 
 from headgate import batch
 from tests.faces.browser.conftest import Shop, axe_violations, shop_on, visiting
-from tests.until import until
+from tests.until import patient, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -103,3 +103,33 @@ async def test_the_largest_graph_that_is_drawn_is_laid_out_at_once(browser: Brow
 
         await until(is_drawn)
         assert await axe_violations(visit, AXE) == []
+
+
+async def test_a_branch_that_was_not_needed_is_shown_as_skipped(browser: Browser, shop: Shop) -> None:
+    mail = shop.app.tasks["send_mail"]
+    first = mail.call("first")
+    sorry, told = mail.call("sorry").after(first, on="failure"), mail.call("done").after(first, on="final")
+    stored = await batch([first, sorry, told]).enqueue()
+    status = await stored.wait(timeout=patient(15))
+    assert (status.succeeded, status.skipped) == (2, 1)
+    id = stored.jobs[1].id
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"batches/{stored.id}")
+        await expect(visit.page.locator(".page-title .badge")).to_have_text("succeeded")
+        await expect(visit.page.locator(".node-counts")).to_contain_text("1 skipped")
+        box = visit.page.get_by_role("group", name="Graph of connected jobs").locator(f'a[href="jobs/{id}"]')
+        await expect(box).to_contain_text("skipped")
+        await box.click()
+        await visit.settled()
+        await expect(visit.page.locator(".page-title .badge")).to_have_text("skipped")
+        why = visit.page.get_by_role("region", name="Why")
+        await expect(why).to_contain_text(
+            f"It was skipped: it runs only if {stored.jobs[0].id}, which it follows, fails"
+        )
+        await expect(visit.page.get_by_role("button", name="Retry")).to_have_count(0)
+        for size, scheme in LOOKS:
+            await visit.look(size, scheme)
+            assert await axe_violations(visit, AXE) == []
+        await visit.look("wide", "light")
+        await visit.go("jobs?state=skipped")
+        await expect(visit.page.locator("tbody")).to_contain_text("sorry")

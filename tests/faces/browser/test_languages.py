@@ -94,7 +94,7 @@ async def test_the_tabs_of_jobs_have_the_same_icons_in_each_language(browser: Br
             await visit.page.context.add_cookies([cookie])  # type: ignore[list-item]
             await visit.go("jobs")
             drawn[language] = [await each.inner_html() for each in await icons.all()]
-        assert len(set(drawn["en"])) == 8, "each state has an icon of its own"
+        assert len(set(drawn["en"])) == 9, "each state has an icon of its own"
         assert drawn["de"] == drawn["it"] == drawn["en"]
 
 

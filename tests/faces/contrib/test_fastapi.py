@@ -21,6 +21,7 @@ from headgate import Headgate, NotOpen, StorageUnavailable
 from headgate.clock import SystemClock
 from headgate.contrib.fastapi import health, lifespan
 from headgate.storage.sqlite.memory import MemoryStorage
+from tests.internals import app_on
 from tests.until import patient, result_within, until
 
 ROOT = Path(__file__).parents[3]
@@ -143,7 +144,7 @@ async def test_health_reports_a_store_that_does_not_answer() -> None:
         async def nodes(self) -> Any:
             raise StorageUnavailable("connection refused")
 
-    jobs = Headgate(storage=Away(SystemClock()))
+    jobs = app_on(Away(SystemClock()))
     api = FastAPI()
     api.add_route("/healthz", health(jobs))
     async with jobs.open(), client_of(api) as client:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
 from typing import Any
@@ -204,3 +205,73 @@ async def test_a_permit_is_returned_when_the_answer_is_closed_or_there_is_none(s
                 await session.get("http://127.0.0.1:1/")
         async with session.get(site.url) as last:
             assert last.status == 200
+
+
+async def test_an_answer_that_is_dropped_unread_returns_its_permit(site: Site) -> None:
+    limited = LimitedRequests(Limiter(Concurrency(1)), timeout=patient(5))
+    async with aiohttp.ClientSession(middlewares=[limited]) as session:
+        answer = await session.get(f"{site.url}/slow")
+        assert (answer.status, await answer.content.readexactly(5)) == (200, b"begin")
+        del answer
+        gc.collect()
+        async with session.get(site.url) as next_one:
+            assert await next_one.text() == "hello"
+
+
+async def test_an_answer_that_is_kept_unread_keeps_its_permit(site: Site) -> None:
+    limited = LimitedRequests(Limiter(Concurrency(1)), timeout=0.05)
+    async with aiohttp.ClientSession(middlewares=[limited]) as session:
+        answer = await session.get(f"{site.url}/slow")
+        gc.collect()
+        with pytest.raises(aiohttp.ConnectionTimeoutError, match="nothing was sent"):
+            await session.get(site.url)
+        site.may_end.set()
+        assert await answer.text() == "begin-end"
+        assert await (await session.get(site.url)).text() == "hello"
+
+
+class CancelledAt:
+    """Awaits a coroutine, and cancels the task at its await of this number; `was_reached` is whether it had so many."""
+
+    def __init__(self, number: int, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._left = number
+        self._coroutine = coroutine
+        self.was_reached = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        error: BaseException | None = None
+        while True:
+            try:
+                future = self._coroutine.send(None) if error is None else self._coroutine.throw(error)
+            except StopIteration as end:
+                return end.value
+            if self._left == 0:
+                self.was_reached = True
+                task.cancel()
+            self._left -= 1
+            try:
+                yield future
+                error = None
+            except BaseException as thrown:
+                error = thrown
+
+
+@pytest.mark.parametrize("path", ["/", "/slow", "/moved"])
+async def test_a_request_that_is_cancelled_at_any_await_returns_its_permit_once(site: Site, path: str) -> None:
+    limiter = Limiter(Concurrency(1))
+    number, was_reached = 0, True
+    while was_reached:
+        async with aiohttp.ClientSession(middlewares=[LimitedRequests(limiter, key="all")]) as session:
+            request = CancelledAt(number, session.get(f"{site.url}{path}"))
+
+            async def send(request: CancelledAt = request) -> None:
+                await request
+
+            await asyncio.wait([asyncio.ensure_future(send())])
+            gc.collect()
+            # To return a permit that is not held raises ValueError.
+            assert (await limiter.snapshot("all")).used == 0, number
+        number, was_reached = number + 1, request.was_reached
+    assert number > 3

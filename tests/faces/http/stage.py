@@ -13,6 +13,7 @@ import httpx
 from headgate import Concurrency, Every, Headgate, JobFailed, RetryPolicy, StrictRate, batch, chain
 from headgate.http import CallbackAuth, User, dashboard
 from headgate.storage.store import Store
+from tests.internals import app_on
 from tests.until import result_within, until
 
 PASSWORD = "correct horse battery"
@@ -31,7 +32,7 @@ log = logging.getLogger("jobs.of.the.stage")
 
 
 def make_app(url: str = "memory://", *, storage: Store | None = None, **settings: Any) -> Headgate:
-    app = Headgate(None if storage is not None else url, storage=storage, **settings)
+    app = app_on(url if storage is None else storage, **settings)
 
     @app.task(limits=[StrictRate("1/h", key="{tenant}", name=LIMIT)])
     async def sync(tenant: str, secret: dict[str, str] | None = None) -> str:

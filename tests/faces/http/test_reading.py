@@ -83,7 +83,11 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
             assert (declared_tasks["sync"]["waiting"], declared_tasks["login"]["waiting"]) == (1, 0)
             assert declared_tasks["sync"]["limits"] == [LIMIT]
 
-            (bucket,) = (await ask(client, f"/limits?limit={quote(LIMIT)}"))["items"]
+            limited = await ask(client, f"/limits?limit={quote(LIMIT)}")
+            (bucket,) = limited["items"]
+            assert limited["limits"] == [{"limit": LIMIT, "keys": 1, "is_exact": True, "unlimited": 0}]
+            listed = {each["limit"]: each["keys"] for each in (await ask(client, "/limits"))["limits"]}
+            assert listed == {LIMIT: 1, "permits": 0, "mutex": 0}
             assert (bucket["limit"], bucket["key"], bucket["count"], bucket["used"]) == (LIMIT, HOSTILE, 1, 1)
             one = await ask(client, f"/limits/{quote(LIMIT, safe='')}/bucket?key={quote(HOSTILE)}")
             assert (one["key"], one["used"]) == (HOSTILE, 1)

@@ -6,6 +6,7 @@ import asyncio
 import re
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -13,6 +14,7 @@ import pytest
 
 from headgate import (
     Cancel,
+    DynamicWindow,
     Fail,
     Headgate,
     HeadgateError,
@@ -22,6 +24,7 @@ from headgate import (
     QueueFull,
     Retry,
     Snooze,
+    StrictRate,
     batch,
 )
 from headgate.testing import Workbench, inline, manual
@@ -188,6 +191,37 @@ async def test_limits_hold_under_the_clock_of_the_test(jobs: Workbench) -> None:
     assert len(await jobs.drain(until="idle")) == 1
     await shop.alone.enqueue_many([(), ()])
     assert len(await jobs.drain()) == 2
+
+
+async def test_keys_that_share_a_capacity_get_their_shares_while_time_stands_still() -> None:
+    app, started = Headgate("memory://"), list[str]()
+
+    @app.task(limits=[DynamicWindow(capacity=20, per=60, key="{tenant}")])
+    async def call(tenant: str) -> None:
+        started.append(tenant)
+
+    with manual(app) as jobs:
+        for tenant in ("acme", "globex", "initech"):
+            await call.enqueue_many([(tenant,)] * 30)
+        await jobs.drain()
+        assert sorted(Counter(started).values()) == [6, 7, 7]
+        await jobs.travel(minutes=1)
+        assert sorted(Counter(started).values()) == [13, 13, 14]
+
+
+async def test_keys_take_turns_while_time_stands_still() -> None:
+    """One job is claimed at a time, and the lane that has started one goes to the end of the line."""
+    app, started = Headgate("memory://"), list[str]()
+
+    @app.task(limits=[StrictRate(30, per=60, key="{tenant}")])
+    async def call(tenant: str) -> None:
+        started.append(tenant)
+
+    with manual(app) as jobs:
+        for tenant in ("acme", "globex", "initech"):
+            await call.enqueue_many([(tenant,)] * 5)
+        await jobs.drain()
+        assert started == ["acme", "globex", "initech"] * 5
 
 
 async def test_schedules_fire_when_time_advances(jobs: Workbench) -> None:

@@ -152,6 +152,7 @@ def test_a_job_is_poisonous_after_three_lost_attempts() -> None:
         (JobState.WAITING, JobState.RUNNING),
         (JobState.WAITING, JobState.CANCELLED),
         (JobState.WAITING, JobState.FAILED),
+        (JobState.WAITING, JobState.SKIPPED),
         (JobState.RUNNING, JobState.WAITING),
         (JobState.RUNNING, JobState.SUCCEEDED),
         (JobState.FAILED, JobState.WAITING),
@@ -172,6 +173,8 @@ def test_a_state_may_follow(before: JobState, after: JobState) -> None:
         (JobState.SUCCEEDED, JobState.FAILED),
         (JobState.FAILED, JobState.RUNNING),
         (JobState.CANCELLED, JobState.SUCCEEDED),
+        (JobState.SKIPPED, JobState.WAITING),
+        (JobState.RUNNING, JobState.SKIPPED),
     ],
 )
 def test_a_state_may_not_follow(before: JobState, after: JobState) -> None:

@@ -16,14 +16,14 @@ from headgate.settings import load_settings
 
 
 def test_one_duration_applies_to_final_jobs_and_not_to_audit_records() -> None:
-    assert retention_of(3600) == Retention(3600, 3600, 3600, 90 * DAY)
+    assert retention_of(3600) == Retention(3600, 3600, 3600, 3600, 90 * DAY)
     assert retention_of(timedelta(days=1)).failed == DAY
     assert Retention() == retention_of(7 * DAY)
 
 
 def test_a_mapping_sets_some_durations_and_keeps_the_others() -> None:
     given = retention_of({"succeeded": 3600, "failed": timedelta(days=30)})
-    assert given == Retention(3600, 30 * DAY, 7 * DAY, 90 * DAY)
+    assert given == Retention(3600, 30 * DAY, 7 * DAY, 7 * DAY, 90 * DAY)
     of = [given.of(state) for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)]
     assert of == [3600, 30 * DAY, 7 * DAY]
 
@@ -36,7 +36,7 @@ def test_a_mapping_sets_some_durations_and_keeps_the_others() -> None:
         ("succeeded=1h,failed=30d", Retention(3600, 30 * DAY)),
         (" succeeded = 90 s , cancelled = 2w ,", Retention(90, 7 * DAY, 14 * DAY)),
         ("audit=365d", Retention(audit=365 * DAY)),
-        ("0", Retention(0, 0, 0)),
+        ("0", Retention(0, 0, 0, 0)),
         ("succeeded=0", Retention(succeeded=0)),
     ],
 )
@@ -46,7 +46,9 @@ def test_retention_can_be_set_as_text_in_the_environment(text: str, expected: Re
 
 
 def test_jobs_carry_the_retention_of_the_app_if_a_part_of_it_is_0() -> None:
-    assert retention_of({"succeeded": 0, "failed": 60}).own_terms == RetentionTerms(0, 60, round(7 * DAY))
+    assert retention_of({"succeeded": 0, "failed": 60}).own_terms == RetentionTerms(
+        0, 60, round(7 * DAY), round(7 * DAY)
+    )
     assert Retention().own_terms is None
 
 
@@ -68,12 +70,12 @@ def test_invalid_values_are_refused(given: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (0, RetentionTerms(0, 0, 0)),
-        (0.2, RetentionTerms(1, 1, 1)),
-        ("1h", RetentionTerms(3600, 3600, 3600)),
-        ("forever", RetentionTerms(None, None, None)),
-        ({"succeeded": 0, "failed": "forever"}, RetentionTerms(0, None, 14 * 86400)),
-        ({}, RetentionTerms(604800, 604800, 14 * 86400)),
+        (0, RetentionTerms(0, 0, 0, 0)),
+        (0.2, RetentionTerms(1, 1, 1, 1)),
+        ("1h", RetentionTerms(3600, 3600, 3600, 3600)),
+        ("forever", RetentionTerms(None, None, None, None)),
+        ({"succeeded": 0, "failed": "forever"}, RetentionTerms(0, None, 14 * 86400, 7 * 86400)),
+        ({}, RetentionTerms(604800, 604800, 14 * 86400, 604800)),
     ],
 )
 def test_a_task_or_a_job_has_its_own_retention(given: Any, expected: RetentionTerms) -> None:

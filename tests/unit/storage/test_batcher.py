@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headgate.clock import SystemClock
+from headgate.errors import NotOpen, StorageUnavailable
 from headgate.storage.batcher import Batcher
+from headgate.storage.sqlite.storage import SqliteStorage
 from tests.until import patient
 
 
@@ -216,3 +222,39 @@ async def test_when_a_commit_is_cancelled_before_it_begins_no_caller_waits_for_e
     await commits.begun(1)
     commits.let_go()
     assert await later == "b committed"
+
+
+async def test_each_caller_of_a_group_that_fails_gets_an_error_of_its_own(
+    batcher: Batcher[str], commits: Commits
+) -> None:
+    """The fault: all raised one object, which then had the frames and the notes of all of them."""
+    first = write(batcher, "first")
+    await commits.begun(1)
+    others = write(batcher, "second", "third", "fourth")
+    commits.let_go()
+    await commits.begun(2)
+    commits.all_failing = NotOpen()
+    commits.all_failing.__cause__ = OSError(28, "no space")
+    commits.let_go()
+    await asyncio.gather(*first)
+    found = await asyncio.gather(*others, return_exceptions=True)
+    assert len({id(error) for error in found}) == 3
+    for number, error in enumerate(found):
+        assert isinstance(error, NotOpen)
+        assert str(error) == str(commits.all_failing)
+        assert error.__cause__ is commits.all_failing.__cause__
+        error.add_note(str(number))
+    assert [error.__notes__ for error in found if isinstance(error, NotOpen)] == [["0"], ["1"], ["2"]]
+
+
+async def test_each_write_that_a_locked_file_refuses_gets_an_error_of_its_own(tmp_path: Path) -> None:
+    clock = SystemClock()
+    storage = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF", patience=0.01)
+    await storage.open()
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writes = [storage.add([]), *[storage.pause_queue(str(number)) for number in range(5)]]
+        found = await asyncio.gather(*writes, return_exceptions=True)
+    await storage.close()
+    assert {type(error) for error in found} == {StorageUnavailable}
+    assert len({id(error) for error in found}) == len(writes)

@@ -42,7 +42,7 @@ def a_head(cost: int | None = None, lane: str = "lane", id: str = "1") -> LaneHe
 
 def a_plan(*opened: BucketView, slots: int = 5) -> ClaimPlan:
     rules = {"tokens": RULE}
-    plan = ClaimPlan(Claim("node", {"q": Room(slots)}, rules, frozenset({"t"})), NOW, NOW, {})
+    plan = ClaimPlan(Claim("node", {"q": Room(slots)}, rules, frozenset({"t"})), NOW, NOW, {}, {})
     plan.opened = list(opened)
     return plan
 

@@ -56,6 +56,7 @@ async def filled() -> MemoryStorage:
         *(new_job(now=now, delayed=True, run_at=late) for _ in range(3)),
         *(new_job(now=now, origin=Origin(follows=waiting[0].id)) for _ in range(3)),
         *(new_job(now=now, origin=Origin(batch="together")) for _ in range(3)),
+        *(new_job(now=now, origin=Origin(follows=ended[0].id, on="failure")) for _ in range(3)),
     ]
     await storage.add(more[::-1], [NewBatch("together", 3, now)])
     return storage

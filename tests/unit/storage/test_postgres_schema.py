@@ -6,13 +6,18 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import asyncpg
 import pytest
 
+from headgate import Headgate, Limiter, RateLimit
 from headgate.clock import SystemClock
 from headgate.errors import DeclarationError
+from headgate.storage.postgres.shared_buckets import PostgresBuckets
 from headgate.storage.postgres.storage import PostgresStorage
+from tests.internals import store_of
+from tests.until import patient
 
 ID, OTHER_ID = "a" * 22, "b" * 22
 
@@ -61,6 +66,7 @@ JOBS_HISTORY = {
     "succeeded": 1,
     "failed": 0,
     "cancelled": 0,
+    "skipped": 0,
     "retried": 0,
     "wait_max": 5,
     "run_max": 5,
@@ -161,6 +167,7 @@ async def test_the_rows_of_these_tests_are_sound(postgres_url: str, schema: str)
         ("job", {"state": "succeeded", "waiting": False}),
         ("job", {"state": "failed", "waiting": False}),
         ("job", {"state": "cancelled", "waiting": False}),
+        ("job", {"state": "skipped", "waiting": False}),
         ("job", {"state": "succeeded", "finished_at": 5}),
         ("job", {"finished_at": 5}),
         ("limit_setting", {"scope": "tenant"}),
@@ -282,3 +289,50 @@ async def test_a_name_that_means_something_in_sql_is_quoted(postgres_url: str, n
         connection = await asyncpg.connect(postgres_url)
         await connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
         await connection.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ada:pass@localhost/shop?schema=limits",
+        "postgres://ada@localhost:5432/shop?schema=limits",
+        "postgresql://localhost/shop?sslmode=disable&schema=limits",
+        "postgresql://localhost/shop?schema=limits&sslmode=disable",
+        "postgresql:///shop?host=/run/postgresql&schema=limits&port=5432",
+        "postgresql://one:5432,two:5433/shop?schema=limits&target_session_attrs=primary",
+        "postgresql://localhost?schema=%6cimits",
+    ],
+)
+def test_each_form_of_a_url_may_name_the_schema(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    for app in (Headgate(url), Headgate(url, schema="limits"), Headgate(url, listen_url=url)):
+        assert store_of(app).place == PostgresBuckets.from_url(url).place
+        place: Any = store_of(app).place
+        assert place[-1] == "limits"
+    monkeypatch.setenv("HEADGATE_URL", url)
+    assert store_of(Headgate()).place == store_of(app).place
+    with pytest.raises(DeclarationError, match=r"the URL names schema='limits', and .* names 'jobs'; name it once"):
+        Headgate(url, schema="jobs")
+    monkeypatch.setenv("HEADGATE_SCHEMA", "jobs")
+    with pytest.raises(DeclarationError, match="HEADGATE_SCHEMA"):
+        Headgate(url)
+    monkeypatch.delenv("HEADGATE_SCHEMA")
+    with pytest.raises(DeclarationError, match="schema='LIMITS' must be"):
+        Headgate(url.replace("limits", "LIMITS").replace("%6cimits", "LIMITS"))
+
+
+async def test_jobs_and_limits_are_in_the_schema_of_their_url(postgres_url: str, postgres_schema: str) -> None:
+    named = f"{postgres_url}?application_name=shop&schema={postgres_schema}"
+    app = Headgate(named, listen_url=named, migrate=True)
+
+    @app.task(name="run")
+    async def run() -> str:
+        return "ran"
+
+    limiter = Limiter(RateLimit("2/h", name="shared"), store=named)
+    async with app, limiter:
+        assert await (await run.enqueue()).result(timeout=patient(10)) == "ran"
+        assert await limiter.try_acquire("acme")
+        elsewhere = Headgate(postgres_url, schema=postgres_schema)
+        elsewhere.limit("shared", RateLimit("2/h", key="{tenant}"))
+        async with elsewhere.open():
+            assert (await elsewhere.admin.limits.bucket("shared", "acme")).used == 1

@@ -123,7 +123,7 @@ LOCKS = """1: FLOCK  ADVISORY  WRITE 11 08:01:{inode} 0 EOF
         (16, "16 (python3) S 1", ("120", "120"), " (process 16, python3)"),
         (16, "16 (my (odd) name) T 1", ("120", "121"), " (process 16, my (odd) name, which is stopped)"),
         (16, None, ("0", "EOF"), " (process 16)"),
-        (os.getpid(), None, ("120", "120"), " (in this process)"),
+        pytest.param(os.getpid(), None, ("120", "120"), " (in this process)", id="this process"),
         (16, None, ("121", "127"), ""),
     ],
 )

@@ -20,4 +20,4 @@ async def scratch_of(app: Headgate) -> AsyncIterator[Callable[..., Headgate]]:
     if storage.is_in_process:
         raise DeclarationError(f"there can be no store beside {shown}; use sqlite:/// or postgresql://")
     async with storage.scratch() as make:
-        yield lambda **settings: Headgate(storage=make(), clock=app._clock, migrate=True, **settings)
+        yield lambda **settings: Headgate._on_store(make(), clock=app._clock, migrate=True, **settings)

@@ -105,6 +105,8 @@ def _totals(look: LiveSnapshot) -> Text:
     for name, style in (
         ("running", "green"), ("ready", ""), ("throttled", "yellow"), ("scheduled", ""), ("blocked", ""),
         ("succeeded", "dim"), ("failed", "red" if totals.failed else "dim"), ("cancelled", "dim"),
+        # There are none without graphs, and the line is long.
+        *((("skipped", "dim"),) if totals.skipped else ()),
     ):  # fmt: skip
         text.append(f"{name} ", style="dim")
         count = getattr(totals, name)

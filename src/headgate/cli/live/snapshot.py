@@ -75,7 +75,7 @@ def throughput_of(points: Sequence[JobsPoint], now: datetime) -> Throughput:
     lately = [0] * 4
     for point in points:
         place = int(point.at.timestamp() // STEP - first)
-        ended = point.succeeded + point.failed + point.cancelled
+        ended = point.succeeded + point.failed + point.cancelled + point.skipped
         if 0 <= place < BARS:
             bars[place] += ended
         # The current step is left out: it is incomplete and would look like a drop.
@@ -101,4 +101,4 @@ def throughput_between(before: LiveSnapshot | None, overview: Overview) -> Throu
 
 def _ended(overview: Overview) -> int:
     totals = overview.totals
-    return (totals.succeeded or 0) + (totals.failed or 0) + (totals.cancelled or 0)
+    return (totals.succeeded or 0) + (totals.failed or 0) + (totals.cancelled or 0) + (totals.skipped or 0)

@@ -27,6 +27,7 @@ _STATUS = {
     JobState.SUCCEEDED: "SUCCESSFUL",
     JobState.FAILED: "FAILED",
     JobState.CANCELLED: "FAILED",
+    JobState.SKIPPED: "SUCCESSFUL",
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate.clock import Clock
-from headgate.errors import StorageUnavailable
+from headgate.errors import StorageUnavailable, own_error
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.key import bucket_key
 from headgate.limits.redis.pipeline import RequestPipeline, ScriptCall
@@ -169,7 +169,7 @@ class _CallerRequest(_BucketCall):
 
     def fail(self, error: Exception) -> None:
         if not self.answer.done():
-            self.answer.set_exception(error)
+            self.answer.set_exception(own_error(error))
 
 
 class _TakeBatch(_BucketCall):
@@ -207,4 +207,4 @@ class _TakeBatch(_BucketCall):
         self.client.detach(self)
         for _, answer in self.waiting:
             if not answer.done():
-                answer.set_exception(error)
+                answer.set_exception(own_error(error))

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from itertools import islice
 
 from headgate.clock import SECOND, Clock, wait_for_event
-from headgate.errors import StorageUnavailable
+from headgate.errors import StorageUnavailable, own_error
 from headgate.limits.bucket_store import Taken
 
 MAX_PER_REQUEST = 1000
@@ -74,7 +74,7 @@ class SharedLine:
         """Raise the error in all waiters."""
         for waiter in self._waiters:
             if not waiter.answer.done():
-                waiter.answer.set_exception(error)
+                waiter.answer.set_exception(own_error(error))
         self._waiters.clear()
         self.call()
 

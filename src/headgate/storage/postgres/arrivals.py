@@ -16,13 +16,16 @@ from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.stored_rows import RowDecoder
 
 MERGED_AT_ONCE = 10_000
-"""How many arrivals one merge takes at most."""
+"""How many of the oldest arrivals one merge takes at most."""
+
+MERGED_OF_A_LANE = 50
+"""How many arrivals of each of their lanes it takes besides: a lane with many is written once."""
 
 
 class _Merged(msgspec.Struct):
-    """A lane in which jobs have arrived. The columns from `merged` on are about the whole merge, equal in all rows."""
+    """What a merge has done: the lanes that seem empty now, the last place in line that it assigned, and arrivals."""
 
-    seems_empty: str | None
+    seems_empty: list[RowId]
     since: int | None
     merged: int
     last: int
@@ -44,7 +47,7 @@ class _FairFloor(msgspec.Struct):
     floor: int
 
 
-_MERGED = RowDecoder(_Merged, "lane")
+_MERGED = RowDecoder(_Merged, "merge")
 _EMPTY = RowDecoder(_Empty, "lane")
 
 
@@ -79,19 +82,17 @@ async def merge(
         floor=low_watermarks.arrivals,
         oldest=oldest,
         newest=newest,
+        of_lane=MERGED_OF_A_LANE,
         proven=proven,
     )
-    if rows:
-        first = rows[0]
-        low_watermarks.record_merge(
-            first.last, first.first_left, merger=first.merger, oldest_writer=first.oldest_writer
-        )
-    empty = [row.seems_empty for row in rows if row.seems_empty is not None]
-    if empty:
+    if not rows:
+        return after, False
+    (done,) = rows
+    low_watermarks.record_merge(done.last, done.first_left, merger=done.merger, oldest_writer=done.oldest_writer)
+    if done.seems_empty:
         async with tx.atomic():
-            await _empty(tx, empty)
-    place = max((row.since for row in rows if row.since is not None), default=after)
-    return place, bool(rows) and rows[0].merged >= oldest
+            await _empty(tx, done.seems_empty)
+    return after if done.since is None else done.since, done.merged >= oldest
 
 
 async def _empty(tx: Transaction, lanes: Sequence[str]) -> None:

@@ -41,10 +41,15 @@ MERGE_EVERY = SECOND
 """After how long a claim merges arrivals at the latest."""
 
 MERGE_TIME = SECOND // 50
-"""How long a claim merges at most, about. What is merged can start, and lanes in line do not wait for the rest."""
+"""How long a claim that starts no job merges, about. What is merged can start before the rest is."""
 
-FIRST_PORTION = 500
-"""How many of the oldest arrivals the first merge takes. Later portions are as large as `MERGE_TIME` allows."""
+LEAST_MERGE_TIME = SECOND // 200
+
+MERGE_SHARE = 2
+"""A claim that starts jobs takes so many times as long as its merge, about: lanes in line hardly wait for the rest."""
+
+FIRST_PORTION = 200
+"""How many of the oldest arrivals the first merge takes. Later portions are as large as their time allows."""
 
 LEAST_PORTION = 100
 
@@ -107,6 +112,7 @@ class Claimer:
         self._expects_arrivals = True
         self._merged_at = 0
         self._portion = FIRST_PORTION
+        self._merge_time = MERGE_TIME
         self._has_more_arrivals = False
         self._last_place = 0
         self._connects = 0
@@ -190,7 +196,10 @@ class Claimer:
 
         skipped = _SkippedHere(self._locked)
         one = ClaimTransaction(tx, claim, self._live, self._clock, snapshot, skipped)
+        began = self._clock.monotonic()
         claimed = await one.run(read_again, dropped)
+        took = self._clock.monotonic() - began
+        self._merge_time = max(LEAST_MERGE_TIME, took // MERGE_SHARE) if claimed.jobs else MERGE_TIME
         if not row.has_expired and _is_full(claim, claimed) and snapshot.leaves_work(one.visited, _slots(claim)):
             self._last_snapshot = _ReusableSnapshot(claim.node, snapshot, _slots(claim), self._clock.monotonic())
         # Other claims are about to merge arrivals, or jobs may be below a low watermark.
@@ -264,7 +273,7 @@ class Claimer:
         self._last_place = max(self._last_place, place)
         if self._has_more_arrivals:
             # Twice as many at most: the time that a merge takes varies.
-            fitting = self._portion * MERGE_TIME // max(1, self._clock.monotonic() - began)
+            fitting = self._portion * self._merge_time // max(1, self._clock.monotonic() - began)
             self._portion = max(LEAST_PORTION, min(fitting, 2 * self._portion, MERGED_AT_ONCE))
 
     def _check_connections(self) -> None:
@@ -282,6 +291,7 @@ class Claimer:
         ]
         due = [lane for lane in snapshot.due if lane.group_id is None]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
+        snapshot.passed = dict(self.low_watermarks.turns)
         self.low_watermarks.record_positions(
             due, opened, snapshot.limit_now, [queue for queue in claim.rooms if PREFIX + queue in claim.rules]
         )

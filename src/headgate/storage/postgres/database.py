@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, unquote_plus, urlsplit
 
 import asyncpg
 
@@ -418,6 +419,12 @@ class Database:
                 logger.debug("a connection to %s was left without closing: %s", self.name, error)
                 connection.terminate()
 
+    async def run_long(self, statement: str, seconds: float) -> None:
+        """Run a statement without parameters that may take so long, on a connection that is not one of the pool."""
+        async with self.own_connection() as connection:
+            with self._translated():
+                await connection.execute(statement, timeout=seconds)
+
     async def close(self) -> None:
         if self.lent is not None:
             try:
@@ -743,13 +750,28 @@ def checked_url(url: str) -> str:
     return url
 
 
+def split_schema(url: str) -> tuple[str, str | None]:
+    """Return a URL as the driver reads it, and the schema that its parameter `schema` names; None if there is none."""
+    address, _, query = url.partition("?")
+    options = query.split("&") if query else []
+    others = [option for option in options if not option.startswith("schema=")]
+    named = [unquote_plus(option.partition("=")[2]) for option in options if option.startswith("schema=")]
+    return f"{address}?{'&'.join(others)}" if others else address, named[-1] if named else None
+
+
 def executor_of(url: str) -> tuple[str, str, str]:
-    """Return the host, port and database of a URL, as far as it shows them: one server may have several names."""
+    """Return the hosts, ports and database of a URL, as far as it shows them: one server may have several names."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
-    host, port = parts.hostname or options.get("host", ""), str(parts.port or options.get("port", "5432"))
+    named = [_HOST.fullmatch(host) for host in (parts.netloc.rpartition("@")[2] or options.get("host", "")).split(",")]
+    hosts = ["" if host is None else (host["bracketed"] or host["plain"] or "").lower() for host in named]
+    ports = [(host is not None and host["port"]) or options.get("port", "5432") for host in named]
     database = parts.path.strip("/") or options.get("database") or options.get("dbname") or parts.username or ""
-    return "localhost" if host in ("", "127.0.0.1", "::1") else host, port, unquote(database)
+    local = ("", "127.0.0.1", "::1")
+    return ",".join("localhost" if host in local else host for host in hosts), ",".join(ports), unquote(database)
+
+
+_HOST = re.compile(r"(?:\[(?P<bracketed>[^]]*)\]|(?P<plain>[^:]*))(?::(?P<port>\d*))?")
 
 
 class _Connection(asyncpg.Connection):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from headgate.clock import SECOND, Clock, sleep
-from headgate.errors import ForkedConnection, JobHeld, StorageUnavailable
+from headgate.errors import DeclarationError, ForkedConnection, JobHeld, StorageUnavailable
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import IdTaken
 from headgate.jobs.job import NewJob
@@ -23,9 +23,9 @@ from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import key_of, may_have_duplicates, replaces
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken
+from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken, refusing_unstorable
 from headgate.storage.enlisting import enlisted
-from headgate.storage.facts import PostgresFacts, StoreFacts, TableFacts
+from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, StoreFacts, TableFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import (
@@ -37,13 +37,14 @@ from headgate.storage.postgres.database import (
     executor_of,
     opened,
     raising_bad_values,
+    split_schema,
 )
 from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, require_same_place, session_of
 from headgate.storage.postgres.held_transaction import held_transaction
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
-from headgate.storage.postgres.schema import create, drop, require_migrated
+from headgate.storage.postgres.schema import DEFAULT_SCHEMA, create, drop, require_migrated
 from headgate.storage.postgres.schema import migrate as make_current
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.silent_clients import SilentClients
@@ -74,6 +75,9 @@ UNSYNCED = {"synchronous_commit": "off"}
 
 HELD_PAUSE = 0.05
 
+CHECK_INDEX_FOR = 600.0
+"""The most seconds that the check of one index takes."""
+
 LEAST_LENT = 2
 """The fewest connections of a lent pool, without the one that listens: claims must not wait for endings."""
 
@@ -100,10 +104,15 @@ class PostgresDriver(Driver):
     ) -> None:
         super().__init__(clock)
         self.live: CachedRules = CachedRules()
-        self.schema = checked_schema(schema)
-        self._database = Database(checked_url(url), self.schema, clock, size=connections, pool=pool)
+        address, named = split_schema(checked_url(url))
+        if named is not None and schema not in (named, DEFAULT_SCHEMA):
+            raise DeclarationError(
+                f"the URL names schema={named!r}, and schema= or HEADGATE_SCHEMA names {schema!r}; name it once"
+            )
+        self.schema = checked_schema(schema if named is None else named)
+        self._database = Database(address, self.schema, clock, size=connections, pool=pool)
         self._pool = pool
-        self._listen_url = None if listen_url is None else checked_url(listen_url)
+        self._listen_url = None if listen_url is None else split_schema(checked_url(listen_url))[0]
         self._is_watched = is_watched
         self._connections = connections
         self._time: StoreTime = OwnTime(clock) if own_time else ServerTime(clock)
@@ -267,7 +276,7 @@ class PostgresDriver(Driver):
         def work(session: Session) -> Awaitable[R]:
             return procedure(self._tx(session))
 
-        with raising_bad_values() if has_rows else contextlib.nullcontext():
+        with raising_bad_values() if has_rows else refusing_unstorable():
             if changes_job is not None:
                 result = await self._when_free(changes_job, work)
             elif is_atomic:
@@ -284,7 +293,8 @@ class PostgresDriver(Driver):
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
         self._require_usable()
         read: Callable[[Work[R]], Awaitable[R]] = self._reads[kind]
-        return await read(lambda session: procedure(self._tx(session)))
+        with refusing_unstorable():
+            return await read(lambda session: procedure(self._tx(session)))
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         self._require_usable()
@@ -443,6 +453,28 @@ class PostgresDriver(Driver):
             )
 
         return await self._database.scan(look)
+
+    async def check_indexes(self) -> IndexFacts:
+        """As `Store.check_indexes`, by the extension amcheck, one B-tree after another."""
+        self._require_usable()
+        checks = await self._database.scan(lambda session: session.fetch("index_checks"))
+        found: list[Contradiction] = []
+        if not checks:
+            advice = "CREATE EXTENSION amcheck, as a superuser, in this database"
+            return IndexFacts(unchecked=Contradiction("the extension amcheck is not there", advice))
+        for name, statement in checks:
+            try:
+                await self._database.run_long(statement, CHECK_INDEX_FOR)
+            except StorageUnavailable as error:
+                match error.__cause__:
+                    case asyncpg.InsufficientPrivilegeError():
+                        advice = "run it as a superuser, or let one GRANT EXECUTE on the functions bt_index_check"
+                        return IndexFacts(unchecked=Contradiction("this role may not call bt_index_check", advice))
+                    case asyncpg.IndexCorruptedError() | asyncpg.DataCorruptedError() as damage:
+                        found.append(Contradiction(str(damage), f"REINDEX INDEX CONCURRENTLY {name}"))
+                    case _:
+                        raise
+        return IndexFacts(contradictions=tuple(found))
 
     # ------------------------------------------------------------------------------------------- helpers
 

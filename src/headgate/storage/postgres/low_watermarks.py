@@ -8,17 +8,18 @@ the first lane and bucket that it last read.
 **No lane is put in line below a place that a process may have passed.** Whoever puts a lane in line relies on it:
 
 - A low watermark of lanes is below the present limit time, less `SLACK`. A lane without a turn gets the present limit
-  time as its place, whenever its jobs arrived. So does a lane of a fair queue at least, if it joins an empty line.
+  time as its place, whenever its jobs arrived, less a microsecond for each lane that is merged with it.
 - A lane of a fair queue that joins other lanes gets the lowest turn in line, or a higher one (a new key: one below).
-  The lowest turn in line never falls: starts and joins raise it. So the low watermark of a fair queue is the lowest
-  turn that was last read, less `SLACK`, and it stays while the line is empty. Each fair queue has its own, because its
-  turns have little to do with the time, and nothing with the turns of another queue.
+  If the line is empty, jobs that arrive get the highest turn so far, and a lane that waited for a bucket keeps its
+  turn, unless the claim that puts it in line has passed that. So the lowest turn in line does not fall, and the low
+  watermark of a fair queue is the lowest turn that was last read, less `SLACK`. It stays while the line is empty. Each
+  fair queue has its own, because its turns have little to do with the time, and nothing with those of another queue.
 - Buckets open at the present limit time or later.
 
 What is left is a transaction that chooses a place and commits so much later that other claims have passed it by more
-than `SLACK`. Such a lane or bucket waits for a sweep, which reads from the start: after a second, and after ten times
-the duration of the last sweep, so sweeps take a tenth of its time at most. Jobs need no sweep: each lane has a front
-that is proven, see `merge` in lanes.sql.
+than `SLACK`, and a lane that keeps a turn which another process has passed. Such a lane or bucket waits for a sweep,
+which reads from the start: after a second, and after ten times the duration of the last sweep, so sweeps take a tenth
+of its time at most. Jobs need no sweep: each lane has a front that is proven, see `merge` in lanes.sql.
 
 The low watermark of arrivals is proven, so they are not swept. A transaction writes a job, and so gets a transaction
 id, before it draws the id of an arrival. When a merge M1 sees an arrival L, every transaction that has drawn a lower

@@ -3,6 +3,12 @@
 Wall time is the server's own, because instants that one machine stores are compared by others. Limit time is the
 server's clock and an offset that all nodes share. A node that sees limit time step against its own monotonic clock
 corrects the offset, so that no step of the server's clock opens or closes a limit.
+
+The invariant: a start that a node makes at limit time t is made no earlier than t by the node's own monotonic clock,
+except for `AHEAD`, 1 / `DRIFT` of the time since, and the time of the fastest of the last replies. So limit time that
+runs ahead is corrected exactly, because it opens limits early: a series of small steps too, which is why limit time
+never follows one. Limit time that falls behind only opens them late. It is corrected if it falls behind by more than
+`BEHIND`, and accepted otherwise: a node whose own clock stood still for a moment has set it back for all.
 """
 
 from __future__ import annotations
@@ -11,11 +17,18 @@ from typing import NamedTuple, Protocol
 
 from headgate.clock import SECOND, Clock
 
-STEP = SECOND
-"""By how much limit time has to differ to count as a step. A clock that is slewed differs by far less."""
+AHEAD = 2000
+"""By how much limit time may run ahead before it is corrected (microseconds).
 
-DRIFT = 1000
-"""Two clocks differ by less than one microsecond after so many."""
+The margin of a strict rate is 20 ms by default, and a late start may use half of it. In a minute, this, `DRIFT` and a
+reply within 2 ms use the other half.
+"""
+
+BEHIND = SECOND
+"""By how much limit time may fall behind before it is corrected (microseconds)."""
+
+DRIFT = 10_000
+"""Two clocks that run freely differ by less than one microsecond after so many. A faster one is corrected."""
 
 
 class Instants(NamedTuple):
@@ -98,14 +111,12 @@ class ServerTime:
 
     def observe(self, sent_at: int, now: int, ahead: int) -> int:
         received_at = self._clock.monotonic()
-        # Wall time may step when operators set the clock.
-        if self._wall.step(now - received_at, now - sent_at):
-            self._wall = _Offset()
+        # Wall time steps when operators set the clock.
         self._wall.narrow(now - received_at, now - sent_at, received_at)
         limit_now = now + ahead
-        stepped = self._limit.step(limit_now - received_at, limit_now - sent_at)
+        stepped = self._limit.step(limit_now - received_at, limit_now - sent_at, received_at)
         if not stepped:
-            self._limit.narrow(limit_now - received_at, limit_now - sent_at, received_at)
+            self._limit.narrow(limit_now - received_at, limit_now - sent_at, received_at, follows_ahead=False)
         return stepped
 
     def reset(self) -> None:
@@ -124,25 +135,35 @@ class _Offset:
         """Keep the offset until the next reading replaces it."""
         self._as_of = None
 
-    def step(self, least: int, most: int) -> int:
-        """Return by how much the other clock has stepped, if the new bounds do not fit the known ones; else 0."""
+    def step(self, least: int, most: int, now: int) -> int:
+        """Return by how much the other clock has stepped, if the new bounds do not fit the known ones; else 0.
+
+        It is the smallest step that explains the new bounds.
+        """
         if self._as_of is None:
             return 0
-        if least > self.most + STEP:
+        slack = (now - self._as_of) // DRIFT
+        if least > self.most + slack + AHEAD:
             return least - self.most
-        if most < self.least - STEP:
+        if most < self.least - slack - BEHIND:
             return most - self.least
         return 0
 
-    def narrow(self, least: int, most: int, now: int) -> None:
-        """Narrow the bounds by another reading."""
+    def narrow(self, least: int, most: int, now: int, *, follows_ahead: bool = True) -> None:
+        """Narrow the bounds by another reading; one that does not fit replaces them.
+
+        Without `follows_ahead`, bounds are kept if the reading is ahead of them: else many small steps would add up.
+        """
         if self._as_of is None:
+            self.least, self.most, self._as_of = least, most, now
+            return
+        # The known bounds have become a little less certain since then. What is less than a microsecond counts next
+        # time: frequent readings must not hide the drift.
+        slack = (now - self._as_of) // DRIFT
+        self._as_of += slack * DRIFT
+        self.least, self.most = self.least - slack, self.most + slack
+        is_ahead = least > self.most
+        if most < self.least or (is_ahead and follows_ahead):
             self.least, self.most = least, most
-        else:
-            # The known bounds have become a little less certain since then.
-            slack = (now - self._as_of) // DRIFT
-            self.least, self.most = max(self.least - slack, least), min(self.most + slack, most)
-            if self.least > self.most:
-                # Less than a step apart: a clock that is slewed, or was set by a little.
-                self.least, self.most = least, most
-        self._as_of = now
+        elif not is_ahead:
+            self.least, self.most = max(self.least, least), min(self.most, most)

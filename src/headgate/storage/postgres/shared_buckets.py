@@ -163,4 +163,4 @@ class PostgresBuckets(StoredBuckets):
                 logger.debug("idle buckets were not deleted: %s", error)
 
 
-_OPTIONS: dict[str, Callable[[str], Any]] = {"schema": str, "timeout": str, "connections": int}
+_OPTIONS: dict[str, Callable[[str], Any]] = {"timeout": str, "connections": int}

@@ -11,11 +11,12 @@ class PostgresStorage(Store):
     """Jobs in one schema of a PostgreSQL database, shared by any number of processes on any number of machines.
 
     When a verb returns, its changes are on the server's disk, as far as the server's own `synchronous_commit`
-    guarantees it. `schema` has the tables. `listen_url` is for a `url` that goes through PgBouncer: the URL of the
-    database itself, on which other processes wake this one; without it, their changes are found by polling. `own_time`
-    uses this process's clock instead of the server's, for tests. Without `is_watched`, changes of other processes are
-    not noticed, and no connection is used for that. `pool` is an asyncpg pool, or an async function that makes one, for
-    all connections to the database of `url`; see `LentPool`. Needs PostgreSQL 13 or newer, and asyncpg.
+    guarantees it. `schema` has the tables; `?schema=` of the URL names it, too. `listen_url` is for a `url` that goes
+    through PgBouncer: the URL of the database itself, on which other processes wake this one; without it, their changes
+    are found by polling. `own_time` uses this process's clock instead of the server's, for tests. Without `is_watched`,
+    changes of other processes are not noticed, and no connection is used for that. `pool` is an asyncpg pool, or an
+    async function that makes one, for all connections to the database of `url`; see `LentPool`. Needs PostgreSQL 13 or
+    newer, and asyncpg.
     """
 
     driver: PostgresDriver

@@ -23,6 +23,7 @@ from headgate.storage.procedures.following import grow_batches, placements_of, s
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
 from headgate.storage.procedures.tags import add_tags, has_tags
+from headgate.storage.records import FINAL_STATES
 from headgate.storage.statements import columns_of
 from headgate.storage.stored_rows import RowDecoder
 
@@ -135,7 +136,7 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Placements) -
         return
     lanes: dict[str, Lane] = {}
     rows = _rows(jobs, placed.jobs, lanes)
-    final = [job.id for job, row in zip(jobs, rows, strict=True) if row[_STATE] in ("failed", "cancelled")]
+    final = [job.id for job, row in zip(jobs, rows, strict=True) if row[_STATE] in FINAL_STATES]
     if final:
         # A repeat after a lost reply: stored jobs stay as they are, and have been counted.
         stored = set(await tx.ids("stored_ids", ids=final))

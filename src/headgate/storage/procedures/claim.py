@@ -198,7 +198,7 @@ class ClaimTransaction:
         self._clock = clock
         self._snapshot = snapshot
         self._skipped = skipped
-        self._plan = ClaimPlan(claim, snapshot.now, snapshot.limit_now, live.gates)
+        self._plan = ClaimPlan(claim, snapshot.now, snapshot.limit_now, live.gates, snapshot.passed)
         self._buckets = self._no_buckets(snapshot.limit_now)
         self._shares: Mapping[str, int] = {}
         self._gated_slots = 0
@@ -585,9 +585,11 @@ class ClaimTransaction:
             move = plan.move(visit, has_ready=has_ready, earliest=earliest, is_emptied=visit.row.id in emptied)
             if move is not None:
                 if move.since == plan.limit_now:
+                    # The end of the line, behind all others that came at this instant: time may stand still in tests.
                     # A microsecond apart, so that the lanes stay in the order of their turns. Lanes that keep their
                     # places are in order already.
-                    move.since += len(moves)
+                    at_end = plan.limit_now + len(moves)
+                    move.since = self._tx.take_places(1) if self._tx.has_one_writer else at_end
                 moves.append(move)
         return moves
 

@@ -128,6 +128,8 @@ class ClaimSnapshot:
         self.due = [*_lanes(row.due), *_lanes(row.grouped)]
         self.woken = _lanes(row.woken)
         self.behind: list[LaneRow] = []
+        self.passed: Mapping[str, int] = {}
+        """The turn of each fair queue below which lanes in line were not read."""
         self.next_bucket = row.next_bucket
         self.next_wake = row.next_wake
         # One of these two is set.

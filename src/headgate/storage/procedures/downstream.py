@@ -92,7 +92,7 @@ async def cancel_blocked(tx: Transaction, job_ids: Sequence[str], audit_records:
     for record in audit_records:
         if record.subject in ids:
             await add_audit_record(tx, record)
-    await following.cancel_blocked(tx, [(job.id, None) for job in found])
+    await following.end_blocked(tx, [(job.id, JobState.CANCELLED, None) for job in found])
     await following.resolve_followers(
         tx, [EndedJob(job.id, JobState.CANCELLED, job.is_followed, job.batch) for job in found]
     )

@@ -68,6 +68,8 @@ class RunningJob(msgspec.Struct):
     is_unique: bool
     is_complete: bool
     """Whether this attempt has completed the job in a user's transaction: it has succeeded, however it ends."""
+    charged_at: int | None
+    """When its start counts in its buckets (limit time)."""
 
     @property
     def attempt(self) -> AttemptId:
@@ -176,7 +178,7 @@ async def finish(
     asked = {(ending.id, ending.fence): ending for ending in endings if ending.id not in held}
     running = await still_running(tx, node, asked)
     await _lock_buckets_of(tx, running, asked)
-    jobs = {attempt: job for attempt, job in (await _locked(tx, node, running)).items() if attempt in asked}
+    jobs = {attempt: job for attempt, job in (await lock_attempts(tx, node, running)).items() if attempt in asked}
     # In the order of the endings: if several jobs would wait under one unique key, the first does.
     ended = [
         (jobs[attempt], _as_completed(jobs[attempt], ending)) for attempt, ending in asked.items() if attempt in jobs
@@ -248,7 +250,7 @@ async def lock_all(tx: Transaction, node: str, held: Collection[str]) -> list[Ru
     """Lock and return the running jobs of a node, except those that are `held` or locked by another transaction."""
     jobs = {job.attempt: job for job in await running_on(tx, node) if job.id not in held}
     await _lock_buckets_of(tx, jobs, {})
-    return list((await _locked(tx, node, jobs)).values())
+    return list((await lock_attempts(tx, node, jobs)).values())
 
 
 async def running_on(tx: Transaction, node: str, *, since: int = 0) -> list[RunningJob]:
@@ -362,7 +364,7 @@ async def _lock_buckets_of(
     await lock_buckets(tx, draws)
 
 
-async def _locked(tx: Transaction, node: str, jobs: dict[AttemptId, RunningJob]) -> dict[AttemptId, RunningJob]:
+async def lock_attempts(tx: Transaction, node: str, jobs: dict[AttemptId, RunningJob]) -> dict[AttemptId, RunningJob]:
     """Lock and return the jobs that still run on the node, except those that another transaction has locked."""
     if tx.has_one_writer or not jobs:
         return jobs

@@ -37,12 +37,13 @@ from headgate.storage.following import (
     not_retried,
     not_succeeded,
     placements,
-    unrun_error,
+    unrun_state,
 )
 from headgate.storage.permits import draws_of_batch
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
 from headgate.storage.procedures.permits import release_batch_permits
+from headgate.storage.records import FINAL_STATES
 from headgate.storage.stored_rows import RowDecoder
 
 LEADERS_AT_ONCE = 100
@@ -80,8 +81,10 @@ class _LeaderState(msgspec.Struct):
 class _BatchState(msgspec.Struct):
     id: JobId
     pending: int
+    succeeded: int
     failed: int
     cancelled: int
+    skipped: int
     batch: JobId | None
     is_join: bool
 
@@ -90,7 +93,8 @@ class _BatchState(msgspec.Struct):
         """It as a member of its own batch; None while it is not final."""
         if self.pending:
             return None
-        return EndedJob(self.id, ended_as(self.failed, self.cancelled), True, self.batch)
+        end = ended_as(self.succeeded, self.failed, self.cancelled, self.skipped)
+        return EndedJob(self.id, end, True, self.batch)
 
 
 class _Follower(msgspec.Struct):
@@ -195,6 +199,7 @@ async def grow_batches(
             succeeded=count.succeeded,
             failed=count.failed,
             cancelled=count.cancelled,
+            skipped=count.skipped,
         )
 
 
@@ -243,7 +248,7 @@ async def store_ties(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[
 async def resolve_followers(
     tx: Transaction, ended: Sequence[EndedJob], *, counted_by_node: Sequence[EndedJob] = ()
 ) -> None:
-    """Release or cancel the followers of jobs that have just become final, and the followers of cancelled ones.
+    """Release, cancel or skip the followers of jobs that have just become final, and of those that do not run.
 
     If there are many, only the first ones; the rest is noted for `release_followers`. Jobs that became final without an
     attempt are counted for the charts; those in `counted_by_node` are not, because their nodes count them. Raises
@@ -253,8 +258,8 @@ async def resolve_followers(
     # Maps each leader to the jobs of this call because of which it is handled.
     roots = {job.id: {job.id} for job in ended_jobs}
     leaders = await _leaders(tx, ended_jobs, roots)
-    cancelled = await _release(tx, leaders, roots, FollowerBudget())
-    await note_unrun(tx, [job.id for job in ended] + cancelled)
+    unrun = await _release(tx, leaders, roots, FollowerBudget())
+    await note_unrun(tx, [job.id for job in ended] + unrun)
 
 
 async def are_followers_left(tx: Transaction) -> bool:
@@ -293,18 +298,18 @@ async def _leaders(tx: Transaction, ended: Sequence[EndedJob], roots: dict[str, 
 async def _release(
     tx: Transaction, leaders: Sequence[EndedLeader], roots: dict[str, set[str]], portion: FollowerBudget
 ) -> list[str]:
-    """Release and cancel a portion of the followers, and note what is left. Returns the ids of the cancelled ones."""
+    """Release or end a portion of the followers, and note what is left. Returns the ids of those that do not run."""
     unrun: list[str] = []
     while leaders and portion.left > 0:
         found = await _lock_followers(tx, leaders, roots, portion.left)
         portion.take(leaders, [(each.leader, each.id) for each in found])
         states = {each.id: each.state for each in leaders}
-        cancelled = await _release_or_cancel(tx, [each for each in found if not each.is_join], states)
+        ended = await _release_or_end(tx, [each for each in found if not each.is_join], states)
         joins = await _count_leaders(
             tx, [(each.id, each.leader, states[each.leader]) for each in found if each.is_join]
         )
-        unrun += [job.id for job in cancelled]
-        leaders = await _leaders(tx, [*cancelled, *joins], roots)
+        unrun += [job.id for job in ended]
+        leaders = await _leaders(tx, [*ended, *joins], roots)
     await _keep_ended(tx, [*portion.rest, *leaders])
     return unrun
 
@@ -334,11 +339,11 @@ async def _lock_followers(
     return followers
 
 
-async def _release_or_cancel(
+async def _release_or_end(
     tx: Transaction, followers: Sequence[_Follower], leaders: Mapping[str, JobState]
 ) -> list[EndedJob]:
     released = [job for job in followers if may_run_after(job.on, leaders[job.leader])]
-    cancelled = [job for job in followers if not may_run_after(job.on, leaders[job.leader])]
+    unrun = [(job, leaders[job.leader]) for job in followers if not may_run_after(job.on, leaders[job.leader])]
     if released:
         rows = [(job.id, job.lane.id, None if job.terms is None else job.terms.patience or None) for job in released]
         await tx.execute("release", released=rows, now=tx.now)
@@ -350,16 +355,19 @@ async def _release_or_cancel(
                 for job in released
             ],
         )
-    causes = await _causes(tx, sorted({job.leader for job in cancelled if job.on == "success"}))
-    errors = [unrun_error(job.on, job.leader, leaders[job.leader], causes.get(job.leader)) for job in cancelled]
-    await cancel_blocked(tx, [(job.id, error) for job, error in zip(cancelled, errors, strict=True)])
-    return [EndedJob(job.id, JobState.CANCELLED, job.is_followed, job.batch) for job in cancelled]
+    causes = await _causes(tx, sorted({job.leader for job, end in unrun if end.is_failure}))
+    ended = [
+        (job.id, unrun_state(end), leader_error(job.leader, end, causes.get(job.leader)) if end.is_failure else None)
+        for job, end in unrun
+    ]
+    await end_blocked(tx, ended)
+    return [EndedJob(job.id, unrun_state(end), job.is_followed, job.batch) for job, end in unrun]
 
 
-async def cancel_blocked(tx: Transaction, jobs: Sequence[tuple[str, JobError | None]]) -> None:
-    """Cancel blocked jobs, which are locked."""
+async def end_blocked(tx: Transaction, jobs: Sequence[tuple[str, JobState, JobError | None]]) -> None:
+    """Cancel or skip blocked jobs, which are locked."""
     if jobs:
-        await tx.execute("cancel_blocked", ended=jobs, now=tx.now)
+        await tx.execute("end_blocked", ended=jobs, now=tx.now)
 
 
 async def lock_leader(tx: Transaction, leader: str | None) -> None:
@@ -374,9 +382,9 @@ async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str
     if leader is None or leader not in ends:
         return False
     ended = ends[leader]
-    if ended is not None and on == "failure" and ended is JobState.SUCCEEDED:
-        raise not_needed(job_id, leader)
     if ended is not None and not may_run_after(on, ended):
+        if not ended.is_failure:
+            raise not_needed(job_id, leader, on)
         raise not_retried(job_id, leader, ended, (await _causes(tx, [leader])).get(leader))
     return ended is None
 
@@ -401,8 +409,8 @@ async def _uncount(tx: Transaction, back: Sequence[EndedJob]) -> list[EndedJob]:
     followed = sorted(each.id for each in back if each.is_followed)
     joined = await tx.fetch(_UNCOUNTED, "uncount_awaited_leaders", leaders=followed) if followed else []
     counts = [
-        BatchCount(id, -good, -bad, -gone)
-        for id, good, bad, gone in batch_counts(
+        BatchCount(count.id, *(-number for number in count[1:]))
+        for count in batch_counts(
             [*((each.batch, each.state) for each in back), *((each.batch, states[each.leader]) for each in joined)]
         )
     ]
@@ -422,7 +430,7 @@ async def _locked_ends(tx: Transaction, leaders: Sequence[str]) -> dict[str, Job
     """Return the final states of leaders, locked so that they stay so; leaders that are not stored are left out."""
     ends: dict[str, JobState | None] = {}
     for job in await tx.fetch(_LEADERS, "states_of_leaders", ids=leaders):
-        ends[job.id] = JobState(job.state) if job.state in ("succeeded", "failed", "cancelled") else None
+        ends[job.id] = JobState(job.state) if job.state in FINAL_STATES else None
     missing = [leader for leader in leaders if leader not in ends]
     if missing:
         for batch in await tx.fetch(_BATCHES, "counts_of_leaders", ids=missing):

@@ -32,12 +32,14 @@ async def note_gates(tx: Transaction, gates: Mapping[str, str], lives: int) -> N
     """As `Store.note_gates`. If the newest gates have changed, `await_claims` has to follow."""
     own = list(gates.items())
     await tx.execute("gates_changed", own=own)
+    await tx.execute("set_gates_back", tasks=list(gates), now=tx.now, lives=lives)
     await tx.execute("note_gates", own=own, now=tx.now, lives=lives)
     changed = await tx.values("newest_changed", tasks=list(gates), now=tx.now, lives=lives)
+    newest = await tx.fetch(_NEWEST, "newest_gates", own=own)
     if changed:
         await tx.execute("next_revision")
+        # Last: nothing is to be prepared while buckets are locked.
         await _reopen(tx, changed)
-    newest = await tx.fetch(_NEWEST, "newest_gates", own=own)
     return NotedGates({gate.task: not gate.is_done for gate in newest}, sorted(set(changed)))
 
 

@@ -19,9 +19,10 @@ from headgate.storage.json_text import limit_needle
 from headgate.storage.live_rules import EditSetting, LimitSetting, edited
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import close_buckets, lock_buckets, lock_or_insert, lock_views
+from headgate.storage.procedures.finish import AttemptId, lock_attempts, still_running
 from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.procedures.waiting import release_idle
-from headgate.storage.records import Amendment, Deposit
+from headgate.storage.records import Amendment, Deposit, StartMove
 from headgate.storage.row_ids import bucket_id
 
 
@@ -47,6 +48,38 @@ async def amend(
     await buckets.charge(tx)
     for draw in {amendment.draw for amendment in known if amendment.actual < amendment.cost}:
         await reopen_limit(tx, draw.limit, draw.key)
+
+
+async def move_starts(
+    tx: Transaction, node: str, starts: Sequence[StartMove], rules: Mapping[str, AnyRule], live: CachedRules
+) -> dict[AttemptId, int]:
+    """As `Store.move_starts`.
+
+    Where a start counts now is read from the row of the job: the reply of an earlier move may be lost.
+    """
+    await live.refresh(tx)
+    known = {(start.id, start.fence): start for start in starts}
+    running = await still_running(tx, node, known)
+    buckets = await lock_views(
+        tx, {draw for attempt in running for draw in known[attempt].draws if draw.limit in rules}, rules, live.rules
+    )
+    moved: dict[AttemptId, int] = {}
+    for attempt, job in (await lock_attempts(tx, node, running)).items():
+        start, charged_at = known.get(attempt), job.charged_at
+        if start is None or charged_at is None:
+            continue
+        charges = [
+            (buckets[draw], cost) for draw, cost in zip(start.draws, start.costs, strict=True) if draw.limit in rules
+        ]
+        if any(bucket.rule.counts_until(charged_at) <= tx.limit_now for bucket, _ in charges):
+            continue
+        at = moved[attempt] = max(charged_at, tx.limit_now + start.ahead)
+        for bucket, cost in charges:
+            bucket.amend(charged_at, cost, at, cost)
+    if moved:
+        await buckets.charge(tx)
+        await tx.execute("settle_charges", settled=[(id, at, None) for (id, _), at in moved.items()])
+    return moved
 
 
 async def visit(

@@ -34,6 +34,7 @@ from headgate.storage.records import (
     JobName,
     JobPage,
     KeyWaiting,
+    LimitFigures,
     LimitWaiting,
     QueueCounts,
     QueuePosition,
@@ -135,6 +136,7 @@ _QUEUES = RowDecoder(QueueRecord, "queue")
 _PAUSED = RowDecoder(_PausedQueue, "queue")
 _BLOCKERS = RowDecoder(Blocker, "blocker", kind="blocks")
 _LIMITS_WAITING = RowDecoder(LimitWaiting, "limit")
+_LIMIT_FIGURES = RowDecoder(LimitFigures, "limit")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0])
 _POSITIONS = RowDecoder(_QueuePosition, "job")
 _LANE_JOBS = RowDecoder(_LaneJobs, "lane", draws=UNREADABLE_DRAWS)
@@ -334,7 +336,7 @@ def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:
             return view
         case JobFilter(state=JobState.WAITING, view=None):
             return "waiting"
-        case JobFilter(state=JobState.FAILED | JobState.CANCELLED):
+        case JobFilter(state=JobState.FAILED | JobState.CANCELLED | JobState.SKIPPED):
             return "failed"
         case _:
             return None
@@ -392,6 +394,14 @@ async def gated_jobs(
         return []
     gates = sorted(other_than)
     return await tx.fetch(_GATED, "gated_jobs", tasks=wanted, gates=gates, limits=limits, after=after, count=count)
+
+
+async def failed_holders(
+    tx: Transaction, tasks: frozenset[str], other_than: KnownGates, after: str, count: int
+) -> list[GatedJob]:
+    """As `Store.failed_holders`."""
+    asked = {"tasks": sorted(tasks), "gates": sorted(other_than), "after": after, "count": count}
+    return await tx.fetch(_GATED, "failed_holders", **asked)
 
 
 async def tasks_of_other_limits(tx: Transaction, limits: frozenset[str]) -> list[str]:
@@ -517,6 +527,12 @@ async def waiting_by_limit(tx: Transaction) -> WaitingByLimit:
 async def keys_by_limit(tx: Transaction) -> dict[str, int]:
     """As `Store.keys_by_limit`."""
     return {row.limit: row.jobs for row in await tx.fetch(_LIMITS_WAITING, "keys_by_limit")}
+
+
+async def limit_figures(tx: Transaction, limits: Sequence[str], step: int, since: int, most: int) -> list[LimitFigures]:
+    """As `Store.limit_figures`."""
+    wanted = [(limit, since) for limit in limits]
+    return await tx.fetch(_LIMIT_FIGURES, "limit_figures", wanted=wanted, step=step, most=most)
 
 
 async def _buckets_by_waiting(

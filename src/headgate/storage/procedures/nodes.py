@@ -10,6 +10,7 @@ import msgspec
 
 from headgate.clock import SECOND
 from headgate.jobs.audit import AuditRecord
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import is_poisonous
 from headgate.storage.driver import Transaction
@@ -83,6 +84,14 @@ class _Peer(_Process):
     has_arrived: bool
 
 
+class MissingNode(msgspec.Struct):
+    """A node that running jobs name and that is not there: how many they are, and one of them."""
+
+    id: str
+    jobs: int
+    job: JobId
+
+
 class _LockedNodeJob(msgspec.Struct):
     gone: Gone | None
 
@@ -92,6 +101,7 @@ DEPLOYS_KEPT = 400 * 86_400 * SECOND
 
 _DEPLOYS = RowDecoder(DeployRecord, "deploy")
 _NODES = RowDecoder(_Node, "node")
+_MISSING = RowDecoder(MissingNode, "node")
 _PEERS = RowDecoder(_Peer, "node")
 _SETTINGS = RowDecoder(NodeSetting, "node")
 _LOCKED = RowDecoder(_LockedNodeJob, "node")
@@ -259,10 +269,26 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
     return recovered
 
 
+async def missing_nodes(tx: Transaction) -> list[MissingNode]:
+    """Return the nodes that running jobs name and that are not there."""
+    return await tx.fetch(_MISSING, "missing_nodes")
+
+
+async def add_missing_nodes(tx: Transaction) -> int:
+    """As `Store.add_missing_nodes`.
+
+    The invariant: each running job has a node that others watch. Only what is outside of Headgate breaks it, as a node
+    is deleted by the commit that takes back its last job; so this has one mechanism for what it finds, `recover`.
+    """
+    missing = await missing_nodes(tx)
+    return sum([await tx.execute("add_missing_node", id=node.id, now=tx.now) for node in missing])
+
+
 async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str]) -> Recovered:
     """Let the jobs of a node wait again; their attempts are lost if it has died, and do not count if it has left.
 
-    Those that their attempts had completed have succeeded.
+    Those that their attempts had completed have succeeded. Their charges stay where they are: a handler is called at
+    most the tolerated delay after its stored charge (`late_start`), so they count at the latest possible instant.
     """
     found = await lock_all(tx, node, held)
     complete, jobs = [job for job in found if job.is_complete], [job for job in found if not job.is_complete]

@@ -134,6 +134,14 @@ async def overdue_schedules(
     return [row.record for row in await tx.fetch(_SCHEDULES, "overdue_schedules", **asked)]
 
 
+async def schedules_ahead(
+    tx: Transaction, after: int, tasks: frozenset[str], unable: frozenset[str], beyond: str, count: int
+) -> list[ScheduleRecord]:
+    """As `Store.schedules_ahead`."""
+    asked = {"after": after, "tasks": sorted(tasks), "unable": sorted(unable), "beyond": beyond, "count": count}
+    return [row.record for row in await tx.fetch(_SCHEDULES, "schedules_ahead", **asked)]
+
+
 async def _announce_new(tx: Transaction) -> None:
     """Keep other transactions from deleting notes of a schedule that they cannot see yet."""
     if not tx.has_one_writer:

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from headgate.clock import FARTHEST
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw, JobOptions, JobState
 from headgate.jobs.terms import GateTerms
-from headgate.limits.concurrency import dump_permits
+from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits, load_permits
+from headgate.limits.limit import AnyRule
+from headgate.limits.rule import NEVER
+from headgate.plural import counted
 from headgate.storage import permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import prunable_at_once
+from headgate.storage.facts import Contradiction
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.permits import Holder, PermitBucket, PermitRelease
 from headgate.storage.procedures.alerts import evict_alerts
 from headgate.storage.procedures.audit import add_audit_record
-from headgate.storage.procedures.buckets import BUCKETS, lock_buckets
+from headgate.storage.procedures.buckets import BUCKETS, BucketRow, lock_buckets
+from headgate.storage.procedures.lanes import Lane, lane_of
+from headgate.storage.procedures.nodes import missing_nodes
 from headgate.storage.procedures.permits import return_permits
 from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.schedules import evict_schedule_notes
 from headgate.storage.procedures.settings import read_settings
 from headgate.storage.procedures.tags import remove_tags
 from headgate.storage.records import Deletion
-from headgate.storage.stored_rows import RowDecoder
+from headgate.storage.row_ids import bucket_id, lane_id
+from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 
 
 class _Prunable(msgspec.Struct, array_like=True):
@@ -44,6 +55,43 @@ class _LockedFinalJob(msgspec.Struct, array_like=True):
     held: DrawSet
 
 
+class _Lane(msgspec.Struct):
+    """What is stored of what identifies a lane."""
+
+    id: str
+    queue: str
+    draws: tuple[Draw, ...]
+    variant: str
+
+
+class _Placed(msgspec.Struct):
+    """Jobs that wait in one lane with the same of what they are in it by: how many, and the id of one."""
+
+    id: JobId
+    jobs: int
+    lane: str
+    queue: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    exempt: DrawSet
+
+
+class _LostTag(NamedTuple):
+    """A tag of a job without a row in the index of tags."""
+
+    job: JobId
+    tag: str
+
+
+LONGEST_CLOSED = 2 * FARTHEST
+"""Microseconds. The periods of rules and penalties are half as long at most."""
+
+_STATE = re.compile(r"1:([a-z_]+):")
+"""How a stored state begins."""
+
+_LANES = RowDecoder(_Lane, "lane", draws=UNREADABLE_DRAWS)
+_PLACED = RowDecoder(_Placed, "job")
+_LOST_TAGS = RowDecoder(_LostTag, "tag")
 _PRUNABLE = RowDecoder(_Prunable, "job")
 _LOCKED = RowDecoder(_LockedFinalJob, "job")
 _HOLDERS = RowDecoder(Holder, "job")
@@ -154,20 +202,119 @@ async def pause_queue(tx: Transaction, queue: str, audit_record: AuditRecord | N
     return is_changed
 
 
-async def check(tx: Transaction) -> list[str]:
+async def check(tx: Transaction, declared: Mapping[str, AnyRule]) -> list[Contradiction]:
     """As `Store.check`."""
     # Permits of replaced jobs count as given back; with several writers, the next claim writes it.
     leaving = {} if tx.has_one_writer else holders_in(await read_notes(tx))
     found = await tx.values("check", now=tx.now)
     holders = await tx.fetch(_HOLDERS, "holders")
+    rows = await tx.fetch(BUCKETS, "all_buckets")
+    rules = LiveRules(await read_settings(tx))
+    unfit = {row.id: faults for row in rows if (faults := list(_faults_of(row, rules, declared, tx.limit_now)))}
     buckets: dict[Draw, PermitBucket] = {}
-    for row in await tx.fetch(BUCKETS, "buckets_of_permits"):
+    for row in rows:
         if row.draw in leaving:
             left = permits.permits_left(row.state, leaving[row.draw])
             buckets[row.draw] = PermitBucket(dump_permits(left), None)
-        else:
+        elif row.id not in unfit and _kind_of(row.state) == Semaphore.kind:
             buckets[row.draw] = PermitBucket(row.state, row.opens_at)
     holding = permits.holding_batches(bucket.state for bucket in buckets.values())
     pending = set(await tx.ids("pending_batches", ids=sorted(holding)))
-    rules = LiveRules(await read_settings(tx))
-    return [*found, *permits.contradictions(holders, buckets, pending, rules)]
+    return [
+        *map(Contradiction, [*found, *permits.contradictions(holders, buckets, pending, rules)]),
+        *[
+            Contradiction(
+                f"{counted(node.jobs, 'job')} (as {node.job}) {'runs' if node.jobs == 1 else 'run'} on node {node.id}, "
+                "which does not exist",
+                "let a worker run, which takes such jobs back within a minute",
+            )
+            for node in await missing_nodes(tx)
+        ],
+        *[
+            Contradiction(
+                f"job {lost.job} is not found by its tag {lost.tag}",
+                f"INSERT INTO job_tag (tag, job) VALUES ('{lost.tag}', '{lost.job}')",
+            )
+            for lost in await tx.fetch(_LOST_TAGS, "lost_tags")
+        ],
+        *_misplaced(await tx.fetch(_LANES, "all_lanes"), await tx.fetch(_PLACED, "places_of_jobs")),
+        *[fault for faults in unfit.values() for fault in faults],
+    ]
+
+
+def _misplaced(lanes: Iterable[_Lane], placed: Iterable[_Placed]) -> Iterator[Contradiction]:
+    """Yield the lanes that are not what their ids say, and the jobs that wait in other lanes than their own.
+
+    The invariant: the id of a lane is the hash of its queue, draws and variant, and a job waits in the lane of its own.
+    """
+    known: dict[str, _Lane] = {}
+    for lane in lanes:
+        known[lane.id] = lane
+        if lane_id(lane.queue, lane.draws, lane.variant) != lane.id:
+            yield Contradiction(
+                f"lane {lane.id} is stored with {_identity(lane)}, which is another lane",
+                "stop all workers, and give its row the queue and the draws of the jobs in it",
+            )
+    for group in placed:
+        own = lane_of(group.queue, group.draws, group.terms, group.exempt)
+        if own.id == group.lane:
+            continue
+        there = known.get(group.lane)
+        has = "" if there is None else f" with {_identity(there)}"
+        yield Contradiction(
+            f"{counted(group.jobs, 'job')} (as {group.id}) of lane {own.id} with "
+            f"{_identity(own)} {'waits' if group.jobs == 1 else 'wait'} in lane "
+            f"{group.lane}{has}",
+            "stop all workers, and give the row of each job the queue, the draws and the terms of jobs in that lane",
+        )
+
+
+def _identity(lane: Lane | _Lane) -> str:
+    drawn = ", ".join(f"{draw.limit}:{draw.key}" for draw in lane.draws) or "none"
+    return f"queue {lane.queue!r} and draws {drawn}{lane.variant and ' '}{lane.variant}"
+
+
+def _faults_of(
+    row: BucketRow, rules: LiveRules, declared: Mapping[str, AnyRule], limit_now: int
+) -> Iterator[Contradiction]:
+    """Yield what is wrong with a bucket by itself."""
+    name = f"bucket {row.limit}:{row.key}"
+    reset = f"headgate limits reset {shlex.quote(row.limit)}{f' --key {shlex.quote(row.key)}' if row.key else ''}"
+    if bucket_id(row.draw) != row.id:
+        advice = "stop all workers, and delete its row, or give it the limit and the key that its id is made of"
+        yield Contradiction(f"{name} has the id of another bucket, {row.id}", advice)
+    if not _is_readable(row, rules, declared, limit_now):
+        yield Contradiction(
+            f"{name} has a state that cannot be read, {row.state!r:.80}: a rate grants nothing for one period, and a "
+            "limit on what runs at once nothing at all",
+            reset,
+        )
+    closed_until = max(row.closed_until, 0 if row.opens_at in (None, NEVER) else row.opens_at)
+    if closed_until - limit_now > LONGEST_CLOSED:
+        years = (closed_until - limit_now) // (FARTHEST // 100)
+        yield Contradiction(
+            f"{name} is closed for {years:,} years, longer than any rule or penalty can close it", reset
+        )
+
+
+def _is_readable(row: BucketRow, rules: LiveRules, declared: Mapping[str, AnyRule], limit_now: int) -> bool:
+    """Whether the rule in force can read the state of a bucket; one of another kind has only to be a state."""
+    if row.state is None:
+        return True
+    kind = _kind_of(row.state)
+    if kind == Semaphore.kind:
+        return load_permits(row.state) != UNKNOWN_PERMITS
+    rule = rules.rule(row.draw, declared[row.limit]) if row.limit in declared else None
+    if kind is None or rule is None or rule.kind != kind:
+        return kind is not None
+    try:
+        rule.load(row.state, limit_now)
+    except Exception:  # the stored text may fail in any way
+        return False
+    return True
+
+
+def _kind_of(state: str | None) -> str | None:
+    """Return the kind of rule that has written a state; None for what no rule has."""
+    head = None if state is None else _STATE.match(state)
+    return None if head is None else head[1]

@@ -171,7 +171,7 @@ async def cancel(
         await add_audit_record(tx, audit_record)
     ended = EndedJob(found.id, JobState.CANCELLED, found.is_followed, found.batch)
     if found.is_blocked:
-        await following.cancel_blocked(tx, [(found.id, None)])
+        await following.end_blocked(tx, [(found.id, JobState.CANCELLED, None)])
         await following.resolve_followers(tx, [ended])
     elif found.state is JobState.WAITING:
         await tx.execute("cancel_waiting", id=found.id, now=tx.now)
@@ -360,6 +360,22 @@ async def _change_gate(tx: Transaction, job: GateChange) -> bool:
         await leave(tx, found.lane, have_costs=found.has_costs)
         await add_arrivals(tx, [arrival_of(lane, found.run_at, found.rank, delayed=found.delayed)])
     return True
+
+
+async def release_failed(tx: Transaction, jobs: Sequence[GateChange]) -> int:
+    """As `Store.release_failed`; with several writers, each job has a transaction."""
+    count = 0
+    for job in jobs:
+        async with tx.atomic():
+            found = await _locked(tx, job.id, waits=False)
+            if found is None or found.state is not JobState.FAILED or found.draws != job.before:
+                continue
+            held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
+            lasting = NO_DRAWS if job.terms is None else job.terms.kept(job.terms.permits, JobState.FAILED)
+            kept = held.intersection(chosen(job.draws, lasting))
+            gone = difference(found.held, draws_where(draw in kept for draw in found.draws))
+            count += bool(await return_permits(tx, found.gives(gone)))
+    return count
 
 
 async def release_idle(tx: Transaction, draw: Draw) -> int:

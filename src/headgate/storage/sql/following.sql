@@ -6,10 +6,14 @@ SELECT id, state FROM headgate.job WHERE id {any:ids job_id} ORDER BY id {for up
 
 -- name: counts_of_leaders
 -- Return the counts of these batches, locked so that they stay so.
-SELECT id, pending, failed, cancelled, batch, is_join FROM headgate.batch WHERE id {any:ids job_id} ORDER BY id {for update}
+SELECT id, pending, succeeded, failed, cancelled, skipped, batch, is_join
+FROM headgate.batch
+WHERE id {any:ids job_id}
+ORDER BY id
+{for update}
 
 -- name: causes [postgres]
--- Return the errors of these leaders that did not succeed. The error of a batch is that of one of its jobs; of a job
+-- Return the errors of these leaders that failed or were cancelled. The error of a batch is that of one of its jobs; of a job
 -- that was cancelled for its own leader only if all were.
 SELECT id AS leader, error, false AS is_batch, false AS is_join FROM headgate.job WHERE id {any:leaders job_id}
 UNION ALL
@@ -40,7 +44,8 @@ FROM batch
 WHERE batch.id {any:leaders job_id}
 
 -- name: ended_members
--- Return batches in these batches, and leaders that these joins have counted, that did not succeed: the first of each.
+-- Return batches in these batches, and leaders that these joins have counted, that failed or were cancelled: the first of
+-- each.
 SELECT member.batch, member.id AS member, member.state, member.is_join
 FROM (
     SELECT
@@ -62,14 +67,16 @@ UPDATE headgate.job SET is_followed = true WHERE id {any:ids job_id} AND NOT is_
 -- name: add_batches
 -- Store new batches with the counts of their members that are final from the start; stored batches stay as they are.
 INSERT INTO headgate.batch (
-    id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at, batch, is_join, schedule, enqueued_by
+    id, total, pending, succeeded, failed, cancelled, skipped, enqueued_at, finished_at, batch, is_join, schedule,
+    enqueued_by
 )
 SELECT
-    id, total, total - succeeded - failed - cancelled, succeeded, failed, cancelled, enqueued_at,
-    CASE WHEN total = succeeded + failed + cancelled THEN :now::bigint END, batch, is_join, schedule, :enqueued_by::text
+    id, total, total - succeeded - failed - cancelled - skipped, succeeded, failed, cancelled, skipped, enqueued_at,
+    CASE WHEN total = succeeded + failed + cancelled + skipped THEN :now::bigint END, batch, is_join, schedule,
+    :enqueued_by::text
 FROM {rows:new(
     id job_id, total integer, enqueued_at bigint, batch job_id, is_join boolean, schedule text,
-    succeeded integer, failed integer, cancelled integer
+    succeeded integer, failed integer, cancelled integer, skipped integer
 )}
 WHERE true
 ORDER BY id
@@ -83,10 +90,12 @@ SELECT id, enqueued_at, enqueued_by FROM headgate.batch WHERE id {any:ids job_id
 -- Count new jobs of a batch, which is locked and not final; of some the end is known from the start.
 UPDATE headgate.batch
 SET total = total + :count::integer,
-    pending = pending + :count::integer - :succeeded::integer - :failed::integer - :cancelled::integer,
+    pending = pending + :count::integer
+        - :succeeded::integer - :failed::integer - :cancelled::integer - :skipped::integer,
     succeeded = succeeded + :succeeded::integer,
     failed = failed + :failed::integer,
-    cancelled = cancelled + :cancelled::integer
+    cancelled = cancelled + :cancelled::integer,
+    skipped = skipped + :skipped::integer
 WHERE id = :id::job_id AND pending > 0
 
 -- name: add_awaited_leaders
@@ -111,16 +120,18 @@ RETURNING leader, batch
 -- name: count_batches
 -- Count members of batches that have become final; below 0, members that are no longer final.
 UPDATE headgate.batch
-SET pending = batch.pending - counts.succeeded - counts.failed - counts.cancelled,
+SET pending = batch.pending - counts.succeeded - counts.failed - counts.cancelled - counts.skipped,
     succeeded = batch.succeeded + counts.succeeded,
     failed = batch.failed + counts.failed,
     cancelled = batch.cancelled + counts.cancelled,
+    skipped = batch.skipped + counts.skipped,
     finished_at = CASE
-        WHEN batch.pending = counts.succeeded + counts.failed + counts.cancelled THEN :now::bigint
+        WHEN batch.pending = counts.succeeded + counts.failed + counts.cancelled + counts.skipped THEN :now::bigint
     END
-FROM {rows:counts(id job_id, succeeded integer, failed integer, cancelled integer)}
+FROM {rows:counts(id job_id, succeeded integer, failed integer, cancelled integer, skipped integer)}
 WHERE batch.id = counts.id
-RETURNING batch.id, batch.pending, batch.failed, batch.cancelled, batch.batch, batch.is_join
+RETURNING
+    batch.id, batch.pending, batch.succeeded, batch.failed, batch.cancelled, batch.skipped, batch.batch, batch.is_join
 
 -- name: member_of_batch
 -- Return the draws and terms of one of the jobs of a batch.
@@ -129,7 +140,7 @@ SELECT id, draws, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = :b
 -- name: followers [postgres]
 -- Return up to :count blocked followers of these leaders, and joins that count them, those of each leader after an id,
 -- in the order of the given leaders, as each is looked up after the one before it, and of the ids. Followers are locked.
--- Followers that another transaction has locked, or that are released or cancelled meanwhile, come with NULL in their
+-- Followers that another transaction has locked, or that are released or final meanwhile, come with NULL in their
 -- other columns.
 WITH wanted AS MATERIALIZED (
     SELECT job.id, job.follows, leaders.place
@@ -198,11 +209,13 @@ SET state = 'waiting', waiting = true, lane = released.lane,
 FROM {rows:released(id job_id, lane text, patience bigint)}
 WHERE job.id = released.id AND job.finished_at IS NULL AND NOT job.waiting
 
--- name: cancel_blocked
--- Cancel blocked jobs, which will never run; without a new error, a job keeps the one that it has.
+-- name: end_blocked
+-- Cancel or skip blocked jobs, which will never run. A cancelled one without a new error keeps the one that it has; a
+-- skipped one has none.
 UPDATE headgate.job
-SET state = 'cancelled', finished_at = :now, error = coalesce(ended.error, job.error)
-FROM {rows:ended(id job_id, error json)}
+SET state = ended.state, finished_at = :now,
+    error = CASE WHEN ended.state = 'cancelled' THEN coalesce(ended.error, job.error) END
+FROM {rows:ended(id job_id, state text, error json)}
 WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: cancelled_followers
@@ -234,7 +247,7 @@ SET state = 'blocked', attempt = 0, lost = 0, finished_at = NULL,
 WHERE id {any:ids job_id} AND finished_at IS NOT NULL
 
 -- name: keep_ended_leaders
--- Note final leaders of which not all followers have been released or cancelled.
+-- Note final leaders of which not all followers have been released or are final.
 INSERT INTO headgate.ended_leader (id, ended_as, after)
 SELECT id, state, after FROM {rows:ended(id job_id, state text, after job_id)}
 WHERE true

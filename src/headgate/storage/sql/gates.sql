@@ -29,6 +29,14 @@ ORDER BY task
 ON CONFLICT (task, signature) DO UPDATE SET last_seen = excluded.last_seen
 WHERE task_gate.last_seen <= excluded.last_seen - :lives::bigint / 3
 
+-- name: set_gates_back
+-- Count gates that a clock which was ahead has noted as noted until now, in the same order. Else they would be alive, and
+-- the newest, until the date of that clock.
+UPDATE headgate.task_gate
+SET first_seen = CASE WHEN first_seen > :now::bigint THEN first_seen - last_seen + :now::bigint - 1 ELSE first_seen END,
+    last_seen = :now::bigint
+WHERE task {any:tasks text} AND last_seen > :now::bigint + :lives::bigint
+
 -- name: newest_changed
 -- Mark the newest gate of each subject: of the gates that are alive, the one that was first noted last. Return the
 -- subjects whose newest gate has changed.

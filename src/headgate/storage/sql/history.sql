@@ -56,12 +56,15 @@
 -- Add steps to the stored ones of the same curves. They are added in one order, so that nodes that do it at once wait
 -- for each other in turn.
 INSERT INTO headgate.jobs_history AS kept (
-    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
+    retried, wait_max, run_max, waits, runs
 )
-SELECT step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+SELECT
+    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
+    retried, wait_max, run_max, waits, runs
 FROM {rows:steps(
     step integer, queue text, task text, at bigint, enqueued bigint, started bigint, succeeded bigint, failed bigint,
-    cancelled bigint, retried bigint, wait_max bigint, run_max bigint, waits json, runs json
+    cancelled bigint, skipped bigint, retried bigint, wait_max bigint, run_max bigint, waits json, runs json
 )}
 WHERE true
 ON CONFLICT (step, queue, task, at) DO UPDATE SET
@@ -70,6 +73,7 @@ ON CONFLICT (step, queue, task, at) DO UPDATE SET
     succeeded = kept.succeeded + excluded.succeeded,
     failed = kept.failed + excluded.failed,
     cancelled = kept.cancelled + excluded.cancelled,
+    skipped = kept.skipped + excluded.skipped,
     retried = kept.retried + excluded.retried,
     wait_max = {greatest}(kept.wait_max, excluded.wait_max),
     run_max = {greatest}(kept.run_max, excluded.run_max),
@@ -94,14 +98,18 @@ WHERE (excluded.number, excluded.portion) > (last.number, last.portion)
 
 -- name: jobs_history
 -- Return the steps of one curve, in order.
-SELECT step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+SELECT
+    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
+    retried, wait_max, run_max, waits, runs
 FROM headgate.jobs_history
 WHERE step = :step::integer AND queue = :queue::text AND task = :task::text AND at >= :since::bigint
 ORDER BY at
 
 -- name: task_history
 -- Return the steps of one task in each of its queues, in order.
-SELECT step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+SELECT
+    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
+    retried, wait_max, run_max, waits, runs
 FROM headgate.jobs_history
 WHERE step = :step::integer AND task = :task::text AND at >= :since::bigint
 ORDER BY at, queue
@@ -154,14 +162,15 @@ WHERE (step, limit_name, of_all, key, at) IN (SELECT step, limit_name, of_all, k
 WITH taken AS (
     DELETE FROM headgate.history_note
     WHERE ctid = ANY (ARRAY(SELECT ctid FROM headgate.history_note LIMIT :count::bigint FOR UPDATE SKIP LOCKED))
-    RETURNING queue, task, at, enqueued, failed, cancelled
+    RETURNING queue, task, at, enqueued, failed, cancelled, skipped
 ), added AS (
     INSERT INTO headgate.jobs_history AS kept (
-        step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+        step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
+        retried, wait_max, run_max, waits, runs
     )
     SELECT
         length.step, curve.queue, curve.task, taken.at - taken.at % (length.step * 1000000::bigint), sum(taken.enqueued),
-        0, 0, sum(taken.failed), sum(taken.cancelled), 0, 0, 0, '[]', '[]'
+        0, 0, sum(taken.failed), sum(taken.cancelled), sum(taken.skipped), 0, 0, 0, '[]', '[]'
     FROM taken
     CROSS JOIN unnest(:lengths::integer[]) AS length (step)
     CROSS JOIN LATERAL (VALUES (taken.queue, taken.task), (taken.queue, ''), ('', '')) AS curve (queue, task)
@@ -170,14 +179,15 @@ WITH taken AS (
     ON CONFLICT (step, queue, task, at) DO UPDATE SET
         enqueued = kept.enqueued + excluded.enqueued,
         failed = kept.failed + excluded.failed,
-        cancelled = kept.cancelled + excluded.cancelled
+        cancelled = kept.cancelled + excluded.cancelled,
+        skipped = kept.skipped + excluded.skipped
 )
 SELECT count(*) FROM taken
 
 -- name: note_enqueued [postgres]
 -- Note that this transaction, which may belong to the caller and may be rolled back, enqueues jobs.
-INSERT INTO headgate.history_note (queue, task, at, enqueued, failed, cancelled)
-SELECT queue, task, :now::bigint, count(*), 0, 0
+INSERT INTO headgate.history_note (queue, task, at, enqueued, failed, cancelled, skipped)
+SELECT queue, task, :now::bigint, count(*), 0, 0, 0
 FROM {rows:jobs(queue text, task text)}
 GROUP BY queue, task
 
@@ -185,11 +195,12 @@ GROUP BY queue, task
 -- Count that this transaction, which may belong to the caller and may be rolled back, enqueues jobs; in steps of all
 -- :lengths (seconds).
 INSERT INTO jobs_history (
-    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
+    retried, wait_max, run_max, waits, runs
 )
 SELECT
     length.value AS step, iif(curve.has_queue, jobs.queue, '') AS queue, iif(curve.has_task, jobs.task, '') AS task,
-    :now - :now % (length.value * 1000000), count(*), 0, 0, 0, 0, 0, 0, 0, '[]', '[]'
+    :now - :now % (length.value * 1000000), count(*), 0, 0, 0, 0, 0, 0, 0, 0, '[]', '[]'
 FROM {rows:jobs(queue text, task text)}
 CROSS JOIN json_each(:lengths) AS length
 CROSS JOIN (SELECT 1 AS has_queue, 1 AS has_task UNION ALL SELECT 1, 0 UNION ALL SELECT 0, 0) AS curve
@@ -199,8 +210,10 @@ ON CONFLICT (step, queue, task, at) DO UPDATE SET enqueued = enqueued + excluded
 -- name: note_unrun [postgres]
 -- Note jobs that have become final and that no attempt counts. Notes are added up later, so this never waits for a
 -- lock.
-INSERT INTO headgate.history_note (queue, task, at, enqueued, failed, cancelled)
-SELECT queue, task, :now::bigint, 0, count(*) FILTER (WHERE state = 'failed'), count(*) FILTER (WHERE state = 'cancelled')
+INSERT INTO headgate.history_note (queue, task, at, enqueued, failed, cancelled, skipped)
+SELECT
+    queue, task, :now::bigint, 0, count(*) FILTER (WHERE state = 'failed'), count(*) FILTER (WHERE state = 'cancelled'),
+    count(*) FILTER (WHERE state = 'skipped')
 FROM headgate.job
 WHERE id {any:ids job_id}
 GROUP BY queue, task
@@ -208,15 +221,17 @@ GROUP BY queue, task
 -- name: note_unrun [sqlite]
 -- Count jobs that have become final and that no attempt counts, in steps of all :lengths (seconds).
 INSERT INTO jobs_history (
-    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
+    retried, wait_max, run_max, waits, runs
 )
 SELECT
     length.value AS step, iif(curve.has_queue, ended.queue, '') AS queue, iif(curve.has_task, ended.task, '') AS task,
-    :now - :now % (length.value * 1000000), 0, 0, 0, sum(ended.state = 'failed'), sum(ended.state = 'cancelled'), 0, 0, 0,
-    '[]', '[]'
+    :now - :now % (length.value * 1000000), 0, 0, 0, sum(ended.state = 'failed'), sum(ended.state = 'cancelled'),
+    sum(ended.state = 'skipped'), 0, 0, 0, '[]', '[]'
 FROM json_each(:ids::job_id) AS id
 CROSS JOIN job AS ended ON ended.id = id.value
 CROSS JOIN json_each(:lengths) AS length
 CROSS JOIN (SELECT 1 AS has_queue, 1 AS has_task UNION ALL SELECT 1, 0 UNION ALL SELECT 0, 0) AS curve
 GROUP BY 1, 2, 3
-ON CONFLICT (step, queue, task, at) DO UPDATE SET failed = failed + excluded.failed, cancelled = cancelled + excluded.cancelled
+ON CONFLICT (step, queue, task, at) DO UPDATE SET
+    failed = failed + excluded.failed, cancelled = cancelled + excluded.cancelled, skipped = skipped + excluded.skipped

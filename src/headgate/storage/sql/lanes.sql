@@ -104,7 +104,7 @@ INSERT INTO turn_group AS known (id, queue, turn, in_line)
 SELECT group_id, queue, @joined_turn, is_ready
 FROM (
     SELECT
-        group_id, queue, is_ready, highest, coalesce(lowest, max(coalesce(highest, 0), :since)) AS lowest,
+        group_id, queue, is_ready, highest, coalesce(lowest, highest, :since) AS lowest,
         (SELECT turn FROM turn_group WHERE turn_group.id = group_id) AS own
     FROM (
         SELECT
@@ -129,15 +129,14 @@ ON CONFLICT (id) DO UPDATE SET
 -- name: add_arrivals [sqlite]
 -- Count jobs in their lanes, which become due or sleep until their earliest delayed job is due. Lanes that become due are
 -- a microsecond apart, so that they keep the order of their jobs; an empty lane waits for nothing. A lane of a fair queue
--- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far,
--- but not below the present time.
+-- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far.
 INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, wakes_at, turn)
 SELECT
     lane, queue, draws, variant, jobs, since, wakes_at, CASE WHEN joins THEN @joined_turn END
 FROM (
     SELECT
         lane, queue, draws, variant, jobs, since, wakes_at, joins, highest,
-        coalesce(lowest, max(coalesce(highest, 0), :since)) AS lowest,
+        coalesce(lowest, highest, :since) AS lowest,
         CASE WHEN joins THEN (SELECT turn FROM lane AS stored WHERE stored.id = joining.lane) END AS own
     FROM (
         SELECT
@@ -201,49 +200,67 @@ unsynced AS MATERIALIZED (
 )
 
 -- part: seems_empty
--- The lane, if its count shows no job and it still waits for its turn.
-CASE WHEN waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL) THEN id END AS seems_empty
+-- Whether the count of a lane shows no job and it still waits for its turn.
+waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
 
 -- name: merge [postgres]
 -- Count arrived jobs in their lanes. These lanes become due, or sleep until their earliest delayed job is due. Returns
 -- the lanes that have become empty, or seem empty.
 -- Arrivals of all queues are merged, the oldest first. Otherwise those of a queue that is paused, or that no node serves,
 -- would pile up, and each read of arrivals would pass them. They are read from :floor on; below it there are none. Where
--- many are left, the :newest are merged, too: a job of another queue does not wait until all before it are merged.
+-- many are left, the :newest are merged, too: a job of another queue does not wait until all before it are merged. With
+-- each of them go :of_lane more of its lane. To write a lane costs four times as much as to delete an arrival, and in a
+-- backlog in which many keys take turns, each merge would write as many lanes as it merges jobs.
 -- low_watermarks.py uses `last`, `first_left`, `merger` and `oldest_writer`.
 -- Lanes are locked in the order of their ids. This statement sees the lanes as of its start, and updates the newest
 -- version of each. A lane that another merge inserts at the same time is not among them: its arrivals are stored once
 -- more and left for the next merge. Lanes that become due get places in line in the order in which their jobs arrived. The
--- places are after the last one that was assigned (:after), and not before the present time: claims may have passed
--- those, as low_watermarks.py says. Lanes of fair queues (:fair) are read from the low watermarks of this process.
+-- places are after the last one that was assigned (:after), and just before the present time: before those of lanes that
+-- have had their turn since, and not before those that claims may have passed, as low_watermarks.py says. Lanes of fair
+-- queues (:fair) are read from the low watermarks of this process.
 -- A snapshot that read this version of a lane (:proven) found no waiting job of a rank below that front that requested no
 -- start time. A job that it did not see has an arrival that was not merged then, and is merged now or later.
 WITH @unsynced,
+chosen AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT ctid AS row, lane FROM headgate.arrival WHERE id >= :floor ORDER BY id LIMIT :oldest FOR UPDATE SKIP LOCKED
+    ) AS oldest
+    UNION ALL
+    SELECT * FROM (
+        SELECT ctid, lane FROM headgate.arrival WHERE id >= :floor ORDER BY id DESC LIMIT :newest FOR UPDATE SKIP LOCKED
+    ) AS newest
+),
 merged AS (
     DELETE FROM headgate.arrival
     USING unsynced
-    WHERE id IN (
-        SELECT * FROM (
-            SELECT id FROM headgate.arrival WHERE id >= :floor ORDER BY id LIMIT :oldest FOR UPDATE SKIP LOCKED
-        ) AS oldest
-        UNION ALL
-        SELECT * FROM (
-            SELECT id FROM headgate.arrival WHERE id >= :floor ORDER BY id DESC LIMIT :newest FOR UPDATE SKIP LOCKED
-        ) AS newest
+    -- Arrivals are never updated, so a locked one stays where it is.
+    WHERE arrival.ctid = ANY(
+        ARRAY(
+            SELECT row FROM chosen
+            UNION ALL
+            SELECT same_lane.row
+            FROM (SELECT DISTINCT lane FROM chosen) AS wanted
+            CROSS JOIN LATERAL (
+                SELECT ctid AS row FROM headgate.arrival
+                WHERE arrival.lane = wanted.lane AND id >= :floor
+                ORDER BY id
+                LIMIT :of_lane
+                FOR UPDATE SKIP LOCKED
+            ) AS same_lane
+        )
     )
     RETURNING arrival.*
 ),
 summed AS MATERIALIZED (
     SELECT
         lane, queue, draws, variant, sum(jobs) AS jobs, bool_or(is_ready) AND draws <> '[]' AS is_ready,
-        min(since) FILTER (WHERE is_ready) AS since, min(id) FILTER (WHERE is_ready) AS first, min(wakes_at) AS wakes_at,
+        min(id) FILTER (WHERE is_ready) AS first, min(wakes_at) AS wakes_at,
         min(coalesce(rank, @lowest_rank)) FILTER (WHERE is_ready) AS rank, @is_fair AS is_fair, @group_id AS group_id
     FROM merged AS arrivals
     GROUP BY lane, queue, draws, variant
 ),
 -- A lane of a fair queue joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the
--- highest turn so far, but not below the present time. A group of lanes joins the line of the queue in this way, and its
--- lanes the line of the group.
+-- highest turn so far. A group of lanes joins the line of the queue in this way, and its lanes the line of the group.
 line AS MATERIALIZED (
     SELECT
         queue, highest,
@@ -265,7 +282,8 @@ line AS MATERIALIZED (
                     LIMIT 1
                 )
             ),
-            greatest(highest, :limit_now::bigint)
+            highest,
+            :limit_now::bigint
         ) AS lowest
     FROM (SELECT DISTINCT queue FROM summed WHERE (is_ready AND is_fair) OR group_id IS NOT NULL) AS joined
     CROSS JOIN LATERAL (
@@ -291,7 +309,8 @@ group_line AS MATERIALIZED (
                 ORDER BY lane.place, since, id
                 LIMIT 1
             ),
-            greatest(highest, :limit_now::bigint)
+            highest,
+            :limit_now::bigint
         ) AS lowest
     FROM (SELECT DISTINCT group_id FROM summed WHERE is_ready AND group_id IS NOT NULL) AS joining
     CROSS JOIN LATERAL (
@@ -322,8 +341,10 @@ grouped AS (
 placed AS MATERIALIZED (
     SELECT
         lane, summed.queue, draws, variant, jobs, wakes_at, rank,
-        CASE WHEN is_ready THEN greatest(since, :after::bigint, :limit_now::bigint) + row_number() OVER (ORDER BY first) END
-            AS since,
+        CASE
+            WHEN is_ready THEN
+                greatest(:after::bigint, :limit_now::bigint - count(*) OVER () - 1) + row_number() OVER (ORDER BY first)
+        END AS since,
         CASE WHEN is_ready AND is_fair THEN @first_turn END AS turn,
         CASE WHEN is_ready AND is_fair THEN lowest + (lowest & 1) END AS lowest
     FROM summed
@@ -400,12 +421,16 @@ left_over AS (
     SELECT lane, queue, draws, variant, jobs, is_ready, since, wakes_at, rank FROM merged
     WHERE lane NOT IN (SELECT id FROM counted) AND lane NOT IN (SELECT id FROM new)
 )
-SELECT @seems_empty, CASE WHEN turn IS NULL THEN since END AS since,
+SELECT
+    coalesce(json_agg(id) FILTER (WHERE @seems_empty), '[]') AS seems_empty,
+    max(since) FILTER (WHERE turn IS NULL) AS since,
     (SELECT count(*) FROM merged) AS merged, (SELECT max(id) FROM merged) AS last,
     (SELECT min(id) FROM headgate.arrival WHERE id >= :floor AND id NOT IN (SELECT id FROM merged)) AS first_left,
     (SELECT pg_current_xact_id()::text::bigint) AS merger,
     (SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint) AS oldest_writer
 FROM (SELECT * FROM counted UNION ALL SELECT * FROM made) AS merged_lane
+-- Nothing was merged: no transaction id is assigned either.
+HAVING count(*) > 0
 
 -- name: lock_empty [postgres]
 -- Lock those of these lanes that seem to be empty, without those that another transaction has locked.

@@ -131,7 +131,7 @@ job_tag.job
 -- The jobs that can match a filter, where an index finds them; :by names the index. Jobs that wait in :lanes for some
 -- draws and pass them are in other lanes.
 SELECT @place FROM headgate.job
-WHERE :by = 'failed' AND state IN ('failed', 'cancelled') AND finished_at >= coalesce(:finished_from::bigint, 0)
+WHERE :by = 'failed' AND state IN ('failed', 'cancelled', 'skipped') AND finished_at >= coalesce(:finished_from::bigint, 0)
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'running' AND state = 'running'
 UNION ALL
@@ -207,12 +207,12 @@ FROM (
 ORDER BY job.id
 
 -- name: failed_jobs
--- As `jobs`, for jobs that failed or were cancelled.
+-- As `jobs`, for jobs that failed, or were cancelled or skipped.
 SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
     WHERE job.id < coalesce(:cursor::job_id, @highest_id) AND job.id >= coalesce(:last::job_id, @lowest_id)
-        AND state IN ('failed', 'cancelled') AND @job_filter
+        AND state IN ('failed', 'cancelled', 'skipped') AND @job_filter
     ORDER BY id DESC
     LIMIT :count
 ) AS job @with_lane
@@ -223,7 +223,7 @@ SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
     WHERE job.id > coalesce(:cursor::job_id, @lowest_id) AND job.id <= coalesce(:last::job_id, @highest_id)
-        AND state IN ('failed', 'cancelled') AND @job_filter
+        AND state IN ('failed', 'cancelled', 'skipped') AND @job_filter
     ORDER BY id
     LIMIT :count
 ) AS job @with_lane
@@ -262,11 +262,11 @@ SELECT id FROM headgate.job WHERE id < coalesce(:cursor::job_id, @highest_id) OR
 SELECT id FROM headgate.job WHERE id > coalesce(:cursor::job_id, @lowest_id) ORDER BY id LIMIT 2 OFFSET :skip
 
 -- name: last_read_failed
-SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled') AND id < coalesce(:cursor::job_id, @highest_id)
+SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled', 'skipped') AND id < coalesce(:cursor::job_id, @highest_id)
 ORDER BY id DESC LIMIT 2 OFFSET :skip
 
 -- name: last_read_failed_oldest
-SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled') AND id > coalesce(:cursor::job_id, @lowest_id)
+SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled', 'skipped') AND id > coalesce(:cursor::job_id, @lowest_id)
 ORDER BY id LIMIT 2 OFFSET :skip
 
 -- name: last_read_tagged
@@ -479,6 +479,7 @@ CASE
     WHEN batch.pending > 0 THEN 'pending'
     WHEN batch.failed > 0 THEN 'failed'
     WHEN batch.cancelled > 0 THEN 'cancelled'
+    WHEN batch.skipped > 0 AND batch.succeeded = 0 THEN 'skipped'
     WHEN batch.id IS NOT NULL THEN 'succeeded'
 END
 
@@ -588,18 +589,18 @@ ORDER BY queue, view
 -- are final ones, unless they are left out.
 SELECT
     queue, {greatest}(0, sum(waiting))::bigint AS waiting, sum(running)::bigint AS running, sum(succeeded)::bigint AS succeeded,
-    sum(failed)::bigint AS failed, sum(cancelled)::bigint AS cancelled
+    sum(failed)::bigint AS failed, sum(cancelled)::bigint AS cancelled, sum(skipped)::bigint AS skipped
 FROM (
-    SELECT queue, sum(waiting) AS waiting, 0 AS running, 0 AS succeeded, 0 AS failed, 0 AS cancelled
+    SELECT queue, sum(waiting) AS waiting, 0 AS running, 0 AS succeeded, 0 AS failed, 0 AS cancelled, 0 AS skipped
     FROM (@lane_counts) AS line GROUP BY queue
     UNION ALL
-    SELECT queue, count(*), 0, 0, 0, 0 FROM headgate.job WHERE state = 'blocked' GROUP BY queue
+    SELECT queue, count(*), 0, 0, 0, 0, 0 FROM headgate.job WHERE state = 'blocked' GROUP BY queue
     UNION ALL
-    SELECT queue, 0, count(*), 0, 0, 0 FROM headgate.job WHERE state = 'running' GROUP BY queue
+    SELECT queue, 0, count(*), 0, 0, 0, 0 FROM headgate.job WHERE state = 'running' GROUP BY queue
     UNION ALL
     SELECT
         queue, 0, 0, CASE WHEN state = 'succeeded' THEN jobs ELSE 0 END, CASE WHEN state = 'failed' THEN jobs ELSE 0 END,
-        CASE WHEN state = 'cancelled' THEN jobs ELSE 0 END
+        CASE WHEN state = 'cancelled' THEN jobs ELSE 0 END, CASE WHEN state = 'skipped' THEN jobs ELSE 0 END
     FROM (
         SELECT queue, state, count(*) AS jobs FROM headgate.job
         WHERE finished_at IS NOT NULL AND :finals::boolean
@@ -607,7 +608,7 @@ FROM (
     ) AS final
 ) AS counted
 GROUP BY queue
-HAVING sum(waiting + running + succeeded + failed + cancelled) > 0
+HAVING sum(waiting + running + succeeded + failed + cancelled + skipped) > 0
 ORDER BY queue
 
 -- name: backlog
@@ -1002,6 +1003,19 @@ FROM headgate.bucket
 GROUP BY limit_name
 ORDER BY limit_name
 
+-- name: limit_figures
+-- Return how many keys of each of these limits have a bucket, counted to :most, and how many starts since then were not
+-- charged to it.
+SELECT
+    limit_name AS "limit",
+    (SELECT count(*) FROM (SELECT 1 FROM headgate.bucket WHERE bucket.limit_name = wanted.limit_name LIMIT :most) AS found) AS keys,
+    (
+        SELECT coalesce(sum(unlimited), 0)::bigint FROM headgate.limit_history
+        WHERE step = :step::integer AND limit_history.limit_name = wanted.limit_name AND of_all AND key = '' AND at >= since
+    ) AS unlimited
+FROM {rows:wanted(limit_name text, since bigint)}
+ORDER BY limit_name
+
 -- name: buckets_by_name
 -- Return buckets by limit and key, from one name to another; with :idle, those that no lane waits behind.
 SELECT @bucket_record
@@ -1137,6 +1151,13 @@ FROM headgate.job
 @gated_job
 WHERE id > :after::job_id AND (waiting OR state = 'blocked') AND task {any:tasks text} AND NOT gate {any:gates text}
     AND (:limits::text[] IS NULL OR @draws_on_others)
+ORDER BY id
+LIMIT :count
+
+-- name: failed_holders
+-- Return failed jobs of these tasks that hold permits and carry other gates than these, by id.
+@gated_job
+WHERE held <> 0 AND id > :after::job_id AND state = 'failed' AND {no index}task {any:tasks text} AND NOT gate {any:gates text}
 ORDER BY id
 LIMIT :count
 

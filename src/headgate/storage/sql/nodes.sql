@@ -97,6 +97,28 @@ UPDATE headgate.node SET name = :name WHERE id = :id AND gone IS NULL AND name <
 SELECT id FROM headgate.job
 WHERE id {any:ids job_id} AND {no index}state = 'running' AND {no index}node = :node AND cancel_requested
 
+-- name: missing_nodes
+-- Return the nodes that running jobs name and that are not there, with how many jobs they have, and one of them. The nodes
+-- of jobs are read one after another, by index, so that it costs little if there are many jobs.
+WITH RECURSIVE owner (id) AS (
+    SELECT (SELECT min(node) FROM headgate.job WHERE state = 'running')
+    UNION ALL
+    SELECT (SELECT min(node) FROM headgate.job WHERE state = 'running' AND node > owner.id) FROM owner WHERE id IS NOT NULL
+)
+SELECT
+    id,
+    (SELECT count(*) FROM headgate.job WHERE state = 'running' AND job.node = owner.id) AS jobs,
+    (SELECT min(job.id) FROM headgate.job WHERE state = 'running' AND job.node = owner.id) AS job
+FROM owner
+WHERE id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM headgate.node WHERE node.id = owner.id)
+
+-- name: add_missing_node
+-- Add a node that is not there as one that has died, unless its jobs were taken back meanwhile.
+INSERT INTO headgate.node (id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, gone)
+SELECT :id::text, :id::text, 0, '', '', '', :now::bigint, :now::bigint, 'dead'
+WHERE EXISTS (SELECT 1 FROM headgate.job WHERE state = 'running' AND job.node = :id::text)
+ON CONFLICT (id) DO NOTHING
+
 -- name: lock_node
 -- Lock a node that has left or died, once it is not in the middle of a claim; no row if its heartbeat is newer than
 -- :beat.

@@ -46,6 +46,14 @@ WHERE next_at IS NOT NULL AND paused_at IS NULL AND next_at < :before AND NOT (@
 ORDER BY next_at, name
 LIMIT :count
 
+-- name: schedules_ahead
+-- Return a page of the schedules of these tasks, by name, that were declared or had an occurrence after then.
+SELECT @schedule_columns
+FROM headgate.schedule
+WHERE name > :beyond AND (started_at > :after OR last_at > :after) AND @served
+ORDER BY name
+LIMIT :count
+
 -- part: open_of_schedule
 (SELECT count(*) FROM headgate.job WHERE schedule = :name AND batch IS NULL AND finished_at IS NULL)
     + (SELECT count(*) FROM headgate.batch WHERE schedule = :name AND finished_at IS NULL)

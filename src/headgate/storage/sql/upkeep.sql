@@ -378,6 +378,7 @@ FROM (
             WHEN counted_batch.pending > 0 THEN NULL
             WHEN counted_batch.failed > 0 THEN 'failed'
             WHEN counted_batch.cancelled > 0 THEN 'cancelled'
+            WHEN counted_batch.skipped > 0 AND counted_batch.succeeded = 0 THEN 'skipped'
             ELSE 'succeeded'
         END AS state
     FROM headgate.awaited_leader AS awaited
@@ -419,9 +420,52 @@ WHERE counted <> found
 -- Return all jobs that hold permits.
 SELECT id, draws, terms, held FROM headgate.job WHERE held <> 0
 
--- name: buckets_of_permits
--- Return all buckets that grant permits.
-SELECT id, limit_name AS "limit", key, state, opens_at, closed_until FROM headgate.bucket WHERE state LIKE '1:concurrency:%'
+-- name: all_buckets
+SELECT id, limit_name AS "limit", key, state, opens_at, closed_until FROM headgate.bucket
+
+-- name: all_lanes
+-- Return what identifies each lane, and each that arrivals will make.
+SELECT id, queue, draws, variant FROM headgate.lane @lanes_of_arrivals
+
+-- part: lanes_of_arrivals [postgres]
+UNION SELECT lane, queue, draws, variant FROM headgate.arrival
+
+-- part: lanes_of_arrivals [sqlite]
+
+-- name: places_of_jobs
+-- Return how many jobs wait in each lane with what they are in it by: their queue, draws and terms; and one of them.
+SELECT min(id) AS id, count(*) AS jobs, lane, queue, draws, terms, held | passed AS exempt
+FROM headgate.job
+WHERE waiting
+GROUP BY lane, queue, draws, terms, held | passed
+
+-- name: lost_tags [postgres]
+-- Return the jobs that are not found by a tag that they have. A tag has no quotes, commas and brackets.
+SELECT job.id AS job, kept.tag
+FROM headgate.job
+CROSS JOIN unnest(string_to_array(replace(substring(options FROM '"tags":\[([^]]*)\]'), '"', ''), ',')) AS kept (tag)
+WHERE options IS NOT NULL AND strpos(options, '"tags":[') > 0
+    AND NOT EXISTS (SELECT 1 FROM headgate.job_tag WHERE job_tag.tag = kept.tag AND job_tag.job = job.id)
+
+-- name: lost_tags [sqlite]
+SELECT job.id AS job, kept.value AS tag
+FROM job
+CROSS JOIN json_each(iif(json_valid(job.options), job.options, '[]'), '$.tags') AS kept
+WHERE job.options IS NOT NULL AND instr(job.options, '"tags":[') > 0
+    AND NOT EXISTS (SELECT 1 FROM job_tag WHERE job_tag.tag = kept.value AND job_tag.job = job.id)
+
+-- name: index_checks [postgres]
+-- Return, for each B-tree of these tables, the statement that compares it with its table; none without amcheck.
+SELECT
+    index.oid::regclass::text AS name,
+    format('SELECT %I.bt_index_check(%s::oid::regclass, true)', place.nspname, index.oid) AS statement
+FROM pg_class AS index
+JOIN pg_am AS kind ON kind.oid = index.relam AND kind.amname = 'btree'
+CROSS JOIN pg_extension AS extension
+JOIN pg_namespace AS place ON place.oid = extension.extnamespace
+WHERE extension.extname = 'amcheck' AND index.relkind = 'i'
+    AND index.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'headgate.job'::regclass)
+ORDER BY index.relname
 
 -- name: pending_batches
 -- Return which of these batches have jobs that are not final.

@@ -26,9 +26,9 @@ from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Driver, Procedure, ReadKind, Transaction, Wakes, run_to_end
+from headgate.storage.driver import Driver, Procedure, ReadKind, Transaction, Wakes, refusing_unstorable, run_to_end
 from headgate.storage.enlisting import enlisted
-from headgate.storage.facts import StoreFacts
+from headgate.storage.facts import IndexFacts, StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import claim_alone
@@ -42,7 +42,7 @@ from headgate.storage.sqlite.call_thread import CallThread
 from headgate.storage.sqlite.checkpointer import Checkpointer
 from headgate.storage.sqlite.dialect import STATEMENTS
 from headgate.storage.sqlite.enlisted import run_in
-from headgate.storage.sqlite.facts import read_facts
+from headgate.storage.sqlite.facts import check_file, read_facts
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.reader import Reader
@@ -252,8 +252,11 @@ class SqliteDriver(Driver):
 
     # -------------------------------------------------------------------------------------------- writes
 
-    async def write(self, procedure: Procedure[R], *, wakes: Wakes = False, **_unused: Any) -> R:
-        return await self._write(Write(procedure, wakes=wakes))  # type: ignore[no-any-return]
+    async def write(
+        self, procedure: Procedure[R], *, wakes: Wakes = False, has_rows: bool = False, **_unused: Any
+    ) -> R:
+        with contextlib.nullcontext() if has_rows else refusing_unstorable():
+            return await self._write(Write(procedure, wakes=wakes))  # type: ignore[no-any-return]
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         if may_have_duplicates(jobs):
@@ -376,13 +379,10 @@ class SqliteDriver(Driver):
         connection = self._writer
         assert connection is not None
         try:
-            try:
-                # Without savepoints at first: hardly any write fails after it has changed something.
-                results = self._transact(group, partial(run_all, connection, self._transaction_again))
-            except WriteRolledBack:
-                results = self._transact(group, partial(run_each, connection, self._transaction_again))
-        except Exception as error:
-            return [error] * len(group)
+            # Without savepoints at first: hardly any write fails after it has changed something.
+            results = self._transact(group, partial(run_all, connection, self._transaction_again))
+        except WriteRolledBack:
+            results = self._transact(group, partial(run_each, connection, self._transaction_again))
         change = change_of(group, results)
         if change is not None and self._peers is not None:
             # From this thread, so that a node of another process does not wait for this process's event loop.
@@ -423,6 +423,10 @@ class SqliteDriver(Driver):
     # --------------------------------------------------------------------------------------------- reads
 
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
+        with refusing_unstorable():
+            return await self._read_as(procedure, kind)
+
+    async def _read_as(self, procedure: Procedure[R], kind: ReadKind) -> R:
         if kind == "search":
             return await self._searches.run(partial(self._search, procedure))
         if kind == "count":
@@ -432,6 +436,16 @@ class SqliteDriver(Driver):
 
     async def facts(self) -> StoreFacts:
         return await self._read(self._lists, partial(read_facts, self.path, self._synchronous))
+
+    async def check_indexes(self) -> IndexFacts:
+        """As `Store.check_indexes`, on a connection of its own: it reads the whole file, and lists must not wait."""
+        reader = await self._open_reader("check")
+        try:
+            return await reader.run_until(partial(check_file, self.path), lambda: False)
+        except (sqlite3.Error, OSError) as error:
+            raise self._translated(error) from error
+        finally:
+            await reader.close()
 
     async def _search(self, procedure: Procedure[R]) -> R:
         """Search payloads on a connection of its own, because it reads whole tables and lists must not wait."""

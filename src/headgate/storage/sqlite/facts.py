@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 from pathlib import Path
 
-from headgate.storage.facts import SqliteFacts
+from headgate.storage.facts import Contradiction, IndexFacts, SqliteFacts
 from headgate.storage.sqlite.connection import is_shared, mount_of
 
 MOUNTS = Path("/proc/self/mounts")
@@ -33,3 +34,14 @@ def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> 
         is_folder_shared=is_shared(path.resolve().parent),
         can_write=os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK),
     )
+
+
+def check_file(path: Path, connection: sqlite3.Connection) -> IndexFacts:
+    """Return whether the indexes have the rows of their tables, and whether all of the file can be read."""
+    found = [str(message) for (message,) in connection.execute("PRAGMA integrity_check(20)")]
+    advice = (
+        f"stop all workers, and run: sqlite3 {shlex.quote(str(path))} REINDEX; if it is found again, restore a backup"
+    )
+    # SQLite heads a list of damaged pages with a line of its own.
+    damaged = [" ".join(message.split()) for message in found if message != "ok"]
+    return IndexFacts(contradictions=tuple(Contradiction(message, advice) for message in damaged))

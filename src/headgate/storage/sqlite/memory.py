@@ -14,10 +14,11 @@ from headgate.clock import Clock, SystemClock
 from headgate.errors import StorageUnusable, UnfitConnection
 from headgate.jobs.job import NewJob
 from headgate.storage.driver import Procedure
-from headgate.storage.facts import MemoryFacts, StoreFacts
+from headgate.storage.facts import IndexFacts, MemoryFacts, StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.sqlite.connection import connect, migrate
 from headgate.storage.sqlite.driver import SqliteDriver
+from headgate.storage.sqlite.facts import check_file
 from headgate.storage.sqlite.reader import Reader
 from headgate.storage.sqlite.write import Write, change_of
 from headgate.storage.store import Store
@@ -69,6 +70,9 @@ class MemoryDriver(SqliteDriver):
 
     async def facts(self) -> StoreFacts:
         return MemoryFacts()
+
+    async def check_indexes(self) -> IndexFacts:
+        return await self._read(None, functools.partial(check_file, self.path))
 
     async def _write(self, write: Write) -> Any:
         with self._lock:

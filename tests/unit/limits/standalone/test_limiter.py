@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headgate.clock import SECOND, Timer, to_datetime
+from headgate.clock import SECOND, SystemClock, Timer, to_datetime
 from headgate.errors import CostExceedsLimit, DeclarationError, GateClosed, HeadgateError, StorageUnavailable
 from headgate.limits.bucket_store import Bucket, BucketStore, Taken
 from headgate.limits.concurrency import Concurrency, Mutex
@@ -20,6 +20,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from headgate.limits.standalone.shared_line import SharedLine
 from headgate.limits.strict_rate import StrictRate
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -1043,3 +1044,25 @@ def test_a_missing_package_is_named(url: str, package: str, extra: str, monkeypa
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DeclarationError, match=f"{package} package.*headgate\\[{extra}\\]"):
         Limiter(RateLimit("1/m"), url)
+
+
+async def test_each_waiter_of_a_shared_request_that_fails_gets_an_error_of_its_own() -> None:
+    may_fail = asyncio.Event()
+
+    async def ask(cost: int, count: int) -> Taken:
+        await may_fail.wait()
+        raise StorageUnavailable("the store is away")
+
+    async def first() -> object:
+        lines.append(SharedLine(SystemClock(), ask, lambda taken, cost: None, lambda: None))
+        return await lines[0].wait(1, None)
+
+    lines: list[SharedLine] = []
+    waiting = [asyncio.ensure_future(first())]
+    await asyncio.sleep(0)
+    waiting += [asyncio.ensure_future(lines[0].wait(1, None)) for _ in range(2)]
+    await asyncio.sleep(0)
+    may_fail.set()
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {str(error) for error in found} == {"the store is away"}
+    assert len({id(error) for error in found}) == 3

@@ -29,7 +29,7 @@ const WORDS = /(?:(\w+):(?:"([^"]*)("?)|(\S*))|(\S+))(\s|$)/g;
 
 /** The values of filters that have few. @type {Record<string, string[]>} */
 const VALUES = {
-  state: ["waiting", "running", "succeeded", "failed", "cancelled"],
+  state: ["waiting", "running", "succeeded", "failed", "cancelled", "skipped"],
   view: ["ready", "throttled", "scheduled", "blocked"],
 };
 /** The filters whose values the API completes. */

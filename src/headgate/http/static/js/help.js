@@ -23,6 +23,7 @@ export function help(pages) {
     ["succeeded", t("Finished with a result")],
     ["failed", t("Finished with an error")],
     ["cancelled", t("Cancelled before it succeeded or failed")],
+    ["skipped", t("Not needed after what it follows")],
   ];
   return ask({
     title: t("Help"),

@@ -223,7 +223,7 @@ CREATE TABLE headgate.job (
     charged_at        bigint,
     -- A blocked job waits for another one that it follows, in no lane and owned by no node; people see it as waiting.
     state             text COLLATE "C" NOT NULL DEFAULT 'waiting'
-                      CHECK (state IN ('waiting', 'blocked', 'running', 'succeeded', 'failed', 'cancelled')),
+                      CHECK (state IN ('waiting', 'blocked', 'running', 'succeeded', 'failed', 'cancelled', 'skipped')),
     task              text COLLATE "C" NOT NULL,
     queue             text COLLATE "C" NOT NULL,
     -- What its draws, costs and terms were computed by; only a node that knows it starts the job.
@@ -258,7 +258,7 @@ CREATE TABLE headgate.job (
     CHECK (origin IS NOT NULL OR (follows IS NULL AND batch IS NULL AND schedule IS NULL)),
     CHECK (waiting = (state = 'waiting')),
     CHECK (state <> 'running' OR node IS NOT NULL),
-    CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled')))
+    CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled', 'skipped')))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 -- A statement that finds jobs by their ids must not spell the condition of one of these indexes, or it may be planned over
 -- that index and meet all that it has ever held. There a job waits if `state = 'waiting'`; one that is neither waiting
@@ -272,7 +272,7 @@ CREATE INDEX job_blocked_expires ON headgate.job (expires_at) WHERE state = 'blo
 -- Heartbeats read the latest of them.
 CREATE INDEX job_running ON headgate.job (node, started_at) WHERE state = 'running';
 -- How many failed lately is counted in it alone.
-CREATE INDEX job_failed ON headgate.job (id) INCLUDE (state, finished_at) WHERE state IN ('failed', 'cancelled');
+CREATE INDEX job_failed ON headgate.job (id) INCLUDE (state, finished_at) WHERE state IN ('failed', 'cancelled', 'skipped');
 CREATE INDEX job_held ON headgate.job (id) WHERE held <> 0;
 -- The few that wait in a lane without some of their draws, so that the lane does not tell what they draw on.
 CREATE INDEX job_passes ON headgate.job (id) WHERE waiting AND (held | passed) <> 0;
@@ -361,6 +361,7 @@ CREATE TABLE headgate.batch (
     succeeded    integer NOT NULL DEFAULT 0,
     failed       integer NOT NULL DEFAULT 0,
     cancelled    integer NOT NULL DEFAULT 0,
+    skipped      integer NOT NULL DEFAULT 0,
     enqueued_at  bigint NOT NULL,
     finished_at  bigint,
     -- The outer batch, of which it is one member.
@@ -371,7 +372,7 @@ CREATE TABLE headgate.batch (
     schedule     text COLLATE "C",
     -- The process that enqueued it, so that a repeat is told from the batch of another producer.
     enqueued_by  text COLLATE "C",
-    CHECK (pending + succeeded + failed + cancelled = total),
+    CHECK (pending + succeeded + failed + cancelled + skipped = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 
@@ -379,7 +380,7 @@ CREATE TABLE headgate.batch (
 -- cancelled: so many that the commit that ended them did not.
 CREATE TABLE headgate.ended_leader (
     id        bigint PRIMARY KEY,
-    ended_as  text COLLATE "C" NOT NULL CHECK (ended_as IN ('succeeded', 'failed', 'cancelled')),
+    ended_as  text COLLATE "C" NOT NULL CHECK (ended_as IN ('succeeded', 'failed', 'cancelled', 'skipped')),
     after     bigint NOT NULL
 );
 
@@ -392,7 +393,7 @@ CREATE INDEX batch_schedule ON headgate.batch (schedule) WHERE schedule IS NOT N
 CREATE TABLE headgate.awaited_leader (
     batch     bigint NOT NULL,
     leader    bigint NOT NULL,
-    ended_as  text COLLATE "C" CHECK (ended_as IN ('succeeded', 'failed', 'cancelled')),
+    ended_as  text COLLATE "C" CHECK (ended_as IN ('succeeded', 'failed', 'cancelled', 'skipped')),
     PRIMARY KEY (batch, leader)
 );
 CREATE INDEX awaited_leader_leader ON headgate.awaited_leader (leader, batch);
@@ -480,6 +481,7 @@ CREATE TABLE headgate.jobs_history (
     succeeded  bigint NOT NULL,
     failed     bigint NOT NULL,
     cancelled  bigint NOT NULL,
+    skipped    bigint NOT NULL,
     retried    bigint NOT NULL,
     wait_max   bigint NOT NULL,
     run_max    bigint NOT NULL,
@@ -513,7 +515,8 @@ CREATE TABLE headgate.history_note (
     at         bigint NOT NULL,
     enqueued   bigint NOT NULL,
     failed     bigint NOT NULL,
-    cancelled  bigint NOT NULL
+    cancelled  bigint NOT NULL,
+    skipped    bigint NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- The last write that a process has made to the history, which it may repeat because it did not hear that it was made.

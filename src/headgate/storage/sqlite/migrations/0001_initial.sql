@@ -203,6 +203,7 @@ CREATE TABLE job (
             WHEN 'succeeded' THEN waiting = 0 AND finished_at IS NOT NULL
             WHEN 'failed' THEN waiting = 0 AND finished_at IS NOT NULL
             WHEN 'cancelled' THEN waiting = 0 AND finished_at IS NOT NULL
+            WHEN 'skipped' THEN waiting = 0 AND finished_at IS NOT NULL
             WHEN 'blocked' THEN waiting = 0 AND finished_at IS NULL AND follows IS NOT NULL AND held = 0
             ELSE false
         END
@@ -233,7 +234,7 @@ CREATE INDEX job_gives_up ON job (give_up_at) WHERE waiting AND give_up_at IS NO
 CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
 CREATE INDEX job_unique_running ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
 -- By id, as they are listed.
-CREATE INDEX job_failed ON job (id) WHERE state IN ('failed', 'cancelled');
+CREATE INDEX job_failed ON job (id) WHERE state IN ('failed', 'cancelled', 'skipped');
 CREATE INDEX job_own_id ON job (own_id) WHERE own_id IS NOT NULL;
 CREATE INDEX job_follows ON job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
@@ -306,6 +307,7 @@ CREATE TABLE batch (
     succeeded    INTEGER NOT NULL DEFAULT 0,
     failed       INTEGER NOT NULL DEFAULT 0,
     cancelled    INTEGER NOT NULL DEFAULT 0,
+    skipped      INTEGER NOT NULL DEFAULT 0,
     enqueued_at  INTEGER NOT NULL,
     finished_at  INTEGER,
     -- The outer batch, of which it is one member.
@@ -316,7 +318,7 @@ CREATE TABLE batch (
     schedule     TEXT,
     -- The process that enqueued it, so that a repeat is told from the batch of another producer.
     enqueued_by  TEXT,
-    CHECK (pending + succeeded + failed + cancelled = total),
+    CHECK (pending + succeeded + failed + cancelled + skipped = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITHOUT ROWID;
 
@@ -324,7 +326,7 @@ CREATE TABLE batch (
 -- cancelled: so many that the commit that ended them did not.
 CREATE TABLE ended_leader (
     id        INTEGER PRIMARY KEY,
-    ended_as  TEXT NOT NULL CHECK (ended_as IN ('succeeded', 'failed', 'cancelled')),
+    ended_as  TEXT NOT NULL CHECK (ended_as IN ('succeeded', 'failed', 'cancelled', 'skipped')),
     after     INTEGER NOT NULL
 ) WITHOUT ROWID;
 
@@ -337,7 +339,7 @@ CREATE INDEX batch_schedule ON batch (schedule) WHERE schedule IS NOT NULL;
 CREATE TABLE awaited_leader (
     batch     INTEGER NOT NULL,
     leader    INTEGER NOT NULL,
-    ended_as  TEXT CHECK (ended_as IN ('succeeded', 'failed', 'cancelled')),
+    ended_as  TEXT CHECK (ended_as IN ('succeeded', 'failed', 'cancelled', 'skipped')),
     PRIMARY KEY (batch, leader)
 ) WITHOUT ROWID;
 CREATE INDEX awaited_leader_leader ON awaited_leader (leader, batch);
@@ -402,6 +404,7 @@ CREATE TABLE jobs_history (
     succeeded  INTEGER NOT NULL,
     failed     INTEGER NOT NULL,
     cancelled  INTEGER NOT NULL,
+    skipped    INTEGER NOT NULL,
     retried    INTEGER NOT NULL,
     wait_max   INTEGER NOT NULL,
     run_max    INTEGER NOT NULL,

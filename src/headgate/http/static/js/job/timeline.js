@@ -75,7 +75,7 @@ function label(what) {
 /** The state whose colour and icon an entry has. @param {string} what */
 function toneOf(what) {
   const event = what.replace(/^final: /, "");
-  if (["succeeded", "failed", "cancelled"].includes(event)) return event;
+  if (["succeeded", "failed", "cancelled", "skipped"].includes(event)) return event;
   if (event === "started" || event.startsWith("is running")) return "running";
   if (event === "retried" || event === "lost" || event.includes("error")) return "failed";
   if (event === "cancel") return "cancelled";

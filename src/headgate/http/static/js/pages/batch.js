@@ -97,7 +97,7 @@ export function taskNames({ tasks }) {
   ]);
 }
 
-const STATES = /** @type {const} */ (["succeeded", "failed", "cancelled"]);
+const STATES = /** @type {const} */ (["succeeded", "failed", "cancelled", "skipped"]);
 
 /** The finished jobs of a batch by state, and the others, as one bar. @param {any} batch */
 export function progressBar(batch) {

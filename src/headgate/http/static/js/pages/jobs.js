@@ -79,6 +79,7 @@ const VIEWS = [
   [t("Succeeded"), { state: "succeeded" }, (totals) => totals.succeeded],
   [t("Failed"), { state: "failed" }, (totals) => totals.failed],
   [t("Cancelled"), { state: "cancelled" }, (totals) => totals.cancelled],
+  [t("Skipped"), { state: "skipped" }, (totals) => totals.skipped],
 ];
 
 /** @type {import("../page.js").PageDefinition} */
@@ -357,7 +358,7 @@ function canApply(action, { state, view }) {
   if (action === "run_now") return view === "scheduled" || (!view && (!state || state === "waiting"));
   if (action === "cancel") return !state || state === "waiting" || state === "running";
   if (action === "reschedule") return !state || state === "waiting";
-  if (action === "delete") return !view && ["succeeded", "failed", "cancelled"].includes(state);
+  if (action === "delete") return !view && ["succeeded", "failed", "cancelled", "skipped"].includes(state);
   return !view && (!state || state === "failed" || state === "cancelled");
 }
 
@@ -377,7 +378,7 @@ function countLabel({ data, page, route }) {
 function totalOf(query) {
   const totals = live.current().overview?.totals;
   const name = query.get("view") ?? query.get("state");
-  const counts = (name ? [name] : ["waiting", "running", "succeeded", "failed", "cancelled"]).map((each) => totals?.[each]);
+  const counts = (name ? [name] : ["waiting", "running", "succeeded", "failed", "cancelled", "skipped"]).map((each) => totals?.[each]);
   return counts.every(Number.isFinite) ? counts.reduce((sum, count) => sum + count, 0) : null;
 }
 

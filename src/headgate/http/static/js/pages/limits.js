@@ -84,6 +84,24 @@ function waitingFor({ waiting, is_exact: isExact }, limit) {
   return isExact ? format.plural(jobs, "job waiting", "jobs waiting") : t("{count} jobs waiting", { count: format.bounded(jobs, false) });
 }
 
+/** How many keys a limit tracks, if they are in the answer. @param {any} data @param {string} limit */
+function trackedKeys(data, limit) {
+  const summary = data.limits.find((/** @type {any} */ each) => each.limit === limit);
+  if (!summary) return null;
+  return [", ", summary.is_exact ? format.plural(summary.keys, "key") : t("{count} keys", { count: format.bounded(summary.keys, false) })];
+}
+
+/** How many jobs started without a limit, because its own store was unavailable. @param {any} data @param {string} limit */
+function failedOpen(data, limit) {
+  const starts = data.limits.find((/** @type {any} */ each) => each.limit === limit)?.unlimited;
+  if (!starts) return null;
+  return h(
+    "span",
+    { class: "card-below", title: t("Its store was unavailable.") },
+    t("{starts} without this limit in 24 hours", { starts: format.plural(starts, "start") }),
+  );
+}
+
 /** @param {any} data */
 function declaredCards(data) {
   return h(
@@ -103,7 +121,8 @@ function declaredCards(data) {
           isPaused && h("span", { class: "badge state-paused" }, t("paused")),
         ),
         h("span", { class: "card-rule" }, ruleLabel(each.rule)),
-        h("span", { class: "card-below faint" }, waitingFor(data.totals, each.limit)),
+        h("span", { class: "card-below faint" }, waitingFor(data.totals, each.limit), trackedKeys(data, each.limit)),
+        failedOpen(data, each.limit),
       );
     }),
   );

@@ -79,6 +79,7 @@ function queueTable(context) {
           h("span", { class: queue.failed ? "bad-text" : "" }, filter(queue, { state: "failed" }, queue.failed)),
       },
       { name: t("Cancelled"), align: "right", cell: (queue) => filter(queue, { state: "cancelled" }, queue.cancelled) },
+      { name: t("Skipped"), align: "right", cell: (queue) => filter(queue, { state: "skipped" }, queue.skipped) },
       { name: t("Actions"), align: "right", cell: (queue) => queueToggle(context, queue) },
     ],
   });
