@@ -44,8 +44,11 @@ async def test_the_job_that_is_due_first_starts_first(postgres_url: str, postgre
     ]
     for begin in range(0, TENANTS, 1000):
         await storage.add(jobs[begin : begin + 1000])
-    clock.advance(11)
     claim = Claim("one", {"default": Room(200)}, RULES, frozenset({"work"}))
+    # A node that runs has counted them in their lanes, some with each claim, before they are due.
+    while (await storage.claim(claim)).more:
+        pass
+    clock.advance(11)
     started: list[int] = []
     for _ in range(TENANTS):
         claimed = await storage.claim(claim)

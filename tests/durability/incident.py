@@ -220,7 +220,8 @@ async def drill() -> None:
         mails = await send_mail.enqueue_many([(n,) for n in range(5)])
         fourth = await start_worker(4, release=2)
         await fourth.says("no such task is declared here")
-        assert "does not declare task 'send_mail'" in await headgate("jobs", "explain", mails[0].id, release=2)
+        reason = await headgate("jobs", "explain", mails[0].id, release=2)
+        assert "does not declare task 'send_mail'" in reason, reason
         assert not runs("send")
         fifth = await start_worker(5, release=3)
         await until_final(mails, "the mails are sent by the release that knows the old name")

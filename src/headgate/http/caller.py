@@ -11,7 +11,7 @@ from headgate.errors import PayloadError
 from headgate.http.auth import User
 from headgate.http.overview_poller import AppCaller, OverviewPoller
 from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
-from headgate.http.reports import Reports
+from headgate.http.reports import ReportMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Caller:
     redaction: Redaction
     watch: OverviewPoller
     counts: SlowCounts
-    reports: Reports
+    reports: ReportMaker
     reach: AppCaller
     token: str
     title: str

@@ -27,7 +27,7 @@ class _Report:
     fresh_until: int | None = None
 
 
-class Reports:
+class ReportMaker:
     """Makes reports for all clients of a process, on the loop of the app.
 
     However many clients request however many reports, the store makes one at a time, beside its other reads. Requests

@@ -31,7 +31,7 @@ from headgate.http.http_error import HttpError, http_error_of
 from headgate.http.openapi import openapi
 from headgate.http.overview_poller import OverviewPoller
 from headgate.http.redaction import ALWAYS, Redaction
-from headgate.http.reports import Reports
+from headgate.http.reports import ReportMaker
 from headgate.http.routes import ENDPOINTS
 from headgate.http.sessions import PATIENCE, delete_cookie, set_cookie
 from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, executor_of, parse_form, to_address
@@ -123,7 +123,7 @@ class Dashboard(Starlette):
         self._opening: asyncio.Task[None] | None = None
         self._opened: contextlib.AsyncExitStack | None = None
         self._counts = SlowCounts(clock)
-        self._reports = Reports(clock)
+        self._reports = ReportMaker(clock)
         self._recordings: set[asyncio.Future[None]] = set()
         if guard.sessions is not None and guard.is_shared:
             guard.sessions.share(self._sign_outs)

@@ -14,7 +14,7 @@ import pytest
 from headgate import SearchTooLong, TooManySearches
 from headgate.clock import sleep
 from headgate.http import dashboard
-from headgate.http.reports import MOST_KEPT, Reports
+from headgate.http.reports import MOST_KEPT, ReportMaker
 from headgate.storage.procedures import failures, listing
 from headgate.storage.searching import SEARCH_TIMEOUT, TURN_TIMEOUT
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -71,7 +71,7 @@ async def test_a_report_delays_no_list_and_is_made_once_for_all_who_request_it(
 
 def test_reports_take_turns_end_in_time_and_are_reused_for_ten_times_as_long_as_they_took() -> None:
     async def main(clock: VirtualClock) -> None:
-        reports = Reports(clock)
+        reports = ReportMaker(clock)
         made: list[str] = []
 
         async def make(name: str, seconds: float) -> str:
@@ -107,7 +107,7 @@ def test_reports_take_turns_end_in_time_and_are_reused_for_ten_times_as_long_as_
 
 def test_the_memory_for_reports_is_bounded_and_a_client_that_leaves_ends_no_report_of_others() -> None:
     async def main(clock: VirtualClock) -> None:
-        reports = Reports(clock)
+        reports = ReportMaker(clock)
         made: list[int] = []
 
         async def make(number: int) -> int:
