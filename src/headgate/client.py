@@ -259,10 +259,10 @@ class Client:
         """Raise what `enqueue` would raise for the arguments, keys and costs of a call; stores nothing, open or not."""
         self.enqueuer.check(task, call)
 
-    def new_id(self) -> str:
+    def new_id(self, *, is_batch: bool = False) -> str:
         """Return the id of a job or a batch that is about to be enqueued."""
         self.lifecycle.require()
-        return self._ids.next(self.storage.now())
+        return self._ids.next(self.storage.now(), is_batch=is_batch)
 
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
         """Store the calls of a chain, a batch or a graph in one commit, with the batches."""

@@ -1,8 +1,9 @@
 """Ids of jobs and batches: numbers of 63 bits inside, text of 13 characters for people.
 
-The upper 51 bits are microseconds since 2025, the lower 12 the number of the producer. The text is the number in base
-32, so text and numbers have one order. Statements convert between them; everything else uses the text. An id that a
-caller chose is other text: its number is negative, from a hash.
+The upper 51 bits are microseconds since 2025, then come 11 bits of the producer, and one that is set in ids of batches:
+so a job and a batch never have one id, whoever makes them. The text is the number in base 32, so text and numbers have
+one order. Statements convert between them; everything else uses the text. An id that a caller chose is other text: its
+number is negative, from a hash.
 
 Also the name of a process, which its node and the jobs that it enqueues carry.
 """
@@ -16,8 +17,9 @@ import socket
 import threading
 from collections.abc import Collection
 from functools import cache
+from itertools import count
 from random import Random
-from typing import Annotated
+from typing import Annotated, Protocol
 from uuid import UUID
 
 from headgate.errors import DeclarationError, StorageUnavailable
@@ -30,7 +32,7 @@ JobId = Annotated[str, STORED_AS_NUMBER]
 EPOCH = 1_735_689_600_000_000
 """2025-01-01, in microseconds: ids count from here, until 2096."""
 
-PRODUCERS = 1 << 12
+PRODUCERS = 1 << 11
 """How many numbers of producers there are."""
 
 _STAMPS = 1 << 51
@@ -118,12 +120,21 @@ class IdTaken(StorageUnavailable):
         self.taken = frozenset(taken)
 
 
+class NewId(Protocol):
+    """Returns a new id of a job, or of a batch."""
+
+    def __call__(self, *, is_batch: bool) -> str: ...
+
+
 class IdSource:
     """Creates ids; each is greater than the one before, even when wall time steps back.
 
     `random` makes them reproducible for tests; the default is the system's randomness. Two processes may have the same
-    `producer`, a number; one that is forked gets another.
+    `producer`, a number; one that is forked gets another. Two sources of one process do not: the store could not tell
+    their enqueues apart.
     """
+
+    _numbers = count(int.from_bytes(os.urandom(2), "big"))
 
     def __init__(self, random: Random | None = None, *, producer: int | None = None) -> None:
         self._random = random
@@ -140,9 +151,11 @@ class IdSource:
     def set_producer(self, number: int | None) -> None:
         """Use this number of a producer from now on; None for a random one."""
         self._process = os.getpid()
-        self._producer = self._random_bits(12) if number is None else number % PRODUCERS
+        if number is None:
+            number = next(IdSource._numbers) if self._random is None else self._random.getrandbits(11)
+        self._producer = number % PRODUCERS
 
-    def next(self, now: int) -> str:
+    def next(self, now: int, *, is_batch: bool = False) -> str:
         """Return a new id of a job or a batch that is enqueued at `now` (wall microseconds)."""
         stamp = max(now - EPOCH, 1)
         with self._lock:
@@ -151,7 +164,7 @@ class IdSource:
             if stamp <= self._last:
                 stamp = self._last + 1
             self._last = stamp
-            return job_text((stamp % _STAMPS) << 12 | (self._producer or 0))
+            return job_text((stamp % _STAMPS) << 12 | (self._producer or 0) << 1 | is_batch)
 
     def unique(self, now: int) -> str:
         """Return a UUID of version 7, for rows that no other process may have the id of: nodes, alerts, requests."""
@@ -184,5 +197,10 @@ def require_process_name(name: object, where: str) -> None:
         )
 
 
+def _forget_process() -> None:
+    process_name.cache_clear()
+    IdSource._numbers = count(int.from_bytes(os.urandom(2), "big"))
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=process_name.cache_clear)
+    os.register_at_fork(after_in_child=_forget_process)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, Unpack, overload
 
 import msgspec
 
 from headgate.errors import DeclarationError
-from headgate.jobs.identity import IdTaken
+from headgate.jobs.identity import IdTaken, NewId
 from headgate.jobs.job import On, Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, require_list
@@ -346,7 +346,7 @@ class _NewCall(NamedTuple):
 class FlowBuilder:
     """Gives each call an id and what it follows."""
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
+    def __init__(self, new_id: NewId) -> None:
         self._new_id = new_id
         self._calls: dict[str, _NewCall] = {}
         self._batches: dict[str, FlowBatch] = {}
@@ -371,7 +371,7 @@ class FlowBuilder:
                 last = self.add(each, place, plan, batch)
                 place = last.follow
         else:
-            id = self._new_id()
+            id = self._new_id(is_batch=False)
             self._places[id] = place
             self._calls[id] = _NewCall(id, step, place, plan, batch, _results(step))
             self._grow(batch)
@@ -383,7 +383,7 @@ class FlowBuilder:
         self, plan: BatchPlan, place: Following, outer_plan: BatchPlan | None = None, outer: str | None = None
     ) -> PlacedBatch:
         """Add a batch after others, and the steps after it, which are beside it in the outer batch."""
-        id = self._new_id()
+        id = self._new_id(is_batch=True)
         self._batches[id] = FlowBatch(id, 0, outer)
         self._places[id] = place
         self._grow(outer)
@@ -465,7 +465,7 @@ class FlowBuilder:
             return Following(ids, follow.on)
         join = self._joins.get(ids)
         if join is None:
-            join = self._joins[ids] = self._new_id()
+            join = self._joins[ids] = self._new_id(is_batch=True)
             self._batches[join] = FlowBatch(join, len(ids), None, ids)
         return Following((join,), follow.on)
 

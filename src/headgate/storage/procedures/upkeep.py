@@ -12,7 +12,7 @@ import msgspec
 from headgate.clock import FARTHEST
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen
-from headgate.jobs.identity import JobId
+from headgate.jobs.identity import JobId, job_number
 from headgate.jobs.job import Draw, JobOptions, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits, load_permits
@@ -76,6 +76,13 @@ class _Placed(msgspec.Struct):
     exempt: DrawSet
 
 
+class _OwnId(msgspec.Struct):
+    """An id that a caller chose, and the number that its job is stored under."""
+
+    id: int
+    own_id: str
+
+
 class _LostTag(NamedTuple):
     """A tag of a job without a row in the index of tags."""
 
@@ -92,6 +99,7 @@ _STATE = re.compile(r"1:([a-z_]+):")
 _LANES = RowDecoder(_Lane, "lane", draws=UNREADABLE_DRAWS)
 _PLACED = RowDecoder(_Placed, "job")
 _LOST_TAGS = RowDecoder(_LostTag, "tag")
+_OWN_IDS = RowDecoder(_OwnId, "job")
 _PRUNABLE = RowDecoder(_Prunable, "job")
 _LOCKED = RowDecoder(_LockedFinalJob, "job")
 _HOLDERS = RowDecoder(Holder, "job")
@@ -233,9 +241,17 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule]) -> list[Contra
         *[
             Contradiction(
                 f"job {lost.job} is not found by its tag {lost.tag}",
-                f"INSERT INTO job_tag (tag, job) VALUES ('{lost.tag}', '{lost.job}')",
+                f"INSERT INTO job_tag (tag, job) VALUES ('{lost.tag}', {job_number(lost.job)})",
             )
             for lost in await tx.fetch(_LOST_TAGS, "lost_tags")
+        ],
+        *[
+            Contradiction(
+                f"job {own.own_id} is stored under the number of another id, {own.id}",
+                "stop all workers, and give its row the own_id that it was stored with, or delete it",
+            )
+            for own in await tx.fetch(_OWN_IDS, "jobs_with_own_ids")
+            if own.id != job_number(own.own_id)
         ],
         *_misplaced(await tx.fetch(_LANES, "all_lanes"), await tx.fetch(_PLACED, "places_of_jobs")),
         *[fault for faults in unfit.values() for fault in faults],

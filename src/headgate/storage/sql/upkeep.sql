@@ -369,6 +369,10 @@ FROM (
 ) AS counted
 WHERE pending <> found
 UNION ALL
+SELECT 'batch ' || {text:id} || ' has the id of a job'
+FROM headgate.batch
+WHERE EXISTS (SELECT 1 FROM headgate.job WHERE job.id = batch.id)
+UNION ALL
 SELECT 'join ' || {text:batch} || ' does not count ' || {text:leader} || ' as it is'
 FROM (
     SELECT
@@ -438,6 +442,10 @@ SELECT min(id) AS id, count(*) AS jobs, lane, queue, draws, terms, held | passed
 FROM headgate.job
 WHERE waiting
 GROUP BY lane, queue, draws, terms, held | passed
+
+-- name: jobs_with_own_ids
+-- Return the ids that callers chose, with the numbers that they are stored under.
+SELECT id, own_id FROM headgate.job WHERE own_id IS NOT NULL
 
 -- name: lost_tags [postgres]
 -- Return the jobs that are not found by a tag that they have. A tag has no quotes, commas and brackets.

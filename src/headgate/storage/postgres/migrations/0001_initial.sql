@@ -183,7 +183,7 @@ CREATE TABLE headgate.task_gate (
 );
 
 -- The numbers of producers, which are part of the ids that they make.
-CREATE SEQUENCE headgate.producer AS integer MINVALUE 0 MAXVALUE 4095 CYCLE;
+CREATE SEQUENCE headgate.producer AS integer MINVALUE 0 MAXVALUE 2047 CYCLE;
 -- Who may use the schema may take a number: rights on tables do not include its sequences.
 CREATE FUNCTION headgate.next_producer() RETURNS integer LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog
 AS $$ SELECT nextval('headgate.producer')::integer $$;
