@@ -124,9 +124,12 @@ class Enqueuer:
                 jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
             now = self._storage.now()
             admitted.store()
-            await self._add(
-                jobs, [NewBatch(each.id, each.total, now, each.batch, each.leaders, each.grows) for each in batches]
-            )
+            new = [NewBatch(each.id, each.total, now, each.batch, each.leaders, each.grows) for each in batches]
+            try:
+                await self._add(jobs, new)
+            except IdTaken:
+                self._ids.set_producer(None)
+                raise
         self._publish_enqueued(jobs, {})
         self._publish_rejected(jobs)
 

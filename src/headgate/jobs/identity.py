@@ -61,7 +61,7 @@ def job_number(text: str) -> int:
             return number if number < 1 << 63 else number - (1 << 64)
     if not text:
         return LOWEST
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     number = max(-(int.from_bytes(digest, "big") >> 1) - 1, LOWEST + 1)
     remember_own(number, text)
     return number
@@ -116,7 +116,10 @@ class IdTaken(StorageUnavailable):
     """
 
     def __init__(self, taken: Collection[str]) -> None:
-        super().__init__(f"another producer has stored jobs under new ids: {', '.join(sorted(taken)[:3])}; try again")
+        ids = ", ".join(sorted(taken)[:3])
+        super().__init__(
+            f"not enqueued: another producer has just stored a job under the new id {ids}; enqueue it again"
+        )
         self.taken = frozenset(taken)
 
 
