@@ -81,7 +81,7 @@ class Enqueuer:
     async def enqueue(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[tuple[str, bool]]:
         """Store the calls as jobs in one commit; return for each call the id of its job, and whether that is new."""
         if not self._ids.has_producer:
-            await self._take_producer()
+            self._ids.set_producer(await self._storage.producer())
         counts = queue_counts(groups)
         if not self._backlogs.are_bounded(counts):
             return await self._store(self._jobs_of(task, groups))
@@ -100,9 +100,6 @@ class Enqueuer:
             # A job that was merged into an existing one is not stored.
             self._publish_rejected([job for job in jobs if job.id not in others])
         return resolved_ids(jobs, others)
-
-    async def _take_producer(self) -> None:
-        self._ids.set_producer(await self._storage.producer())
 
     def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
         """Raise what `enqueue` would raise for the call itself, whatever the store holds."""
@@ -136,7 +133,7 @@ class Enqueuer:
     async def jobs_for_transaction(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[NewJob]:
         """Return jobs for a transaction of the caller; `max_wait` is checked after the caller has committed."""
         if not self._ids.has_producer:
-            await self._take_producer()
+            self._ids.set_producer(await self._storage.producer())
         counts = queue_counts(groups)
         # A wait for room with a transaction open would block others, on SQLite even those that make room.
         with await self._backlogs.admit(counts, may_wait=False) as admitted:

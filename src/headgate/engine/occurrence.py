@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from headgate.errors import USER_CODE_ERRORS
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.identity import NewId
 from headgate.jobs.job import NewJob, Origin, truncated_error
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.jobs.terms import GateTerms
@@ -32,7 +31,7 @@ class Occurrence(NamedTuple):
 def occurrence(
     record: ScheduleRecord,
     registry: Registry,
-    new_id: NewId,
+    new_id: Callable[..., str],
     *,
     occurs_at: int,
     now: int,

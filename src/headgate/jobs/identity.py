@@ -16,10 +16,10 @@ import re
 import socket
 import threading
 from collections.abc import Collection
-from functools import cache
+from functools import cache, lru_cache
 from itertools import count
 from random import Random
-from typing import Annotated, Protocol
+from typing import Annotated
 from uuid import UUID
 
 from headgate.errors import DeclarationError, StorageUnavailable
@@ -46,13 +46,12 @@ _is_number = re.compile("[0-9a-f][0-9a-v]{12}").fullmatch
 
 _MOST_REMEMBERED = 50_000
 _own_texts: dict[int, str] = {}
-_heads: dict[int, str] = {}
 
 
 def job_number(text: str) -> int:
     """Return the number of an id; of text that is not an id, a negative one of its own."""
-    if len(text) == 13:
-        # Texts that Python reads as the same number are the same id. A pattern would take longer than the rest.
+    # An id has one text: Python would read others as its number, too, such as that in upper case. A pattern takes longer.
+    if len(text) == 13 and text.isascii() and text.isalnum() and text == text.lower():
         try:
             number = int(text, 32)
         except ValueError:
@@ -63,7 +62,9 @@ def job_number(text: str) -> int:
         return LOWEST
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     number = max(-(int.from_bytes(digest, "big") >> 1) - 1, LOWEST + 1)
-    remember_own(number, text)
+    # Text that is longer than a UUID is no id, and would fill the memory.
+    if len(text) <= 36:
+        remember_own(number, text)
     return number
 
 
@@ -77,22 +78,20 @@ def job_text(number: int) -> str:
             return ""
         number += 1 << 64
     # The upper digits of the ids of a quarter of a second are the same.
-    head = _heads.get(number >> 30) or _head(number >> 30)
-    return head + _PAIRS[number >> 20 & 1023] + _PAIRS[number >> 10 & 1023] + _PAIRS[number & 1023]
+    return _head(number >> 30) + _PAIRS[number >> 20 & 1023] + _PAIRS[number >> 10 & 1023] + _PAIRS[number & 1023]
 
 
+@lru_cache(10_000)
 def _head(upper: int) -> str:
-    if len(_heads) > 10_000:
-        _heads.clear()
-    head = _DIGITS[upper >> 30] + _PAIRS[upper >> 20 & 1023] + _PAIRS[upper >> 10 & 1023] + _PAIRS[upper & 1023]
-    _heads[upper] = head
-    return head
+    return _DIGITS[upper >> 30] + _PAIRS[upper >> 20 & 1023] + _PAIRS[upper >> 10 & 1023] + _PAIRS[upper & 1023]
 
 
 def remember_own(number: int, text: str) -> None:
     """Remember the text of an id that a caller chose."""
     if len(_own_texts) >= _MOST_REMEMBERED:
-        _own_texts.pop(next(iter(_own_texts)), None)
+        # The oldest; a list, because other threads remember texts meanwhile.
+        for oldest in list(_own_texts)[: _MOST_REMEMBERED // 10]:
+            _own_texts.pop(oldest, None)
     _own_texts[number] = text
 
 
@@ -121,12 +120,6 @@ class IdTaken(StorageUnavailable):
             f"not enqueued: another producer has just stored a job under the new id {ids}; enqueue it again"
         )
         self.taken = frozenset(taken)
-
-
-class NewId(Protocol):
-    """Returns a new id of a job, or of a batch."""
-
-    def __call__(self, *, is_batch: bool) -> str: ...
 
 
 class IdSource:

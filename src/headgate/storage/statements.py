@@ -15,7 +15,6 @@ that begins with `-- part: found_job`. Statements name their tables as `headgate
 - `job.id {any:ids text}` tests whether a value is in the list in parameter `ids`.
 - The type `job_id` is that of ids of jobs and batches, which are numbers here and text above: `:id::job_id`,
   `{any:ids job_id}`, `{rows:ended(id job_id, …)}`. A parameter without it is passed as it is.
-- `{text:job.id}` is the text of a number of an id, for rows that nothing decodes. It is slow.
 - `{for update}`, `{for update skip locked}` lock rows where there is more than one writer.
 - `{greatest}(a, b)`, `{least}(a, b)` take values that are not NULL; `{position}(text, part)` is 0 if nothing is found.
 - `{field:error.type}` is a text field of a column with a JSON object; NULL if the object does not have it.
@@ -45,12 +44,11 @@ from headgate.storage.json_text import as_json, optional_json
 _HEADER = re.compile(r"^-- (?P<kind>name|part): (?P<name>\w+)(?: \[(?P<database>\w+)\])?$")
 _INCLUDE = re.compile(r"@(\w+)")
 _MACRO = re.compile(
-    r"\{(?P<kind>rows|values|any|field|array|draws|record|text):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL
+    r"\{(?P<kind>rows|values|any|field|array|draws|record):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL
 )
 _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 _ID_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)::job_id\b")
-_DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 SQL = Path(__file__).with_name("sql")
 
@@ -261,8 +259,6 @@ def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
                     ids.add(parameter)
                     type = "bigint"
                 return dialect.any(parameter, type)
-            case "text":
-                return id_as_text(macro["body"])
             case "field":
                 column, _, field = macro["body"].rpartition(".")
                 return dialect.field(column, field)
@@ -281,15 +277,6 @@ def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
     for parameter, table in tables.items():
         sql = sql.replace(f"{{columns:{parameter}}}", ", ".join(table.columns))
     return Template(dialect.finish(sql), tables, frozenset(ids))
-
-
-def id_as_text(number: str) -> str:
-    """Return an expression for the text of the number of an id."""
-    places = range(60, -1, -5)
-    return " || ".join(
-        f"substr('{_DIGITS}', (({number} >> {place}) & {15 if place == 60 else 31})::integer + 1, 1)"
-        for place in places
-    )
 
 
 def _fields_but(record: type[msgspec.Struct], others: str) -> list[str]:

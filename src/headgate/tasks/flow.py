@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, Unpack, overload
 
 import msgspec
 
 from headgate.errors import DeclarationError
-from headgate.jobs.identity import IdTaken, NewId
+from headgate.jobs.identity import IdTaken
 from headgate.jobs.job import On, Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, require_list
@@ -346,7 +346,7 @@ class _NewCall(NamedTuple):
 class FlowBuilder:
     """Gives each call an id and what it follows."""
 
-    def __init__(self, new_id: NewId) -> None:
+    def __init__(self, new_id: Callable[..., str]) -> None:
         self._new_id = new_id
         self._calls: dict[str, _NewCall] = {}
         self._batches: dict[str, FlowBatch] = {}

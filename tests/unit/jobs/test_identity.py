@@ -48,13 +48,25 @@ def test_texts_and_numbers_have_one_order(one: int, other: int) -> None:
     assert (job_text(one) < job_text(other)) == (one < other)
 
 
-@given(st.text())
+@given(st.text(max_size=36))
 def test_any_other_text_has_a_negative_number_and_is_found_again_by_it(text: str) -> None:
     number = job_number(text)
     assert number >= LOWEST
     if number < 0:
         assert job_text(number) == text
     assert job_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["06QG52V2JJ4PB", " 06qg52v2jj4p", "06qg52v2_j4pb", "+6qg52v2jj4pb", "\u06606qg52v2jj4pb"]
+)
+def test_an_id_has_one_text(text: str) -> None:
+    assert job_text(int(text, 32)) != text
+    assert job_number(text) < 0
+
+
+def test_text_that_is_too_long_for_an_id_is_not_remembered() -> None:
+    assert len(job_text(job_number("x" * 37))) == 13
 
 
 def test_the_empty_text_is_below_all_others() -> None:

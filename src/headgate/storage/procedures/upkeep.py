@@ -12,7 +12,7 @@ import msgspec
 from headgate.clock import FARTHEST
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen
-from headgate.jobs.identity import JobId, job_number
+from headgate.jobs.identity import JobId, job_number, job_text
 from headgate.jobs.job import Draw, JobOptions, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits, load_permits
@@ -94,6 +94,7 @@ LONGEST_CLOSED = 2 * FARTHEST
 """Microseconds. The periods of rules and penalties are half as long at most."""
 
 _STATE = re.compile(r"1:([a-z_]+):")
+_NUMBER = re.compile("«(-?[0-9]+)»")
 """How a stored state begins."""
 
 _LANES = RowDecoder(_Lane, "lane", draws=UNREADABLE_DRAWS)
@@ -214,7 +215,11 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule]) -> list[Contra
     """As `Store.check`."""
     # Permits of replaced jobs count as given back; with several writers, the next claim writes it.
     leaving = {} if tx.has_one_writer else holders_in(await read_notes(tx))
-    found = await tx.values("check", now=tx.now)
+    own_ids = await tx.fetch(_OWN_IDS, "jobs_with_own_ids")
+    unlike = [own for own in own_ids if own.id != job_number(own.own_id)]
+    # Statements write the numbers of ids in these quotation marks.
+    numbered: list[str] = await tx.values("check", now=tx.now)
+    found = [_NUMBER.sub(lambda number: job_text(int(number[1])), line) for line in numbered]
     holders = await tx.fetch(_HOLDERS, "holders")
     rows = await tx.fetch(BUCKETS, "all_buckets")
     rules = LiveRules(await read_settings(tx))
@@ -250,8 +255,7 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule]) -> list[Contra
                 f"job {own.own_id} is stored under the number of another id, {own.id}",
                 "stop all workers, and give its row the own_id that it was stored with, or delete it",
             )
-            for own in await tx.fetch(_OWN_IDS, "jobs_with_own_ids")
-            if own.id != job_number(own.own_id)
+            for own in unlike
         ],
         *_misplaced(await tx.fetch(_LANES, "all_lanes"), await tx.fetch(_PLACED, "places_of_jobs")),
         *[fault for faults in unfit.values() for fault in faults],

@@ -257,7 +257,7 @@ waiting
 state IN ('waiting', 'running')
 
 -- part: skipped_jobs [postgres]
-SELECT 'lane ' || id || ' begins after job ' || {text:job}
+SELECT 'lane ' || id || ' begins after job «' || job || '»'
 FROM (
     SELECT
         id,
@@ -322,7 +322,7 @@ FROM line
 WHERE behind IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM headgate.bucket WHERE bucket.id = line.behind AND opens_at IS NOT NULL)
 UNION ALL
-SELECT 'lane ' || id || ' sleeps although job ' || {text:job} || ' is ready'
+SELECT 'lane ' || id || ' sleeps although job «' || job || '» is ready'
 FROM (
     SELECT
         id,
@@ -332,7 +332,7 @@ FROM (
 ) AS asleep
 WHERE job IS NOT NULL
 UNION ALL
-SELECT 'lane ' || id || ' would oversleep job ' || {text:job}
+SELECT 'lane ' || id || ' would oversleep job «' || job || '»'
 FROM (
     SELECT
         id,
@@ -348,7 +348,7 @@ WHERE job IS NOT NULL
 UNION ALL
 @skipped_jobs
 UNION ALL
-SELECT 'job ' || {text:id} || ' is blocked, and ' || {text:follows} || ', which it follows, is final or not marked as followed'
+SELECT 'job «' || id || '» is blocked, and «' || follows || '», which it follows, is final or not marked as followed'
 FROM headgate.job
 WHERE state = 'blocked'
     AND NOT EXISTS (
@@ -357,7 +357,7 @@ WHERE state = 'blocked'
     AND NOT EXISTS (SELECT 1 FROM headgate.batch WHERE batch.id = job.follows AND pending > 0)
     AND NOT EXISTS (SELECT 1 FROM headgate.ended_leader AS ended WHERE ended.id = job.follows AND job.id > ended.after)
 UNION ALL
-SELECT 'batch ' || {text:id} || ' counts ' || pending || ' pending jobs and has ' || found
+SELECT 'batch «' || id || '» counts ' || pending || ' pending jobs and has ' || found
 FROM (
     SELECT
         id, pending,
@@ -369,11 +369,11 @@ FROM (
 ) AS counted
 WHERE pending <> found
 UNION ALL
-SELECT 'batch ' || {text:id} || ' has the id of a job'
+SELECT 'batch «' || id || '» has the id of a job'
 FROM headgate.batch
 WHERE EXISTS (SELECT 1 FROM headgate.job WHERE job.id = batch.id)
 UNION ALL
-SELECT 'join ' || {text:batch} || ' does not count ' || {text:leader} || ' as it is'
+SELECT 'join «' || batch || '» does not count «' || leader || '» as it is'
 FROM (
     SELECT
         awaited.batch, awaited.leader, awaited.ended_as,
@@ -396,15 +396,15 @@ WHERE coalesce(ended_as, '') <> coalesce(state, '')
         WHERE ended.id = awaited.leader AND awaited.ended_as IS NULL AND awaited.batch > ended.after
     )
 UNION ALL
-SELECT 'job ' || {text:id} || ' waits in a lane that is not there'
+SELECT 'job «' || id || '» waits in a lane that is not there'
 FROM headgate.job
 WHERE @needs_lane AND NOT EXISTS (SELECT 1 FROM line WHERE line.id = job.lane)
 UNION ALL
-SELECT 'job ' || {text:id} || ' has the rank ' || rank || ' instead of ' || (run_at - priority * @step)
+SELECT 'job «' || id || '» has the rank ' || rank || ' instead of ' || (run_at - priority * @step)
 FROM headgate.job
 WHERE finished_at IS NULL AND rank <> run_at - priority * @step
 UNION ALL
-SELECT 'tag ' || tag || ' has job ' || {text:job} || ', which does not have it'
+SELECT 'tag ' || tag || ' has job «' || job || '», which does not have it'
 FROM headgate.job_tag
 WHERE NOT EXISTS (
     SELECT 1 FROM headgate.job WHERE job.id = job_tag.job AND {position}(replace(job.options, ']', ','), '"' || tag || '",') > 0
