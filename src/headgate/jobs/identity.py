@@ -50,7 +50,7 @@ _own_texts: dict[int, str] = {}
 
 def job_number(text: str) -> int:
     """Return the number of an id; of text that is not an id, a negative one of its own."""
-    # An id has one text: Python would read others as its number, too, such as that in upper case. A pattern takes longer.
+    # An id has one text: Python would also read others as its number, such as that in upper case. A pattern is slower.
     if len(text) == 13 and text.isascii() and text.isalnum() and text == text.lower():
         try:
             number = int(text, 32)
