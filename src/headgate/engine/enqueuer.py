@@ -132,8 +132,6 @@ class Enqueuer:
 
     async def jobs_for_transaction(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[NewJob]:
         """Return jobs for a transaction of the caller; `max_wait` is checked after the caller has committed."""
-        if not self._ids.has_producer:
-            self._ids.set_producer(await self._storage.producer())
         counts = queue_counts(groups)
         # A wait for room with a transaction open would block others, on SQLite even those that make room.
         with await self._backlogs.admit(counts, may_wait=False) as admitted:
